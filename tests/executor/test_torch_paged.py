@@ -21,7 +21,13 @@ CPU = torch.device("cpu")
 SLOTS, ROWS, CONTEXT = 4_096, 16, 400
 
 
-def attend_twin(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int) -> np.ndarray:
+def attend_twin(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    window: int,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
     """q [n, heads, D] are the last n of the tokens of k and v [L, kv_heads, D]; all float64."""
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
@@ -31,7 +37,10 @@ def attend_twin(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int) -> np.
         for head in range(q.shape[1]):
             scores = k[seen, head // group] @ q[i, head] / np.sqrt(q.shape[2])
             weights = np.exp(scores - scores.max())
-            out[i, head] = weights / weights.sum() @ v[seen, head // group]
+            total = weights.sum()
+            if sinks is not None:
+                total += np.exp(sinks[head] - scores.max())
+            out[i, head] = weights / total @ v[seen, head // group]
     return out
 
 
@@ -39,7 +48,14 @@ class Scene:
     """Requests with random K and V in random slots; what belongs to nobody is NaN."""
 
     def __init__(
-        self, starts: list[int], lens: list[int], *, heads: int, kv_heads: int, window: int
+        self,
+        starts: list[int],
+        lens: list[int],
+        *,
+        heads: int,
+        kv_heads: int,
+        window: int,
+        has_sinks: bool = False,
     ) -> None:
         self.config = replace(
             MODEL,
@@ -59,6 +75,7 @@ class Scene:
         )  # stale: somebody else's slot
         rows = torch.randperm(ROWS, generator=generator)[: len(lens)]
         free = torch.randperm(SLOTS - 1, generator=generator).to(torch.int32)
+        self.sinks = torch.randn(heads, generator=generator) if has_sinks else None
         self.q, self.k, self.v, slots = [], [], [], []
         for row, start, num in zip(rows, starts, lens, strict=True):
             mine, free = free[: start + num], free[start + num :]
@@ -83,15 +100,17 @@ class Scene:
             for side in (self.k, self.v)
         ]
         qkv = torch.cat([torch.cat(self.q), torch.cat(new[0]), torch.cat(new[1])], dim=1).flatten(1)
-        return backend.forward(qkv, Heads(Rope(RopeConfig(), self.config), None, None), 0).view(
-            len(qkv), -1, 8
-        )
+        heads = Heads(Rope(RopeConfig(), self.config), None, None, sinks=self.sinks)
+        return backend.forward(qkv, heads, 0).view(len(qkv), -1, 8)
 
     def expected(self) -> np.ndarray:
         sides = zip(self.q, self.k, self.v, strict=True)
-        return np.concatenate(
-            [attend_twin(*(x.double().numpy() for x in side), self.window) for side in sides]
-        )
+        sinks = None if self.sinks is None else self.sinks.double().numpy()
+        found = []
+        for side in sides:
+            q, k, v = (x.double().numpy() for x in side)
+            found.append(attend_twin(q, k, v, self.window, sinks))
+        return np.concatenate(found)
 
 
 @pytest.mark.parametrize("window", [0, 5, 150])
@@ -110,6 +129,14 @@ def test_attention_is_that_of_the_twin(starts, lens, heads, kv_heads, window):
     actual = scene.run()
     assert actual.shape == (*scene.batch.slots.shape, heads, 8)
     assert np.abs(actual.double().numpy() - scene.expected()).max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
+def test_sinks_join_the_sum_of_each_head(heads, kv_heads, window):
+    shape = {"heads": heads, "kv_heads": kv_heads, "window": window}
+    scene = Scene([17, 2, 0, 100, 30, 31], [1, 8, 1, 140, 1, 1], **shape, has_sinks=True)
+    assert np.abs(scene.run().double().numpy() - scene.expected()).max() < 1e-5
 
 
 def test_new_keys_and_values_are_stored_in_their_slots():

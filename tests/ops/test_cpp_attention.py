@@ -31,6 +31,7 @@ class Cached:
     head_dim: int = 64
     window: int = 0
     cap: float = 0.0
+    has_sinks: bool = False
     page_size: int = 16
     seed: int = 0
     k: Tensor = field(init=False)
@@ -65,6 +66,9 @@ class Cached:
         else:
             self.k, self.v = k.to(DTYPES[self.format]), v.to(DTYPES[self.format])
             self.k[~seen], self.v[~seen] = torch.nan, torch.inf
+        self.sinks = None
+        if self.has_sinks:
+            self.sinks = 2 * torch.randn(self.heads, generator=random)
 
     @property
     def scale(self) -> float:
@@ -92,6 +96,7 @@ class Cached:
             window=self.window,
             scale=self.scale,
             cap=self.cap,
+            sinks=self.sinks,
         )
         return out.flatten(1)
 
@@ -125,6 +130,7 @@ class Cached:
             self.window,
             self.scale,
             cap=self.cap,
+            sinks=None if self.sinks is None else self.sinks.data_ptr(),
         )
         arrays = [torch.tensor(starts).int(), torch.tensor(lens).int()]
         step = abi.StepArgs(
@@ -169,6 +175,18 @@ def test_capped_scores_are_those_of_the_twin(kernels: Library, format: KvFormat)
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (50, 0.0), (0, 0.7)])
+def test_sinks_join_the_sum_of_each_head_once(
+    kernels: Library, format: KvFormat, window: int, cap: float
+) -> None:
+    # Single tokens, drafts and prompts; of one segment of the cache, and of several.
+    cached = Cached(
+        [300, 0, 700, 31], [1, 130, 3, 30], format, window=window, cap=cap, has_sinks=True
+    )
+    assert_right(kernels, cached)
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("window", [1, 50, 256, 400])
 def test_a_window_hides_what_is_far(kernels: Library, format: KvFormat, window: int) -> None:
     assert_right(kernels, Cached([300, 700, 520, 0], [1, 1, 5, 301], format, window=window))
@@ -193,11 +211,13 @@ def test_any_size_of_page(kernels: Library, page_size: int) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize(
+    ("window", "has_sinks"), [(0, False), (100, False), (0, True), (100, True)]
+)
 def test_a_token_does_not_depend_on_how_its_prompt_was_cut(
-    kernels: Library, format: KvFormat, window: int
+    kernels: Library, format: KvFormat, window: int, has_sinks: bool
 ) -> None:
-    cached = Cached([0], [700], format, window=window)
+    cached = Cached([0], [700], format, window=window, has_sinks=has_sinks)
     whole = cached.attend(kernels)
     for cuts in ([1, 255, 2, 442], [300, 1, 1, 1, 7, 390], [16, 500, 3]):
         start = 0
@@ -208,17 +228,20 @@ def test_a_token_does_not_depend_on_how_its_prompt_was_cut(
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("has_sinks", [False, True])
 def test_a_token_does_not_depend_on_others_nor_on_threads(
-    kernels: Library, format: KvFormat, threads: Callable[[int], None]
+    kernels: Library, format: KvFormat, has_sinks: bool, threads: Callable[[int], None]
 ) -> None:
-    cached = Cached([900, 0, 2000, 257, 12, 600], [1, 100, 1, 4, 1, 40], format, heads=6)
+    shape = {"format": format, "heads": 6, "has_sinks": has_sinks}
+    cached = Cached([900, 0, 2000, 257, 12, 600], [1, 100, 1, 4, 1, 40], **shape)
     threads(1)
     together = cached.attend(kernels).split_with_sizes(list(cached.lens))
     for num in (2, 3, 40):
         threads(num)
         assert torch.equal(cached.attend(kernels), torch.cat(together)), num
     for request, expected in enumerate(together):
-        alone = Cached([cached.starts[request]], [cached.lens[request]], format, heads=6)
+        alone = Cached([cached.starts[request]], [cached.lens[request]], **shape)
+        alone.sinks = cached.sinks
         alone.k, alone.v, alone.scales, alone.table = (
             cached.k,
             cached.v,

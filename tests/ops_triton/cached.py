@@ -32,6 +32,7 @@ class Cached:
     kv_heads: int = 2
     head_dim: int = 32
     window: int = 0
+    has_sinks: bool = False
     page_size: int = 16
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
@@ -68,6 +69,7 @@ class Cached:
             sum(self.lens), self.heads + 2, self.head_dim, generator=random
         )
         self.q = wide.to(self.dtype)[:, : self.heads]
+        self.sinks = torch.randn(self.heads, generator=random) if self.has_sinks else None
         self.tiling = Tiling(self.heads, self.kv_heads, self.launch.rows, self.num_processors)
 
     @property
@@ -79,7 +81,16 @@ class Cached:
         starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
         q = self.q[: sum(self.lens)].double()
         return paged_attention(
-            q, k, v, self.table, self.rows, starts, lens, window=self.window, scale=self.scale
+            q,
+            k,
+            v,
+            self.table,
+            self.rows,
+            starts,
+            lens,
+            window=self.window,
+            scale=self.scale,
+            sinks=self.sinks,
         )
 
     def attend(self, size: StepSize | None = None) -> Tensor:
@@ -90,11 +101,18 @@ class Cached:
         step = PagedStep._make((*map(torch.from_numpy, layout), self.table, size.num_splits))
         out = torch.full((len(self.q), self.heads, self.head_dim), torch.nan, dtype=self.dtype)
         if size.num_tiles:
-            extend(self.q, self.kv, step, out, self.scale, self.window, self.launch)
+            extend(self.q, self.kv, step, out, self.scale, self.window, self.sinks, self.launch)
         if size.num_decodes:
             rows = max(16, self.launch.rows // 2)
             decode(
-                self.q, self.kv, step, out, self.scale, self.window, self.launch._replace(rows=rows)
+                self.q,
+                self.kv,
+                step,
+                out,
+                self.scale,
+                self.window,
+                self.sinks,
+                self.launch._replace(rows=rows),
             )
         return out
 

@@ -59,7 +59,7 @@ INSTRUCTIONS = {
     "float8": r"F2FP\S*E4M3",
 }
 PLAIN = {"scale": "fp32", "v_scale": "fp32", "eps": "fp32", "k_factor": "fp32", "v_factor": "fp32"}
-FLOATS = "scales row_scales logits max_logits temperature top_p min_p bounds scores cos sin parts logs norm maxima floor found"
+FLOATS = "scales row_scales logits max_logits temperature top_p min_p bounds scores cos sin parts logs norm maxima floor found sinks"
 INTS = "rows kv_lens q_indptr tile_req tile_start decode_req table positions slots sums top_k keys ids masks num_found"
 
 
@@ -104,7 +104,13 @@ def compiled(
 
 
 def attention(
-    decode: bool, head_dim: int, group: int, kv: str, window: int = 0, splits: int = 8
+    decode: bool,
+    head_dim: int,
+    group: int,
+    kv: str,
+    window: int = 0,
+    splits: int = 8,
+    sinks: bool = False,
 ) -> dict[str, int]:
     launch = (decode_launch if decode else extend_launch)(head_dim, group)
     types = {"k_ptr": kv, "v_ptr": kv}
@@ -114,7 +120,7 @@ def attention(
         "D": head_dim,
         "D_PAD": power_of_two(head_dim),
     }
-    constants |= {"ROWS": launch.rows, "KEYS": launch.keys, "WINDOW": window}
+    constants |= {"ROWS": launch.rows, "KEYS": launch.keys, "WINDOW": window, "SINKS": sinks}
     if decode:
         constants["SPLIT"] = splits > 1
         types |= {"parts_ptr": "*fp32" if splits > 1 else "*bf16"}
@@ -164,6 +170,8 @@ ALL: dict[str, Callable[[], dict[str, int]]] = {
             (256, 8, "*bf16", 8, ""),
         )
     },
+    "extend 64 x 8, window and sinks": partial(attention, False, 64, 8, "*bf16", 128, sinks=True),
+    "decode 64 x 8, sinks": partial(attention, True, 64, 8, "*bf16", sinks=True),
     "combine": lambda: compiled(
         combine_kernel, {}, 4, HEADS=32, D=128, D_PAD=128, SPLITS=64, SPLITS_PAD=64
     ),

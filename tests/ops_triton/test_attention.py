@@ -39,6 +39,19 @@ def test_a_window_hides_what_is_before_it(window: int) -> None:
     assert_right(Cached([30, 61, 0, 3], [40, 1, 1, 9], window=window, page_size=3))
 
 
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
+def test_sinks_join_the_sum_of_each_head_once(heads: int, kv_heads: int, window: int) -> None:
+    shape = {"heads": heads, "kv_heads": kv_heads, "window": window, "page_size": 3}
+    assert_right(Cached([30, 61, 0, 3], [40, 1, 1, 9], has_sinks=True, **shape))
+
+
+@pytest.mark.parametrize("splits", [1, 3, 40])
+def test_sinks_count_once_however_many_splits_there_are(splits: int) -> None:
+    cached = Cached([0, 32, 129], [1, 1, 1], heads=2, kv_heads=1, launch=SMALL, has_sinks=True)
+    assert_right(cached, StepSize(3, 3, 3, 0, splits))
+
+
 @pytest.mark.parametrize("splits", [1, 2, 3, 8, 40])
 def test_the_number_of_splits_does_not_matter(splits: int) -> None:
     cached = Cached([0, 32, 129], [1, 1, 1], heads=2, kv_heads=1, launch=SMALL)

@@ -46,7 +46,7 @@ QWEN = replace(
 GELU = MlpSpec(activation="gelu_pytorch_tanh")
 TURNED = RopeConfig(share=0.5, side_by_side=True, query_growth=0.3, original_max_position=8)
 BOTH = LayerSpec(
-    attention=AttentionSpec(rope=TURNED, scale=0.3),
+    attention=AttentionSpec(rope=TURNED, scale=0.3, sinks=True),
     mlp=GELU,
     norms=NormPlace.BOTH,
 )
@@ -62,7 +62,7 @@ PARALLEL = LayerSpec(
 )
 DECODERS = {
     "norms of heads, biases, and a window in one layer of two": QWEN.decoder,
-    "norms of outputs, heads that turn in part, a layer without positions": DecoderSpec(
+    "norms of outputs, heads that turn in part, sinks, a layer without positions": DecoderSpec(
         layers=(BOTH, POST),
         norm=NormKind.RMS_PLUS_ONE,
         embedding_scale=3.0,

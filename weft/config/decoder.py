@@ -70,6 +70,7 @@ class AttentionSpec:
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # scores are cap * tanh(scores / cap); 0: they are as they are
+    sinks: bool = False  # the softmax of each head has one more score, learnt, without a value
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     out_bias: bool = False
@@ -100,6 +101,7 @@ class TensorNames:
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    sinks: str = "sinks"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one name; without a gate: of up
     down: str = "down_proj"

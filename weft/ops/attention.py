@@ -18,6 +18,7 @@ def paged_attention(
     window: int,
     scale: float,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T) v for each token of a step, over what it sees of its request.
 
@@ -25,8 +26,9 @@ def paged_attention(
     has the slot of each token of a request in the line that `rows` [R] names. Request r has
     starts[r] tokens in the cache and lens[r] in this step, which stand after those of the requests
     before it. A token sees itself and the window - 1 tokens before it (window 0: all). With a
-    cap, scores become cap tanh(score / cap). Returns [T, heads, D]. Sources: arXiv:1706.03762;
-    grouped queries: arXiv:2305.13245.
+    cap, scores become cap tanh(score / cap). With sinks [heads], the softmax of a head has one
+    more score, as it is, which has no value. Returns [T, heads, D]. Sources: arXiv:1706.03762;
+    grouped queries: arXiv:2305.13245; sinks: arXiv:2309.17453, learnt ones: arXiv:2508.10925.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // k.shape[1]
@@ -43,6 +45,16 @@ def paged_attention(
         scores = torch.einsum("thd,lhd->htl", q[begin:end], keys) * scale
         if cap:
             scores = cap * torch.tanh(scores / cap)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        weights = softmax_with_sinks(scores, None if sinks is None else sinks[:, None, None])
         out[begin:end] = torch.einsum("htl,lhd->thd", weights, values)
     return out
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """softmax over the last dimension; `sinks` [.., 1] join its sum, and their weights are left
+    out: [.., L] -> [.., L]"""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]

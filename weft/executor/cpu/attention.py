@@ -108,6 +108,8 @@ class CppPaged:
             scale=heads.score_scale(config.head_dim),
             cap=heads.cap,
         )
+        if heads.sinks is not None:
+            attention.sinks = heads.sinks.data_ptr()
         recorder.add(attention)
         return out
 

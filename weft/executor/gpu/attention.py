@@ -98,9 +98,9 @@ class TritonPaged:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         # Lengths of layouts are on the host, and fixed by the size of a graph: to ask is allowed.
         if len(step.tile_req):
-            extend(q, kv, step, out, scale, window)
+            extend(q, kv, step, out, scale, window, heads.sinks)
         if len(step.decode_req):
-            decode(q, kv, step, out, scale, window)
+            decode(q, kv, step, out, scale, window, heads.sinks)
         return out.flatten(1)
 
 

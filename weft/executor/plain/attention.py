@@ -23,6 +23,7 @@ from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope, RotaryTables
+from weft.ops.attention import softmax_with_sinks
 
 # Queries of one request that share a call; keys behind the last of them are left out.
 QUERY_BLOCK = 128
@@ -290,12 +291,16 @@ def _decode(
     shape = (num, -1, kv_heads, head_dim)
     k = k.view(shape).transpose(1, 2)
     v = v.view(shape).transpose(1, 2)
+    sinks = heads.sinks
+    if sinks is not None:
+        sinks = sinks.view(kv_heads, -1, 1)
     out = _attend(
         grouped,
         k,
         v,
         mask,
         heads,
+        sinks,
     )
     return out.reshape(num, num_heads, head_dim)
 
@@ -315,6 +320,9 @@ def _extend(
     q = q.transpose(0, 1)[None]
     k = k.transpose(0, 1)[None]
     v = v.transpose(0, 1)[None]
+    sinks = heads.sinks
+    if sinks is not None:
+        sinks = sinks[:, None, None]
     for begin in range(0, num, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, num)
         first_seen = mask.first_seen(num_cached + begin)
@@ -325,6 +333,7 @@ def _extend(
             v[:, :, seen],
             mask.corner(end - begin, seen.stop - seen.start),
             heads,
+            sinks,
         )
         out[begin:end] = block[0].transpose(0, 1)
 
@@ -335,10 +344,11 @@ def _attend(
     v: Tensor,
     mask: Tensor | None,
     heads: Heads,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q [.., heads, n, D], k and v [.., kv_heads, L, D] -> as q; `mask` says what is seen, or is
-    added to scores."""
-    if not heads.cap:
+    added to scores; `sinks` [heads, n or 1, 1]."""
+    if not heads.cap and sinks is None:
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -347,14 +357,15 @@ def _attend(
             scale=heads.scale or None,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-    # torch's own function has no cap.
+    # torch's own function has neither a cap nor sinks.
     group = q.shape[1] // k.shape[1]
     keys = k.repeat_interleave(group, dim=1).float()
     values = v.repeat_interleave(group, dim=1).float()
     scores = q.float() @ keys.transpose(-1, -2) * heads.score_scale(q.shape[-1])
-    scores = torch.tanh(scores / heads.cap) * heads.cap
+    if heads.cap:
+        scores = torch.tanh(scores / heads.cap) * heads.cap
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         scores = scores + mask
-    return (scores.softmax(-1) @ values).to(q.dtype)
+    return (softmax_with_sinks(scores, sinks) @ values).to(q.dtype)

@@ -13,7 +13,7 @@ from weft.config.model import ModelConfig
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope, RotaryTables
-from weft.models.layers.weight import Weights
+from weft.models.layers.weight import Weights, vector
 from weft.ops.elementwise import rms_norm
 from weft.ops.protocol import Norm, Ops
 
@@ -26,6 +26,8 @@ class Heads(NamedTuple):
     k_norm: Norm | None
     scale: float = 0.0  # of scores; 0: 1 / sqrt(D)
     cap: float = 0.0  # of scores; 0: none
+    # [heads] float32: a score of each head that joins the sum of its softmax, and has no value.
+    sinks: Tensor | None = None
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -101,7 +103,9 @@ class Attention:
         )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
-        self._heads = Heads(rope, None, None, spec.scale, spec.score_cap)
+        # The kernels read sinks as float32.
+        sinks = ops.vector(config.num_heads, exact=True) if spec.sinks else None
+        self._heads = Heads(rope, None, None, spec.scale, spec.score_cap, sinks)
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
         if spec.qk_norm is QkNorm.NONE:
             return
@@ -135,6 +139,8 @@ class Attention:
     def weights(self, prefix: str) -> Weights:
         yield from self.qkv.weights(prefix)
         yield from self.out.weights(prefix)
+        if self._heads.sinks is not None:
+            yield vector(f"{prefix}.{self._names.sinks}", self._heads.sinks)
         if self.q_norm is not None and self.k_norm is not None:
             yield from self.q_norm.weights(f"{prefix}.{self._names.q_norm}")
             yield from self.k_norm.weights(f"{prefix}.{self._names.k_norm}")

@@ -221,6 +221,7 @@ class AttentionArgs(ctypes.Structure):
         ("scale", c_float),
         ("bidirectional", c_int64),
         ("cap", c_float),
+        ("sinks", c_void_p),
     )
 
 

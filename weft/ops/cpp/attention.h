@@ -196,11 +196,19 @@ struct Attention {
     return attention_partials + (block.partials + number) * state;
   }
 
+  // A query before its first segment: it has seen nothing but its head's sink, if there are sinks.
+  void begin(int64_t head, int64_t row, float* to) const {
+    clear_state(to, dims);
+    if (!args.sinks) return;
+    to[dims] = args.sinks[head * shape.group + row % shape.group] * kLog2E;
+    to[dims + 1] = 1;
+  }
+
   // `next` of a query goes to its partial, or to what it has seen so far.
   void take_next(const Block& block, int64_t head, int64_t row, int64_t segment, const float* from, float* to) {
     if (block.partials >= 0) {
       memcpy(partial(block, head, row, segment), from, state * sizeof(float));
-    } else if (segment == block.first_segment) {  // what merging with nothing gives
+    } else if (segment == block.first_segment && !args.sinks) {  // what merging with nothing gives
       memcpy(to, from, state * sizeof(float));
     } else {
       merge(to, from, dims);
@@ -213,7 +221,7 @@ struct Attention {
     const Block& block = item.block;
     const int64_t rows = block.rows;
     for (int64_t h = 0; h < num_heads; h++) load_queries(block, first_head + h, q + h * rows * q_size);
-    for (int64_t i = 0; i < num_heads * rows; i++) clear_state(states + i * state, dims);
+    for (int64_t i = 0; i < num_heads * rows; i++) begin(first_head + i / rows, i % rows, states + i * state);
     for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
       enter(block, item, segment);
       direct_segment(block, segment, first_head, num_heads);
@@ -283,7 +291,7 @@ struct Attention {
     const Block& block = item.block;
     const int64_t passes = passes_of(block.rows);
     load_queries(block, head, q);
-    for (int64_t i = 0; i < block.rows; i++) clear_state(states + i * state, dims);
+    for (int64_t i = 0; i < block.rows; i++) begin(head, i, states + i * state);
     for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
       enter(block, item, segment);
       pack(block, segment, head);
@@ -351,7 +359,7 @@ struct Attention {
     const Block& block = item.block;
     for (int64_t head = item.first_head; head < item.first_head + item.num_heads; head++) {
       for (int64_t row = 0; row < block.rows; row++) {
-        clear_state(states + row * state, dims);
+        begin(head, row, states + row * state);
         for (int64_t s = 0; s < block.num_segments; s++) {
           merge(states + row * state, partial(block, head, row, block.first_segment + s), dims);
         }

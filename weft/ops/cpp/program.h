@@ -233,6 +233,7 @@ struct AttentionArgs {
   float scale;
   int64_t bidirectional;  // 1: queries see what is behind them, too; there is no window then
   float cap;              // scores become cap tanh(score / cap); 0: they stay
+  const float* sinks;     // [heads] a score of each that joins the sum of its softmax, and has no value; or null
 };
 
 // ---------------------------------------------------------------- encoders

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.ops.triton.launches import Launch, decode_launch, power_of_two
-from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
+from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, take_in
 
 # Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
@@ -33,9 +33,11 @@ def decode(
     out: Tensor,
     scale: float,
     window: int,
+    sinks: Tensor | None = None,
     launch: Launch | None = None,
 ) -> None:
-    """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous.
+    """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous;
+    `sinks` [heads] float32.
 
     What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
     already.
@@ -58,6 +60,7 @@ def decode(
         kv.v,
         parts,
         logs,
+        q if sinks is None else sinks,
         step.rows,
         step.kv_lens,
         step.q_indptr,
@@ -76,6 +79,7 @@ def decode(
         KEYS=launch.keys,
         WINDOW=window,
         SPLIT=splits > 1,
+        SINKS=sinks is not None,
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
@@ -102,6 +106,7 @@ def decode_kernel(
     v_ptr,
     parts_ptr,  # [decodes, heads, splits, D]; with one split [T, heads, D]
     logs_ptr,  # [decodes, heads, splits]
+    sinks_ptr,  # [heads]
     rows_ptr,
     kv_lens_ptr,
     q_indptr_ptr,
@@ -120,6 +125,7 @@ def decode_kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -149,6 +155,11 @@ def decode_kernel(
             )
             peak = tl.full([ROWS], -float("inf"), tl.float32)
             mass = tl.zeros([ROWS], tl.float32)
+            if SINKS:
+                # It counts once: in the first part, which always has tokens.
+                sink = tl.load(sinks_ptr + head, mask=row < GROUP, other=0.0)
+                peak = tl.where(split == 0, sink * UNIT, peak)
+                mass = tl.where(split == 0, 1.0, mass)
             acc = tl.zeros([ROWS, D_PAD], tl.float32)
             limit = tl.full([ROWS], 0, tl.int32) + end
             peak, mass, acc = take_in(

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.ops.triton.launches import Launch, extend_launch, power_of_two
-from weft.ops.triton.paged import LOG2_E, Kv, PagedStep, take_in
+from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, take_in
 
 # Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
@@ -32,10 +32,11 @@ def extend(
     out: Tensor,
     scale: float,
     window: int,
+    sinks: Tensor | None = None,
     launch: Launch | None = None,
 ) -> None:
     """Attention of the tokens in the step's tiles of `launch.rows` queries: q [T, heads, D] -> out,
-    contiguous.
+    contiguous; `sinks` [heads] float32.
 
     What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
     already.
@@ -50,6 +51,7 @@ def extend(
         kv.k,
         kv.v,
         out,
+        q if sinks is None else sinks,
         step.rows,
         step.kv_lens,
         step.q_indptr,
@@ -67,6 +69,7 @@ def extend(
         ROWS=launch.rows,
         KEYS=launch.keys,
         WINDOW=window,
+        SINKS=sinks is not None,
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
@@ -78,6 +81,7 @@ def extend_kernel(
     k_ptr,
     v_ptr,
     out_ptr,
+    sinks_ptr,
     rows_ptr,
     kv_lens_ptr,
     q_indptr_ptr,
@@ -95,6 +99,7 @@ def extend_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     request = tl.load(tile_req_ptr + tl.program_id(0))
     kv_head = tl.program_id(1)
@@ -130,6 +135,9 @@ def extend_kernel(
 
         peak = tl.full([ROWS], -float("inf"), tl.float32)
         mass = tl.zeros([ROWS], tl.float32)
+        if SINKS:
+            peak = tl.load(sinks_ptr + head) * UNIT
+            mass += 1.0
         acc = tl.zeros([ROWS, D_PAD], tl.float32)
         k_head = k_ptr + kv_head * D
         v_head = v_ptr + kv_head * D

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
+UNIT = tl.constexpr(LOG2_E)  # of scores within kernels: those of log 2
 
 
 class Kv(NamedTuple):
