@@ -3,6 +3,7 @@ layers, and windows of 16 tokens where the family has windows."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"sliding_attention": PLAIN, "full_attention": LINEAR},
         },
     ),
+    "vaultgemma": (
+        "VaultGemma",
+        {**WINDOWS, "head_dim": 32, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 0.5},
+    ),
+    "cwm": ("Cwm", {**WINDOWS, "head_dim": 16, "rope_parameters": PLAIN}),
+    "phi": ("Phi", {"rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.4}}),
+    "gpt-neox": ("GPTNeoX", {"num_key_value_heads": None, "rope_parameters": PARTIAL}),
+    "gpt-neox-one-behind-the-other": (
+        "GPTNeoX",
+        {"num_key_value_heads": None, "use_parallel_residual": False},
+    ),
+    "olmo": ("Olmo", {}),
+    "hyperclovax": ("HyperCLOVAX", FACTORS),
+    "hyperclovax-pre": ("HyperCLOVAX", {"use_post_norm": False}),
     "glm": ("Glm", {"head_dim": 16, "rope_parameters": PARTIAL}),
     "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": PARTIAL}),
     "exaone4": ("Exaone4", {**WINDOWS, "sliding_window_pattern": 2}),
@@ -129,6 +144,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that computes
+# the same, what its config.json says instead.
+RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm3": (
+        "qwen2",
+        {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": False},
+    ),
+    "minicpm": (
+        "minicpm-factors",
+        {
+            "architectures": ["MiniCPMForCausalLM"],
+            "scale_emb": 3.0,
+            "scale_depth": 0.6,
+            "dim_model_base": 16,
+        },
+    ),
+}
+LIKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("Qwen2", {}),
+    "minicpm-factors": ("Granite", {**FACTORS, "attention_multiplier": 0.25}),
+}
+
+
 class Checkpoint(NamedTuple):
     """A saved model, and the same in transformers."""
 
@@ -142,11 +180,23 @@ class Checkpoint(NamedTuple):
 
 
 def make_checkpoint(name: str, folder: Path) -> Checkpoint:
-    kind, changes = FAMILIES[name]
+    kind, changes = FAMILIES.get(name) or LIKE[name]
     config = getattr(transformers, f"{kind}Config" if kind != "Gemma3" else "Gemma3TextConfig")(
         **{**SHAPE, **changes}, attn_implementation="eager"
     )
     return saved(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
+
+
+def make_renamed(name: str, folder: Path) -> Checkpoint:
+    """The checkpoint of another family under the name and with the keys of this one."""
+    like, changes = RENAMED[name]
+    checkpoint = make_checkpoint(like, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key in FACTORS:
+        config.pop(key, None)
+    path.write_text(json.dumps({**config, **changes}))
+    return checkpoint
 
 
 def saved(model: Any, folder: Path) -> Checkpoint:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.executor.driver import Driver, Turn, make_driver
-from tests.models.many import FAMILIES, SEEING, VOCAB, Checkpoint, make_checkpoint, make_seeing
+from tests.models.many import (
+    FAMILIES,
+    RENAMED,
+    SEEING,
+    VOCAB,
+    Checkpoint,
+    make_checkpoint,
+    make_renamed,
+    make_seeing,
+)
 from weft.config.model import ModelConfig
+from weft.executor.weights.load import load_weights
+from weft.models.registry import make_model
+from weft.ops.plain import PlainOps
 
 TOLERANCE = 2e-4  # of log probabilities, float32
 NUM_GREEDY = 24
@@ -84,6 +98,55 @@ def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
     expected = checkpoint.logits(tokens)[20:].argmax(-1)
     same = (torch.stack(found) == expected).float().mean()
     assert same >= 0.9
+
+
+def head_name(stored: Mapping[str, torch.Tensor]) -> str:
+    return "lm_head.weight" if "lm_head.weight" in stored else "embed_out.weight"
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_families_that_transformers_lacks_compute_what_they_are_made_of(
+    drive: Drive, tmp_path: Path, name: str
+) -> None:
+    checkpoint = make_renamed(name, tmp_path)
+    tokens = prompt(6, 40)
+    expected = checkpoint.logits(tokens)
+    for kernels in ("torch", "auto"):
+        driver = drive(checkpoint.folder, kernels=kernels)
+        assert_equal(driver.run(Turn(0, tokens[:33]))[0], expected[32])
+        assert_equal(driver.run(Turn(0, tokens[33:]))[0], expected[39])
+
+
+def test_a_gpt_neox_of_an_older_version_is_read(drive: Drive, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("gpt-neox", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    rotation = config.pop("rope_parameters")
+    config["rotary_pct"] = rotation["partial_rotary_factor"]
+    config["rotary_emb_base"] = rotation["rope_theta"]
+    path.write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["embed_out.weight"] = tensors.pop(head_name(tensors))
+    tensors["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+    tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 4, 4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    tokens = prompt(7, 20)
+    driver = drive(tmp_path)
+    assert_equal(driver.run(Turn(0, tokens))[0], checkpoint.logits(tokens)[-1])
+
+
+@pytest.mark.parametrize("name", ["gpt-neox", "phi", "phi3", "olmo", "stablelm"])
+def test_a_model_gives_its_weights_as_its_checkpoint_has_them(tmp_path: Path, name: str) -> None:
+    checkpoint = make_checkpoint(name, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    config = ModelConfig.from_folder(checkpoint.folder)
+    model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
+    load_weights(model.weights(), tmp_path)
+    for weight in model.weights():
+        content = stored[weight.name.replace("lm_head.weight", head_name(stored))]
+        assert torch.equal(weight.get(), content)
+        if content.dim() == 2:
+            assert torch.equal(weight.get(64, len(content)), content[64:])
 
 
 @pytest.mark.parametrize("name", SEEING)

@@ -43,10 +43,15 @@ class NormKind(Enum):
     LAYER = "(x - mean) / deviation * weight"
     LAYER_BIAS = "(x - mean) / deviation * weight + bias"
     LAYER_PLUS_ONE_BIAS = "(x - mean) / deviation * (1 + weight) + bias"
+    LAYER_PLAIN = "(x - mean) / deviation"
 
     @property
     def has_mean(self) -> bool:
-        return self in (NormKind.LAYER, NormKind.LAYER_BIAS, NormKind.LAYER_PLUS_ONE_BIAS)
+        return self not in (NormKind.RMS, NormKind.RMS_PLUS_ONE)
+
+    @property
+    def has_bias(self) -> bool:
+        return self in (NormKind.LAYER_BIAS, NormKind.LAYER_PLUS_ONE_BIAS)
 
 
 class NormPlace(Enum):
@@ -56,6 +61,11 @@ class NormPlace(Enum):
     POST = "x + norm(f(x))"
     BOTH = "x + norm(f(norm(x)))"
     PARALLEL = "x + attention(norm(x)) + mlp(norm(x)), one norm for both"
+    PARALLEL_TWO = "x + attention(norm(x)) + mlp(norm(x)), a norm for each"
+
+    @property
+    def is_parallel(self) -> bool:
+        return self in (NormPlace.PARALLEL, NormPlace.PARALLEL_TWO)
 
 
 class QkNorm(Enum):
@@ -93,11 +103,13 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """What checkpoints call the tensors. Those of a layer stand below `model.layers.N.`; several
-    parts under one name are one tensor, one part below the other."""
+    """What checkpoints call the tensors. Those of a layer stand below `layers` and its number;
+    several parts under one name are one tensor, one part below the other."""
 
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one name
+    # In the one tensor, the rows of a KV head's queries, key and value stand together.
+    qkv_by_head: bool = False
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
@@ -110,6 +122,8 @@ class TensorNames:
     mlp_norm: str = "post_attention_layernorm"
     mlp_post_norm: str = "post_feedforward_layernorm"
     norm: str = "model.norm"  # the last one
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +132,7 @@ class DecoderSpec:
     norm: NormKind = NormKind.RMS  # of all norms
     names: TensorNames = TensorNames()
     embedding_scale: float = 1.0
+    head_bias: bool = False
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: they are as they are
 

@@ -61,9 +61,9 @@ class DecoderLayer:
         spec = config.decoder.layer(layer)
         self._names = config.decoder.names
         self._ops = ops
-        self._is_parallel = spec.norms is NormPlace.PARALLEL
-        # Side by side, both parts read the same normed x: one norm serves both.
+        self._is_parallel = spec.norms.is_parallel
         pre_norms = spec.norms is not NormPlace.POST
+        feed_pre_norms = pre_norms and spec.norms is not NormPlace.PARALLEL
         post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
 
         def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
@@ -71,7 +71,7 @@ class DecoderLayer:
 
         scale = spec.residual_scale
         self.mix = Block(norm(pre_norms), norm(post_norms), scale)
-        self.feed = Block(norm(pre_norms and not self._is_parallel), norm(post_norms), scale)
+        self.feed = Block(norm(feed_pre_norms), norm(post_norms), scale)
         self.attention = Attention(config, layer, rope, ops)
         self.mlp = make_mlp(config, spec.mlp, ops)
 
@@ -80,8 +80,11 @@ class DecoderLayer:
         if self._is_parallel:
             # Computed now: the first sum overwrites x.
             normed = self._ops.computed(self.mix.input(x))
+            read_by_mlp = normed
+            if self.feed.pre is not None:
+                read_by_mlp = self._ops.computed(self.feed.input(x))
             mixed = self.attention(normed, attention)
-            return self.feed.add(self.mix.add(x, mixed), self.mlp(normed))
+            return self.feed.add(self.mix.add(x, mixed), self.mlp(read_by_mlp))
         x = self.mix.add(x, self.attention(self.mix.input(x), attention))
         return self.feed.add(x, self.mlp(self.feed.input(x)))
 
@@ -103,7 +106,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         spec = config.decoder
         self._ops = ops
-        self._norm_name = spec.names.norm
+        self._names = spec.names
         self.embedding = Embedding(
             config.vocab_size,
             config.hidden_size,
@@ -144,9 +147,10 @@ class Decoder:
         return self.head(self.norm(hidden))
 
     def weights(self) -> Weights:
-        yield from self.embedding.weights("model.embed_tokens")
+        names = self._names
+        yield from self.embedding.weights(names.embedding)
         for index, layer in enumerate(self.layers):
-            yield from layer.weights(f"model.layers.{index}")
-        yield from self.norm.weights(self._norm_name)
+            yield from layer.weights(f"{names.layers}.{index}")
+        yield from self.norm.weights(names.norm)
         if self.head is not None:
             yield from self.head.weights()

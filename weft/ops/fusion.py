@@ -8,7 +8,7 @@ model calls them, but where something reads them:
     y = W h         Product: nothing yet
     x = x + y       one operation: x += W norm(x)
 
-In the same way x + s * (W h) and x + norm(y) are one operation each.
+In the same way x + s * (W h) and x + s * norm(y) are one operation each.
 
 `Value`, `Normed` and `Product` stand where models see tensors. A sum overwrites its left side, and
 a later read of that value is an error here, when the model runs or its program is recorded; so no
@@ -42,8 +42,9 @@ class FusedNorm(Protocol):
         x: Tensor,
         norm: Norm,
         add: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """norm(x); or add + norm(x), in the memory of `add`."""
+        """norm(x); or add + scale norm(x), in the memory of `add`."""
         ...
 
 
@@ -66,28 +67,39 @@ class Value:
 
 
 class Normed:
-    """norm(x), computed when it is read by anything but a product, or added to an activation."""
+    """norm(x), computed when it is read by anything but a product, or added to an activation; times
+    `scale` where it is added."""
 
     def __init__(
         self,
         x: Activation,
         norm: Norm,
         compute: FusedNorm,
+        scale: float = 1.0,
     ) -> None:
         self.x = x
         self.norm = norm
         self._compute = compute
+        self._scale = scale
         self._tensor: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
+        assert not self.is_scaled, "a norm that has a scale can only be added"
         if self._tensor is None:
             self._tensor = self._compute(tensor_of(self.x), self.norm)
         return self._tensor
 
+    @property
+    def is_scaled(self) -> bool:
+        return self._scale != 1
+
+    def __rmul__(self, scale: float) -> Normed:
+        return Normed(self.x, self.norm, self._compute, self._scale * scale)
+
     def added_to(self, total: Tensor) -> Tensor:
         """Add the normed to `total` in place."""
-        return self._compute(tensor_of(self.x), self.norm, total)
+        return self._compute(tensor_of(self.x), self.norm, total, self._scale)
 
     def __radd__(self, tensor: Tensor) -> Value:
         return Value(self.added_to(tensor))
@@ -146,6 +158,7 @@ class Source(NamedTuple):
 def source_of(x: Activation) -> Source:
     """The input of a product that computes the norm itself."""
     if isinstance(x, Normed):
+        assert not x.is_scaled, "a norm that has a scale can only be added"
         return Source(tensor_of(x.x), x.norm)
     return Source(tensor_of(x), None)
 

@@ -92,7 +92,7 @@ class Ops(Protocol):
     """Activations are [T, size] in the type that suits the device. A function's output may live
     only until the end of the step.
 
-    A model adds with `x + linear(...)`, `x + s * linear(...)` or `x + norm(...)`, which may
+    A model adds with `x + s * linear(...)` or `x + s * norm(...)`, or without the factor, which may
     overwrite x. Norms and sums may be computed as part of the products beside them (`fusion.py`),
     so an activation is a tensor for certain only behind `computed`; the functions here take it
     either way.

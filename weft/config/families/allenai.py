@@ -1,16 +1,17 @@
-"""OLMo 2 and 3: norms behind attention and the feed-forward part, and over all queries and all keys
-at once."""
+"""OLMo 1 has norms without weights. OLMo 2 and 3 have norms behind attention and the feed-forward
+part, and over all queries and all keys at once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, number
+from weft.config.config_json import get, number, require
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
     LayerSpec,
     MlpSpec,
+    NormKind,
     NormPlace,
     QkNorm,
     RopeConfig,
@@ -25,9 +26,15 @@ from weft.config.families.family import (
     layer_types,
     window,
 )
+from weft.config.families.meta import read_llama
 from weft.config.families.rope import read_rope, rope_by_type, rope_of
 
 OLMO3_THETA = 500_000.0
+
+
+def _olmo(config: Config) -> DecoderSpec:
+    require(config, "clip_qkv")
+    return replace(read_llama(config), norm=NormKind.LAYER_PLAIN)
 
 
 def _layer(config: Config, rope: RopeConfig) -> LayerSpec:
@@ -68,6 +75,7 @@ def _olmo3_rope(config: Config, kind: str) -> RopeConfig:
 
 
 FAMILIES = {
+    "Olmo": Family(read=_olmo, defaults={"rms_norm_eps": 1e-5}),
     "Olmo2": Family(read=_olmo2),
     "Olmo3": Family(read=_olmo3, defaults={"sliding_window": 4_096}),
 }

@@ -1,7 +1,8 @@
 """Gemma: norms times (1 + weight), embeddings times the root of their size, gates by gelu.
 
-Gemma 2 caps the scores of attention. Gemma 3n and 4, which are not implemented, have inputs for
-each layer, and layers that share K and V.
+Gemma 2 caps the scores of attention; VaultGemma is Gemma 2 without the norms behind its parts.
+Gemma 3n and 4, which are not implemented, have inputs for each layer, and layers that share K and
+V.
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ def _gemma2(config: Config) -> DecoderSpec:
     return _with_two_norms(config, tuple(sliding if kind == SLIDING else full for kind in kinds))
 
 
+def _vaultgemma(config: Config) -> DecoderSpec:
+    spec = _gemma2(config)
+    layers = tuple(replace(layer, norms=NormPlace.PRE) for layer in spec.layers)
+    return replace(spec, layers=layers)
+
+
 def _gemma3(config: Config) -> DecoderSpec:
     require(config, "attn_logit_softcapping", 0)
     bias = flag(config, "attention_bias")
@@ -137,12 +144,11 @@ _GEMMA3 = Family(
         "eos_token_id": 1,
     },
 )
+_GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4_096, "tie_word_embeddings": True}
 FAMILIES = {
     "Gemma": Family(read=_gemma, defaults={"head_dim": 256, "tie_word_embeddings": True}),
-    "Gemma2": Family(
-        read=_gemma2,
-        defaults={"head_dim": 256, "sliding_window": 4_096, "tie_word_embeddings": True},
-    ),
+    "Gemma2": Family(read=_gemma2, defaults=_GEMMA2_DEFAULTS),
+    "VaultGemma": Family(read=_vaultgemma, defaults=_GEMMA2_DEFAULTS),
 }
 ARCHITECTURES = {
     "Gemma3ForCausalLM": _GEMMA3,

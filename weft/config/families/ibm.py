@@ -1,12 +1,20 @@
 """Granite 3 and the dense Granite 4: Llama with factors in four places. Granite 4 stores gate and
-up as one tensor, and leaves positions out in some models."""
+up as one tensor, and leaves positions out in some models. NAVER's HyperCLOVA X has these factors,
+too, and norms behind each part."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from weft.config.config_json import get, require
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, TensorNames
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormPlace,
+    TensorNames,
+)
 from weft.config.families.family import FULL, Config, Family, activation, flag, scale
 from weft.config.families.rope import read_rope
 from weft.config.model_errors import UnsupportedModel
@@ -51,8 +59,25 @@ def _granite4(config: Config) -> DecoderSpec:
     )
 
 
+def _hyperclovax(config: Config) -> DecoderSpec:
+    """Its logits are multiplied by what divides those of Granite."""
+    spec = _granite(config)
+    layer = spec.layer(0)
+    if config.get("attention_multiplier") is None:
+        layer = replace(layer, attention=replace(layer.attention, scale=0.0))
+    if flag(config, "use_post_norm", True):
+        layer = replace(layer, norms=NormPlace.BOTH)
+    return replace(
+        spec,
+        layers=(layer,),
+        logit_scale=scale(config, "logits_scaling"),
+        names=TensorNames(attention_post_norm="post_norm1", mlp_post_norm="post_norm2"),
+    )
+
+
 FAMILIES = {
     "Granite": Family(read=_granite),
+    "HyperCLOVAX": Family(read=_hyperclovax),
     "GraniteMoeHybrid": Family(
         read=_granite4,
         aliases={"intermediate_size": "shared_intermediate_size"},

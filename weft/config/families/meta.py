@@ -1,9 +1,21 @@
-"""Llama, and what computes as it does with flags of its `config.json`."""
+"""Llama, and what computes as it does with flags of its `config.json`; CWM is Llama with a window
+in three of four layers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
-from weft.config.families.family import Config, Family, activation, flag
+from weft.config.families.family import (
+    FULL,
+    SLIDING,
+    Config,
+    Family,
+    activation,
+    flag,
+    layer_types,
+    window,
+)
 from weft.config.families.rope import read_rope
 
 
@@ -20,4 +32,17 @@ def read_llama(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,))
 
 
-FAMILIES = {"Llama": Family(read=read_llama)}
+def _cwm(config: Config) -> DecoderSpec:
+    """The first of each four layers sees everything."""
+    like = read_llama({"rope_theta": 1_000_000.0, **config}).layer(0)
+    layers = []
+    for kind in layer_types(config, lambda layer: SLIDING if layer % 4 else FULL):
+        attention = replace(like.attention, window=window(config, kind))
+        layers.append(replace(like, attention=attention))
+    return DecoderSpec(layers=tuple(layers))
+
+
+FAMILIES = {
+    "Llama": Family(read=read_llama),
+    "Cwm": Family(read=_cwm, defaults={"sliding_window": 8_192, "head_dim": 128}),
+}

@@ -1,19 +1,50 @@
-"""Phi-3 and Phi-4: Llama with q, k and v in one tensor, gate and up in another, and frequencies of
-their own for long contexts."""
+"""Phi-1 to Phi-4. The first two have attention and feed-forward part side by side, and biases
+everywhere. Phi-3 and Phi-4 are Llama with q, k and v in one tensor, gate and up in another, and
+frequencies of their own for long contexts."""
 
 from __future__ import annotations
 
-from weft.config.config_json import get
+from weft.config.config_json import get, require
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
     LayerSpec,
     MlpSpec,
+    NormKind,
+    NormPlace,
     RopeConfig,
     TensorNames,
 )
 from weft.config.families.family import Config, Family, activation, window
 from weft.config.families.rope import longrope, read_rope
+
+
+def _phi(config: Config) -> DecoderSpec:
+    require(config, "qk_layernorm", False)
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, is_partial=True),
+            qkv_bias=True,
+            out_bias=True,
+        ),
+        mlp=MlpSpec(
+            activation=activation(config, ("gelu_new",)),
+            is_gated=False,
+            bias=True,
+        ),
+        norms=NormPlace.PARALLEL,
+    )
+    return DecoderSpec(
+        layers=(layer,),
+        norm=NormKind.LAYER_BIAS,
+        names=TensorNames(
+            out="dense",
+            gate_up=("fc1",),
+            down="fc2",
+            norm="model.final_layernorm",
+        ),
+        head_bias=True,
+    )
 
 
 def _phi3(config: Config) -> DecoderSpec:
@@ -35,4 +66,11 @@ def _phi3_rope(config: Config) -> RopeConfig:
     return read_rope(config, is_partial=True)
 
 
-FAMILIES = {"Phi3": Family(read=_phi3)}
+FAMILIES = {
+    "Phi": Family(
+        read=_phi,
+        defaults={"partial_rotary_factor": 0.5},
+        norm_eps_key="layer_norm_eps",
+    ),
+    "Phi3": Family(read=_phi3),
+}

@@ -1,12 +1,13 @@
 """Makers of one family each: Hugging Face (SmolLM3), LG (EXAONE 4), BigCode (StarCoder 2),
 ByteDance (Seed-OSS), Baidu (ERNIE 4.5), Arcee, NVIDIA (Nemotron), Kyutai (Helium),
-Stability (StableLM)."""
+Stability (StableLM), Shanghai AI Laboratory (InternLM 3), OpenBMB (MiniCPM)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import get, number, require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -26,6 +27,7 @@ from weft.config.families.family import (
     every,
     flag,
     layer_types,
+    scale,
     window,
 )
 from weft.config.families.meta import read_llama
@@ -187,7 +189,39 @@ def _nemotron(config: Config) -> DecoderSpec:
     )
 
 
+def _internlm3(config: Config) -> DecoderSpec:
+    """Llama with two flags for the biases of attention."""
+    bias = flag(config, "bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            qkv_bias=flag(config, "qkv_bias"),
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config), bias=bias),
+    )
+    return DecoderSpec(layers=(layer,))
+
+
+def _minicpm(config: Config) -> DecoderSpec:
+    """Llama with factors that follow from its sizes. Source: arXiv:2404.06395, section 3."""
+    require(config, "num_experts", 0)
+    num_layers = size(config, "num_hidden_layers")
+    hidden = size(config, "hidden_size")
+    spec = read_llama(config)
+    depth = number(config, "scale_depth", 1.0, above=0.0)
+    layer = replace(spec.layer(0), residual_scale=depth / math.sqrt(num_layers))
+    return replace(
+        spec,
+        layers=(layer,),
+        embedding_scale=scale(config, "scale_emb"),
+        logit_scale=size(config, "dim_model_base", hidden) / hidden,
+    )
+
+
 FAMILIES = {
+    "InternLM3": Family(read=_internlm3),
+    "MiniCPM": Family(read=_minicpm),
     "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),
     "Exaone4": Family(read=_exaone4),
     "Starcoder2": Family(

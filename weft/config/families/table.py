@@ -7,6 +7,7 @@ from dataclasses import replace
 from weft.config.families import (
     allenai,
     cohere,
+    eleuther,
     google,
     ibm,
     meta,
@@ -29,6 +30,7 @@ DECODERS: dict[str, Family] = {
     **ibm.FAMILIES,
     **allenai.FAMILIES,
     **cohere.FAMILIES,
+    **eleuther.FAMILIES,
     **zhipu.FAMILIES,
     **others.FAMILIES,
 }

@@ -45,6 +45,9 @@ EXPONENTS = {
 # Endings of the names of tensors that no model here reads.
 IGNORED = (
     "rotary_emb.inv_freq",
+    # GPT-NeoX once saved which tokens see which.
+    ".attention.bias",
+    ".attention.masked_bias",
     "embeddings.position_ids",
     *BESIDE,
 )
@@ -69,7 +72,10 @@ BASES = (
     "model.",
     "bert.",
     "roberta.",
+    "gpt_neox.",
 )
+# Names that older checkpoints have for a tensor.
+OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
 
 
 class WeightMatch(NamedTuple):
@@ -317,7 +323,7 @@ def in_base(name: str) -> str:
     for base in BASES:
         if name.startswith(base):
             return name.removeprefix(base)
-    return name
+    return OLD_NAMES.get(name, name)
 
 
 def _piece_rows(row_bytes: int) -> int:

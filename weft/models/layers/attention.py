@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.config.decoder import NormKind, QkNorm
 from weft.config.model import ModelConfig
-from weft.models.layers.linear import Linear
+from weft.models.layers.linear import HeadwiseLinear, Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope, RotaryTables
 from weft.models.layers.weight import Weights, vector
@@ -80,21 +80,11 @@ class Attention:
         names = config.decoder.names
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        sizes: tuple[int, ...] = (q_size, kv_size, kv_size)
-        # Some checkpoints hold queries, keys and values in one tensor: for us it is one projection.
-        if len(names.qkv) == 1:
-            sizes = (sum(sizes),)
-        projections = dict(zip(names.qkv, sizes, strict=True))
         self._ops = ops
         self._names = names
         self._ends = (q_size, q_size + kv_size)  # of queries and keys in a row of qkv
         self._layer = layer
-        self.qkv = Linear(
-            config.hidden_size,
-            projections,
-            spec.qkv_bias,
-            ops,
-        )
+        self.qkv = _projection(config, (q_size, kv_size, kv_size), spec.qkv_bias, ops)
         self.out = Linear(
             q_size,
             {names.out: config.hidden_size},
@@ -144,3 +134,19 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             yield from self.q_norm.weights(f"{prefix}.{self._names.q_norm}")
             yield from self.k_norm.weights(f"{prefix}.{self._names.k_norm}")
+
+
+def _projection(
+    config: ModelConfig,
+    sizes: tuple[int, ...],
+    bias: bool,
+    ops: Ops,
+) -> Linear:
+    """Of queries, keys and values, which some checkpoints hold in one tensor."""
+    names = config.decoder.names
+    hidden = config.hidden_size
+    if names.qkv_by_head:
+        return HeadwiseLinear(hidden, names.qkv[0], sizes, config.num_kv_heads, bias, ops)
+    if len(names.qkv) == 1:
+        sizes = (sum(sizes),)
+    return Linear(hidden, dict(zip(names.qkv, sizes, strict=True)), bias, ops)

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig
 from weft.models.layers.embedding import Embedding, matrix_weight
+from weft.models.layers.linear import bias_weight
 from weft.models.layers.weight import Weights
 from weft.ops.protocol import Matrix, Ops
 
 
 class LmHead:
-    """scale W x, capped. `name` is that of W in checkpoints, "" if the embedding has it."""
+    """scale (W x + b), capped. `name` is that of W in checkpoints, "" if the embedding has it."""
 
     def __init__(
         self,
@@ -23,9 +24,11 @@ class LmHead:
         *,
         scale: float = 1.0,
         cap: float = 0.0,
+        has_bias: bool = False,
     ) -> None:
         self._ops = ops
         self._name = name
+        self._has_bias = has_bias
         self._scale = scale
         self._cap = cap
         self.matrix = matrix
@@ -43,6 +46,8 @@ class LmHead:
     def weights(self) -> Weights:
         if self._name:
             yield matrix_weight(self._name, self.shape, self.matrix)
+        if self._has_bias:
+            yield bias_weight("lm_head.bias", self.matrix, 0)
 
 
 def make_head(
@@ -66,7 +71,12 @@ def make_head(
     # `precise`: logits decide between tokens, so this matrix keeps more bits than the others.
     matrix = embedding.matrix
     if not config.tie_embeddings:
-        matrix = ops.matrix(config.hidden_size, (config.vocab_size,), precise=True)
+        matrix = ops.matrix(
+            config.hidden_size,
+            (config.vocab_size,),
+            bias=spec.head_bias,
+            precise=True,
+        )
     return LmHead(
         matrix,
         (config.vocab_size, config.hidden_size),
@@ -74,4 +84,5 @@ def make_head(
         ops,
         scale=spec.logit_scale,
         cap=spec.logit_cap,
+        has_bias=spec.head_bias,
     )

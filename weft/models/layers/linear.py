@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class Projections:
                 put_codes=partial(self.matrix.put_codes, part),
             )
             if self.bias:
-                yield _bias(f"{prefix}.{name}.bias", self.matrix, part)
+                yield bias_weight(f"{prefix}.{name}.bias", self.matrix, part)
 
 
 class Linear(Projections):
@@ -72,6 +73,31 @@ class Linear(Projections):
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in_size] -> [T, sum of sizes]"""
         return self._ops.linear(x, self.matrix)
+
+
+class HeadwiseLinear(Linear):
+    """Several projections of which a checkpoint has one tensor, by heads: the rows of a head's part
+    of each of them stand together, then those of the next head."""
+
+    def __init__(
+        self,
+        in_size: int,
+        name: str,
+        sizes: tuple[int, ...],
+        num_heads: int,
+        bias: bool,
+        ops: Ops,
+    ) -> None:
+        parts = {str(part): size for part, size in enumerate(sizes)}
+        super().__init__(in_size, parts, bias, ops)
+        self._name = name
+        self._runs = headwise_runs(sizes, num_heads)
+
+    def weights(self, prefix: str) -> Weights:
+        name = f"{prefix}.{self._name}"
+        yield _stacked(f"{name}.weight", self.matrix, self.in_size, self._runs)
+        if self.bias:
+            yield _stacked_bias(f"{name}.bias", self.matrix, self._runs)
 
 
 class GatedLinear(Projections):
@@ -110,49 +136,74 @@ class GatedLinear(Projections):
             yield from super().weights(prefix)
             return
         assert not self.bias, "gate and up in one tensor have no bias"
-        yield _stacked(f"{prefix}.{self.names[0]}.weight", self.matrix, self.in_size)
+        runs = stacked_runs(self.matrix.sizes)
+        yield _stacked(f"{prefix}.{self.names[0]}.weight", self.matrix, self.in_size, runs)
 
 
-def _stacked(name: str, matrix: Matrix, in_size: int) -> Weight:
-    """One tensor that holds all parts of a matrix, one below the other."""
-    begins = [sum(matrix.sizes[:part]) for part in range(len(matrix.sizes))]
+class RowRun(NamedTuple):
+    """Rows of a tensor that are rows of one part of a matrix."""
 
-    def pieces(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The part, and its first and last row, of each part that has some of these rows."""
-        for part, (begin, size) in enumerate(zip(begins, matrix.sizes, strict=True)):
-            first = max(start - begin, 0)
-            last = min(stop - begin, size)
+    part: int
+    first: int  # row of the part
+    begin: int  # row of the tensor
+    size: int
+
+
+def stacked_runs(sizes: Sequence[int]) -> list[RowRun]:
+    """One part below the other."""
+    return headwise_runs(sizes, 1)
+
+
+def headwise_runs(sizes: Sequence[int], num_heads: int) -> list[RowRun]:
+    """The rows of each part that belong to the first head, then those of the second, ..."""
+    runs = []
+    begin = 0
+    for head in range(num_heads):
+        for part, size in enumerate(sizes):
+            num_rows = size // num_heads
+            runs.append(RowRun(part, head * num_rows, begin, num_rows))
+            begin += num_rows
+    return runs
+
+
+def _stacked(
+    name: str,
+    matrix: Matrix,
+    in_size: int,
+    runs: Sequence[RowRun],
+) -> Weight:
+    """One tensor that holds all parts of a matrix; `runs` say where."""
+
+    def pieces(start: int, stop: int) -> Iterator[tuple[RowRun, slice]]:
+        """What is there of each run in content that has these rows: as a run, and where in the
+        content."""
+        for run in runs:
+            first = max(start - run.begin, 0)
+            last = min(stop - run.begin, run.size)
             if first < last:
-                yield part, first, last
-
-    def here(
-        part: int,
-        first: int,
-        last: int,
-        start: int,
-    ) -> slice:
-        """Where these rows of a part stand in content that begins at row `start`."""
-        begin = begins[part] - start
-        return slice(begin + first, begin + last)
+                begin = run.begin + first
+                there = slice(begin - start, run.begin + last - start)
+                yield RowRun(run.part, run.first + first, begin, last - first), there
 
     def put(
         content: Tensor,
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
-        # A piece of the tensor may end in the midst of a part, or hold rows of two.
-        for part, first, last in pieces(start, start + len(content)):
-            rows = here(part, first, last, start)
+        # A piece of the tensor may end in the midst of a run, or hold rows of several.
+        for run, rows in pieces(start, start + len(content)):
             matrix.put(
-                part,
+                run.part,
                 content[rows],
-                first,
+                run.first,
                 None if scales is None else scales[rows],
             )
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
         stop = sum(matrix.sizes) if stop is None else stop
-        found = [matrix.get(part, first, last) for part, first, last in pieces(start, stop)]
+        found = []
+        for run, _ in pieces(start, stop):
+            found.append(matrix.get(run.part, run.first, run.first + run.size))
         return torch.cat(found)
 
     def keep_as(format: CodeFormat) -> None:
@@ -160,8 +211,8 @@ def _stacked(name: str, matrix: Matrix, in_size: int) -> Weight:
             matrix.keep_as(part, format)
 
     def put_codes(codes: Codes, start: int = 0) -> None:
-        for part, first, last in pieces(start, start + len(codes.values)):
-            matrix.put_codes(part, codes.of(here(part, first, last, start)), first)
+        for run, rows in pieces(start, start + len(codes.values)):
+            matrix.put_codes(run.part, codes.of(rows), run.first)
 
     return Weight(
         name,
@@ -173,7 +224,34 @@ def _stacked(name: str, matrix: Matrix, in_size: int) -> Weight:
     )
 
 
-def _bias(
+def _stacked_bias(name: str, matrix: Matrix, runs: Sequence[RowRun]) -> Weight:
+    """The bias of such a tensor, which comes whole."""
+
+    def put(
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        assert start == 0
+        assert scales is None
+        for part in range(len(matrix.sizes)):
+            mine = [content[run.begin : run.begin + run.size] for run in runs if run.part == part]
+            matrix.put_bias(part, torch.cat(mine))
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        parts = [matrix.get_bias(part) for part in range(len(matrix.sizes))]
+        found = [parts[run.part][run.first : run.first + run.size] for run in runs]
+        return torch.cat(found)[start:stop]
+
+    return Weight(
+        name,
+        (sum(matrix.sizes),),
+        put,
+        get,
+    )
+
+
+def bias_weight(
     name: str,
     matrix: Matrix,
     part: int,

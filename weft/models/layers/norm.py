@@ -44,13 +44,17 @@ class CenteredNorm:
         ops: Ops,
         *,
         has_bias: bool,
+        has_weight: bool = True,
         plus_one: bool = False,
     ) -> None:
         self._ops = ops
+        self._has_weight = has_weight
         self._has_bias = has_bias
         self._plus = 1.0 if plus_one else 0.0
         self.norm = LayerNorm(ops.vector(size), ops.vector(size), eps)
-        # The kernels always add a bias; without one in the checkpoint, they add zeros.
+        # The kernels always have both; what is not in the checkpoint, changes nothing.
+        if not has_weight:
+            self.norm.weight.fill_(1)
         if not has_bias:
             self.norm.bias.zero_()
 
@@ -59,7 +63,8 @@ class CenteredNorm:
         return self._ops.layer_norm(x, self.norm)
 
     def weights(self, prefix: str) -> Weights:
-        yield vector(f"{prefix}.weight", self.norm.weight, plus=self._plus)
+        if self._has_weight:
+            yield vector(f"{prefix}.weight", self.norm.weight, plus=self._plus)
         if self._has_bias:
             yield vector(f"{prefix}.bias", self.norm.bias)
 
@@ -72,7 +77,8 @@ def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | CenteredNor
             size,
             config.norm_eps,
             ops,
-            has_bias=kind is not NormKind.LAYER,
+            has_bias=kind.has_bias,
+            has_weight=kind is not NormKind.LAYER_PLAIN,
             plus_one=kind is NormKind.LAYER_PLUS_ONE_BIAS,
         )
     return RmsNorm(

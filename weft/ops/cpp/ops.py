@@ -502,9 +502,15 @@ class CppOps:
         )
         return y
 
-    def _record_norm(self, x: Tensor, norm: Norm, add: Tensor | None = None) -> Tensor:
+    def _record_norm(
+        self,
+        x: Tensor,
+        norm: Norm,
+        add: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
         if add is not None:
-            self._norm_into(x, norm, add, add_scale=1.0)
+            self._norm_into(x, norm, add, add_scale=scale)
             return add
         out = self.recorder.buffer(x.shape[1])
         self._norm_into(x, norm, out)

@@ -166,10 +166,15 @@ class TritonOps(TorchWeights):
         return scaled(sums, scales, weight.scales, weight.bias, out, add is not None)
 
 
-def _norm(x: Tensor, norm: Norm, add: Tensor | None = None) -> Tensor:
+def _norm(
+    x: Tensor,
+    norm: Norm,
+    add: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
     if add is None:
         return rms_norm(x, norm)
-    return add.add_(rms_norm(x, norm))
+    return add.add_(rms_norm(x, norm), alpha=scale)
 
 
 def _scales_rows(device: torch.device) -> bool:

@@ -1,0 +1,56 @@
+"""GPT-NeoX and Pythia: attention and feed-forward part side by side, each with a norm of its own.
+The rows of a head's query, key and value stand together in one tensor."""
+
+from __future__ import annotations
+
+from weft.config.config_json import get
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormKind,
+    NormPlace,
+    TensorNames,
+)
+from weft.config.families.family import Config, Family, activation, flag
+from weft.config.families.rope import read_rope
+
+NAMES = TensorNames(
+    attention="attention",
+    qkv=("query_key_value",),
+    qkv_by_head=True,
+    out="dense",
+    gate_up=("dense_h_to_4h",),
+    down="dense_4h_to_h",
+    norm="gpt_neox.final_layer_norm",
+    embedding="gpt_neox.embed_in",
+    layers="gpt_neox.layers",
+)
+
+
+def _gpt_neox(config: Config) -> DecoderSpec:
+    # The keys of files from before transformers 5.
+    rotation = {
+        "partial_rotary_factor": get(config, "rotary_pct", float, 0.25),
+        "rope_theta": get(config, "rotary_emb_base", float, 10_000.0),
+    }
+    bias = flag(config, "attention_bias", True)
+    is_parallel = flag(config, "use_parallel_residual", True)
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope({**rotation, **config}, is_partial=True),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(
+            activation=activation(config, ("gelu", "gelu_new", "relu")),
+            is_gated=False,
+            bias=True,
+        ),
+        norms=NormPlace.PARALLEL_TWO if is_parallel else NormPlace.PRE,
+    )
+    return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=NAMES)
+
+
+FAMILIES = {"GPTNeoX": Family(read=_gpt_neox, norm_eps_key="layer_norm_eps")}
