@@ -11,7 +11,7 @@ from tests.config.test_resolve import MODEL, machine
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard
 from weft.config.options import SettingsError
-from weft.config.quantized import UnreadFormat, stored_as
+from weft.config.quantized import Quantization, UnreadFormat, quantization
 from weft.config.resolve import GB, resolve
 
 TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
@@ -76,38 +76,39 @@ MIXED = {
         ),
         ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "codes"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "codes"),
+        (compressed("pack-quantized", type="int", num_bits=4), "codes"),
+        (compressed("pack-quantized", type="int"), "codes"),
     ],
 )
 def test_eight_bits_with_scales_are_read_whatever_they_are_called(
     found: dict[str, Any] | None, kind: str
 ) -> None:
-    assert stored_as({"quantization_config": found}) == kind
+    assert quantization({"quantization_config": found}).kept_as == kind
 
 
 def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
-    assert (
-        stored_as({}, {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
-        == "fp8"
-    )
+    older = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    assert quantization({}, older).kept_as == "fp8"
     with pytest.raises(UnreadFormat, match="modelopt, NVFP4"):
-        stored_as({}, {"quantization": {"quant_algo": "NVFP4"}})
+        quantization({}, {"quantization": {"quant_algo": "NVFP4"}})
 
 
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout marlin"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "a"}, "gptq in groups of a"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq, in the layout gemv"),
+        ({"quant_method": "exl2", "bits": 4.0}, "exl2"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"group_size": 64, "bits": 4}, "mlx"),
         (
-            compressed("pack-quantized", type="int", num_bits=4),
-            "int of 4 bits, float-quantized, pack-quantized",
-        ),
-        (
-            compressed("pack-quantized", type="int"),
-            "int of 8 bits, float-quantized, pack-quantized",
+            compressed("pack-quantized", type="int", num_bits=3),
+            "int of 3 bits, float-quantized, pack-quantized",
         ),
         (compressed("int-quantized", type="int", symmetric=False), "with zero points"),
         (compressed(changes={"sparsity_config": {"format": "sparse-24-bitmask"}}), "sparse"),
@@ -118,12 +119,14 @@ def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
 )
 def test_other_formats_are_named(found: Any, name: str) -> None:
     with pytest.raises(UnreadFormat, match=name):
-        stored_as({"quantization_config": found})
+        quantization({"quantization_config": found})
 
 
 def kept(stored: str, *gpus: GpuCard, **settings: Any) -> str:
     return resolve(
-        EngineConfig(**settings), replace(MODEL, stored_as=stored), machine(8, gpus=gpus)
+        EngineConfig(**settings),
+        replace(MODEL, stored=Quantization(kept_as=stored)),
+        machine(8, gpus=gpus),
     ).config.quantize
 
 

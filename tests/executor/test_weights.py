@@ -244,7 +244,7 @@ def test_an_update_that_breaks_off_brings_the_last_weights_back(
 ) -> None:
     before, places = logits(plain), addresses(plain)
 
-    def break_off(matches: list[stream.Match]) -> None:
+    def break_off(matches: list[stream.WeightMatch]) -> None:
         stream.put_all(matches[:3])
         raise BadCheckpoint("the file is gone")
 
@@ -552,7 +552,7 @@ def test_pieces_make_the_same_weights_as_the_whole(
     )
     found = []
     for piece_bytes in (1, 8 << 20):
-        monkeypatch.setattr(stream, "PIECE_BYTES", piece_bytes)
+        monkeypatch.setattr("weft.executor.weights.pieces.PIECE_BYTES", piece_bytes)
         driver = make_driver(odd, folder=tmp_path, **settings)
         found.append(kept(driver))
         rows = [

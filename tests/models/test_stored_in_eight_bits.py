@@ -149,7 +149,7 @@ def test_weights_are_what_is_stored_times_its_scale(
     stored: Stored, drive: Callable[..., Driver], kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they come in pieces that are no whole blocks."""
-    monkeypatch.setattr("weft.executor.weights.stream.PIECE_BYTES", 1)
+    monkeypatch.setattr("weft.executor.weights.pieces.PIECE_BYTES", 1)
     actual = drive(stored.folder, kernels=kernels, dtype="float32").run(Turn(0, TOKENS))[0]
     assert (actual - stored.logprobs()).abs().max() < 1e-4
 

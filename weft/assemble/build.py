@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.assemble.checkpoint import read_model
 from weft.assemble.model_folder import model_name
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
@@ -64,7 +65,9 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
-    model = kept_as(config, ModelConfig.from_folder(folder, model_name(config, folder)))
+    has_weights = config.load_format != "dummy"
+    found = read_model(folder, model_name(config, folder), weights=has_weights)
+    model = kept_as(config, found)
     began_s = time.monotonic()
     journal = _journal(config)
     processors = load_processors(config.logit_processors)
@@ -105,9 +108,9 @@ def _kept(model: ModelConfig) -> str:
     """What the weights are kept in, and how many bytes that is."""
     text = f"{size(model.weights_bytes)} loaded"
     if model.keeps_codes:
-        return f"{model.stored_types} as stored, {text}"
-    if model.stored_types:
-        return f"{model.stored_types} kept as {model.quantize or model.dtype}, {text}"
+        return f"{model.stored.as_stored}, {text}"
+    if model.stored.told:
+        return f"{model.stored.told} kept as {model.quantize or model.dtype}, {text}"
     return text
 
 

@@ -1,5 +1,5 @@
-"""Whether a model folder is whole: by the names, sizes and headers of its files, and a few values
-of each weight.
+"""Whether a model folder is whole, and what is in it: by the names, sizes and headers of its files,
+and a few values of each weight.
 
 Reads no more than the beginning of each weight, so that a check costs milliseconds.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from weft.config.model import BadCheckpoint, ModelNotFound
+from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
+from weft.config.quantized import Quantization
 from weft.executor.weights.contents import labelled, open_contents
 from weft.executor.weights.fetch import weight_files
 from weft.executor.weights.gguf.blocks import BLOCKS, BlockFormat
+from weft.executor.weights.packed.sizes import coded_size
 from weft.executor.weights.safetensors import Content, TensorEntry
 
 NUM_LOOKED_AT = 64  # values, or blocks, at the beginning of each weight
@@ -56,6 +59,18 @@ def check_files(folder: Path, *, weights: bool = True) -> None:
         with ExitStack() as stack:
             for content in _contents(stack, folder):
                 _check_values(content)
+
+
+def read_model(folder: Path, name: str, *, weights: bool = True) -> ModelConfig:
+    """What `config.json` says of the model, and how many of its weights are codes. Without
+    `weights`, they will be random: no codes. Raises ModelError."""
+    model = ModelConfig.from_folder(folder, name)
+    if not weights:
+        return replace(model, stored=Quantization())
+    if not model.stored.has_codes or model.coded_bytes:
+        return model
+    found = coded_size(read_headers(folder), model.stored)
+    return replace(model, num_coded=found.num_weights, coded_bytes=found.num_bytes)
 
 
 def read_headers(folder: Path) -> dict[str, TensorEntry]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from weft.assemble.checkpoint import check_files
+from weft.assemble.checkpoint import check_files, read_model
 from weft.assemble.model_folder import model_folder, model_name
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
@@ -22,6 +22,7 @@ from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel, own_
 from weft.config.resolve import Sizing, kept_as, resolve
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog
+from weft.ops.cpp.build import CannotBuild, find_or_build
 
 if TYPE_CHECKING:
     from weft.text.templates.chat_template import ChatTemplate
@@ -44,8 +45,9 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     """Find the model, check its files, and fit it to the machine. Raises SettingsError or
     ModelError."""
     folder = model_folder(config)
-    check_files(folder, weights=config.load_format != "dummy")
-    model = ModelConfig.from_folder(folder, model_name(config, folder))
+    has_weights = config.load_format != "dummy"
+    check_files(folder, weights=has_weights)
+    model = read_model(folder, model_name(config, folder), weights=has_weights)
     code = own_code(folder)
     if code:
         log.warning(
@@ -54,6 +56,8 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
         )
     # From here on no "auto" is left: what runs is what the settings say.
     machine = machine or probe()
+    if model.stored.has_codes and not has_kernels(config):
+        machine = replace(machine, has_kernels=False)
     resolved = resolve(config, model, machine)
     if machine.has_gpu_fault and config.device == "auto":
         log.warning(f"the CPU computes: {machine.no_gpu_reason}")
@@ -61,6 +65,18 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     model = replace(model, dtype=resolved.config.dtype, pooling=pooling)
     sampling = _sampling(config.generation_config, folder, model)
     return Prepared(folder, model, resolved.config, resolved.sizing, sampling)
+
+
+def has_kernels(config: EngineConfig) -> bool:
+    """Whether there are kernels for this processor, or can be: what codes are kept for."""
+    if config.kernels == "torch":
+        return False
+    name = config.kernels if config.kernels != "auto" else ""
+    try:
+        find_or_build(name)
+    except CannotBuild:
+        return False
+    return True
 
 
 def _sampling(source: str, folder: Path, model: ModelConfig) -> SamplingParams:

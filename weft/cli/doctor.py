@@ -17,6 +17,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
@@ -259,12 +260,13 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     """Each check presupposes those before it;
     where there is no model at all, there is only the first.
     """
+    from weft.assemble.checkpoint import read_model
     from weft.assemble.model_folder import model_folder, model_name
     from weft.assemble.prepare import load_tokenizer
 
     try:
         folder = model_folder(config)
-        model = ModelConfig.from_folder(folder, model_name(config, folder))
+        model = read_model(folder, model_name(config, folder))
     except ModelError as exc:
         reason = exc
         yield "model", lambda: _raise(reason)
@@ -290,10 +292,8 @@ def _raise(exc: Exception) -> str:
 
 def _architecture(model: ModelConfig) -> str:
     stored = model.dtype
-    if model.stored_types:
-        stored += f", weights in {model.stored_types}"
-    elif model.stored_as:
-        stored += f", large matrices in {model.stored_as}"
+    if model.stored.told:
+        stored += f", weights in {model.stored.told}"
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
     return (
         f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} "
@@ -305,42 +305,20 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     """Compare names and shapes in the files' headers with what the architecture wants."""
     import torch
 
-    from weft.assemble.checkpoint import read_headers
-    from weft.executor.weights.stream import in_base
+    from weft.executor.weights.contents import labelled, open_contents
+    from weft.executor.weights.fetch import weight_files
+    from weft.executor.weights.stream import matched
     from weft.models.registry import make_model
     from weft.ops.plain import PlainOps
 
-    found = {in_base(name): tensor.shape for name, tensor in read_headers(folder).items()}
     empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
-    wanted = {weight.name: weight.shape for weight in empty.weights()}
-    missing: list[str] = []
-    misshapen: list[str] = []
-    for name, shape in wanted.items():
-        stored = in_base(name)
-        if stored not in found:
-            missing.append(name)
-        elif found[stored] != shape:
-            misshapen.append(name)
-    if missing:
-        raise SettingsError(f"{_tensors(missing)} missing: {_some(missing)}")
-    if misshapen:
-        raise SettingsError(
-            f"{_tensors(misshapen)} of another shape than config.json says: {_some(misshapen)}"
-        )
-    return f"{len(found)} tensors, {size(model.weights_bytes)} in {model.dtype}"
-
-
-def _tensors(names: list[str]) -> str:
-    if len(names) > 1:
-        return f"{len(names)} tensors are"
-    return "1 tensor is"
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    if len(names) > 3:
-        return f"{shown}, ..."
-    return shown
+    wanted = {weight.name: weight for weight in empty.weights()}
+    with ExitStack() as stack:
+        files = open_contents(stack, labelled(weight_files(folder)))
+        what = "they are not what config.json says"
+        matched(wanted, files, what, quantization=model.stored)
+        num_tensors = sum(len(file.entries) for file in files)
+    return f"{num_tensors} tensors, {size(model.weights_bytes)} in {model.dtype}"
 
 
 def _chat(folder: Path) -> str:
@@ -378,7 +356,7 @@ def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     chosen = resolved.config
     types = chosen.dtype
     if chosen.quantize == STORED:
-        types += ", weights as stored"
+        types += f", weights {model.stored.as_stored}"
     elif chosen.quantize != "none":
         types += f", weights in {chosen.quantize}"
     running = f"at most {chosen.max_running_requests} requests together"

@@ -123,7 +123,7 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
         found["quantization_config"] = {
             "quant_method": "gguf",
             "types": ", ".join(types),
-            "kept_bytes": _kept_bytes(model.tensors),
+            **_coded(model.tensors),
         }
     window = keys.number("attention.sliding_window", int, 0)
     if window and keys.architecture == "llama":
@@ -257,13 +257,16 @@ def _code_types(tensors: Mapping[str, StoredTensor]) -> list[str]:
     return [name for name, _ in num_bytes.most_common()]
 
 
-def _kept_bytes(tensors: Mapping[str, StoredTensor]) -> int:
-    """What matrices take where codes are kept."""
-    total = 0.0
+def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """How many weights are codes, and what they take where they are kept."""
+    num_coded = 0
+    num_bits = 0.0
     for tensor in tensors.values():
-        if len(tensor.shape) > 1:
-            total += math.prod(tensor.shape) * KEPT_BITS.get(tensor.dtype, 16) / 8
-    return int(total)
+        if tensor.dtype in KEPT_BITS:
+            num_weights = math.prod(tensor.shape)
+            num_coded += num_weights
+            num_bits += num_weights * KEPT_BITS[tensor.dtype]
+    return {"num_coded": num_coded, "coded_bytes": int(num_bits / 8)}
 
 
 def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:

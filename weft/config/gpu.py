@@ -64,11 +64,12 @@ STORED = "stored"  # what `--quantize auto` becomes where codes are kept
 
 def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]) -> str:
     """What `--quantize auto` is: what the weights are stored in, if the device computes with it."""
-    if model.stored_as == CODES:
+    kept_as = model.stored.kept_as
+    if kept_as == CODES:
         return STORED if device == "cpu" else "none"
-    if model.stored_as == "fp8" and (device == "cpu" or not has_fp8(gpus[0])):
+    if kept_as == "fp8" and (device == "cpu" or not has_fp8(gpus[0])):
         return "none"
-    return model.stored_as or "none"
+    return kept_as or "none"
 
 
 def chunk_len(gpu: GpuCard) -> int:

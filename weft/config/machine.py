@@ -34,6 +34,7 @@ class Machine:
     gpus: tuple[GpuCard, ...] = ()  # that torch can use
     no_gpu_reason: str = ""
     has_gpu_fault: bool = False  # the reason is one that can be mended
+    has_kernels: bool = True  # our own for its processor; false only once that was looked for
 
 
 def probe() -> Machine:

@@ -18,7 +18,7 @@ from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
 from weft.config.model_errors import BadCheckpoint, ModelError, ModelNotFound, UnsupportedModel
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
-from weft.config.quantized import CODES, READ, UnreadFormat, stored_as
+from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import turn_end_id
 
 __all__ = [
@@ -58,12 +58,10 @@ class ModelConfig:
     dtype: str  # of weights and KV: as stored, until another is chosen
     kv_dtype: str = ""  # of KV, where it is another: also int8, float8_e4m3fn
     quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4, fp8
-    # Bits that they are stored in, if these can be kept: int8, fp8; or codes, with scales of
-    # groups.
-    stored_as: str = ""
-    stored_types: str = ""  # codes: the names of their types, for people,
-    stored_bytes: int = 0  # and the bytes of all weights where codes are kept
-    keeps_codes: bool = False  # whether they are
+    stored: Quantization = field(default_factory=Quantization)  # what they are stored in
+    num_coded: int = 0  # weights that are stored as codes,
+    coded_bytes: int = 0  # and the bytes of these with their scales
+    keeps_codes: bool = False  # whether codes are kept
     tie_embeddings: bool = False
     decoder: DecoderSpec = field(default_factory=DecoderSpec)  # encoders have none
     context_length: int = 0  # the longest that is served, where that is known; 0: max_position
@@ -98,7 +96,8 @@ class ModelConfig:
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are kept, without biases, norms and scales."""
         if self.keeps_codes:
-            return self.stored_bytes
+            others = max(self.num_parameters - self.num_coded, 0)
+            return self.coded_bytes + others * DTYPES[self.dtype]
         embeddings = self._num_embedding_parameters
         layers = self._num_layer_parameters
         if self.is_encoder and self.quantize:
@@ -170,13 +169,8 @@ class ModelConfig:
         architecture = _architecture(config)
         family = FAMILIES[architecture]
         config = _of_the_text(config, family)
-        try:
-            stored = stored_as(config, quantized)
-        except UnreadFormat as exc:
-            raise UnsupportedModel(
-                f"{name} is quantised in a format that is not read: {exc}. Read are {READ}"
-            ) from exc
-        quantization = get(config, "quantization_config", dict, {})
+        stored = _quantization(config, name, quantized)
+        described = get(config, "quantization_config", dict, {})
         num_heads = size(config, "num_attention_heads")
         hidden_size = size(config, "hidden_size")
         model = cls(
@@ -192,9 +186,9 @@ class ModelConfig:
             max_position=size(config, "max_position_embeddings"),
             norm_eps=number(config, family.norm_eps_key, low=0.0),
             dtype=_dtype(config),
-            stored_as=stored,
-            stored_types=get(quantization, "types", str, "") if stored == CODES else "",
-            stored_bytes=get(quantization, "kept_bytes", int, 0) if stored == CODES else 0,
+            stored=stored,
+            num_coded=get(described, "num_coded", int, 0),
+            coded_bytes=get(described, "coded_bytes", int, 0),
             tie_embeddings=get(config, "tie_word_embeddings", bool, False),
             bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
             eos_token_ids=tuple(
@@ -219,6 +213,29 @@ class ModelConfig:
                 "heads: the heads must be a multiple of the KV heads, and their size even"
             )
         return model
+
+
+def quantization_of(folder: Path) -> Quantization:
+    """What the weights in a folder are stored in; nothing is known of one without `config.json`.
+
+    Raises ModelError.
+    """
+    return _quantization(
+        _read_json_if_there(folder / "config.json"),
+        folder.name,
+        _read_json_if_there(folder / "hf_quant_config.json"),
+    )
+
+
+def _quantization(
+    config: Mapping[str, Any], name: str, other: Mapping[str, Any] | None
+) -> Quantization:
+    try:
+        return quantization(config, other)
+    except UnreadFormat as exc:
+        raise UnsupportedModel(
+            f"{name} is quantised in a format that is not read: {exc}. Read are {READ}"
+        ) from exc
 
 
 def _of_the_text(config: Mapping[str, Any], family: Family) -> dict[str, Any]:

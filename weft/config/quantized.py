@@ -1,108 +1,232 @@
 """In which bits the weights of a checkpoint are stored, from its `config.json`: what of the field's
 formats is read, and the name of what is not.
 
-Whatever it is called, what is read is one layout: a matrix in float8 (e4m3) or int8 stands beside
-its scales, one for the whole matrix, one for each output, or one for each block of 128 inputs and
-as many outputs, or one. How activations were quantised when the checkpoint was made is not obeyed:
-here it is row by row, as they come.
+Which matrices are stored so, and in which shape, stands in the files: what reads weights looks
+there. From here comes only what the files do not say. How activations were quantised when the
+checkpoint was made is not obeyed: here it is row by row, as they come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 BLOCK = 128  # outputs, or inputs, that share a scale
 CODES = "codes"  # what weights are stored as that have scales of small groups
 
 READ = (
-    "fp8 and int8 of compressed-tensors, and fp8 of fp8, fbgemm_fp8 and modelopt, with a scale "
-    f"for each matrix, output or block of {BLOCK}"
+    "gptq and awq; pack-quantized, int-quantized and float-quantized of compressed-tensors; fp8 of "
+    f"fp8, fbgemm_fp8 and modelopt, with a scale for each matrix, output or block of {BLOCK}; "
+    "and gguf"
 )
-FORMATS = (
+EIGHT_BITS = (
     "float-quantized",
     "int-quantized",
     "naive-quantized",
     "mixed-precision",
     "dense",
 )  # of compressed-tensors
+PACKED = "pack-quantized"
+WORD_BITS = (4, 8)  # of codes that are packed into words
 
 
 class UnreadFormat(ValueError):
     """Weights are stored as nobody here reads them; the message names the format."""
 
 
-def stored_as(config: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
-    """In what the large matrices are stored: fp8 or int8, with scales of whole matrices or of
-    outputs; codes, with scales of small groups; else "", also where smaller blocks have scales or
-    several formats stand side by side.
+@dataclass(frozen=True)
+class Quantization:
+    """In what the large matrices of a checkpoint are stored."""
+
+    method: str = ""  # the field's name: gptq; "" where nothing is quantised
+    # What can be kept of it: fp8 or int8, with scales of whole matrices or of outputs; codes, with
+    # scales of groups; else "", also where smaller blocks have scales or several formats stand
+    # side by side.
+    kept_as: str = ""
+    told: str = ""  # for people: int4 (GPTQ, group 128)
+    bits: int = 0  # of codes, where the config says it, as the next ones
+    group: int = 0  # inputs that share a scale; 0: all of an output
+    is_symmetric: bool | None = None  # whether zero is in the middle of the codes; None: unknown
+    zero_shift: int = 0  # what is added to zero points as they are stored
+    varies: bool = False  # some matrices may have other bits and groups
+
+    @property
+    def has_codes(self) -> bool:
+        return self.kept_as == CODES
+
+    @property
+    def as_stored(self) -> str:
+        """For people, where it is kept: int4 (GPTQ, group 128, as stored)."""
+        if self.told.endswith(")"):
+            return f"{self.told[:-1]}, as stored)"
+        return f"{self.told} as stored"
+
+
+def quantization(config: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Quantization:
+    """In what the large matrices are stored.
 
     `config` is `config.json`, `other` the `hf_quant_config.json` of older checkpoints.
     Raises UnreadFormat.
     """
     try:
-        kinds = set(_kinds(config, other or {}))
+        return _quantization(config, other or {})
     except (AttributeError, TypeError) as exc:
         raise UnreadFormat("a quantization_config that makes no sense") from exc
-    if len(kinds) == 1:
-        return kinds.pop()
-    return ""
 
 
-def _kinds(config: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+def _quantization(config: Mapping[str, Any], other: Mapping[str, Any]) -> Quantization:
     found = config.get("quantization_config")
     if found is None:
-        if other:
-            yield _modelopt(other.get("quantization", {}).get("quant_algo"))
-        return
+        if not other:
+            return Quantization()
+        return _modelopt(other.get("quantization", {}).get("quant_algo"))
     match found.get("quant_method", "mlx" if "bits" in found else "unknown"):
         case "fp8":
-            yield _blocks(found.get("weight_block_size"), "fp8")
+            return _fp8("fp8", _blocks(found.get("weight_block_size"), "fp8"))
         case "fbgemm_fp8":
-            yield "fp8"
+            return _fp8("fbgemm_fp8", "fp8")
         case "modelopt":
-            yield _modelopt(
-                found.get("quant_algo") or found.get("quantization", {}).get("quant_algo")
-            )
+            algorithm = found.get("quant_algo")
+            return _modelopt(algorithm or found.get("quantization", {}).get("quant_algo"))
         case "gguf":  # in no config.json but ours (`config/gguf.py`)
-            yield CODES
+            return Quantization("gguf", CODES, str(found.get("types", "")))
+        case "gptq":
+            return _gptq(found)
+        case "awq":
+            return _awq(found)
         case "compressed-tensors":
-            yield from _compressed_tensors(found)
+            return _compressed_tensors(found)
         case method:
             raise UnreadFormat(str(method)[:64])
 
 
-def _modelopt(algorithm: Any) -> str:
+def _fp8(method: str, kept_as: str) -> Quantization:
+    return Quantization(method, kept_as, f"fp8 ({method})")
+
+
+def _modelopt(algorithm: Any) -> Quantization:
     if algorithm != "FP8":
         raise UnreadFormat(f"modelopt, {str(algorithm)[:64]}")
-    return "fp8"
+    return _fp8("modelopt", "fp8")
 
 
-def _compressed_tensors(found: Mapping[str, Any]) -> Iterator[str]:
-    for group in found.get("config_groups", {}).values():
-        weights = group.get("weights")
-        if weights is None:
-            continue
-        formats = {found.get("format") or FORMATS[0], group.get("format") or FORMATS[0]}
-        kind = {("float", 8): "fp8", ("int", 8): "int8"}.get(
-            (weights.get("type"), weights.get("num_bits"))
-        )
-        if kind is None or not formats <= set(FORMATS):
-            told = (
-                f"{weights.get('type')} of {weights.get('num_bits')} bits, "
-                f"{', '.join(sorted(map(str, formats)))}"
-            )
-            raise UnreadFormat(f"compressed-tensors, {told[:200]}")
-        if not weights.get("symmetric", True):
-            raise UnreadFormat("compressed-tensors, with zero points")
-        if weights.get("strategy") == "group":
-            yield _blocks([1, weights.get("group_size")], kind)
-        else:
-            yield _blocks(weights.get("block_structure"), kind)
+# GPTQ and AWQ
+
+
+def _gptq(found: Mapping[str, Any]) -> Quantization:
+    layout = str(found.get("checkpoint_format") or "gptq")
+    if found.get("is_marlin_format"):
+        layout = "marlin"
+    if layout not in ("gptq", "gptq_v2"):
+        raise UnreadFormat(f"gptq, in the layout {layout[:64]}")
+    packed = _packed("gptq", "GPTQ", found)
+    # In the first version, one is taken off zero points before they are stored.
+    shift = 1 if layout == "gptq" else 0
+    return replace(
+        packed,
+        is_symmetric=bool(found.get("sym", True)),
+        zero_shift=shift,
+        varies=bool(found.get("dynamic")),
+    )
+
+
+def _awq(found: Mapping[str, Any]) -> Quantization:
+    version = str(found.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise UnreadFormat(f"awq, in the layout {version[:64]}")
+    packed = _packed("awq", "AWQ", found)
+    if packed.bits != 4:
+        raise UnreadFormat(f"awq of {packed.bits} bits")
+    return replace(packed, is_symmetric=False)
+
+
+def _packed(method: str, name: str, found: Mapping[str, Any]) -> Quantization:
+    """Codes in words of 32 bits, as GPTQ and AWQ have them."""
+    bits = found.get("bits", found.get("w_bit"))
+    if bits not in WORD_BITS:
+        raise UnreadFormat(f"{method} of {str(bits)[:64]} bits")
+    group = _group(method, found.get("group_size", found.get("q_group_size")))
+    return Quantization(method, CODES, _told(f"int{bits}", name, group), bits, group)
+
+
+def _group(method: str, size: Any) -> int:
+    if size in (None, -1):
+        return 0
+    if type(size) is not int or size <= 0:
+        raise UnreadFormat(f"{method} in groups of {str(size)[:64]}")
+    return size
+
+
+def _told(kind: str, name: str, group: int) -> str:
+    groups = f"group {group}" if group else "one scale for each output"
+    return f"{kind} ({name}, {groups})"
+
+
+# compressed-tensors
+
+
+def _compressed_tensors(found: Mapping[str, Any]) -> Quantization:
     if (found.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise UnreadFormat("compressed-tensors, sparse")
     if (found.get("transform_config") or {}).get("config_groups"):
         raise UnreadFormat("compressed-tensors, with transforms")
+    kinds = list(dict.fromkeys(_kinds(found)))
+    if not kinds:
+        return Quantization("compressed-tensors")
+    if len(kinds) == 1:
+        return kinds[0]
+    return Quantization(
+        method="compressed-tensors",
+        kept_as=CODES if any(kind.has_codes for kind in kinds) else "",
+        told=", ".join(dict.fromkeys(kind.told for kind in kinds)),
+        varies=True,
+    )
+
+
+def _kinds(found: Mapping[str, Any]) -> Iterator[Quantization]:
+    """That of each group of matrices."""
+    for group in found.get("config_groups", {}).values():
+        weights = group.get("weights")
+        if weights is None:
+            continue
+        formats = {found.get("format") or EIGHT_BITS[0], group.get("format") or EIGHT_BITS[0]}
+        kind = (weights.get("type"), weights.get("num_bits"))
+        if PACKED in formats and kind in (("int", 4), ("int", 8)):
+            yield _packed_group(weights)
+            continue
+        name = {("float", 8): "fp8", ("int", 8): "int8"}.get(kind)
+        if name is None or not formats <= set(EIGHT_BITS):
+            told = f"{kind[0]} of {kind[1]} bits, {', '.join(sorted(map(str, formats)))}"
+            raise UnreadFormat(f"compressed-tensors, {told[:200]}")
+        if not weights.get("symmetric", True):
+            raise UnreadFormat("compressed-tensors, with zero points beside whole bytes")
+        yield _eight_bits(weights, name)
+
+
+def _packed_group(weights: Mapping[str, Any]) -> Quantization:
+    method = "compressed-tensors"
+    bits = weights["num_bits"]
+    group = 0
+    if weights.get("strategy") == "group":
+        group = _group(method, weights.get("group_size"))
+    return Quantization(
+        method=method,
+        kept_as=CODES,
+        told=_told(f"int{bits}", method, group),
+        bits=bits,
+        group=group,
+        is_symmetric=bool(weights.get("symmetric", True)),
+    )
+
+
+def _eight_bits(weights: Mapping[str, Any], name: str) -> Quantization:
+    method = "compressed-tensors"
+    if weights.get("strategy") == "group":
+        kept_as = _blocks([1, weights.get("group_size")], name)
+    else:
+        kept_as = _blocks(weights.get("block_structure"), name)
+    return Quantization(method, kept_as, f"{name} ({method})")
 
 
 def _blocks(sizes: Any, kind: str) -> str:

@@ -121,7 +121,8 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     config = replace(config, task=_task(config.task, model))
     if config.quantize == "auto":
         quantize = quantize_by_default(model, device, machine.gpus)
-        if quantize == STORED and _computes_by_torch(config):
+        by_torch = _computes_by_torch(config) or not machine.has_kernels
+        if quantize == STORED and by_torch:
             quantize = "none"  # torch widens codes
         config = replace(config, quantize=quantize)
     model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))

@@ -65,13 +65,15 @@ class Codes(NamedTuple):
     values: Tensor  # [n, in] uint8
     scales: Scales
     mins: Scales | None = None
+    # Which input each column of `values` is for, [in] int32; None: they stand in the inputs' order.
+    order: Tensor | None = None
 
     def of(self, rows: slice) -> Codes:
         """Some of the rows."""
         mins = None
         if self.mins is not None:
             mins = self.mins.of(rows)
-        return Codes(self.format, self.values[rows], self.scales.of(rows), mins)
+        return Codes(self.format, self.values[rows], self.scales.of(rows), mins, self.order)
 
     def dequantized(self) -> Tensor:
         """[n, in] float32: each weight computed in float32, from left to right."""
@@ -85,7 +87,11 @@ class Codes(NamedTuple):
         weights = steps * self._by_input(self.scales, in_size)
         if self.mins is not None:
             weights += self._by_input(self.mins, in_size)
-        return weights
+        if self.order is None:
+            return weights
+        by_input = torch.empty_like(weights)
+        by_input[:, self.order] = weights
+        return by_input
 
     def _by_input(self, scales: Scales, in_size: int) -> Tensor:
         """[n, groups] -> [n, in], or [n, 1] where all inputs share one."""

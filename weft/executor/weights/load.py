@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from weft.config.model import ModelConfig
+from weft.config.model import ModelConfig, quantization_of
 from weft.executor.weights.contents import labelled, open_contents
 from weft.executor.weights.fetch import weight_files
 from weft.executor.weights.gguf.content import GgufContent
@@ -37,6 +37,7 @@ def load_weights(weights: Weights, folder: Path) -> None:
             {weight.name: weight for weight in weights},
             files,
             _name(folder, files),
+            quantization=quantization_of(folder),
         )
         for file in files:
             file.will_be_read()

@@ -9,7 +9,7 @@ X.weight_scale   (or _scale_inv) of the whole matrix [], [1] or [1, 1], of outpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -78,11 +78,12 @@ class StoredScales(NamedTuple):
         return floats(rows) * by_column[:, : rows.shape[1]], None
 
 
-def scales_of(entry: TensorEntry, stored: Mapping[str, StoredTensor]) -> StoredScales:
-    """The scales of a stored weight. Raises BadCheckpoint, saying what is wrong with them."""
+def scales_of(entry: TensorEntry, name: str, stored: Mapping[str, StoredTensor]) -> StoredScales:
+    """The scales of a stored weight, whose name among the others is `name`. Raises BadCheckpoint,
+    saying what is wrong with them."""
     for ending in ENDINGS:
-        if entry.name + ending in stored:
-            content, found = stored[entry.name + ending]
+        if name + ending in stored:
+            content, found = stored[name + ending]
             break
     else:
         raise BadCheckpoint(f"{entry.name} {entry.dtype} without scales")
@@ -105,7 +106,7 @@ def _num_sharing(size: int, num_scales: int) -> int:
     return 0
 
 
-def is_of_a_weight(name: str, weights: Iterable[str]) -> bool:
+def is_of_a_weight(name: str, weights: Container[str]) -> bool:
     """Whether these are the scales of one of the weights."""
     return any(name.endswith(ending) and name.removesuffix(ending) in weights for ending in ENDINGS)
 

@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 
 from weft.config.decoder import first_difference
-from weft.config.model import BadCheckpoint, ModelConfig, ModelError
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError, quantization_of
+from weft.config.quantized import Quantization
 from weft.executor.weights import release
 from weft.executor.weights.contents import open_contents
 from weft.executor.weights.load import load_weights, randomize
+from weft.executor.weights.pieces import is_finite
 from weft.executor.weights.root import WeightsRoot
 from weft.executor.weights.safetensors import BytesContent
 from weft.executor.weights.scales import FLOATS
 from weft.executor.weights.stream import (
     WeightMatch,
-    is_finite,
     matched,
     put_all,
     put_tensor,
@@ -59,7 +60,7 @@ MAX_GROUPS = 8
 MAX_VALUES = 4_000_000  # of a weight that are told
 MAY_DIFFER = (  # of the config
     *("name", "dtype", "kv_dtype", "quantize", "keeps_codes"),
-    *("stored_as", "stored_types", "stored_bytes"),
+    *("stored", "num_coded", "coded_bytes"),
     *("max_position", "context_length", "bos_token_id", "eos_token_ids", "pooling"),
 )
 
@@ -124,7 +125,10 @@ class WeightStore:
                 self._require_same_model(folder)
                 files = open_contents(stack, paths)
                 found = matched(
-                    self._weights, files, f"the weights in {folder} do not fit the model"
+                    self._weights,
+                    files,
+                    f"the weights in {folder} do not fit the model",
+                    quantization=self._quantization(folder),
                 )
                 require_finite(found)
                 return self._put(lambda: put_all(found), found, source=folder)
@@ -140,6 +144,7 @@ class WeightStore:
             self._weights,
             [content],
             "the tensors do not fit the model",
+            quantization=self._memory.config.stored,
             whole=False,
         )
         if not found:
@@ -217,7 +222,7 @@ class WeightStore:
             self._source = source
             self._released.discard(WEIGHTS)
         num_bytes = sum(
-            one.entry.num_bytes if isinstance(one, WeightMatch) else one.nbytes for one in content
+            one.stored.num_bytes if isinstance(one, WeightMatch) else one.nbytes for one in content
         )
         return self._reply(
             kv_is_stale=True,
@@ -255,6 +260,12 @@ class WeightStore:
         else:
             load_weights(iter(self._weights.values()), self._source)
         self._released.discard(WEIGHTS)
+
+    def _quantization(self, folder: Path) -> Quantization:
+        """What the weights in a folder are stored in: as it says, or else as the model's are."""
+        if (folder / "config.json").exists():
+            return quantization_of(folder)
+        return self._memory.config.stored
 
     def _require_same_model(self, folder: Path) -> None:
         """If the folder describes a model, it must be this one. Raises ModelError."""

@@ -1,0 +1,189 @@
+"""The layouts of GPTQ and AWQ: matrices that are stored with their inputs as rows.
+
+    GPTQ   qweight  I32 [in / 8, out]       eight inputs of an output in a word (four, of 8 bits)
+           qzeros   I32 [groups, out / 8]   zero points, the same along the outputs
+           scales   F16 [groups, out]
+           g_idx    I32 [in]                the group of each input
+    AWQ    qweight  I32 [in, out / 8]       eight outputs of an input, in an order of its own
+           qzeros   I32 [groups, out / 8]   the same
+           scales   F16 [groups, out]
+
+A weight is scale * (code - zero). GPTQ takes one off a zero point before it is stored, in the first
+version of its format; but files of the second are about that say they are of the first, so where
+weights are symmetric, zero is the middle of the codes, whatever is stored.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.config.model import BadCheckpoint
+from weft.config.quantized import Quantization
+from weft.executor.weights.packed.weight import (
+    Grouping,
+    Misfit,
+    PackedCodes,
+    PackedTensors,
+    format_of,
+    order_of,
+)
+from weft.executor.weights.packed.words import awq_columns, codes_by_output, codes_of_bytes
+from weft.executor.weights.pieces import PieceBuffer, read_whole
+from weft.executor.weights.scales import FLOATS, StoredTensor
+from weft.observe.log import EventLog
+
+WORD_BITS = 32
+MIDDLE = 8  # of four bits
+
+log = EventLog("engine")
+
+
+def gptq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantization) -> PackedCodes:
+    """Raises Misfit."""
+    out_size, in_size = shape
+    _, words = tensors.any_type("qweight")
+    bits = _bits_of(words.name, words.shape, (in_size, out_size), told)
+    codes = tensors.tensor("qweight", "I32", (_num_words(in_size, bits), out_size))
+    scales, group = _scales(tensors, shape, told)
+    zeros = None
+    if "qzeros" in tensors or not told.is_symmetric:
+        groups = scales[1].shape[0]
+        zeros = tensors.tensor("qzeros", "I32", (groups, _num_words(out_size, bits)))
+    index = None
+    if "g_idx" in tensors:
+        index = tensors.tensor("g_idx", "I32", (in_size,))
+    layout = GptqLayout(codes, scales, zeros, index, bits, group, told)
+    return PackedCodes(
+        shape=shape,
+        tensors=tensors.found("qweight", "qzeros", "scales", "g_idx"),
+        codes=layout.codes,
+        grouping=layout.grouping,
+    )
+
+
+def awq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantization) -> PackedCodes:
+    """Raises Misfit."""
+    out_size, in_size = shape
+    if out_size % 8:
+        raise Misfit(f"{tensors.module} has {out_size} outputs, which AWQ cannot pack")
+    codes = tensors.tensor("qweight", "I32", (in_size, out_size // 8))
+    scales, group = _scales(tensors, shape, told)
+    zeros = tensors.tensor("qzeros", "I32", (scales[1].shape[0], out_size // 8))
+    return PackedCodes(
+        shape=shape,
+        tensors=tensors.found("qweight", "qzeros", "scales"),
+        codes=partial(_awq_codes, codes),
+        grouping=partial(_awq_grouping, scales, zeros, group),
+    )
+
+
+class GptqLayout:
+    """How the tensors of one matrix are read."""
+
+    def __init__(
+        self,
+        codes: StoredTensor,
+        scales: StoredTensor,
+        zeros: StoredTensor | None,
+        index: StoredTensor | None,
+        bits: int,
+        group: int,
+        told: Quantization,
+    ) -> None:
+        self._codes = codes
+        self._scales = scales
+        self._zeros = zeros
+        self._index = index
+        self._bits = bits
+        self._group = group
+        self._told = told
+
+    def codes(self, start: int, stop: int, buffer: PieceBuffer) -> Tensor:
+        content, entry = self._codes
+        words = buffer.columns(content, entry, start, stop, WORD_BITS // 8)
+        return codes_by_output(words.view(torch.int32), self._bits)
+
+    def grouping(self) -> Grouping:
+        scales = _by_output(self._scales)
+        format, mins = format_of(self._bits, self._group, scales, self._zero_points())
+        order = None
+        if self._index is not None:
+            order = order_of(self._index, format.group, scales.shape[1])
+        return Grouping(format, scales, mins, order)
+
+    def _zero_points(self) -> Tensor | None:
+        """[out, groups]; None: the middle of the codes."""
+        if self._zeros is None:
+            return None
+        words = read_whole(*self._zeros, torch.int32)
+        stored = codes_of_bytes(words.view(torch.uint8), self._bits)
+        stored = stored[:, : self._codes[1].shape[1]]
+        is_one = bool((stored == stored[0, 0]).all())
+        name = self._zeros[1].name
+        if self._told.is_symmetric and is_one:
+            return None
+        if self._told.is_symmetric and not self._told.varies:
+            raise BadCheckpoint(
+                f"{name} has different zero points, but config.json says that they are symmetric"
+            )
+        middle = 2 ** (self._bits - 1)
+        if is_one and self._told.zero_shift and int(stored[0, 0]) == middle:
+            log.warning(
+                f"all of {name} are {middle}, as in the format gptq_v2; they are read as "
+                f"{middle + 1}, for config.json says gptq"
+            )
+        return stored.t().int() + self._told.zero_shift
+
+
+def _awq_codes(codes: StoredTensor, start: int, stop: int, buffer: PieceBuffer) -> Tensor:
+    content, entry = codes
+    words = buffer.columns(content, entry, start // 8, stop // 8, WORD_BITS // 8)
+    return awq_columns(words.view(torch.int32))
+
+
+def _awq_grouping(scales: StoredTensor, zeros: StoredTensor, group: int) -> Grouping:
+    by_output = _by_output(scales)
+    zero_points = awq_columns(read_whole(*zeros, torch.int32))
+    format, mins = format_of(4, group, by_output, zero_points)
+    return Grouping(format, by_output, mins)
+
+
+def _by_output(scales: StoredTensor) -> Tensor:
+    """[groups, out] -> [out, groups]"""
+    content, entry = scales
+    return read_whole(content, entry, FLOATS[entry.dtype]).t().contiguous()
+
+
+def _scales(
+    tensors: PackedTensors, shape: tuple[int, int], told: Quantization
+) -> tuple[StoredTensor, int]:
+    """The scales, and how many inputs share one; 0: all. Raises Misfit."""
+    out_size, in_size = shape
+    content, entry = tensors.any_type("scales")
+    if entry.dtype not in FLOATS or entry.dtype == "F64":
+        raise Misfit(f"{entry.name} {entry.dtype} instead of F16, BF16 or F32")
+    expected = -(-in_size // (told.group or in_size))
+    if entry.shape == (expected, out_size):
+        return (content, entry), told.group
+    groups = entry.shape[0] if len(entry.shape) == 2 else 0
+    if not told.varies or groups == 0 or in_size % groups or entry.shape[1] != out_size:
+        raise Misfit(f"{entry.name} {list(entry.shape)} instead of {[expected, out_size]}")
+    return (content, entry), 0 if groups == 1 else in_size // groups
+
+
+def _bits_of(name: str, words: tuple[int, ...], shape: tuple[int, int], told: Quantization) -> int:
+    """Those of the config, or where matrices differ, those of the tensor. Raises Misfit."""
+    in_size, out_size = shape
+    if not told.varies:
+        return told.bits
+    for bits in (4, 8):
+        if words == (_num_words(in_size, bits), out_size):
+            return bits
+    raise Misfit(f"{name} {list(words)} for {out_size} outputs and {in_size} inputs")
+
+
+def _num_words(size: int, bits: int) -> int:
+    return -(-size * bits // WORD_BITS)

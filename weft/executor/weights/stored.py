@@ -1,0 +1,194 @@
+"""Weights as they lie in files, each in one of the forms that weft reads: floats, eight bits with
+scales, blocks of GGUF; what lies packed in several tensors has a folder of its own (`packed/`).
+
+A form says which codes it is, so that a matrix may keep them, and puts its content into a weight
+piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from weft.config.model import BadCheckpoint
+from weft.executor.weights.gguf.codes import FORMATS as BLOCK_FORMATS
+from weft.executor.weights.gguf.codes import BadScales, codes_of
+from weft.executor.weights.pieces import PieceBuffer, is_finite
+from weft.executor.weights.safetensors import Content, TensorEntry
+from weft.executor.weights.scales import EIGHT_BITS, FLOATS, StoredScales
+from weft.models.layers.weight import Weight
+from weft.ops.codes import Codes
+from weft.ops.protocol import ROW_STEP
+from weft.ops.quantize import INT8_BY_OUTPUT
+
+
+class StoredWeight(Protocol):
+    """A weight as it lies in files."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of its tensors, that with most of its content first."""
+        ...
+
+    def offer(self, weight: Weight) -> None:
+        """Tell the weight which codes will come, if any will. Raises BadCheckpoint."""
+        ...
+
+    def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
+        """Give the weight its content. Raises BadCheckpoint if it cannot be read any more."""
+        ...
+
+    def require_finite(self, buffer: PieceBuffer) -> None:
+        """Read it to its end. Raises BadCheckpoint unless it is finite everywhere."""
+        ...
+
+
+class StoredFloats(NamedTuple):
+    """One tensor of floats."""
+
+    content: Content
+    entry: TensorEntry
+
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.num_bytes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.entry.name,)
+
+    def offer(self, weight: Weight) -> None:
+        """Floats are no codes."""
+
+    def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
+        for start, piece in self._pieces(buffer):
+            weight.put(piece, start)
+
+    def require_finite(self, buffer: PieceBuffer) -> None:
+        for _, piece in self._pieces(buffer):
+            if not is_finite(piece):
+                raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
+
+    def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Tensor]]:
+        """First row and content; all but matrices come in one piece."""
+        entry = self.entry
+        dtype = FLOATS[entry.dtype]
+        if len(entry.shape) != 2:
+            values = buffer.read(self.content, entry.start, 1, entry.num_bytes)
+            yield 0, _in_halves(values.view(dtype).view(entry.shape), entry.paired_rows)
+            return
+        row_bytes = entry.num_bytes // max(entry.shape[0], 1)
+        for start, rows in buffer.rows(self.content, entry, row_bytes, _row_step(entry)):
+            yield start, _in_halves(rows.view(dtype), entry.paired_rows)
+
+
+class StoredEightBits(NamedTuple):
+    """A matrix of float8 or int8, and its scales."""
+
+    content: Content
+    entry: TensorEntry
+    scales: StoredScales
+
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.num_bytes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.entry.name, self.scales.entry.name)
+
+    def offer(self, weight: Weight) -> None:
+        is_kept = self.entry.dtype == "I8" and self.scales.is_by_row(self.entry)
+        if is_kept and weight.keep_as is not None:
+            weight.keep_as(INT8_BY_OUTPUT)
+
+    def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
+        scales = self.scales.read()
+        for start, piece in self._pieces(buffer):
+            rows, by_row = self.scales.of(scales, start, piece)
+            weight.put(rows, start, by_row)
+
+    def require_finite(self, buffer: PieceBuffer) -> None:
+        if not is_finite(self.scales.read()):
+            raise BadCheckpoint(f"{self.scales.entry.name} has values that are not finite")
+        for _, piece in self._pieces(buffer):
+            if not is_finite(piece):
+                raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
+
+    def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Tensor]]:
+        dtype = EIGHT_BITS[self.entry.dtype]
+        widened_bytes = 4 * self.entry.shape[1]
+        for start, rows in buffer.rows(self.content, self.entry, widened_bytes):
+            yield start, rows.view(dtype)
+
+
+class StoredBlocks(NamedTuple):
+    """A tensor of blocks of GGUF."""
+
+    content: Content
+    entry: TensorEntry
+
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.num_bytes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.entry.name,)
+
+    def offer(self, weight: Weight) -> None:
+        if weight.keep_as is not None:
+            weight.keep_as(BLOCK_FORMATS[self.entry.dtype])
+
+    def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
+        for start, codes in self._pieces(buffer):
+            put_codes(weight, codes, start)
+
+    def require_finite(self, buffer: PieceBuffer) -> None:
+        for _ in self._pieces(buffer):
+            pass
+
+    def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Codes]]:
+        """Raises BadCheckpoint for scales that are not finite."""
+        entry = self.entry
+        if len(entry.shape) == 1:
+            entry = entry._replace(shape=(1, *entry.shape))
+        widened_bytes = 4 * entry.shape[1]
+        for start, stored in buffer.rows(self.content, entry, widened_bytes, _row_step(entry)):
+            rows = _in_halves(stored, entry.paired_rows)
+            try:
+                yield start, codes_of(entry.dtype, rows.numpy())
+            except BadScales as exc:
+                raise BadCheckpoint(
+                    f"{self.content.label}: {entry.name} has scales that are not finite"
+                ) from exc
+
+
+def put_codes(weight: Weight, codes: Codes, start: int) -> None:
+    """Vectors take no codes."""
+    if weight.put_codes is None:
+        weight.put(codes.dequantized().view(weight.shape), start)
+    else:
+        weight.put_codes(codes, start)
+
+
+def _row_step(entry: TensorEntry) -> int:
+    """Rows that stay together in a piece: whole heads, where their rows are to be reordered."""
+    if not entry.paired_rows:
+        return ROW_STEP
+    return math.lcm(ROW_STEP, entry.paired_rows)
+
+
+def _in_halves(piece: Tensor, paired_rows: int) -> Tensor:
+    """Whole heads with the first of all pairs before the second: [heads, D / 2, 2] rows become
+    [heads, 2, D / 2]."""
+    if not paired_rows:
+        return piece
+    pairs = piece.view(-1, paired_rows // 2, 2, *piece.shape[1:])
+    return pairs.transpose(1, 2).reshape(piece.shape)
