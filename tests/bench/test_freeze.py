@@ -20,7 +20,7 @@ COST = CostModel(0.01, 0.001, 0.0)  # seconds for a step, a token, a pair
 LOAD = FreezeLoad(
     num_streams=3,
     stream_prompt_len=4,
-    stream_output_len=60,
+    stream_output_len=100,
     num_prompts=4,
     prompt_len=200,
     output_len=5,
@@ -56,9 +56,10 @@ def play(variant: PrefillVariant) -> FreezeRun:
 
 def test_a_whole_prompt_holds_streams_up_for_as_long_as_it_takes() -> None:
     trial = play(PrefillVariant(None, mixed=False))
+    assert max(trial.alone_gaps_s) == pytest.approx(0.013)
     assert max(trial.gaps_s) >= 0.2  # the step of a prompt of 200 tokens
     assert len(trial.ttft_s) == 4
-    assert trial.num_tokens >= 4 * 200 + len(trial.gaps_s) + 4 * 5
+    assert trial.num_tokens == 3 * (4 + 100) + 4 * (200 + 5)
     assert trial.seconds > sum(4 * [0.2])
 
 
@@ -72,12 +73,12 @@ def test_a_chunk_bounds_the_gaps_only_in_mixed_steps(chunk: int) -> None:
 
 def test_figures_are_of_all_runs_together() -> None:
     runs = [
-        FreezeRun([1.0] * 49 + [5.0], [2.0], 100, 10.0),
-        FreezeRun([1.0] * 50, [4.0], 300, 10.0),
+        FreezeRun([1.0], [1.0] * 49 + [5.0], [2.0], 100, 10.0),
+        FreezeRun([2.0], [1.0] * 50, [4.0], 300, 10.0),
     ]
     found = figures(runs)
     assert (found.p50_s, found.longest_s, found.ttft_s, found.tokens_per_s) == (1.0, 5.0, 3.0, 20.0)
-    assert found.ratio == found.p99_s / found.p50_s
+    assert found.ratio == found.p99_s / found.alone_p99_s
 
 
 def test_the_verb_prints_a_line_for_each_variant(
@@ -93,6 +94,8 @@ def test_the_verb_prints_a_line_for_each_variant(
         "20",
         "--output-len",
         "2",
+        "--stream-len",
+        "80",
         "--rounds",
         "1",
     ]
@@ -107,13 +110,27 @@ def test_the_verb_prints_a_line_for_each_variant(
         "8",
     ]
     assert (
-        bench(["freeze", str(model), "--chunks", "16,none", *small, *engine, "--json", str(path)])
+        bench(
+            [
+                "freeze",
+                str(model),
+                "--chunks",
+                "default,16,none",
+                *small,
+                *engine,
+                "--json",
+                str(path),
+            ]
+        )
         == 0
     )
     names = [one["variant"] for one in json.loads(path.read_text())["results"]]
-    assert names == ["16, mixed off", "16, mixed on", "none, mixed off", "none, mixed on"]
-    assert "p99 / p50" in capsys.readouterr().out
+    assert names[0] == "default, mixed on"
+    assert names[1:] == ["16, mixed off", "16, mixed on", "none, mixed off", "none, mixed on"]
+    assert "p99 / alone" in capsys.readouterr().out
     with pytest.raises(SettingsError, match="--chunks has 'x'"):
         bench(["freeze", str(model), "--chunks", "x", *engine])
+    with pytest.raises(SettingsError, match="--stream-len is 1,000,000"):
+        bench(["freeze", str(model), *small, "--stream-len", "1000000", *engine])
     with pytest.raises(SettingsError, match="at most"):
         bench(["freeze", str(model), "--prompt-len", "1000000", *engine])

@@ -10,7 +10,15 @@ from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.resolve import CHUNK_LEN, CPU_KV_BYTES, GB, MAX_RUNNING, Resolved, resolve
+from weft.config.resolve import (
+    CHUNK_LEN,
+    CPU_KV_BYTES,
+    GB,
+    MAX_RUNNING,
+    MAX_SLOWDOWN,
+    Resolved,
+    resolve,
+)
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -221,3 +229,11 @@ def test_sizing_is_readable() -> None:
         str(solve(kv_tokens=16_384).sizing)
         == "16 MB = 16,384 tokens (page 16) · 2 requests of 8,192 tokens"
     )
+
+
+def test_streams_are_protected_from_prompts_where_steps_are_mixed() -> None:
+    assert solve().config.max_slowdown == MAX_SLOWDOWN
+    assert solve(max_slowdown=4.0).config.max_slowdown == 4.0
+    assert solve(max_slowdown=-1.0).config.max_slowdown == -1.0
+    assert solve(mixed_chunk=False).config.max_slowdown == -1.0
+    assert solve(chunked_prefill_size=-1).config.max_slowdown == -1.0

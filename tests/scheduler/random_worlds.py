@@ -47,6 +47,7 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         max_queue_s=rng.choice([0.0, 0.0, 0.0, 40.0]),
         max_run_s=rng.choice([0.0, 0.0, 0.0, 30.0]),
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0]),
+        max_slowdown=rng.choice([-1.0, 1.5, 2.5]),
     )
 
 
@@ -67,7 +68,8 @@ def timed_settings(rng: random.Random) -> SchedulerSettings:
         schedule_policy=rng.choice(policies.names()),
         aging_s=rng.choice([0.0, 0.5]),
         preemption_threshold=rng.choice([0, 1, 10]),
-        max_step_ms=rng.choice([10.0, 20.0, 40.0]),
+        max_step_ms=rng.choice([0.0, 10.0, 20.0, 40.0]),
+        max_slowdown=rng.choice([-1.0, 1.5, 2.5]),
         max_prefill_tokens=rng.choice([128, chunk // 2, chunk, 4 * chunk]),
         chunked_prefill_size=chunk,
         mixed_chunk=rng.random() < 0.5,

@@ -26,7 +26,15 @@ class Streams(World):
 
     def __init__(self, depth: int = 0, **changes: object) -> None:
         super().__init__(
-            settings(**{"num_pages": 4_000, "context_length": 2_000, **changes}), depth
+            settings(
+                **{
+                    "num_pages": 4_000,
+                    "context_length": 2_000,
+                    "max_running_requests": 24,
+                    **changes,
+                }
+            ),
+            depth,
         )
         self.let_steps_cost(seconds)
         self.last: dict[int, float] = {}
@@ -45,6 +53,12 @@ class Streams(World):
         self.num_steps += 1
         for output in self.turn():
             self.receive(output)
+
+    def step_len(self) -> int:
+        """Tokens of the next step."""
+        self.step()
+        assert self.scheduler.last_batch is not None
+        return self.scheduler.last_batch.plan.num_tokens
 
     def learn(self) -> None:
         """Let it see some steps, as a server does in its first seconds."""
@@ -204,3 +218,77 @@ def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that
         if batch is not None and batch.prefills and not batch.prefills[-1].completes:
             num_cut += 1
             assert batch.plan.num_tokens >= 16
+
+
+def streaming(world: Streams, num: int) -> list[int]:
+    """So many requests decode, and the cost of steps is known."""
+    world.learn()
+    streams = [world.send([50 + i] * 3, max_new_tokens=150, ignore_eos=True) for i in range(num)]
+    while not all(world.outputs[id] for id in streams):
+        world.step()
+    world.step()
+    return streams
+
+
+def next_step_s(world: Streams) -> float:
+    world.step()
+    assert world.scheduler.last_batch is not None
+    return seconds(world.scheduler.last_batch.plan)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_later_prompts_slow_streams_down_by_no_more_than_they_may(mixed: bool, depth: int) -> None:
+    world = Streams(depth, max_slowdown=3.0, chunked_prefill_size=1_000, mixed_chunk=mixed)
+    streams = streaming(world, 8)
+    world.longest.clear()
+    for _ in range(2):
+        world.send([len(world.sent)] * 900, max_new_tokens=4, ignore_eos=True)
+    while not all(id in world.finished for id in streams):
+        world.step()
+    # Of eight to ten requests with at most 150 tokens behind prompts of 3 and 900.
+    a_decode_step = A + 10 * B + C * (8 * 150 + 2 * 900)
+    assert max(world.longest[id] for id in streams) <= (4.5 if depth else 3.5) * a_decode_step
+    world.run_dry(check=False)
+    world.check_outputs()
+
+
+def test_a_bound_by_slowdown_is_never_below_what_a_reader_can_follow() -> None:
+    world = Streams(max_slowdown=1.5, chunked_prefill_size=1_000, mixed_chunk=True)
+    streaming(world, 1)
+    world.send([7] * 900, max_new_tokens=4, ignore_eos=True)
+    world.step()
+    assert next_step_s(world) == pytest.approx(0.01, rel=0.1)
+
+
+def test_prompts_that_came_before_a_request_had_begun_are_not_cut_for_it() -> None:
+    """So a burst is soon in one batch."""
+    lens = {}
+    for max_slowdown in (-1.0, 2.5):
+        world = Streams(max_slowdown=max_slowdown, chunked_prefill_size=256)
+        world.learn()
+        for number in range(6):
+            world.send([50 + number] * 200, max_new_tokens=60, ignore_eos=True)
+        lens[max_slowdown] = [world.step_len() for _ in range(6)]
+    assert lens[2.5] == lens[-1.0]
+
+
+def test_the_more_prompts_wait_the_longer_a_step_may_take() -> None:
+    took = {}
+    for num_prompts in (2, 4, 16):
+        world = Streams(
+            max_slowdown=2.5, chunked_prefill_size=1_000, mixed_chunk=True, num_pages=20_000
+        )
+        streaming(world, 4)
+        for number in range(num_prompts):
+            world.send([50 + number] * 900, max_new_tokens=4, ignore_eos=True)
+        world.step()
+        took[num_prompts] = next_step_s(world)
+    assert took[2] == pytest.approx(took[4], rel=0.2)
+    assert took[16] > 2 * took[4]
+
+
+def test_without_a_bound_nothing_is_measured() -> None:
+    assert World(settings(max_slowdown=-1.0)).scheduler.pace is None
+    assert World(settings(max_slowdown=0.0)).scheduler.pace is None
+    assert World(settings(max_slowdown=2.0)).scheduler.pace is not None

@@ -1,8 +1,9 @@
 """`weft bench freeze`: how long streams stand still while the prompts of others are computed,
-by chunk size and with mixed steps.
+by default, and by chunk size and with mixed steps where nothing else cuts prompts.
 
-Some requests stream all the while; long prompts come, a few at once, the next when one has got its
-output. What is measured lies between the first prompt and the end of the last one.
+Some requests begin to stream; for a while they are alone. Then long prompts come, a few at once,
+the next when one has got its output. Every variant has the same to do, so the tokens of all
+requests, over the time until the last of them has ended, compare what the variants cost.
 """
 
 from __future__ import annotations
@@ -22,26 +23,30 @@ from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.grammar.protocol import NoGrammars
 from weft.messages.replies import StepOutput
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.scheduler.settings import SchedulerSettings
 from weft.sim.run import SteppableEngine
 from weft.sim.table import number, table
 
 NO_GRAMMARS = NoGrammars("this benchmark has none")
 SETTLED = 8  # tokens that each stream has before the first prompt comes
 SETTLING_TOKENS = 16  # of a context that neither prompt nor output may have
+ALONE = 64  # tokens that each stream has then, before the first prompt comes
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeOptions:
     chunks: str = option(
-        "256,512,1024,2048,4096,none",
-        "chunk sizes to compare; none: not cut",
+        "default,512,2048,none",
+        "chunk sizes to compare; none: not cut; default: the settings as they are",
         group="bench",
         everyday=True,
     )
-    streams: int = option(
-        8, "requests that stream all the while", group="bench", everyday=True, low=1
+    streams: int = option(8, "requests that stream", group="bench", everyday=True, low=1)
+    stream_len: int = option(
+        512, "tokens that each of them generates", group="bench", everyday=True, low=ALONE + SETTLED
     )
     prompts: int = option(12, "prompts that come in a run", group="bench", everyday=True, low=1)
     prompt_len: int = option(1_500, "their tokens", group="bench", everyday=True, low=1)
@@ -56,7 +61,7 @@ class FreezeOptions:
 class FreezeLoad(NamedTuple):
     num_streams: int
     stream_prompt_len: int
-    stream_output_len: int  # a stream that ends is followed by another one
+    stream_output_len: int
     num_prompts: int
     prompt_len: int
     output_len: int
@@ -68,9 +73,12 @@ class PrefillVariant(NamedTuple):
 
     chunk: int | None
     mixed: bool
+    is_default: bool = False  # the settings are left as they are
 
     @property
     def chunk_name(self) -> str:
+        if self.is_default:
+            return DEFAULT
         return str(self.chunk or "none")
 
     @property
@@ -87,15 +95,17 @@ class PrefillVariant(NamedTuple):
 class FreezeRun(NamedTuple):
     """One run. Times in seconds."""
 
-    gaps_s: list[float]  # between two tokens of a stream
+    alone_gaps_s: list[float]  # between two tokens of a stream, before the prompts
+    gaps_s: list[float]  # the same while there were prompts
     ttft_s: list[float]  # of the prompts
-    num_tokens: int  # of prompts, and generated
+    num_tokens: int  # of prompts, and generated, from the beginning to the end
     seconds: float
 
 
 class FreezeFigures(NamedTuple):
     """Of all runs of a variant."""
 
+    alone_p99_s: float
     p50_s: float
     p99_s: float
     longest_s: float
@@ -105,14 +115,14 @@ class FreezeFigures(NamedTuple):
     @property
     def ratio(self) -> float:
         """How much slower a stream gets, at its worst hundredth."""
-        return self.p99_s / self.p50_s
+        return self.p99_s / self.alone_p99_s
 
 
 def bench_freeze(settings: Settings) -> int:
     options = settings.make(FreezeOptions)
     config = settings.make(EngineConfig)
-    variants = _variants(options.chunks)
     testbed = Testbed.of(config)
+    variants = _variants(options.chunks, testbed.settings)
     load = _load(options, testbed)
     print(testbed.summary)
     prompts = f"{load.num_prompts} prompts of {load.prompt_len:,} tokens, {load.at_once} at once"
@@ -136,10 +146,12 @@ def bench_freeze(settings: Settings) -> int:
 
 def figures(runs: list[FreezeRun]) -> FreezeFigures:
     """Of all gaps of the runs together; tokens a second are the median."""
+    alone = np.concatenate([run.alone_gaps_s for run in runs])
     gaps = np.concatenate([run.gaps_s for run in runs])
     ttft = np.concatenate([run.ttft_s for run in runs])
     tokens_per_s = [run.num_tokens / run.seconds for run in runs]
     return FreezeFigures(
+        alone_p99_s=float(np.percentile(alone, 99)),
         p50_s=float(np.percentile(gaps, 50)),
         p99_s=float(np.percentile(gaps, 99)),
         longest_s=float(gaps.max()),
@@ -148,17 +160,23 @@ def figures(runs: list[FreezeRun]) -> FreezeFigures:
     )
 
 
-def _variants(chunks: str) -> list[PrefillVariant]:
+def _variants(chunks: str, settings: SchedulerSettings) -> list[PrefillVariant]:
     """Each chunk size without mixed steps, and with them. Raises SettingsError."""
     variants = []
     for word in chunks.split(","):
         name = word.strip()
+        if name == DEFAULT:
+            default = PrefillVariant(settings.chunk_len, settings.mixed_chunk, is_default=True)
+            variants.append(default)
+            continue
         if name == "none":
             size = None
         elif name.isdecimal() and int(name) > 0:
             size = int(name)
         else:
-            raise SettingsError(f"--chunks has {name!r}; numbers of tokens and none are allowed")
+            raise SettingsError(
+                f"--chunks has {name!r}; numbers of tokens, none and {DEFAULT} are allowed"
+            )
         variants.append(PrefillVariant(size, mixed=False))
         variants.append(PrefillVariant(size, mixed=True))
     return variants
@@ -176,14 +194,20 @@ def _load(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
         raise SettingsError(
             f"--streams and --at-once are more than the {settings.max_running_requests} rows"
         )
-    needed = options.streams * settings.context_length
+    longest_stream = settings.context_length - SETTLING_TOKENS
+    if options.stream_len > longest_stream:
+        raise SettingsError(
+            f"--stream-len is {options.stream_len:,}; at most {longest_stream:,} fit into the "
+            "context here"
+        )
+    needed = options.streams * (SETTLING_TOKENS + options.stream_len)
     needed += options.at_once * (options.prompt_len + options.output_len)
     if needed > settings.num_pages * settings.page_size:
         raise SettingsError(f"--kv-tokens {needed:,} is what these streams and prompts need")
     return FreezeLoad(
         num_streams=options.streams,
         stream_prompt_len=SETTLING_TOKENS,
-        stream_output_len=settings.context_length // 2,
+        stream_output_len=options.stream_len,
         num_prompts=options.prompts,
         prompt_len=options.prompt_len,
         output_len=options.output_len,
@@ -193,13 +217,16 @@ def _load(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
 
 def _play(testbed: Testbed, variant: PrefillVariant, load: FreezeLoad, seed: int) -> FreezeRun:
     settings = testbed.settings
-    most = variant.chunk or settings.context_length
-    engine = testbed.engine(
-        NO_GRAMMARS,
-        chunked_prefill_size=variant.chunk or -1,
-        mixed_chunk=variant.mixed,
-        max_prefill_tokens=max(settings.max_prefill_tokens, most),
-    )
+    engine = testbed.engine(NO_GRAMMARS)
+    if not variant.is_default:
+        most = variant.chunk or settings.context_length
+        engine = testbed.engine(
+            NO_GRAMMARS,
+            chunked_prefill_size=variant.chunk or -1,
+            mixed_chunk=variant.mixed,
+            max_slowdown=-1.0,
+            max_prefill_tokens=max(settings.max_prefill_tokens, most),
+        )
     return LoadPlayer(engine, time.perf_counter, load, settings.vocab_size, seed).play()
 
 
@@ -209,9 +236,10 @@ def _table(found: Mapping[PrefillVariant, FreezeFigures]) -> str:
     header = [
         "chunk",
         "mixed",
-        "itl p50 ms",
+        "p99 alone ms",
+        "p50 ms",
         "p99 ms",
-        "p99 / p50",
+        "p99 / alone",
         "longest ms",
         "ttft ms",
         "tokens/s",
@@ -222,6 +250,7 @@ def _table(found: Mapping[PrefillVariant, FreezeFigures]) -> str:
         row = [
             variant.chunk_name,
             variant.mixed_name,
+            number(1e3 * one.alone_p99_s),
             number(1e3 * one.p50_s),
             number(1e3 * one.p99_s),
             number(one.ratio),
@@ -260,13 +289,15 @@ class LoadPlayer:
 
     def play(self) -> FreezeRun:
         load = self._load
-        for _ in range(load.num_streams):
-            self._send_stream()
-        while min(self._num_outputs[id] for id in self._streams) < SETTLED:
-            self._step()
         began_s = self._clock()
+        for _ in range(load.num_streams):
+            id = self._send(load.stream_prompt_len, load.stream_output_len)
+            self._streams[id] = 0.0
+        self._stream_until(SETTLED)
         self._gaps_s = []
-        self._num_generated = 0
+        self._stream_until(SETTLED + ALONE)
+        alone_gaps_s = self._gaps_s
+        self._gaps_s = []
         num_sent = 0
         while num_sent < load.num_prompts or self._prompts:
             while num_sent < load.num_prompts and len(self._prompts) < load.at_once:
@@ -274,16 +305,20 @@ class LoadPlayer:
                 self._prompts[id] = self._clock()
                 num_sent += 1
             self._step()
-        seconds = self._clock() - began_s
-        self._engine.submit(Abort(all=True))
+        gaps_s = self._gaps_s
+        self._gaps_s = []
         while self._engine.has_work:
-            self._engine.step()
-        num_tokens = load.num_prompts * load.prompt_len + self._num_generated
-        return FreezeRun(self._gaps_s, self._ttft_s, num_tokens, seconds)
+            self._step()
+        seconds = self._clock() - began_s
+        num_prompt_tokens = load.num_prompts * load.prompt_len
+        num_prompt_tokens += load.num_streams * load.stream_prompt_len
+        num_tokens = num_prompt_tokens + self._num_generated
+        return FreezeRun(alone_gaps_s, gaps_s, self._ttft_s, num_tokens, seconds)
 
-    def _send_stream(self) -> None:
-        id = self._send(self._load.stream_prompt_len, self._load.stream_output_len)
-        self._streams[id] = 0.0
+    def _stream_until(self, num_tokens: int) -> None:
+        """Until each stream has so many."""
+        while min(self._num_outputs[id] for id in self._streams) < num_tokens:
+            self._step()
 
     def _send(self, prompt_len: int, output_len: int) -> int:
         id = self._next_id
@@ -327,8 +362,5 @@ class LoadPlayer:
             self._ttft_s.append(now - self._prompts[id])
 
     def _end(self, id: int) -> None:
-        if id in self._streams:
-            del self._streams[id]
-            self._send_stream()
-        else:
-            del self._prompts[id]
+        self._streams.pop(id, None)
+        self._prompts.pop(id, None)

@@ -68,6 +68,9 @@ LIBRARY_BYTES = {
 
 # In one step on a CPU: what is between two layers then stays in the cache.
 ENCODER_STEP_TOKENS = 1_024
+# Streams beside which prompts are computed then have their tokens at a third of the usual speed at
+# the least, for some steps take a little longer than expected.
+MAX_SLOWDOWN = 2.5
 NOT_FOR_ENCODERS = (
     "kv_tokens",
     "memory_fraction",
@@ -140,6 +143,7 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         chunked_prefill_size=_chunk_len(filled, machine),
         max_prefill_tokens=max(config.max_prefill_tokens, filled.page_size),
     )
+    filled = replace(filled, max_slowdown=_max_slowdown(filled))
     free = machine.free_bytes
     if device == "cuda":
         free = machine.gpus[0].free_bytes
@@ -302,6 +306,17 @@ def _chunk_len(config: EngineConfig, machine: Machine) -> int:
             f"{config.page_size}); a prompt is cut between pages"
         )
     return chunk
+
+
+def _max_slowdown(config: EngineConfig) -> float:
+    """`config` has its chunk. Where steps are not mixed, every piece of a prompt costs a step more,
+    so that prompts would wait for long.
+    """
+    if config.max_slowdown:
+        return config.max_slowdown
+    if config.mixed_chunk and config.chunked_prefill_size > 0:
+        return MAX_SLOWDOWN
+    return -1.0
 
 
 def _sizing(

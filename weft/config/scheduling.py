@@ -90,6 +90,14 @@ class SchedulingOptions:
         low=0.0,
         elsewhere=("prefill_decode_interval",),
     )
+    max_slowdown: float = option(
+        0.0,
+        "how many times as long steps of running requests may get for prompts that come later: "
+        "these are cut to fit; 0 decides, -1: any number of times",
+        group="scheduling",
+        everyday=True,
+        low=-1.0,
+    )
     max_queue_s: float = option(
         0.0,
         "longest wait of a request for its turn; then it ends with 503; 0: no limit",

@@ -25,7 +25,7 @@ from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
-from weft.scheduler.pace.pace import Pace
+from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
 from weft.scheduler.planner import Planner
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
@@ -101,7 +101,9 @@ class PrefillScheduler:
         Returns a batch with prefills, or None if nothing can run. The open chunk goes first, also
         when the batch is full: it has its row, and only its progress gives it back.
         """
-        if self._pace is not None and self._pace.decode_is_due():
+        pace = self._pace
+        # Most steps follow one that decoded, and need not ask further.
+        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting()):
             self.record_no_walk(now, Stop.TURN)
             return None
         self._history.begin_walk()
@@ -198,8 +200,18 @@ class PrefillScheduler:
             is_alone=not len(running_rows) and self.chunked_req is None,
             mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=kv.decode_pages(decode_rows) * settings.page_size if mixes else 0,
-            budget=None if self._pace is None else self._pace.budget(mixes=mixes),
+            budget=None if self._pace is None else self._pace.budget(self._waiting(), mixes=mixes),
         )
+
+    def _waiting(self) -> Waiting:
+        num = len(self._queue)
+        first = self._queue.oldest
+        if self.chunked_req is not None:
+            num += 1
+            first = self.chunked_req
+        if first is None:
+            return NOBODY_WAITS
+        return Waiting(num, first.spec.arrival_order)
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if they are to and memory allows."""

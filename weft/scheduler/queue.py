@@ -262,6 +262,16 @@ class WaitingQueue:
             return len(self)
         return len(self.resumed) + len(self._candidates())
 
+    @property
+    def oldest(self) -> Request | None:
+        """The first that came of the requests to look at."""
+        if self.resumed:
+            return self.resumed[0]
+        indices = self._candidates()
+        if not len(indices):
+            return None
+        return self._waiting.request_at(int(indices[0]))
+
     def _candidates(self) -> IntArray:
         """The indices [n] of requests that never ran and are not blocked, by arrival."""
         indices = self._waiting.indices()

@@ -240,6 +240,8 @@ class Columns:
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
+        # Requests that had arrived when it began to decode: later ones have a higher arrival order.
+        self.num_arrived: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.has_stop_ids: BoolArray = np.zeros(num_rows, dtype=np.bool_)
@@ -253,6 +255,7 @@ class Columns:
             self.known_len,
             self.prompt_len,
             self.priority,
+            self.num_arrived,
             self.max_len,
             self.stops_at_eos,
             self.has_stop_ids,

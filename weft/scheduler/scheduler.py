@@ -68,8 +68,8 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
         self.pace: Pace | None = None  # how long a step may take; None: as long as it takes
-        if settings.max_step_s:
-            self.pace = Pace(settings.max_step_s, settings.page_size, columns, self.running_batch)
+        if settings.bounds_steps:
+            self.pace = Pace(settings, columns, self.running_batch)
         context = PolicyContext(settings, columns, self.running_batch)
         policy = make_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
@@ -353,6 +353,7 @@ class Scheduler:
                     request.state = RequestState.DECODING
                     joining.append(request.row)
             self.running_batch.merge(joining)
+            self.kv.columns.num_arrived[joining] = self.counters.num_requests
             self.last_batch = None
 
     def update_running_batch(self, *, in_flight: bool) -> Batch | None:

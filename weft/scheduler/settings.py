@@ -66,6 +66,11 @@ class SchedulerSettings(SchedulingOptions):
         return self.max_step_ms / 1_000
 
     @property
+    def bounds_steps(self) -> bool:
+        """Whether prompts are cut so that running requests have their tokens in time."""
+        return self.max_step_ms > 0 or self.max_slowdown > 0
+
+    @property
     def tenant_shares(self) -> dict[str, float]:
         """Weight by name of tenant. Raises SettingsError."""
         return dict(parse_tenant_weights(self.tenant_weights, "--tenant-weights"))
