@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from tests.executor.gguf_files import Stored, paired, plain
+from weft.config.gguf_architectures import ARCHITECTURES
 from weft.config.model import ModelConfig
 from weft.executor.weights.gguf import names
 from weft.executor.weights.load import randomize
@@ -64,10 +65,69 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "eos_token_id": 257,
 }
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+CLASSES = {name: architecture.name for name, architecture in ARCHITECTURES.items()}
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.11,
+    "logits_scaling": 4.0,
+}
+_FACTOR_KEYS = {
+    "embedding_scale": 3.0,
+    "residual_scale": 0.3,
+    "attention__scale": 0.11,
+    "logit_scale": 4.0,
+}
+_TIED = {"tie_word_embeddings": True}
+_GELU = "gelu_pytorch_tanh"
+_RMS = "attention__layer_norm_rms_epsilon"
+_LAYER = {_RMS: None, "attention__layer_norm_epsilon": 1e-5}
+_GEMMA = {**_TIED, "hidden_activation": _GELU, "query_pre_attn_scalar": 16, "sliding_window": 16}
+# architecture -> what a config.json says, and the keys of a file that say the same
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma": ({**_TIED, "hidden_act": _GELU}, {}),
+    "gemma2": (
+        {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+        {
+            "attention__sliding_window": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        {
+            **_GEMMA,
+            "rope_theta": 5_000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 2,
+        },
+        {
+            "attention__sliding_window": 16,
+            "attention__sliding_window_pattern": 2,
+            "rope__scaling__type": "linear",
+            "rope__scaling__factor": 8.0,
+        },
+    ),
+    "granite": ({**_FACTORS, **_TIED}, _FACTOR_KEYS),
+    "minicpm": ({**_FACTORS, **_TIED}, _FACTOR_KEYS),
+    "smollm3": (_TIED, {}),
+    "arcee": ({"hidden_act": "relu2"}, {}),
+    "olmo2": ({}, {}),
+    "seed_oss": ({"attention_bias": True}, {}),
+    "ernie4_5": (_TIED, {}),
+    "command-r": (
+        {**_TIED, "layer_norm_eps": 1e-5, "logit_scale": 0.25},
+        {**_LAYER, "logit_scale": 0.25},
+    ),
+    "cohere2": (
+        {**_TIED, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "sliding_window": 16},
+        {**_LAYER, "logit_scale": 0.25, "attention__sliding_window": 16},
+    ),
+    "starcoder2": ({**_TIED, "norm_epsilon": 1e-5, "hidden_act": _GELU}, _LAYER),
+    "stablelm": (
+        {"layer_norm_eps": 1e-5, "use_qkv_bias": True, "partial_rotary_factor": 0.25},
+        {**_LAYER, "rope__dimension_count": 4},
+    ),
 }
 
 
@@ -97,32 +157,38 @@ def hf_weights(architecture: str = "llama", **config: Any) -> dict[str, Tensor]:
 def stored(weights: Mapping[str, Tensor], architecture: str = "llama") -> dict[str, Stored]:
     """The weights as a file has them."""
     found = {}
+    has_pairs = ARCHITECTURES[architecture].has_pairs
     for name, tensor in weights.items():
-        if architecture == "llama" and ".q_proj." in name:
+        if has_pairs and ".q_proj." in name:
             tensor = paired(tensor, 4)
-        if architecture == "llama" and ".k_proj." in name:
+        if has_pairs and ".k_proj." in name:
             tensor = paired(tensor, 2)
-        found[gguf_name(name)] = plain(tensor)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        found[gguf_name(name, architecture)] = plain(tensor)
     return found
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
     """The name in a file of a tensor of weft's."""
     base, _, kind = name.rpartition(".")
     for theirs, ours in names._OUTSIDE.items():
         if base == ours:
             return f"{theirs}.{kind}"
     _, _, index, part = base.split(".", 3)
-    for theirs, ours in names._OF_A_LAYER.items():
+    parts = {**names._OF_A_LAYER, **ARCHITECTURES[architecture].parts}
+    for theirs, ours in parts.items():
         if part == ours:
             return f"blk.{index}.{theirs}.{kind}"
     raise KeyError(name)
 
 
-def write_folder(folder: Path, weights: Mapping[str, Tensor], architecture: str = "llama") -> Path:
+def write_folder(
+    folder: Path, weights: Mapping[str, Tensor], architecture: str = "llama", **changes: Any
+) -> Path:
     """config.json and safetensors, without a tokenizer."""
     folder.mkdir()
-    config = {**CONFIG, "architectures": [CLASSES[architecture]]}
+    config = {**CONFIG, "architectures": [CLASSES[architecture]], **changes}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(dict(weights), folder / "model.safetensors")
     return folder

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.executor.driver import make_driver
+from tests.executor.driver import Turn, make_driver
 from tests.executor.gguf_files import (
     Stored,
     plain,
@@ -21,6 +21,7 @@ from tests.executor.gguf_files import (
 )
 from tests.executor.gguf_models import (
     TEMPLATE,
+    VARIANTS,
     gguf_name,
     hf_weights,
     metadata,
@@ -30,7 +31,9 @@ from tests.executor.gguf_models import (
 from weft.assemble.checkpoint import check_files, read_headers
 from weft.assemble.model_folder import model_folder, model_name
 from weft.assemble.prepare import load_tokenizer, prepare
+from weft.config import gguf
 from weft.config.engine import EngineConfig
+from weft.config.gguf import GgufModel
 from weft.config.model import (
     BadCheckpoint,
     ModelConfig,
@@ -95,6 +98,32 @@ def test_a_file_has_the_model_of_its_safetensors(tmp_path: Path, architecture: s
             assert getattr(ours, name) == pytest.approx(getattr(theirs, name))
         else:
             assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize("architecture", VARIANTS)
+def test_every_architecture_computes_what_its_safetensors_do(
+    tmp_path: Path, architecture: str
+) -> None:
+    config, keys = VARIANTS[architecture]
+    weights = hf_weights(architecture, **config)
+    folder = write_folder(tmp_path / "folder", weights, architecture, **config)
+    tensors = stored(weights, architecture)
+    file = write_gguf(tmp_path / "tiny.gguf", metadata(architecture, **keys), tensors)
+    tokens = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    logprobs = []
+    for source in (folder, described(file)):
+        driver = make_driver(ModelConfig.from_folder(source), source, kernels="torch")
+        logprobs.append(driver.run(Turn(0, tokens))[0])
+        driver.runner.close()
+    torch.testing.assert_close(logprobs[0], logprobs[1], atol=2e-4, rtol=0)
+
+
+def test_the_largest_gemma_scales_scores_by_its_hidden_size() -> None:
+    found = {"num_hidden_layers": 62, "hidden_size": 5_376, "num_attention_heads": 32}
+    model = GgufModel("a.gguf", metadata("gemma3"), {})
+    keys = gguf._Keys(model)
+    more = keys.architecture.more(keys, {**found, "head_dim": 128, "rope_parameters": {}})
+    assert more["query_pre_attn_scalar"] == 168
 
 
 def test_parts_and_folders_are_the_same_model(tmp_path: Path) -> None:

@@ -133,7 +133,12 @@ def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
         return with_added(transformers.GPT2Tokenizer(vocab=vocab, merges=merges))
     if pre in ("qwen2", "deepseek-r1-qwen"):
         return with_added(transformers.Qwen2Tokenizer(vocab=vocab, merges=merges))
-    if pre == "smollm":  # transformers has no class for it; this is its tokenizer.json
+    if pre in (
+        "smollm",
+        "refact",
+        "starcoder",
+        "command-r",
+    ):  # transformers has no class for it; this is its tokenizer.json
         backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [

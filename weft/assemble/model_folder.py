@@ -41,6 +41,7 @@ log = EventLog("serve")
 WEFT = Path(__file__).parents[1]
 SOURCES = (
     "config/gguf.py",
+    "config/gguf_architectures.py",
     "text/gguf_tokenizer.py",
     "assemble/model_folder.py",
     "executor/weights/known.py",

@@ -40,6 +40,7 @@ class RopeConfig:
 class NormKind(Enum):
     RMS = "x / rms(x) * weight"
     RMS_PLUS_ONE = "x / rms(x) * (1 + weight)"
+    RMS_EXACT = "x / rms(x) * weight, with the bits of float32"  # as GGUF has RMS_PLUS_ONE
     LAYER = "(x - mean) / deviation * weight"
     LAYER_BIAS = "(x - mean) / deviation * weight + bias"
     LAYER_PLUS_ONE_BIAS = "(x - mean) / deviation * (1 + weight) + bias"
@@ -47,7 +48,7 @@ class NormKind(Enum):
 
     @property
     def has_mean(self) -> bool:
-        return self not in (NormKind.RMS, NormKind.RMS_PLUS_ONE)
+        return self not in (NormKind.RMS, NormKind.RMS_PLUS_ONE, NormKind.RMS_EXACT)
 
     @property
     def has_bias(self) -> bool:

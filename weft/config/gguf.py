@@ -11,16 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from weft.config.gguf_architectures import ARCHITECTURES
 from weft.config.model import BadCheckpoint, UnsupportedModel
 
 T = TypeVar("T")
 
-# GGUF's "llama" is also Mistral, SmolLM, and whatever else computes as Llama does.
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 # Keys of an architecture that change what is computed, and the values that change nothing.
 CHANGES_NOTHING: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
@@ -90,9 +85,11 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
     hidden_size = keys.number("embedding_length", int)
     # A number of heads that is none is refused with the other sizes.
     head_dim = keys.number("attention.key_length", int, hidden_size // max(num_heads, 1))
+    architecture = keys.architecture
+    rotated = keys.number("rope.dimension_count", int, head_dim)
     for key in ("attention.value_length", "rope.dimension_count"):
         other = keys.number(key, int, head_dim)
-        if other != head_dim:
+        if other != head_dim and not (other == rotated and architecture.is_partial):
             raise UnsupportedModel(
                 f"{model.name}: {keys.full(key)} is {other}, but heads have {head_dim} values; "
                 "other values and partly rotated heads are not supported"
@@ -103,7 +100,7 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
             f"heads of {head_dim} need {head_dim // 2}"
         )
     found: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[keys.architecture]],
+        "architectures": [architecture.name],
         "hidden_size": hidden_size,
         "intermediate_size": keys.number("feed_forward_length", int),
         "num_hidden_layers": keys.number("block_count", int),
@@ -111,11 +108,11 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
         "num_key_value_heads": keys.number("attention.head_count_kv", int, num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.number("context_length", int),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", float),
+        architecture.norm_eps[1]: keys.number(architecture.norm_eps[0], float),
         "rope_parameters": _rope(keys),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in model.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
         "dtype": _dtype(model.tensors),
     }
     types = _code_types(model.tensors)
@@ -125,11 +122,10 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
             "types": ", ".join(types),
             **_coded(model.tensors),
         }
-    window = keys.number("attention.sliding_window", int, 0)
-    if window and keys.architecture == "llama":
-        found["architectures"] = ["MistralForCausalLM"]
-        found["sliding_window"] = window
-    found["vocab_size"] = _vocab_size(model, found)
+    if architecture.is_partial:
+        found["partial_rotary_factor"] = rotated / head_dim
+    found |= architecture.more(keys, found)
+    found["vocab_size"] = _vocab_size(model, found, architecture.has_gate)
     bos = _token_id(model, "bos_token_id")
     if bos is not None:
         found["bos_token_id"] = bos
@@ -160,10 +156,11 @@ class _Keys:
                 f"{model.name}: GGUF of architecture {str(architecture)[:64]!r} is not supported; "
                 f"supported are {', '.join(ARCHITECTURES)}"
             )
-        self.architecture = str(architecture)
+        self._prefix = str(architecture)
+        self.architecture = ARCHITECTURES[self._prefix]
 
     def full(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
+        return f"{self._prefix}.{key}"
 
     def number(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The number of a key; of a list with one for each layer, if all are the same."""
@@ -196,6 +193,8 @@ class _Keys:
     def require_usual(self) -> None:
         """Raise UnsupportedModel for a key that changes what is computed."""
         for key, usual in CHANGES_NOTHING.items():
+            if key in self.architecture.reads:
+                continue
             value = self._model.metadata.get(self.full(key), usual[0])
             if value not in usual:
                 raise UnsupportedModel(
@@ -269,7 +268,7 @@ def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     return {"num_coded": num_coded, "coded_bytes": int(num_bits / 8)}
 
 
-def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:
+def _vocab_size(model: GgufModel, config: Mapping[str, Any], has_gate: bool) -> int:
     """The rows of the token embedding. Raises BadCheckpoint for sizes in the metadata that its
     tensors do not have: nothing is to be made in a size that the file only claims."""
     embedding = _shape(model, "token_embd.weight")
@@ -280,8 +279,10 @@ def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:
         "token_embd.weight": (embedding[0], hidden_size),
         "blk.0.attn_q.weight": (q_size, hidden_size),
         "blk.0.attn_k.weight": (kv_size, hidden_size),
-        "blk.0.ffn_gate.weight": (config["intermediate_size"], hidden_size),
     }
+    inner_parts = ("ffn_gate", "ffn_up") if has_gate else ("ffn_up",)
+    for part in inner_parts:
+        expected[f"blk.0.{part}.weight"] = (config["intermediate_size"], hidden_size)
     for name, shape in expected.items():
         if _shape(model, name) != shape:
             raise BadCheckpoint(
@@ -289,7 +290,7 @@ def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:
                 f"its metadata says {list(shape)}"
             )
     num_layers = config["num_hidden_layers"]
-    _shape(model, f"blk.{num_layers - 1}.attn_norm.weight")
+    _shape(model, f"blk.{num_layers - 1}.attn_q.weight")
     return embedding[0]
 
 

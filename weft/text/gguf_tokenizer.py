@@ -52,6 +52,9 @@ def _split(expression: str) -> list[dict[str, Any]]:
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [_GPT_2],
     "smollm": [_DIGITS, _GPT_2],
+    "refact": [_DIGITS, _GPT_2],  # Granite
+    "starcoder": [_DIGITS, _GPT_2],
+    "command-r": [_DIGITS, _GPT_2],
     "llama-bpe": _split(_LLAMA_3),
     "llama3": _split(_LLAMA_3),
     "llama-v3": _split(_LLAMA_3),

@@ -37,6 +37,13 @@ from weft.config.families.rope import read_rope, rope_by_type, rope_of
 GELU = "gelu_pytorch_tanh"
 
 
+def _norm(config: Config) -> NormKind:
+    # A key of no config.json but ours (`config/gguf_architectures.py`).
+    if flag(config, "norm_weights_are_whole"):
+        return NormKind.RMS_EXACT
+    return NormKind.RMS_PLUS_ONE
+
+
 def _gemma(config: Config) -> DecoderSpec:
     # The first releases say "gelu" and mean the other one.
     activation(config, (GELU, "gelu"))
@@ -51,7 +58,7 @@ def _gemma(config: Config) -> DecoderSpec:
     )
     return DecoderSpec(
         layers=(layer,),
-        norm=NormKind.RMS_PLUS_ONE,
+        norm=_norm(config),
         embedding_scale=math.sqrt(size(config, "hidden_size")),
     )
 
@@ -110,7 +117,7 @@ def _with_two_norms(config: Config, layers: tuple[LayerSpec, ...]) -> DecoderSpe
     """Gemma 2 and 3: a norm before and behind each part of a layer, and a cap of logits."""
     return DecoderSpec(
         layers=layers,
-        norm=NormKind.RMS_PLUS_ONE,
+        norm=_norm(config),
         names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
         embedding_scale=math.sqrt(size(config, "hidden_size")),
         logit_cap=number(config, "final_logit_softcapping", 0.0, low=0.0),

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from weft.config.decoder import NormKind, QkNorm
+from weft.config.decoder import QkNorm
 from weft.config.model import ModelConfig
 from weft.models.layers.linear import HeadwiseLinear, Linear
 from weft.models.layers.norm import RmsNorm
@@ -99,10 +99,10 @@ class Attention:
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
         if spec.qk_norm is QkNorm.NONE:
             return
-        plus_one = config.decoder.norm is NormKind.RMS_PLUS_ONE
+        kind = config.decoder.norm
 
         def norm(size: int) -> RmsNorm:
-            return RmsNorm(size, config.norm_eps, ops, plus_one=plus_one)
+            return RmsNorm(size, config.norm_eps, ops, kind=kind)
 
         # A norm over all heads together needs a whole row, so it runs before attention; attention
         # itself does a norm over each head, in the pass in which it rotates.

@@ -20,11 +20,12 @@ class RmsNorm:
         eps: float,
         ops: Ops,
         *,
-        plus_one: bool = False,
+        kind: NormKind = NormKind.RMS,
     ) -> None:
         self._ops = ops
-        self._plus = 1.0 if plus_one else 0.0
-        self.norm = Norm(ops.vector(size, exact=plus_one), eps)
+        self._plus = 1.0 if kind is NormKind.RMS_PLUS_ONE else 0.0
+        is_exact = kind in (NormKind.RMS_PLUS_ONE, NormKind.RMS_EXACT)
+        self.norm = Norm(ops.vector(size, exact=is_exact), eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]"""
@@ -85,5 +86,5 @@ def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | CenteredNor
         size,
         config.norm_eps,
         ops,
-        plus_one=kind is NormKind.RMS_PLUS_ONE,
+        kind=kind,
     )

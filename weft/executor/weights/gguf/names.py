@@ -1,9 +1,9 @@
 """Under which names weft knows the tensors of a GGUF file, and which of them have their rows in
 another order.
 
-The architectures that are read have one set of names. Those that GGUF calls "llama" rotate pairs of
-rows that lie side by side: [heads, D / 2, 2]; weft's kernels, as transformers, rotate the halves of
-a head: [heads, 2, D / 2].
+Most architectures have Llama's names; `config/gguf_architectures.py` has those that differ, and
+says which architectures rotate pairs of rows that lie side by side, [heads, D / 2, 2], where
+transformers rotates the halves of a head, [heads, 2, D / 2].
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from weft.config.gguf_architectures import ARCHITECTURES, Architecture
 from weft.executor.weights.safetensors import TensorEntry
 
-WITH_PAIRS = ("llama",)
 # Tables of angles, which follow from the configuration, and factors of frequencies, which
 # `config/gguf.py` reads.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -45,23 +45,33 @@ def renamed(
     """The tensors of a file under weft's names. One with an unknown name keeps it, and is then
     refused with it."""
     found: dict[str, TensorEntry] = {}
+    architecture = _architecture(metadata)
     for name, entry in tensors.items():
         if name.endswith(IGNORED):
             continue
-        ours = _name(name)
-        paired_rows = _paired_rows(name, entry, metadata)
+        ours = _name(name, architecture)
+        paired_rows = 0
+        if architecture.has_pairs:
+            paired_rows = _paired_rows(name, entry, metadata)
         found[ours] = entry._replace(name=ours, paired_rows=paired_rows)
     return found
 
 
-def _name(name: str) -> str:
+def _architecture(metadata: Mapping[str, Any]) -> Architecture:
+    """One that is not known is refused where the configuration is read."""
+    name = metadata.get("general.architecture")
+    return ARCHITECTURES.get(str(name), ARCHITECTURES["llama"])
+
+
+def _name(name: str, architecture: Architecture) -> str:
     base, _, kind = name.rpartition(".")
     if base in _OUTSIDE:
         return f"{_OUTSIDE[base]}.{kind}"
     block, _, rest = base.partition(".")
     index, _, part = rest.partition(".")
-    if block == "blk" and index.isascii() and index.isdigit() and part in _OF_A_LAYER:
-        return f"model.layers.{int(index)}.{_OF_A_LAYER[part]}.{kind}"
+    ours = architecture.parts.get(part) or _OF_A_LAYER.get(part)
+    if block == "blk" and index.isascii() and index.isdigit() and ours is not None:
+        return f"model.layers.{int(index)}.{ours}.{kind}"
     return name
 
 
@@ -69,7 +79,7 @@ def _paired_rows(name: str, entry: TensorEntry, metadata: Mapping[str, Any]) -> 
     """The rows of a head, if their pairs lie side by side; 0 for rows in weft's order."""
     architecture = metadata.get("general.architecture")
     part = name.rpartition(".")[0].rpartition(".")[2]
-    if architecture not in WITH_PAIRS or part not in ("attn_q", "attn_k"):
+    if part not in ("attn_q", "attn_k"):
         return 0
     num_heads = metadata.get(f"{architecture}.attention.head_count", 0)
     if part == "attn_k":
