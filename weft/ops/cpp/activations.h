@@ -58,7 +58,13 @@ struct InputRow {
   F32 factor;
   int64_t in;
 
-  // Elements i .. i + kLanes, 0 behind the last.
+  // Elements i .. i + kLanes, all of which are there.
+  WEFT_INLINE F32 inside(const InputRow& row, int64_t i) {
+    const F32 x = load(row.x + i);
+    return row.norm_weight ? mul(mul(x, row.factor), load(row.norm_weight + i)) : x;
+  }
+
+  // The same, 0 behind the last.
   WEFT_INLINE F32 at(const InputRow& row, int64_t i) {
     const int n = int(least(row.in - i, kLanes));
     if (n <= 0) return zero();
@@ -89,41 +95,71 @@ WEFT_INLINE void note_block(const Activations& to, int64_t at, int32_t offset, f
   to.factors[at] = scale * float(total);
 }
 
-// Where a number is not finite, the scale of its block is not, and then no product of the row is.
-static void make_bytes(const Weight& w, const InputRow& row, const Activations& to, int64_t t) {
-  constexpr int kVectors = kRowGroup / kLanes;
-  constexpr float kLeast = 1e-36f;  // below, the inverse of a scale would be infinite
+// Groups of a row that are rounded at once: their peaks are found together, by fewer instructions than one by one.
+constexpr int kGroupsAtOnce = 4;
+constexpr int64_t kInputsAtOnce = kGroupsAtOnce * kRowGroup;
+constexpr int kHalvesAtOnce = 2 * kGroupsAtOnce;  // 16 inputs each: the smallest block
+
+// Round kGroupsAtOnce groups from x[k] on. Where a number is not finite, the scale of its group is not.
+template <bool kIsInside>
+WEFT_INLINE void round_groups(const InputRow& row, int64_t k, int64_t num_slabs, int64_t slab_stride, int8_t* to,
+                              float (&scales)[kGroupsAtOnce], int32_t (&halves)[kHalvesAtOnce]) {
+  constexpr int kVectors = kRowGroup / kLanes;  // of a group
+  constexpr float kLeast = 1e-36f;              // below, the inverse of a scale would be infinite
   constexpr float kStep = 1 / 127.0f;
+  F32 x[kGroupsAtOnce * kVectors];
+  I32 peaks[kGroupsAtOnce];
+#pragma GCC unroll 32
+  for (int v = 0; v < kGroupsAtOnce * kVectors; v++) {
+    x[v] = kIsInside ? InputRow::inside(row, k + v * kLanes) : InputRow::at(row, k + v * kLanes);
+    const I32 magnitude = bits_of_magnitude(x[v]);  // as integers: then infinities and NaN are the largest
+    peaks[v / kVectors] = v % kVectors ? larger(peaks[v / kVectors], magnitude) : magnitude;
+  }
+  float limits[kGroupsAtOnce];
+  float inverses[kGroupsAtOnce];
+  largest_of_four(peaks, reinterpret_cast<int32_t*>(limits));
+  for (int g = 0; g < kGroupsAtOnce; g++) {
+    const float limit = limits[g];
+    inverses[g] = limit > kLeast ? 127 / limit : 0;
+    scales[g] = limit <= kLeast ? 0 : limit * kStep;
+  }
+  int8_t bytes[kInputsAtOnce];
+#pragma GCC unroll 32
+  for (int v = 0; v < kGroupsAtOnce * kVectors; v++) x[v] = mul(x[v], all(inverses[v / kVectors]));
+#pragma GCC unroll 8
+  for (int v = 0; v < kGroupsAtOnce * kVectors; v += 4) store_i8(bytes + v * kLanes, x[v], x[v + 1], x[v + 2], x[v + 3]);
+  for (int64_t slab = 0; slab < num_slabs; slab++) memcpy(to + slab * slab_stride, bytes + slab * kSlab, kSlab);
+  sums_of_sixteen(bytes, halves);
+  sums_of_sixteen(bytes + kSlab, halves + 4);
+}
+
+static void make_bytes(const Weight& w, const InputRow& row, const Activations& to, int64_t t) {
   const bool is_whole = block_of(w) == kRowGroup;
   const int32_t offset = int32_t(w.offset) - (has_low_codes(w) ? 0 : kTakenOff);
+  int8_t* data = reinterpret_cast<int8_t*>(to.data) + t * kSlab;
   int64_t at = t;
-  for (int64_t k = 0; k < w.padded_in; k += kRowGroup) {
-    F32 x[kVectors];
-    I32 peak = all_i32(0);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) {
-      x[v] = InputRow::at(row, k + v * kLanes);
-      peak = larger(peak, bits_of_magnitude(x[v]));  // as integers: then infinities and NaN are the largest
+  for (int64_t k = 0; k < w.padded_in; k += kInputsAtOnce) {
+    const int64_t num_slabs = least(kInputsAtOnce, w.padded_in - k) / kSlab;
+    float scales[kGroupsAtOnce];
+    int32_t halves[kHalvesAtOnce];
+    if (k + kInputsAtOnce <= row.in) {
+      round_groups<true>(row, k, num_slabs, to.slab_stride, data, scales, halves);
+    } else {
+      round_groups<false>(row, k, num_slabs, to.slab_stride, data, scales, halves);
     }
-    const int32_t bits = largest(peak);
-    float limit;
-    memcpy(&limit, &bits, 4);
-    const F32 inverse = all(limit > kLeast ? 127 / limit : 0);
-    int8_t* bytes = reinterpret_cast<int8_t*>(to.data) + k / kSlab * to.slab_stride + t * kSlab + k % kSlab;
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) store_i8(bytes + v * kLanes, mul(x[v], inverse));
-    const float scale = limit <= kLeast ? 0 : limit * kStep;
-    const int32_t first = sum_of_bytes(bytes), second = sum_of_bytes(bytes + 16);
-    note_block(to, at, offset, scale, is_whole ? first + second : first);
-    at += to.rows;
-    if (is_whole) continue;
-    note_block(to, at, offset, scale, second);
-    at += to.rows;
+    data += num_slabs * to.slab_stride;
+    for (int g = 0; g < num_slabs * (kSlab / kRowGroup); g++) {
+      const int32_t first = halves[2 * g], second = halves[2 * g + 1];
+      note_block(to, at, offset, scales[g], is_whole ? first + second : first);
+      at += to.rows;
+      if (is_whole) continue;
+      note_block(to, at, offset, scales[g], second);
+      at += to.rows;
+    }
   }
 }
 
-// Make row t of x ready.
-static void make_ready(const LinearArgs& args, int64_t t, const Activations& to) {
+static void make_row_ready(const LinearArgs& args, int64_t t, const Activations& to) {
   const Weight& w = *args.weight;
   const float* x = args.x + t * args.x_stride;
   const InputRow row{x, args.norm_weight, args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1), w.in};
@@ -132,6 +168,11 @@ static void make_ready(const LinearArgs& args, int64_t t, const Activations& to)
     case kPairs: make_pairs(row, w.padded_in, to.slab_stride, (bf16*)to.data + t * kSlab); break;
     case kBytes: make_bytes(w, row, to, t);
   }
+}
+
+// Make rows first .. end - 1 of x ready.
+static void make_ready(const LinearArgs& args, int64_t first, int64_t end, const Activations& to) {
+  for (int64_t t = first; t < end; t++) make_row_ready(args, t, to);
 }
 
 }  // namespace WEFT_NAMESPACE

@@ -23,6 +23,7 @@ constexpr int64_t kPieceBytes = 16 * 1024;      // of a panel, for all rows of a
 constexpr int64_t kBlockBytes = 512 * 1024;     // of rows, for all panels: about the second-level cache
 constexpr int64_t kLinearRows = 96;             // of a block at most: their sums stay in the first-level cache
 constexpr int64_t kRowsAhead = 8;               // rows of y are far apart: ask for their lines before writing them
+constexpr int64_t kRowsTogether = 16;           // made ready by one thread: their scales share lines of memory
 constexpr int64_t kOwnActivations = 8 * 1024;   // up to so many inputs in all, each thread makes all rows ready itself
 constexpr int64_t kReadAsTheyAre = 2 * kTileRows;  // up to so many rows, panels are read as they are
 constexpr int64_t kLinearCodeRows = 256;         // with codes: their sums stay in registers through a piece
@@ -272,10 +273,12 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
   Activations x{(char*)args.x, kSlab, nullptr, nullptr, nullptr, 1};
   if (own && memory && !as_it_is) {
     x = place_activations(w, num_rows, sums + sums_bytes);
-    for (int64_t t = 0; t < num_rows; t++) make_ready(args, t, x);
+    make_ready(args, 0, num_rows, x);
   } else if (!own && !as_it_is) {
     x = place_activations(w, num_rows, args.scratch);
-    for (int64_t t; (t = team.take()) < num_rows;) make_ready(args, t, x);
+    for (int64_t first; (first = team.take(kRowsTogether)) < num_rows;) {
+      make_ready(args, first, least(first + kRowsTogether, num_rows), x);
+    }
     team.barrier();
   }
   if (!memory) return;

@@ -73,16 +73,21 @@ WEFT_INLINE uint16_t to_half(float value) {
   return uint16_t(sign | ((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13));
 }
 
-// Sum of 16 signed bytes.
-WEFT_INLINE int32_t sum_of_bytes(const int8_t* p) {
+// Sums of 64 signed bytes, 16 by 16.
+WEFT_INLINE void sums_of_sixteen(const int8_t* p, int32_t* out) {
 #if defined(WEFT_ISA_AVX512) || defined(WEFT_ISA_AVX2)
-  const __m128i raised = _mm_xor_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(-128));
-  const __m128i halves = _mm_sad_epu8(raised, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+  const __m256i raise = _mm256_set1_epi8(-128), none = _mm256_setzero_si256();
+  const __m256i low = _mm256_sad_epu8(_mm256_xor_si256(_mm256_loadu_si256((const __m256i*)p), raise), none);
+  const __m256i high = _mm256_sad_epu8(_mm256_xor_si256(_mm256_loadu_si256((const __m256i*)p + 1), raise), none);
+  // Sums of 8 bytes each: 0 1 | 2 3 and 4 5 | 6 7.
+  const __m256i pairs = _mm256_add_epi64(_mm256_unpacklo_epi64(low, high), _mm256_unpackhi_epi64(low, high));
+  const __m256i in_order = _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6));
+  _mm_storeu_si128((__m128i*)out, _mm_sub_epi32(_mm256_castsi256_si128(in_order), _mm_set1_epi32(16 * 128)));
 #else
-  int32_t total = 0;
-  for (int i = 0; i < 16; i++) total += p[i];
-  return total;
+  for (int i = 0; i < 4; i++) {
+    out[i] = 0;
+    for (int j = 0; j < 16; j++) out[i] += p[16 * i + j];
+  }
 #endif
 }
 
@@ -149,6 +154,13 @@ WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
+// The same for four vectors, one behind the other.
+WEFT_INLINE void store_i8(int8_t* p, F32 a, F32 b, F32 c, F32 d) {
+  const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(ab, cd)));
+}
 
 WEFT_INLINE Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
 WEFT_INLINE F32 evens(Pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
@@ -161,6 +173,14 @@ WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
 WEFT_INLINE I32 larger(I32 a, I32 b) { return _mm512_max_epi32(a, b); }
 WEFT_INLINE I32 bits_of_magnitude(F32 a) { return _mm512_castps_si512(magnitude(a)); }
 WEFT_INLINE int32_t largest(I32 a) { return _mm512_reduce_max_epi32(a); }
+// The largest lane of each.
+WEFT_INLINE void largest_of_four(const I32 (&a)[4], int32_t* out) {
+  const __m512i ab = larger(_mm512_unpacklo_epi32(a[0], a[1]), _mm512_unpackhi_epi32(a[0], a[1]));
+  const __m512i cd = larger(_mm512_unpacklo_epi32(a[2], a[3]), _mm512_unpackhi_epi32(a[2], a[3]));
+  const __m512i all_four = larger(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all_four), _mm512_extracti64x4_epi64(all_four, 1));
+  _mm_storeu_si128((__m128i*)out, _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
 WEFT_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 // a where x < y, else b.
 WEFT_INLINE F32 where_less(F32 x, F32 y, F32 a, F32 b) {
@@ -243,6 +263,12 @@ WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
 }
+WEFT_INLINE void store_i8(int8_t* p, F32 a, F32 b, F32 c, F32 d) {
+  const __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+  const __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order));
+}
 
 WEFT_INLINE Pairs load_pairs(const bf16* p) { return _mm256_loadu_si256((const __m256i*)p); }
 WEFT_INLINE F32 evens(Pairs x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
@@ -260,6 +286,13 @@ WEFT_INLINE int32_t largest(I32 a) {
   __m128i x = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
   return _mm_cvtsi128_si32(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+WEFT_INLINE void largest_of_four(const I32 (&a)[4], int32_t* out) {
+  const __m256i ab = larger(_mm256_unpacklo_epi32(a[0], a[1]), _mm256_unpackhi_epi32(a[0], a[1]));
+  const __m256i cd = larger(_mm256_unpacklo_epi32(a[2], a[3]), _mm256_unpackhi_epi32(a[2], a[3]));
+  const __m256i all_four = larger(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  const __m128i high = _mm256_extracti128_si256(all_four, 1);
+  _mm_storeu_si128((__m128i*)out, _mm_max_epi32(_mm256_castsi256_si128(all_four), high));
 }
 WEFT_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 WEFT_INLINE F32 where_less(F32 x, F32 y, F32 a, F32 b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ)); }
@@ -338,6 +371,12 @@ WEFT_INLINE void store_i8(int8_t* p, F32 x) {
     p[i] = int8_t(y > 127 ? 127 : y < -128 ? -128 : y);
   }
 }
+WEFT_INLINE void store_i8(int8_t* p, F32 a, F32 b, F32 c, F32 d) {
+  store_i8(p, a);
+  store_i8(p + 4, b);
+  store_i8(p + 8, c);
+  store_i8(p + 12, d);
+}
 
 WEFT_INLINE Pairs load_pairs(const bf16* p) {
   Pairs x;
@@ -360,6 +399,9 @@ WEFT_INLINE I32 bits_of_magnitude(F32 a) { return (I32)magnitude(a); }
 WEFT_INLINE int32_t largest(I32 a) {
   int32_t x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
   return x > y ? x : y;
+}
+WEFT_INLINE void largest_of_four(const I32 (&a)[4], int32_t* out) {
+  for (int i = 0; i < 4; i++) out[i] = largest(a[i]);
 }
 WEFT_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
 WEFT_INLINE F32 where_less(F32 x, F32 y, F32 a, F32 b) { return x < y ? a : b; }
