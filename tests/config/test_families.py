@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.config.decoder import AttentionSpec, NormPlace, RopeConfig
+from weft.config.decoder import AttentionSpec, MoeSpec, NormPlace, RopeConfig
 from weft.config.model import ModelConfig, UnsupportedModel
 
 SHAPE: dict[str, Any] = {
@@ -136,6 +136,56 @@ def test_vision_models_of_qwen_rotate_text_as_others() -> None:
     ],
 )
 def test_what_is_not_read_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read(architecture, **changes)
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+def layers_with_experts(config: ModelConfig) -> list[int]:
+    layers = range(config.num_layers)
+    return [layer for layer in layers if isinstance(config.decoder.layer(layer).mlp, MoeSpec)]
+
+
+def test_some_layers_of_qwen_3_have_experts() -> None:
+    assert layers_with_experts(read("Qwen3MoeForCausalLM", **EXPERTS)) == [0, 1, 2, 3, 4, 5]
+    some = read("Qwen3MoeForCausalLM", **EXPERTS, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert layers_with_experts(some) == [1, 5]
+
+
+def test_the_first_layers_of_glm_45_and_those_outside_of_ernie_have_none() -> None:
+    glm = read("Glm4MoeForCausalLM", **GROUPED, first_k_dense_replace=2)
+    assert layers_with_experts(glm) == [2, 3, 4, 5]
+    ernie = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32}
+    bounds = {"moe_layer_start_index": 1, "moe_layer_end_index": -2, "moe_layer_interval": 2}
+    assert layers_with_experts(read("Ernie4_5_MoeForCausalLM", **ernie, **bounds)) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Qwen3MoeForCausalLM", {**EXPERTS, "num_experts_per_tok": 9}, "9 experts of 8"),
+        ("Qwen3MoeForCausalLM", {**EXPERTS, "num_experts": 2000}, "2,000 experts; at most 1,024"),
+        ("Qwen3MoeForCausalLM", {**EXPERTS, "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 8}, "no 'num_experts_per_tok'"),
+        ("Glm4MoeForCausalLM", {**GROUPED, "n_group": 3}, "8 experts in 3 groups"),
+        ("Glm4MoeForCausalLM", {**GROUPED, "topk_group": 5}, "of which 5 are chosen"),
+        ("Glm4MoeForCausalLM", {**GROUPED, "topk_group": 1}, "gets 3 experts, but .* have 2"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias"),
+    ],
+)
+def test_experts_that_do_not_fit_together_are_refused(
     architecture: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):

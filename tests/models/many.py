@@ -56,6 +56,26 @@ GRANITE4 = {
     "shared_intermediate_size": 96,
     "layer_types": ["full_attention"] * 4,
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
+# Those of DeepSeek V3: 8 experts in groups of 2, of which half are looked at.
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+ERNIE_EXPERTS = {
+    "moe_num_experts": 8,
+    "moe_k": 3,
+    "moe_intermediate_size": 32,
+    "moe_num_shared_experts": 2,
+}
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
 VISION = {
     "hidden_size": 32,
@@ -142,6 +162,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", MIXTRAL),
+    "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 16}),
+    "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 80}),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-sparse": (
+        "Qwen3Moe",
+        {**EXPERTS, "head_dim": 16, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
+    "olmoe": ("Olmoe", EXPERTS),
+    "granite-moe": ("GraniteMoe", {**FACTORS, **MIXTRAL}),
+    "glm4-moe": ("Glm4Moe", {**GROUPED, "rope_parameters": PARTIAL, "use_qk_norm": True}),
+    "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE_EXPERTS),
+    "dots1": ("Dots1", {**GROUPED, "sliding_window": 16, "layer_types": TYPES}),
+}
+FAMILIES |= EXPERT_FAMILIES
 
 
 # Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that computes
@@ -211,6 +247,9 @@ def saved(model: Any, folder: Path) -> Checkpoint:
             else:
                 # Eight bits may not decide which token comes next: layers add less than tokens.
                 parameter.copy_((0.3 if "embed" in name or "lm_head" in name else 0.08) * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(folder)
     return Checkpoint(folder, model)
 

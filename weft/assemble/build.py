@@ -24,7 +24,7 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_recv_weights
-from weft.config.resolve import count, kept_as, size
+from weft.config.resolve import kept_as, parameters, size
 from weft.config.scheduling import scheduling_values
 from weft.engine.engine import Engine
 from weft.executor.build import load_runner
@@ -125,7 +125,7 @@ def _ready(
     generates = model.pooling is None
     return EngineReady(
         dtype=model.dtype,
-        model_summary=f"{model.name} ({count(model.num_parameters)}, {model.dtype})",
+        model_summary=f"{model.name} ({parameters(model)}, {model.dtype})",
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         gives_hidden_states=config.enable_return_hidden_states,

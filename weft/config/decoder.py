@@ -1,7 +1,7 @@
 """What a decoder is made of, said in mechanisms and not in names of families.
 
     DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig
-                             └─ MlpSpec
+                             └─ MlpSpec, or MoeSpec ─ RouterSpec
 
 `config/families/` reads these from a `config.json`; `models/decoder.py` computes them. Sizes that
 all layers share are in `ModelConfig`.
@@ -95,11 +95,60 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterSpec:
+    """Which experts a token gets, and how much of each."""
+
+    num_experts: int
+    num_chosen: int  # experts of a token
+    # Of the logits: softmax of all, softmax of the chosen ones, or sigmoid of each
+    # (`ops.routing.Scores`).
+    scores: str = "softmax"
+    is_normed: bool = False  # weights are divided by their sum
+    scale: float = 1.0  # of the weights
+    bias: bool = False  # of the logits
+    choice_bias: bool = False  # of the scores, where experts are chosen; weights are without it
+    num_groups: int = 1  # of experts side by side; the groups with the best two experts
+    num_groups_chosen: int = 1  # are chosen first
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeSpec:
+    """A feed-forward part of many gated ones, the experts, of which each token gets a few."""
+
+    router: RouterSpec
+    size: int  # of the inner vector of an expert
+    activation: str = "silu"  # one of ops.elementwise.GATES
+    bias: bool = False
+    shared_size: int = 0  # of the part that every token gets; 0: there is none
+    shared_gate: bool = False  # that part is multiplied by sigmoid(gate x)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     attention: AttentionSpec = AttentionSpec()
-    mlp: MlpSpec = MlpSpec()
+    mlp: MlpSpec | MoeSpec = MlpSpec()
     norms: NormPlace = NormPlace.PRE
     residual_scale: float = 1.0  # of what attention and the feed-forward part add
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """What checkpoints call the tensors of experts, below the name of the feed-forward part. Those
+    of expert N stand below `experts.N.`, or those of all experts are one tensor below `experts.`,
+    which has one more dimension."""
+
+    router: str = "gate"
+    choice_bias: str = "gate.e_score_correction_bias"
+    experts: str = "experts"
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    all_gate_up: str = "experts.gate_up_proj"  # of all experts: gates, then ups of each
+    all_down: str = "experts.down_proj"
+    is_transposed: bool = False  # those of all experts have the inputs before the outputs,
+    alternate: bool = False  # and gates and ups in turns
+    choice_bias_has_row: bool = False  # its shape is [1, experts]
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +174,7 @@ class TensorNames:
     norm: str = "model.norm"  # the last one
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
+    experts: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.config_json import get, number, size, token_ids
-from weft.config.decoder import DecoderSpec, RopeConfig
+from weft.config.decoder import DecoderSpec, MoeSpec, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
 from weft.config.model_errors import BadCheckpoint, ModelError, ModelNotFound, UnsupportedModel
@@ -93,6 +93,29 @@ class ModelConfig:
         return self._num_layer_parameters + self._num_embedding_parameters
 
     @property
+    def num_active_parameters(self) -> int:
+        """Those that one token is multiplied with: of experts, the chosen ones."""
+        return self._num_active_layer_parameters + self._num_embedding_parameters
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.mlp, MoeSpec) for layer in self.decoder.layers)
+
+    @property
+    def inner_size(self) -> int:
+        """Numbers that the feed-forward part of a layer makes of one token, at most."""
+        most = 0
+        for layer in self.decoder.layers:
+            size = 3 * self.intermediate_size
+            if isinstance(layer.mlp, MoeSpec):
+                # What its experts read and write, each with a row of its own.
+                wide = max(self.hidden_size, layer.mlp.size)
+                size = layer.mlp.router.num_chosen * (2 * layer.mlp.size + 2 * wide)
+                size += 3 * layer.mlp.shared_size
+            most = max(most, size)
+        return most
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are kept, without biases, norms and scales."""
         if self.keeps_codes:
@@ -111,11 +134,35 @@ class ModelConfig:
 
     @property
     def _num_layer_parameters(self) -> int:
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        num_mlp = 3
-        if self.is_encoder or not self.decoder.layer(0).mlp.is_gated:
-            num_mlp = 2
-        return self.num_layers * (attention + num_mlp * self.hidden_size * self.intermediate_size)
+        num = 0
+        for layer in range(self.num_layers):
+            num += self._num_attention_parameters + self._num_mlp_parameters(layer)
+        return num
+
+    @property
+    def _num_active_layer_parameters(self) -> int:
+        num = self._num_layer_parameters
+        for layer in range(self.num_layers):
+            mlp = self.decoder.layer(layer).mlp
+            if isinstance(mlp, MoeSpec):
+                num_idle = mlp.router.num_experts - mlp.router.num_chosen
+                num -= num_idle * 3 * self.hidden_size * mlp.size
+        return num
+
+    @property
+    def _num_attention_parameters(self) -> int:
+        return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    def _num_mlp_parameters(self, layer: int) -> int:
+        """Of the feed-forward part of a layer, with all of its experts."""
+        mlp = self.decoder.layer(layer).mlp
+        if isinstance(mlp, MoeSpec):
+            inner = mlp.router.num_experts * mlp.size + mlp.shared_size
+            return 3 * self.hidden_size * inner + mlp.router.num_experts * self.hidden_size
+        num_matrices = 3
+        if self.is_encoder or not mlp.is_gated:
+            num_matrices = 2
+        return num_matrices * self.hidden_size * self.intermediate_size
 
     @property
     def _num_embedding_parameters(self) -> int:

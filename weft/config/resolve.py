@@ -200,6 +200,14 @@ def count(num_parameters: int) -> str:
     return f"{num_parameters / 1e6:.1f} M"
 
 
+def parameters(model: ModelConfig) -> str:
+    """The parameters of a model for people; of one with experts, also those that a token uses."""
+    told = count(model.num_parameters)
+    if model.has_experts:
+        told += f", {count(model.num_active_parameters)} active"
+    return told
+
+
 def _task(asked: str, model: ModelConfig) -> str:
     """What a model is used for."""
     own = "generate"
@@ -370,7 +378,7 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
             config.quantize == "int4"
         ):  # widened at each use: 10 bytes for each weight of the largest matrix
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
-    activations = tokens * (4 * model.hidden_size + 3 * model.intermediate_size + heads) * 4
+    activations = tokens * (4 * model.hidden_size + model.inner_size + heads) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
     return (
         activations

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from weft.config.resolve import count
+from weft.config.resolve import parameters
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.version import __version__
@@ -46,7 +46,7 @@ class Console:
     def loading(self, prepared: Prepared) -> None:
         model = prepared.model
         config = prepared.config
-        name = f"{model.name} ({count(model.num_parameters)}, {model.dtype})"
+        name = f"{model.name} ({parameters(model)}, {model.dtype})"
         threads = f"{config.threads} thread{'s' if config.threads != 1 else ''}"
         where = config.device
         if config.device == "cpu":

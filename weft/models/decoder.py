@@ -6,12 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.config.decoder import NormPlace, RopeConfig
+from weft.config.decoder import MoeSpec, NormPlace, RopeConfig
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
-from weft.models.layers.mlp import make_mlp
+from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp
+from weft.models.layers.moe import ExpertMLP
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
 from weft.models.layers.rope import Rope
 from weft.models.layers.weight import Weights
@@ -73,7 +74,7 @@ class DecoderLayer:
         self.mix = Block(norm(pre_norms), norm(post_norms), scale)
         self.feed = Block(norm(feed_pre_norms), norm(post_norms), scale)
         self.attention = Attention(config, layer, rope, ops)
-        self.mlp = make_mlp(config, spec.mlp, ops)
+        self.mlp = make_feed_forward(config, layer, ops)
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
@@ -100,6 +101,13 @@ class DecoderLayer:
         yield from self.mlp.weights(f"{prefix}.{names.mlp}")
         if self.feed.post is not None:
             yield from self.feed.post.weights(f"{prefix}.{names.mlp_post_norm}")
+
+
+def make_feed_forward(config: ModelConfig, layer: int, ops: Ops) -> GatedMLP | PlainMLP | ExpertMLP:
+    spec = config.decoder.layer(layer).mlp
+    if isinstance(spec, MoeSpec):
+        return ExpertMLP(config, spec, layer, ops)
+    return make_mlp(config, spec, ops)
 
 
 class Decoder:

@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+CLAMPED = "clamped_swiglu"  # which also changes the up: a gate of `gate_and_mul` alone
+CLAMP = 7.0
+CLAMPED_ALPHA = 1.702
+
 
 def rms_norm(
     x: Tensor,
@@ -32,7 +36,16 @@ def rms_norm(
 def gate_and_mul(x: Tensor, activation: str) -> Tensor:
     """activation(gate) * up, of the two halves of the last dimension: [..., 2 I] -> [..., I]."""
     gate, up = x.chunk(2, dim=-1)
+    if activation == CLAMPED:
+        return clamped_swiglu(gate, up)
     return GATES[activation](gate).mul_(up)
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """(up + 1) gate sigmoid(1.702 gate), of values up to 7. Source: gpt-oss, arXiv:2508.10925."""
+    gate = gate.clamp(max=CLAMP)
+    up = up.clamp(-CLAMP, CLAMP)
+    return (up + 1) * gate * torch.sigmoid(CLAMPED_ALPHA * gate)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Value:
         assert not self._is_overwritten, "this activation was overwritten by a sum"
         return self._tensor
 
-    def __add__(self, term: Product | Normed) -> Value:
+    def __add__(self, term: Product | ProductSum | Normed) -> Value:
         total = term.added_to(self.tensor)
         self._is_overwritten = True
         return Value(total)
@@ -139,8 +139,40 @@ class Product:
     def __radd__(self, tensor: Tensor) -> Value:
         return Value(self.added_to(tensor))
 
+    def __add__(self, other: Product) -> ProductSum:
+        return ProductSum((self, other))
 
-Activation = Tensor | Value | Normed | Product
+
+class ProductSum:
+    """The sum of products, each computed when it is read or added to another activation."""
+
+    def __init__(self, terms: tuple[Product, ...]) -> None:
+        self._terms = terms
+        self._tensor: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        if self._tensor is None:
+            first, *others = self._terms
+            self._tensor = first.tensor
+            for term in others:
+                term.added_to(self._tensor)
+        return self._tensor
+
+    def __rmul__(self, scale: float) -> ProductSum:
+        return ProductSum(tuple(scale * term for term in self._terms))
+
+    def added_to(self, total: Tensor) -> Tensor:
+        """Add all products to `total` in place, one after the other."""
+        for term in self._terms:
+            term.added_to(total)
+        return total
+
+    def __radd__(self, tensor: Tensor) -> Value:
+        return Value(self.added_to(tensor))
+
+
+Activation = Tensor | Value | Normed | Product | ProductSum
 
 
 def activation(x: Value | Normed | Product) -> Tensor:

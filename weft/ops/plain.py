@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
 from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, rms_norm, scaled_logits
-from weft.ops.protocol import LayerNorm, Matrix, Norm
+from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import (
     CODE_FORMATS,
     FP8,
@@ -24,6 +24,7 @@ from weft.ops.quantize import (
     round_rows,
     widened,
 )
+from weft.ops.routing import Routed, choose
 
 QUANTIZE = {"int8": quantize_int8, "fp8": quantize_fp8}
 KEPT_IN = {"int8": torch.int8, "fp8": FP8}
@@ -67,6 +68,17 @@ class PlainMatrix:
     @property
     def tensors(self) -> Sequence[Tensor]:
         return [self._weight] if self.bias is None else [self._weight, self.bias]
+
+    def weight_of(self, parts: range) -> Tensor:
+        """Neighbouring parts, one below the other: [rows, in]"""
+        return self._weight[self._rows_of_parts(parts)]
+
+    def bias_of(self, parts: range) -> Tensor | None:
+        return None if self.bias is None else self.bias[self._rows_of_parts(parts)]
+
+    def _rows_of_parts(self, parts: range) -> slice:
+        start = sum(self.sizes[: parts.start])
+        return slice(start, start + sum(self.sizes[part] for part in parts))
 
     def put(
         self,
@@ -140,6 +152,10 @@ class QuantizedMatrix(PlainMatrix):
     def weight(self) -> Tensor:
         return dequantize(self.values, self.scales).to(self._dtype)
 
+    def weight_of(self, parts: range) -> Tensor:
+        rows = self._rows_of_parts(parts)
+        return dequantize(self.values[rows], self.scales[rows]).to(self._dtype)
+
     def rounded(self, x: Tensor) -> Tensor:
         if self.format != "fp8":
             return x
@@ -212,7 +228,11 @@ class CodedMatrix(PlainMatrix):
 
     @property
     def weight(self) -> Tensor:
-        return torch.cat([codes.dequantized() for codes in self._parts]).to(self._dtype)
+        return self.weight_of(range(len(self._parts)))
+
+    def weight_of(self, parts: range) -> Tensor:
+        rows = [self._parts[part].dequantized() for part in parts]
+        return torch.cat(rows).to(self._dtype)
 
     def rounded(self, x: Tensor) -> Tensor:
         return round_rows(x)
@@ -286,6 +306,7 @@ class TorchWeights(ABC):
         self._format = format
         self._vectors: list[Tensor] = []
         self._matrices: list[PlainMatrix] = []
+        self.chosen: dict[int, Tensor] = {}
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -314,6 +335,22 @@ class TorchWeights(ABC):
         self._matrices.append(matrix)
         return matrix
 
+    def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
+        matrix = PlainMatrix(in_size, (size,), bias, torch.float32, self._device)
+        self._matrices.append(matrix)
+        return matrix
+
+    def expert_matrix(
+        self,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Matrix:
+        return self.matrix(in_size, sizes * num_experts, bias=bias, gated=gated)
+
     @abstractmethod
     def _matrix(
         self,
@@ -322,6 +359,30 @@ class TorchWeights(ABC):
         bias: bool,
         format: str,
     ) -> PlainMatrix: ...
+
+
+def routed(x: Tensor, router: Router) -> Routed:
+    """`Ops.route` by a matrix that torch reads."""
+    matrix = _plain(router.weight)
+    logits = F.linear(x.float(), matrix.weight, matrix.bias)
+    return choose(logits, router.choice, router.choice_bias)
+
+
+def mixed(x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+    """`Ops.experts` by matrices that torch reads: expert by expert."""
+    gate_up = _plain(experts.gate_up)
+    down = _plain(experts.down)
+    num_tokens, num_chosen = routed.experts.shape
+    each = x.new_empty(num_tokens, num_chosen, down.sizes[0])
+    x = gate_up.rounded(x)
+    for expert in torch.unique(routed.experts).tolist():
+        tokens, ranks = torch.where(routed.experts == expert)
+        parts = range(2 * expert, 2 * expert + 2)
+        both = F.linear(x[tokens], gate_up.weight_of(parts), gate_up.bias_of(parts))
+        inner = down.rounded(gate_and_mul(both, experts.activation))
+        part = range(expert, expert + 1)
+        each[tokens, ranks] = F.linear(inner, down.weight_of(part), down.bias_of(part))
+    return (each.float() * routed.weights[..., None]).sum(1).to(x.dtype)
 
 
 def embedded(
@@ -379,6 +440,17 @@ class PlainOps(TorchWeights):
         activation: str,
     ) -> Tensor:
         return ACTIVATIONS[activation](self.linear(x, weight))
+
+    def route(self, x: Tensor, router: Router) -> Routed:
+        found = routed(x, router)
+        self.chosen[router.layer] = found.experts
+        return found
+
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+        return mixed(x, routed, experts)
+
+    def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        y.mul_((x.float() @ weight).sigmoid()[:, None])
 
     def logits(
         self,

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from weft.ops.codes import CodeFormat, Codes
+from weft.ops.routing import Choice, Routed
 
 ROW_STEP = 64  # content of a matrix comes in pieces of this many rows, or multiples of it
 
@@ -30,6 +31,24 @@ class LayerNorm(NamedTuple):
     weight: Tensor  # [H]
     bias: Tensor  # [H]
     eps: float
+
+
+class Router(NamedTuple):
+    """Chooses experts by the logits W x + bias, in float32."""
+
+    weight: Matrix  # [experts, H], exact
+    choice: Choice
+    choice_bias: Tensor | None  # [experts] float32, exact
+    layer: int  # under which what it chose is kept
+
+
+class Experts(NamedTuple):
+    """down(activation(gate x) * up x) for each of E experts, each of which has parts of its own in
+    both matrices (`Ops.expert_matrix`)."""
+
+    gate_up: Matrix  # parts: gate and up of the first expert, of the second ..
+    down: Matrix  # parts: one for each expert
+    activation: str  # one of `GATES`
 
 
 class Matrix(Protocol):
@@ -123,6 +142,23 @@ class Ops(Protocol):
         """
         ...
 
+    def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
+        """A weight for `route`, in float32 for certain, without content yet."""
+        ...
+
+    def expert_matrix(
+        self,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Matrix:
+        """Weights without content yet that all have parts of these sizes: one for each expert, one
+        below the other. Part p of expert e is part e len(sizes) + p."""
+        ...
+
     def embed(
         self,
         tokens: Tensor,
@@ -163,6 +199,27 @@ class Ops(Protocol):
         activation: str,
     ) -> Tensor:
         """activation(W x + bias): [T, in] -> [T, out]; the activation is one of `ACTIVATIONS`"""
+        ...
+
+    def route(self, x: Tensor, router: Router) -> Routed:
+        """The experts of each token of x [T, in], and how much each counts."""
+        ...
+
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+        """The sum of the outputs of each token's experts, the best first, each times its weight:
+        [T, in] -> [T, out]. Experts that no token chose are not read. What a token gets does not
+        depend on the others, as far as that holds for `linear`."""
+        ...
+
+    def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Each row of y [T, n] becomes sigmoid(weight x) times itself: x [T, in], weight [in]
+        float32."""
+        ...
+
+    @property
+    def chosen(self) -> dict[int, Tensor]:
+        """By layer, the experts that `route` chose last: [T or more, k] int32. On a device with
+        graphs, those of steps without graphs."""
         ...
 
     def logits(

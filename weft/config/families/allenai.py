@@ -1,5 +1,5 @@
 """OLMo 1 has norms without weights. OLMo 2 and 3 have norms behind attention and the feed-forward
-part, and over all queries and all keys at once."""
+part, and over all queries and all keys at once. OLMoE has the latter, and experts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from weft.config.decoder import (
     QkNorm,
     RopeConfig,
 )
+from weft.config.families.experts import softmax_experts
 from weft.config.families.family import (
     SLIDING,
     Config,
@@ -28,6 +29,7 @@ from weft.config.families.family import (
 )
 from weft.config.families.meta import read_llama
 from weft.config.families.rope import read_rope, rope_by_type, rope_of
+from weft.config.model_errors import UnsupportedModel
 
 OLMO3_THETA = 500_000.0
 
@@ -74,8 +76,21 @@ def _olmo3_rope(config: Config, kind: str) -> RopeConfig:
     return rope_of(config, get(config, "rope_scaling", dict, {}), theta=theta)
 
 
+def _olmoe(config: Config) -> DecoderSpec:
+    if config.get("clip_qkv") is not None:
+        raise UnsupportedModel("clip_qkv is not supported")
+    experts = softmax_experts(
+        config,
+        inner="intermediate_size",
+        is_normed=flag(config, "norm_topk_prob"),
+    )
+    layer = _layer(config, read_rope(config))
+    return DecoderSpec(layers=(replace(layer, mlp=experts, norms=NormPlace.PRE),))
+
+
 FAMILIES = {
     "Olmo": Family(read=_olmo, defaults={"rms_norm_eps": 1e-5}),
     "Olmo2": Family(read=_olmo2),
+    "Olmoe": Family(read=_olmoe, defaults={"num_experts": 64, "num_experts_per_tok": 8}),
     "Olmo3": Family(read=_olmo3, defaults={"sliding_window": 4_096}),
 }

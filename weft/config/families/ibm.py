@@ -1,6 +1,6 @@
-"""Granite 3 and the dense Granite 4: Llama with factors in four places. Granite 4 stores gate and
-up as one tensor, and leaves positions out in some models. NAVER's HyperCLOVA X has these factors,
-too, and norms behind each part."""
+"""Granite 3, with experts or without, and the dense Granite 4: Llama with factors in four places.
+Granite 4 stores gate and up as one tensor, and leaves positions out in some models. NAVER's
+HyperCLOVA X has these factors, too, and norms behind each part."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from weft.config.config_json import get, require
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
+    ExpertNames,
     LayerSpec,
     MlpSpec,
     NormPlace,
     TensorNames,
 )
+from weft.config.families.experts import softmax_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, scale
 from weft.config.families.rope import read_rope
 from weft.config.model_errors import UnsupportedModel
@@ -37,6 +39,24 @@ def _granite(config: Config) -> DecoderSpec:
         embedding_scale=scale(config, "embedding_multiplier"),
         logit_scale=1 / scale(config, "logits_scaling"),
     )
+
+
+def _granite_moe(config: Config) -> DecoderSpec:
+    spec = _granite(config)
+    experts = softmax_experts(
+        config,
+        inner="intermediate_size",
+        scores="chosen",
+    )
+    names = TensorNames(
+        mlp="block_sparse_moe",
+        experts=ExpertNames(
+            router="router.layer",
+            all_gate_up="input_linear.weight",
+            all_down="output_linear.weight",
+        ),
+    )
+    return replace(spec, layers=(replace(spec.layer(0), mlp=experts),), names=names)
 
 
 def _granite4(config: Config) -> DecoderSpec:
@@ -78,6 +98,10 @@ def _hyperclovax(config: Config) -> DecoderSpec:
 FAMILIES = {
     "Granite": Family(read=_granite),
     "HyperCLOVAX": Family(read=_hyperclovax),
+    "GraniteMoe": Family(
+        read=_granite_moe,
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
     "GraniteMoeHybrid": Family(
         read=_granite4,
         aliases={"intermediate_size": "shared_intermediate_size"},

@@ -1,12 +1,20 @@
 """Mistral, Ministral and Ministral 3, whose queries grow with their position; also the text part of
-models that see (Mistral Small 3.1, Ministral 3)."""
+models that see (Mistral Small 3.1, Ministral 3); Mixtral, whose feed-forward part is experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from weft.config.config_json import get
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertNames,
+    LayerSpec,
+    MlpSpec,
+    TensorNames,
+)
+from weft.config.families.experts import softmax_experts
 from weft.config.families.family import (
     FULL,
     SLIDING,
@@ -52,10 +60,25 @@ def _mistral3(config: Config) -> DecoderSpec:
     return _mistral(config)
 
 
+def _mixtral(config: Config) -> DecoderSpec:
+    layer = _mistral(config).layer(0)
+    experts = softmax_experts(
+        config,
+        inner="intermediate_size",
+        is_normed=True,
+    )
+    names = TensorNames(
+        mlp="block_sparse_moe",
+        experts=ExpertNames(gate_up=("w1", "w3"), down="w2"),
+    )
+    return DecoderSpec(layers=(replace(layer, mlp=experts),), names=names)
+
+
 _MISTRAL3 = Family(read=_mistral3, defaults={"head_dim": 128})
 FAMILIES = {
     "Mistral": Family(read=_mistral),
     "Ministral": Family(read=_ministral),
     "Ministral3": Family(read=_ministral3, defaults={"head_dim": 128}),
+    "Mixtral": Family(read=_mixtral, defaults={"num_local_experts": 8, "num_experts_per_tok": 2}),
 }
 ARCHITECTURES = {"Mistral3ForConditionalGeneration": _MISTRAL3}

@@ -1,5 +1,5 @@
 """Makers of one family each: Hugging Face (SmolLM3), LG (EXAONE 4), BigCode (StarCoder 2),
-ByteDance (Seed-OSS), Baidu (ERNIE 4.5), Arcee, NVIDIA (Nemotron), Kyutai (Helium),
+ByteDance (Seed-OSS), Baidu (ERNIE 4.5), rednote (dots), Arcee, NVIDIA (Nemotron), Kyutai (Helium),
 Stability (StableLM), Shanghai AI Laboratory (InternLM 3), OpenBMB (MiniCPM)."""
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from weft.config.config_json import get, number, require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
+    ExpertNames,
     LayerSpec,
     MlpSpec,
+    MoeSpec,
     NormKind,
     NormPlace,
     QkNorm,
+    RouterSpec,
     TensorNames,
 )
+from weft.config.families.experts import checked, sigmoid_experts, with_experts
 from weft.config.families.family import (
     FULL,
     SLIDING,
@@ -126,6 +130,65 @@ def _ernie(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,))
 
 
+def _ernie_moe(config: Config) -> DecoderSpec:
+    """Layers from `moe_layer_start_index` to `moe_layer_end_index` (-1: the last) have experts,
+    each `moe_layer_interval`-th of them."""
+    require(config, "use_bias", False)
+    first = get(config, "moe_layer_start_index", int, 1)
+    last = get(config, "moe_layer_end_index", int, -1)
+    interval = size(config, "moe_layer_interval", 1)
+    if last < 0:
+        last += size(config, "num_hidden_layers")
+    inner = size(config, "moe_intermediate_size")
+    experts = MoeSpec(
+        router=checked(
+            RouterSpec(
+                num_experts=size(config, "moe_num_experts"),
+                num_chosen=size(config, "moe_k"),
+                is_normed=True,
+                choice_bias=True,
+            )
+        ),
+        size=inner,
+        activation=activation(config),
+        shared_size=inner * get(config, "moe_num_shared_experts", int, 0),
+    )
+    names = ExpertNames(
+        choice_bias="moe_statics.e_score_correction_bias",
+        choice_bias_has_row=True,
+    )
+
+    def has_experts(layer: int) -> bool:
+        return first <= layer <= last and (layer + 1) % interval == 0
+
+    spec = with_experts(config, _ernie(config), experts, has_experts)
+    return replace(spec, names=TensorNames(experts=names))
+
+
+def _dots1(config: Config) -> DecoderSpec:
+    plain = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config),
+            qk_norm=QkNorm.HEAD,
+            qkv_bias=flag(config, "attention_bias"),
+            out_bias=flag(config, "attention_bias"),
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+    )
+    num_plain = get(config, "first_k_dense_replace", int, 0)
+    types = layer_types(config, lambda _: FULL)
+    layers = []
+    for kind in types:
+        attention = replace(plain.attention, window=window(config, kind))
+        layers.append(replace(plain, attention=attention))
+    return with_experts(
+        config,
+        DecoderSpec(layers=tuple(layers)),
+        sigmoid_experts(config),
+        lambda layer: layer >= num_plain,
+    )
+
+
 def _helium(config: Config) -> DecoderSpec:
     layer = LayerSpec(
         attention=AttentionSpec(
@@ -231,6 +294,16 @@ FAMILIES = {
     ),
     "SeedOss": Family(read=_seed_oss, defaults={"head_dim": 128}),
     "Ernie4_5": Family(read=_ernie, defaults={"head_dim": 128, "tie_word_embeddings": True}),
+    "Ernie4_5_Moe": Family(
+        read=_ernie_moe,
+        defaults={
+            "tie_word_embeddings": True,
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "Dots1": Family(read=_dots1),
     "Helium": Family(read=_helium, defaults={"head_dim": 128}),
     "Arcee": Family(read=_arcee),
     "Nemotron": Family(

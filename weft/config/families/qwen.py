@@ -1,5 +1,5 @@
-"""Qwen 2 and 3, and the text part of those that also see. Some of their checkpoints use a window
-from a layer on."""
+"""Qwen 2 and 3, their models of experts, and the text part of those that also see. Some of their
+checkpoints use a window from a layer on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weft.config.config_json import get, size
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, QkNorm
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertNames,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    QkNorm,
+    TensorNames,
+)
+from weft.config.families.experts import softmax_experts, with_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, window
 from weft.config.families.rope import read_rope
 
@@ -47,6 +57,39 @@ def _layers(config: Config, attention: AttentionSpec) -> DecoderSpec:
     return DecoderSpec(layers=tuple(layers))
 
 
+def _qwen2_moe(config: Config) -> DecoderSpec:
+    """The experts of Qwen 2 have a shared one with a gate of its own."""
+    bias = flag(config, "qkv_bias", True)
+    attention = AttentionSpec(rope=read_rope(config), qkv_bias=bias)
+    experts = replace(
+        _experts(config),
+        shared_size=size(config, "shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    spec = _some_with_experts(config, _layers(config, attention), experts)
+    names = ExpertNames(shared="shared_expert")
+    return replace(spec, names=TensorNames(experts=names))
+
+
+def _qwen3_moe(config: Config) -> DecoderSpec:
+    return _some_with_experts(config, _qwen3(config), _experts(config))
+
+
+def _experts(config: Config) -> MoeSpec:
+    return softmax_experts(config, is_normed=flag(config, "norm_topk_prob"))
+
+
+def _some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> DecoderSpec:
+    """Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`."""
+    step = size(config, "decoder_sparse_step", 1)
+    plain = get(config, "mlp_only_layers", list, [])
+
+    def has_experts(layer: int) -> bool:
+        return layer not in plain and (layer + 1) % step == 0
+
+    return with_experts(config, spec, experts, has_experts)
+
+
 def _of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], DecoderSpec]:
     """The reader of a model that also sees. Its positions have three parts (mrope), which are equal
     in text: then it rotates as others do."""
@@ -65,6 +108,8 @@ def _of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], Decode
 FAMILIES = {
     "Qwen2": Family(read=_qwen2),
     "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}),
+    "Qwen2Moe": Family(read=_qwen2_moe),
+    "Qwen3Moe": Family(read=_qwen3_moe),
 }
 _QWEN2_VL = Family(read=_of_text(_qwen2))
 ARCHITECTURES = {

@@ -1,18 +1,21 @@
 """GLM-4: half of each head turns, in pairs that lie side by side; the release of April 2025 also
-norms what attention and the feed-forward part give."""
+norms what attention and the feed-forward part give. GLM 4.5 to 4.7 have experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.config.config_json import get
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
     LayerSpec,
     MlpSpec,
     NormPlace,
+    QkNorm,
     TensorNames,
 )
+from weft.config.families.experts import sigmoid_experts, with_experts
 from weft.config.families.family import Config, Family, activation, flag
 from weft.config.families.rope import read_rope
 
@@ -26,6 +29,27 @@ def _glm(config: Config) -> DecoderSpec:
         mlp=MlpSpec(activation=activation(config)),
     )
     return DecoderSpec(layers=(layer,), names=TensorNames(gate_up=("gate_up_proj",)))
+
+
+def _glm4_moe(config: Config) -> DecoderSpec:
+    """GLM 4.5: the first layers have no experts; those behind `num_hidden_layers` are for
+    speculation, and are not read."""
+    qk_norm = QkNorm.HEAD if flag(config, "use_qk_norm") else QkNorm.NONE
+    plain = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, is_partial=True),
+            qk_norm=qk_norm,
+            qkv_bias=flag(config, "attention_bias"),
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+    )
+    num_plain = get(config, "first_k_dense_replace", int, 0)
+    return with_experts(
+        config,
+        DecoderSpec(layers=(plain,)),
+        sigmoid_experts(config),
+        lambda layer: layer >= num_plain,
+    )
 
 
 def _glm4(config: Config) -> DecoderSpec:
@@ -45,4 +69,15 @@ _DEFAULTS = {
 FAMILIES = {
     "Glm": Family(read=_glm, defaults=_DEFAULTS),
     "Glm4": Family(read=_glm4, defaults=_DEFAULTS),
+    "Glm4Moe": Family(
+        read=_glm4_moe,
+        defaults={
+            "partial_rotary_factor": 0.5,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+        },
+    ),
 }

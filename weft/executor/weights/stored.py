@@ -19,7 +19,7 @@ from weft.executor.weights.gguf.codes import BadScales, codes_of
 from weft.executor.weights.pieces import PieceBuffer, is_finite
 from weft.executor.weights.safetensors import Content, TensorEntry
 from weft.executor.weights.scales import EIGHT_BITS, FLOATS, StoredScales
-from weft.models.layers.weight import Weight
+from weft.models.layers.weight import Stack, Weight
 from weft.ops.codes import Codes
 from weft.ops.protocol import ROW_STEP
 from weft.ops.quantize import INT8_BY_OUTPUT
@@ -86,6 +86,51 @@ class StoredFloats(NamedTuple):
         row_bytes = entry.num_bytes // max(entry.shape[0], 1)
         for start, rows in buffer.rows(self.content, entry, row_bytes, _row_step(entry)):
             yield start, _in_halves(rows.view(dtype), entry.paired_rows)
+
+
+class StoredTransposed(NamedTuple):
+    """A matrix of floats that lies with its inputs first. It is read whole, since each of its rows
+    lies all over it: such tensors hold many matrices."""
+
+    content: Content
+    entry: TensorEntry  # with the shape of the matrix
+
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.num_bytes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.entry.name,)
+
+    def offer(self, weight: Weight) -> None:
+        """Floats are no codes."""
+
+    def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
+        weight.put(self._read(buffer))
+
+    def require_finite(self, buffer: PieceBuffer) -> None:
+        if not is_finite(self._read(buffer).t()):
+            raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
+
+    def _read(self, buffer: PieceBuffer) -> Tensor:
+        entry = self.entry
+        values = buffer.read(self.content, entry.start, 1, entry.num_bytes)
+        return values.view(FLOATS[entry.dtype]).view(entry.shape[::-1]).t()
+
+
+def part_of(entry: TensorEntry, weight: Weight, stack: Stack) -> TensorEntry:
+    """Where a weight lies in a tensor with others."""
+    num, num_rows, *_ = stack.shape
+    row_bytes = entry.num_bytes // (num * num_rows)
+    num_taken = num_rows
+    if not stack.is_transposed:
+        num_taken = weight.shape[0]
+    return entry._replace(
+        shape=weight.shape,
+        start=entry.start + (stack.place * num_rows + stack.first) * row_bytes,
+        num_bytes=num_taken * row_bytes,
+    )
 
 
 class StoredEightBits(NamedTuple):

@@ -27,7 +27,14 @@ from weft.executor.weights.scales import (
     is_of_a_weight,
     scales_of,
 )
-from weft.executor.weights.stored import StoredBlocks, StoredEightBits, StoredFloats, StoredWeight
+from weft.executor.weights.stored import (
+    StoredBlocks,
+    StoredEightBits,
+    StoredFloats,
+    StoredTransposed,
+    StoredWeight,
+    part_of,
+)
 from weft.models.layers.weight import Weight
 
 # Endings of the names of tensors that no model here reads.
@@ -125,7 +132,9 @@ def matched(
             problems.mistyped.append(str(exc))
             continue
         except WrongShape as exc:
-            problems.misshapen.append(str(exc))
+            # A tensor of several weights is told once.
+            if str(exc) not in problems.misshapen:
+                problems.misshapen.append(str(exc))
             continue
         if one is not None:
             found.append(WeightMatch(weight, one))
@@ -153,7 +162,7 @@ def _find(
     if packed is not None:
         return packed
     if base not in stored:
-        return None
+        return _part_of_stack(weight, stored)
     content, entry = stored[base]
     if entry.shape != weight.shape:
         raise WrongShape(f"{weight.name} {list(entry.shape)} instead of {list(weight.shape)}")
@@ -170,6 +179,30 @@ def _find(
     if entry.dtype not in ITEM_BYTES:  # no type of safetensors
         read += BLOCK_FORMATS
     raise Misfit(f"{weight.name} {entry.dtype} instead of one of {', '.join(read)}")
+
+
+def _part_of_stack(weight: Weight, stored: Mapping[str, StoredTensor]) -> StoredWeight | None:
+    """A weight that lies in a tensor with others, if it does. Raises Misfit and WrongShape."""
+    known = [stack for stack in weight.stacks if in_base(stack.name) in stored]
+    for stack in known:
+        content, entry = stored[in_base(stack.name)]
+        if entry.shape != stack.shape:
+            continue
+        if entry.dtype in FLOATS:
+            part = part_of(entry, weight, stack)
+            if stack.is_transposed:
+                return StoredTransposed(content, part)
+            return StoredFloats(content, part)
+        # Blocks hold neighbouring inputs: these come last.
+        if entry.dtype in BLOCK_FORMATS and not stack.is_transposed:
+            return StoredBlocks(content, part_of(entry, weight, stack))
+    if not known:
+        return None
+    entry = stored[in_base(known[0].name)][1]
+    if entry.shape != known[0].shape:
+        expected = list(known[0].shape)
+        raise WrongShape(f"{entry.name} {list(entry.shape)} instead of {expected}")
+    raise Misfit(f"{entry.name} {entry.dtype} instead of one of {', '.join(FLOATS)}")
 
 
 def _unexpected(

@@ -256,7 +256,7 @@ def bias_weight(
     matrix: Matrix,
     part: int,
 ) -> Weight:
-    """A bias is read and written as a whole."""
+    """The bias of a part of a matrix, which is read and written as a whole."""
 
     def put(
         content: Tensor,

@@ -19,9 +19,12 @@ class GatedMLP:
         config: ModelConfig,
         spec: MlpSpec,
         ops: Ops,
+        *,
+        size: int = 0,
     ) -> None:
+        """`size` of the inner vector, if it is not the usual one of the model."""
         hidden = config.hidden_size
-        inner = config.intermediate_size
+        inner = size or config.intermediate_size
         names = config.decoder.names
         self.gate_up = GatedLinear(
             hidden,

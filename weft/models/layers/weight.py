@@ -43,8 +43,19 @@ class PutCodes(Protocol):
         ...
 
 
+class Stack(NamedTuple):
+    """Where a weight lies in a tensor [n, rows, columns] (or [n, rows]) that holds several."""
+
+    name: str
+    shape: tuple[int, ...]
+    place: int  # in the first dimension
+    first: int = 0  # row of it with which the weight begins
+    # The weight is [columns, rows]: its values lie with the inputs first.
+    is_transposed: bool = False
+
+
 class Weight(NamedTuple):
-    """One tensor of a checkpoint."""
+    """One tensor of a checkpoint, or a part of one."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,13 +63,22 @@ class Weight(NamedTuple):
     get: Get
     keep_as: KeepAs | None = None  # for matrices, as the next one
     put_codes: PutCodes | None = None
+    # Tensors of which one may hold it, in place of one with its own name.
+    stacks: tuple[Stack, ...] = ()
 
 
 Weights: TypeAlias = Iterator[Weight]
 
 
-def vector(name: str, values: Tensor, *, plus: float = 0.0) -> Weight:
-    """A weight that is kept as it comes, or with a number added to it."""
+def vector(
+    name: str,
+    values: Tensor,
+    *,
+    plus: float = 0.0,
+    shape: tuple[int, ...] = (),
+) -> Weight:
+    """A weight that is kept as it comes, or with a number added to it. `shape` is that in
+    checkpoints, where it has more than one dimension."""
 
     def put(
         content: Tensor,
@@ -66,17 +86,21 @@ def vector(name: str, values: Tensor, *, plus: float = 0.0) -> Weight:
         scales: Tensor | None = None,
     ) -> None:
         assert scales is None
+        if shape:
+            content = content.flatten()
         target = values[start : start + len(content)]
         target.copy_(content)
         if plus:
             target.add_(plus)
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
+        if shape:
+            return values.clone().view(shape)
         return values[start:stop] - plus if plus else values[start:stop].clone()
 
     return Weight(
         name,
-        tuple(values.shape),
+        shape or tuple(values.shape),
         put,
         get,
     )

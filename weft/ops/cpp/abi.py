@@ -24,6 +24,9 @@ class OpKind(IntEnum):
     EMBED_SUM = 12
     LAYER_NORM = 13
     SCALE_LOGITS = 14
+    ROUTE = 15
+    EXPERTS = 16
+    GATE_ROWS = 17
 
 
 class WeightFormat(IntEnum):
@@ -63,6 +66,13 @@ class Epilogue(IntEnum):
     RELU2 = 7
     GATED_GELU_TANH = 8
     ADD_SCALED = 9
+    GATED_CLAMPED = 10
+
+
+class ExpertScores(IntEnum):
+    SOFTMAX = 0
+    CHOSEN = 1
+    SIGMOID = 2
 
 
 PANEL = 32  # outputs of a panel
@@ -177,6 +187,63 @@ class LinearArgs(ctypes.Structure):
         ("y_stride", c_int64),
         ("scratch", c_void_p),
         ("scale", c_float),
+    )
+
+
+class RouteArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("num_experts", c_int64),
+        ("num_chosen", c_int64),
+        ("scores", c_int64),
+        ("is_normed", c_int64),
+        ("scale", c_float),
+        ("choice_bias", c_void_p),
+        ("num_groups", c_int64),
+        ("num_groups_chosen", c_int64),
+        ("experts", c_void_p),
+        ("weights", c_void_p),
+        ("offsets", c_void_p),
+        ("tokens", c_void_p),
+        ("places", c_void_p),
+    )
+
+
+class ExpertsArgs(ctypes.Structure):
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("activation", c_int64),
+        ("num_experts", c_int64),
+        ("num_chosen", c_int64),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("experts", c_void_p),
+        ("weights", c_void_p),
+        ("offsets", c_void_p),
+        ("tokens", c_void_p),
+        ("places", c_void_p),
+        ("inner", c_void_p),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("scale", c_float),
+        ("adds", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+class GateRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("weight", c_void_p),
+        ("in_size", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("columns", c_int64),
     )
 
 
@@ -347,6 +414,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
         LogprobsArgs,
     ),
     *(FusedStep, LayerNormArgs, EmbedSumArgs, ScaleLogitsArgs),
+    *(RouteArgs, ExpertsArgs, GateRowsArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -362,4 +430,7 @@ KIND_OF = {
     EmbedSumArgs: OpKind.EMBED_SUM,
     LayerNormArgs: OpKind.LAYER_NORM,
     ScaleLogitsArgs: OpKind.SCALE_LOGITS,
+    RouteArgs: OpKind.ROUTE,
+    ExpertsArgs: OpKind.EXPERTS,
+    GateRowsArgs: OpKind.GATE_ROWS,
 }

@@ -135,7 +135,8 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(EmbedArgs),    sizeof(NormArgs), sizeof(LinearArgs),      sizeof(KvCache),
                            sizeof(RotaryStoreArgs), sizeof(AttentionArgs), sizeof(ArgmaxArgs), sizeof(MaskArgs),
                            sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs), sizeof(FusedStep),
-                           sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs)};
+                           sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs),
+                           sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 

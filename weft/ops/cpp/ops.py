@@ -18,6 +18,8 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.abi import ContentType, Epilogue, ScaleType, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program, ProgramRecorder
+from weft.ops.cpp.routes import Routes, make_routes, route_args
+from weft.ops.elementwise import CLAMPED
 from weft.ops.fusion import (
     Normed,
     Product,
@@ -27,8 +29,9 @@ from weft.ops.fusion import (
     tensor_of,
 )
 from weft.ops.fusion import activation as activation_of
-from weft.ops.protocol import LayerNorm, Matrix, Norm
+from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
+from weft.ops.routing import Routed
 
 FLOAT_BYTES = {WeightFormat.F32: 4, WeightFormat.BF16: 2}
 SCALE_TYPES = {
@@ -106,14 +109,19 @@ EPILOGUES = {
     "relu2": Epilogue.RELU2,
     "tanh": Epilogue.TANH,
 }
-GATES = {"silu": Epilogue.GATED_SILU, "gelu_pytorch_tanh": Epilogue.GATED_GELU_TANH}
+GATES = {
+    "silu": Epilogue.GATED_SILU,
+    "gelu_pytorch_tanh": Epilogue.GATED_GELU_TANH,
+    CLAMPED: Epilogue.GATED_CLAMPED,  # of experts
+}
 
 
 class PackedMatrix:
     """A weight in the panels of `program.h`. Parts of a gated one alternate panel by panel.
 
     It consists of one or several `Panels`, one below the other: of several if its parts are stored
-    in different formats, and are kept so.
+    in different formats, and are kept so. That of experts is one: the panels of each expert stand
+    behind those of the one before it.
     """
 
     def __init__(
@@ -125,9 +133,12 @@ class PackedMatrix:
         gated: bool,
         format: WeightFormat,
         keeps_codes: bool = False,
+        num_experts: int = 1,
     ) -> None:
-        self.sizes = sizes
-        self.out_size = sum(sizes)
+        self.sizes = sizes * num_experts
+        self.out_size = sum(sizes)  # of one expert
+        self._num_parts = len(sizes)  # of one expert
+        self._num_experts = num_experts
         self.in_size = in_size
         self._library = library
         self._gated = gated
@@ -139,11 +150,8 @@ class PackedMatrix:
             gate, up = sizes
             assert gate == up, "the parts of a gated weight have one size"
         # The panels of each part, and its first output within them.
-        whole = self._panels(self.out_size, format, CODES_OF.get(format))
-        self._places: list[tuple[Panels, int]] = []
-        for part in range(len(sizes)):
-            self._places.append((whole, sum(sizes[:part])))
-        num_outputs = self._num_panels(self.out_size) * abi.PANEL
+        self._places = self._places_in(self._panels(self.out_size, format, CODES_OF.get(format)))
+        num_outputs = num_experts * self._padded_out
         self.bias = torch.zeros(num_outputs) if bias else None
 
     @property
@@ -193,15 +201,32 @@ class PackedMatrix:
             return
         self._stored[part] = format
         formats = set(self._stored.values())
-        if len(self._stored) < len(self.sizes) or (self._gated and len(formats) > 1):
+        is_one = self._gated or self._num_experts > 1
+        if len(self._stored) < len(self.sizes) or (is_one and len(formats) > 1):
             return
         self._places = []
+        if is_one:
+            weight_format = WeightFormat.I4 if format.bits == 4 else WeightFormat.I8
+            self._places = self._places_in(self._panels(self.out_size, weight_format, format))
+            return
         for part_format, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
             sizes = [self.sizes[each] for each in parts]
             weight_format = WeightFormat.I4 if part_format.bits == 4 else WeightFormat.I8
             panels = self._panels(sum(sizes), weight_format, part_format)
             for index in range(len(sizes)):
                 self._places.append((panels, sum(sizes[:index])))
+
+    def _places_in(self, whole: Panels) -> list[tuple[Panels, int]]:
+        """Of all parts, if they stand in one piece."""
+        places = []
+        for part in range(len(self.sizes)):
+            expert, of_expert = divmod(part, self._num_parts)
+            first = sum(self.sizes[:of_expert])
+            if self._gated:
+                # Panels of the two parts alternate: panel 2 j is the gate's, 2 j + 1 the up's.
+                first = of_expert * abi.PANEL
+            places.append((whole, expert * self._padded_out + first))
+        return places
 
     def _takes(self, format: CodeFormat) -> bool:
         asked = CODES_OF.get(self._format)
@@ -253,9 +278,16 @@ class PackedMatrix:
         return padded[: self.sizes[part]].clone()
 
     def _bias_part(self, bias: Tensor, part: int) -> Tensor:
+        expert, of_expert = divmod(part, self._num_parts)
+        bias = bias.view(self._num_experts, -1)[expert]
         if self._gated:
-            return bias.view(-1, 2, abi.PANEL)[:, part]
-        return bias[: self.out_size].split_with_sizes(self.sizes)[part]
+            return bias.view(-1, 2, abi.PANEL)[:, of_expert]
+        return bias[: self.out_size].split_with_sizes(self.sizes[: self._num_parts])[of_expert]
+
+    @property
+    def _padded_out(self) -> int:
+        """Outputs of one expert, with those that fill up its panels."""
+        return self._num_panels(self.out_size) * abi.PANEL
 
     def _num_panels(self, out_size: int) -> int:
         if self._gated:
@@ -263,7 +295,8 @@ class PackedMatrix:
         return -(-out_size // abi.PANEL)
 
     def _panels(self, out_size: int, format: WeightFormat, codes: CodeFormat | None) -> Panels:
-        return Panels(self.in_size, out_size, self._num_panels(out_size), format, codes)
+        num_panels = self._num_experts * self._num_panels(out_size)
+        return Panels(self.in_size, out_size, num_panels, format, codes)
 
     def _pack_args(
         self,
@@ -272,12 +305,10 @@ class PackedMatrix:
         start: int,
     ) -> abi.PackArgs:
         panels, first = self._places[part]
+        first_row = first + start
         if self._gated:
-            # Panels of the two parts alternate: panel 2 j is the gate's, panel 2 j + 1 the up's.
             panel, within = divmod(start, abi.PANEL)
-            first_row = (2 * panel + part) * abi.PANEL + within
-        else:
-            first_row = first + start
+            first_row = first + 2 * panel * abi.PANEL + within
         return abi.PackArgs(
             weight=panels.address,
             matrix=rows.data_ptr(),
@@ -306,6 +337,7 @@ class CppOps:
         self._matrices: list[Matrix] = []
         self._format = format
         self._recorder: ProgramRecorder | None = None
+        self.chosen: dict[int, Tensor] = {}
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -350,6 +382,33 @@ class CppOps:
             gated,
             format,
             self._keeps_codes,
+        )
+        self._matrices.append(packed)
+        return packed
+
+    def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
+        packed = PackedMatrix(self.library, in_size, (size,), bias, False, WeightFormat.F32)
+        self._matrices.append(packed)
+        return packed
+
+    def expert_matrix(
+        self,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Matrix:
+        packed = PackedMatrix(
+            self.library,
+            in_size,
+            sizes,
+            bias,
+            gated,
+            self._format,
+            self._keeps_codes,
+            num_experts,
         )
         self._matrices.append(packed)
         return packed
@@ -422,6 +481,32 @@ class CppOps:
             EPILOGUES[activation],
         )
         return activation_of(Value(y))
+
+    def route(self, x: Tensor, router: Router) -> Routed:
+        choice = router.choice
+        packed = cast(PackedMatrix, router.weight)
+        logits = self.recorder.buffer(choice.num_experts)
+        self.record_linear(source_of(x), packed, logits, Epilogue.STORE)
+        routes = make_routes(self.recorder, choice)
+        self.recorder.add(route_args(logits, router, routes))
+        self.chosen[router.layer] = routes.experts
+        return cast(Routed, routes)
+
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+        record = partial(self._record_experts, cast(Routes, routed), experts)
+        return activation_of(Product(self.computed(x), record))
+
+    def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        args = abi.GateRowsArgs(
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            weight=weight.data_ptr(),
+            in_size=x.shape[1],
+            y=y.data_ptr(),
+            y_stride=y.stride(0),
+            columns=y.shape[1],
+        )
+        self.recorder.add(args)
 
     def logits(
         self,
@@ -500,6 +585,46 @@ class CppOps:
             y,
             Epilogue.STORE,
         )
+        return y
+
+    def _record_experts(
+        self,
+        routes: Routes,
+        experts: Experts,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        assert norm is None, "the router has read the normed activation, so it is computed"
+        gate_up = cast(PackedMatrix, experts.gate_up)
+        down = cast(PackedMatrix, experts.down)
+        (gate_up_panels,) = gate_up.pieces
+        (down_panels,) = down.pieces
+        num_chosen = routes.experts.shape[1]
+        y = self.recorder.buffer(down.out_size) if add is None else add
+        inner = self.recorder.buffer(num_chosen * down.in_size)
+        args = abi.ExpertsArgs(
+            gate_up=gate_up_panels.address,
+            down=down_panels.address,
+            activation=GATES[experts.activation],
+            num_experts=len(down.sizes),
+            num_chosen=num_chosen,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            **routes.addresses,
+            inner=inner.data_ptr(),
+            y=y.data_ptr(),
+            y_stride=y.stride(0),
+            scale=scale,
+            adds=add is not None,
+        )
+        if gate_up.bias is not None and down.bias is not None:
+            args.gate_up_bias = gate_up.bias.data_ptr()
+            args.down_bias = down.bias.data_ptr()
+        row_bytes = 4 * max(gate_up.padded_in, down.padded_in) + 64
+        self.recorder.needs_scratch(args, self.recorder.capacity * num_chosen * row_bytes)
+        self.recorder.add(args)
         return y
 
     def _record_norm(

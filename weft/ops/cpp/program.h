@@ -41,7 +41,10 @@ enum OpKind : int64_t {
   kEmbedSum = 12,
   kLayerNorm = 13,
   kScaleLogits = 14,
-  kNumOps = 15,
+  kRoute = 15,
+  kExperts = 16,
+  kGateRows = 17,
+  kNumOps = 18,
 };
 
 struct Op {
@@ -169,7 +172,11 @@ enum Epilogue : int64_t {
   kRelu2 = 7,          // relu(x)^2
   kGatedGeluTanh = 8,  // as kGatedSilu, with another activation of the gate
   kAddScaled = 9,      // y += scale (W x + bias)
+  kGatedClamped = 10,  // of experts only: (up + 1) gate sigmoid(kClampedAlpha gate), of values up to kClamp
 };
+
+constexpr float kClamp = 7.0f;
+constexpr float kClampedAlpha = 1.702f;
 
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
 // for kAdd and kAddScaled also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of
@@ -186,6 +193,69 @@ struct LinearArgs {
   int64_t y_stride;
   void* scratch;  // max_tokens * (4 padded_in + 64) bytes, shared by all threads, 64-byte aligned
   float scale;    // kAddScaled
+};
+
+// ---------------------------------------------------------------- experts
+
+enum ExpertScores : int64_t { kSoftmaxScores = 0, kChosenScores = 1, kSigmoidScores = 2 };
+
+constexpr int64_t kMaxExperts = 1024;
+
+// The experts of each token, as ops/routing.py says, and the order in which their rows are computed: sorted by expert,
+// and by token within an expert. The row of a token's expert has a place in this order.
+struct RouteArgs {
+  const float* logits;  // [T, logits_stride]
+  int64_t logits_stride;
+  int64_t num_experts;  // E
+  int64_t num_chosen;   // k
+  int64_t scores;
+  int64_t is_normed;
+  float scale;
+  const float* choice_bias;  // [E] or null
+  int64_t num_groups;
+  int64_t num_groups_chosen;
+  int32_t* experts;  // [T, k]
+  float* weights;    // [T, k]
+  int32_t* offsets;  // [E + 1] place of the first row of each expert
+  int32_t* tokens;   // [T k] of each place
+  int32_t* places;   // [T, k]
+};
+
+// y = scale sum over j of weights[t, j] (down inner + bias), or y += that if `adds`; the sum is taken from the best expert
+// on. inner = activation(gate x + bias) * (up x + bias). The weights are those of the first expert; panels of the others
+// stand behind its panels.
+struct ExpertsArgs {
+  const Weight* gate_up;  // gated
+  const Weight* down;
+  const float* gate_up_bias;  // [E, padded out] or null, in the order of the panels
+  const float* down_bias;
+  int64_t activation;  // an epilogue
+  int64_t num_experts;
+  int64_t num_chosen;
+  const float* x;  // [T, x_stride]
+  int64_t x_stride;
+  const int32_t* experts;  // as RouteArgs left them
+  const float* weights;
+  const int32_t* offsets;
+  const int32_t* tokens;
+  const int32_t* places;
+  float* inner;  // [T k, out / 2 of gate_up]
+  float* y;
+  int64_t y_stride;
+  float scale;
+  int64_t adds;
+  void* scratch;  // max_tokens * k * (4 padded_in + 64) bytes, for the larger padded_in of both; 64-byte aligned
+};
+
+// Each row of y becomes sigmoid(weight x) times itself.
+struct GateRowsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* weight;  // [in]
+  int64_t in;
+  float* y;
+  int64_t y_stride;
+  int64_t columns;
 };
 
 // ---------------------------------------------------------------- attention

@@ -48,19 +48,24 @@ class ProgramRecorder:
         self.capacity = capacity
         self._args: list[ctypes.Structure] = []
         self._buffers: list[Tensor] = []
-        self._free: dict[int, list[Tensor]] = defaultdict(list)  # by number of columns
+        # By number of columns and type.
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_users: list[ctypes.Structure] = []
 
     def add(self, args: ctypes.Structure) -> None:
         self._args.append(args)
 
-    def buffer(self, columns: int) -> Tensor:
-        """A float32 tensor [capacity, columns] that is the caller's as long as it is held."""
-        free = self._free[columns]
+    def keep(self, tensor: Tensor) -> Tensor:
+        """The same, which lives as long as the program."""
+        self._buffers.append(tensor)
+        return tensor
+
+    def buffer(self, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor [capacity, columns] that is the caller's as long as it is held."""
+        free = self._free[columns, dtype]
         if not free:
-            free.append(torch.empty(self.capacity, columns))
-            self._buffers.append(free[-1])
+            free.append(self.keep(torch.empty(self.capacity, columns, dtype=dtype)))
         whole = free.pop()
         handed_out = whole[:]
         weakref.finalize(handed_out, free.append, whole)

@@ -24,9 +24,12 @@ from weft.ops.plain import (
     QuantizedMatrix,
     TorchWeights,
     embedded,
+    mixed,
+    routed,
 )
-from weft.ops.protocol import LayerNorm, Matrix, Norm
+from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import FP8
+from weft.ops.routing import Routed
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
 
 FORMATS = ("", "fp8", "int8", "int4")
@@ -93,6 +96,17 @@ class TritonOps(TorchWeights):
     ) -> Tensor:
         return activation_of(Value(ACTIVATIONS[activation](self.computed(self.linear(x, weight)))))
 
+    def route(self, x: Tensor, router: Router) -> Routed:
+        found = routed(self.computed(x), router)
+        self.chosen[router.layer] = found.experts
+        return found
+
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+        return activation_of(Product(x, partial(self._mixed, routed, experts)))
+
+    def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        y.mul_((x.float() @ weight).sigmoid()[:, None])
+
     def logits(
         self,
         x: Tensor,
@@ -138,6 +152,21 @@ class TritonOps(TorchWeights):
         if matrix.bias is not None:
             add += matrix.bias
         return add.addmm_(x, matrix.weight.t())
+
+    def _mixed(
+        self,
+        routed: Routed,
+        experts: Experts,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        assert norm is None, "the router has read the normed activation, so it is computed"
+        y = mixed(x, routed, experts)
+        if add is None:
+            return y
+        return add.add_(y, alpha=scale)
 
     def _eight_bits(self, weight: QuantizedMatrix, source: Source, add: Tensor | None) -> Tensor:
         """The product scales rows and outputs itself, or a kernel does behind it, which also adds.

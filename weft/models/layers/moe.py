@@ -1,0 +1,147 @@
+"""The feed-forward part of a layer that consists of experts: a router chooses a few for each token,
+and maybe one part serves all tokens besides."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from weft.config.decoder import MlpSpec, MoeSpec, RouterSpec
+from weft.config.model import ModelConfig
+from weft.models.layers.expert_tensors import ExpertSizes, expert_weights
+from weft.models.layers.linear import bias_weight
+from weft.models.layers.mlp import GatedMLP
+from weft.models.layers.weight import Weight, Weights, vector
+from weft.ops.protocol import Experts, Ops, Router
+from weft.ops.routing import Choice, Scores
+
+
+class ExpertMLP:
+    """The sum over a token's experts of weight * down(activation(gate(x)) * up(x)), and the part
+    that all tokens share. Source: arXiv:1701.06538."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: MoeSpec,
+        layer: int,
+        ops: Ops,
+    ) -> None:
+        hidden = config.hidden_size
+        num_experts = spec.router.num_experts
+        self._ops = ops
+        self._names = config.decoder.names.experts
+        self._sizes = ExpertSizes(num_experts, hidden, spec.size, spec.bias)
+        self._router = RouterLayer(config, spec.router, layer, ops)
+        self._experts = Experts(
+            ops.expert_matrix(
+                num_experts,
+                hidden,
+                (spec.size, spec.size),
+                bias=spec.bias,
+                gated=True,
+            ),
+            ops.expert_matrix(
+                num_experts,
+                spec.size,
+                (hidden,),
+                bias=spec.bias,
+            ),
+            spec.activation,
+        )
+        self._shared: SharedMLP | None = None
+        if spec.shared_size:
+            self._shared = SharedMLP(config, spec, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        # Computed now: the router and all experts read it.
+        x = self._ops.computed(x)
+        routed = self._ops.route(x, self._router.router)
+        y = self._ops.experts(x, routed, self._experts)
+        if self._shared is None:
+            return y
+        return y + self._shared(x)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self._router.weights(prefix)
+        yield from expert_weights(prefix, self._names, self._sizes, self._experts)
+        if self._shared is not None:
+            yield from self._shared.weights(prefix)
+
+
+class RouterLayer:
+    """The weights of a router."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: RouterSpec,
+        layer: int,
+        ops: Ops,
+    ) -> None:
+        self._names = config.decoder.names.experts
+        self._has_bias = spec.bias
+        self._shape = (spec.num_experts, config.hidden_size)
+        choice_bias = None
+        if spec.choice_bias:
+            choice_bias = ops.vector(spec.num_experts, exact=True)
+        matrix = ops.exact_matrix(config.hidden_size, spec.num_experts, bias=spec.bias)
+        choice = Choice(
+            num_experts=spec.num_experts,
+            num_chosen=spec.num_chosen,
+            scores=Scores(spec.scores),
+            is_normed=spec.is_normed,
+            scale=spec.scale,
+            num_groups=spec.num_groups,
+            num_groups_chosen=spec.num_groups_chosen,
+        )
+        self.router = Router(matrix, choice, choice_bias, layer)
+
+    def weights(self, prefix: str) -> Weights:
+        names = self._names
+        matrix = self.router.weight
+        yield Weight(
+            f"{prefix}.{names.router}.weight",
+            self._shape,
+            partial(matrix.put, 0),
+            partial(matrix.get, 0),
+        )
+        if self._has_bias:
+            yield bias_weight(f"{prefix}.{names.router}.bias", matrix, 0)
+        if self.router.choice_bias is not None:
+            shape = (1,) * names.choice_bias_has_row + self._shape[:1]
+            yield vector(f"{prefix}.{names.choice_bias}", self.router.choice_bias, shape=shape)
+
+
+class SharedMLP:
+    """The part that every token gets, maybe times sigmoid(gate x)."""
+
+    def __init__(self, config: ModelConfig, spec: MoeSpec, ops: Ops) -> None:
+        self._ops = ops
+        self._names = config.decoder.names.experts
+        self._mlp = GatedMLP(
+            config,
+            MlpSpec(activation=spec.activation, bias=spec.bias),
+            ops,
+            size=spec.shared_size,
+        )
+        self._gate: Tensor | None = None
+        if spec.shared_gate:
+            self._gate = ops.vector(config.hidden_size, exact=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        inner = self._mlp.gate_up(x)
+        if self._gate is not None:
+            # Before the product, whose output may be added where it is computed.
+            inner = self._ops.computed(inner)
+            self._ops.gate_rows(inner, x, self._gate)
+        return self._mlp.down(inner)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self._mlp.weights(f"{prefix}.{self._names.shared}")
+        if self._gate is not None:
+            name = f"{prefix}.{self._names.shared_gate}.weight"
+            yield vector(name, self._gate, shape=(1, len(self._gate)))

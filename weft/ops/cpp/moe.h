@@ -1,0 +1,387 @@
+// Experts: which of them each token gets, and the products of all tokens with theirs.
+//
+// The rows of all experts stand one behind the other, sorted by expert; a place is a row in this order:
+//
+//   token, rank   0,0 0,1 1,0 1,1 2,0 2,1        k = 2
+//   expert         3   0   3   1   0   3
+//   place          3   0   4   2   1   5          offsets: expert 0 at 0, 1 at 2, 2 at 3 (none), 3 at 3
+//
+// The first product is cut as a linear's: an expert's panels times blocks of its rows, and all experts' items are in one
+// queue, so that few tokens keep all threads on the memory bus. The second is cut by outputs: an item is a unit of panels
+// of every expert that was chosen, so the thread that has their sums also adds them up, token by token, the best expert
+// first. Nobody else writes there, and no sum depends on how many rows an expert has: what a token gets does not depend
+// on its neighbours.
+#pragma once
+
+#include "linear.h"
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+constexpr int64_t kExpertsAhead = 4;  // rows of sums that are asked for before they are added up
+
+// ---------------------------------------------------------------- routing
+
+// 1 / (1 + e^-x)
+WEFT_INLINE F32 sigmoid(F32 x) { return div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x)))); }
+
+// The softmax of `num` numbers; memory is a multiple of kLanes.
+static void softmax(float* x, int64_t num) {
+  F32 peak = all(-__builtin_inff());
+  for (int64_t i = 0; i < num; i += kLanes) {
+    peak = larger(peak, first_or(load(x + i, int(least(num - i, kLanes))), int(least(num - i, kLanes)), -__builtin_inff()));
+  }
+  const F32 most_of_all = all(largest(peak));
+  F32 total = zero();
+  for (int64_t i = 0; i < num; i += kLanes) {
+    const int n = int(least(num - i, kLanes));
+    const F32 power = exponential(sub(load(x + i, n), most_of_all));
+    store(x + i, power, n);
+    total = add(total, load(x + i, n));
+  }
+  const F32 inverse = all(1 / sum(total));
+  for (int64_t i = 0; i < num; i += kLanes) {
+    const int n = int(least(num - i, kLanes));
+    store(x + i, mul(load(x + i, n), inverse), n);
+  }
+}
+
+// The first of the largest numbers that are not taken, which it then is; where none is comparable, the first.
+static int64_t take_best(const float* x, int64_t num, uint8_t* taken) {
+  int64_t best = -1, any = -1;
+  for (int64_t i = 0; i < num; i++) {
+    if (taken[i]) continue;
+    if (any < 0) any = i;
+    if (x[i] > (best < 0 ? -__builtin_inff() : x[best])) best = i;
+  }
+  const int64_t found = best < 0 ? any : best;
+  taken[found] = 1;
+  return found;
+}
+
+// What is known of one token's experts.
+struct RouteSpace {
+  alignas(64) float scores[kMaxExperts];
+  alignas(64) float ranks[kMaxExperts];
+  float sums[kMaxExperts];  // of groups
+  uint8_t taken[kMaxExperts];
+  uint8_t taken_groups[kMaxExperts];
+};
+
+// Mark the experts of all but the best groups as taken.
+static void take_other_groups(const RouteArgs& args, RouteSpace& space) {
+  const int64_t size = args.num_experts / args.num_groups;
+  for (int64_t g = 0; g < args.num_groups; g++) {
+    float first = -__builtin_inff(), second = first;
+    for (int64_t i = g * size; i < (g + 1) * size; i++) {
+      const float rank = space.ranks[i];
+      second = rank > first ? first : rank > second ? rank : second;
+      first = rank > first ? rank : first;
+    }
+    space.sums[g] = first + second;
+  }
+  memset(space.taken_groups, 0, args.num_groups);
+  memset(space.taken, 1, args.num_experts);
+  for (int64_t i = 0; i < args.num_groups_chosen; i++) {
+    memset(space.taken + take_best(space.sums, args.num_groups, space.taken_groups) * size, 0, size);
+  }
+}
+
+static void score(const RouteArgs& args, const float* logits, RouteSpace& space) {
+  const int64_t num = args.num_experts;
+  memcpy(space.scores, logits, num * 4);
+  if (args.scores == kSoftmaxScores) softmax(space.scores, num);
+  for (int64_t i = 0; i < num; i += kLanes) {
+    const int n = int(least(num - i, kLanes));
+    F32 value = load(space.scores + i, n);
+    if (args.scores == kSigmoidScores) store(space.scores + i, value = sigmoid(value), n);
+    store(space.ranks + i, args.choice_bias ? add(value, load(args.choice_bias + i, n)) : value, n);
+  }
+}
+
+// The experts of token t, the best first, and their weights.
+static void choose(const RouteArgs& args, int64_t t, RouteSpace& space) {
+  const int64_t k = args.num_chosen;
+  score(args, args.logits + t * args.logits_stride, space);
+  memset(space.taken, 0, args.num_experts);
+  if (args.num_groups > 1) take_other_groups(args, space);
+  int32_t* const experts = args.experts + t * k;
+  float* const weights = args.weights + t * k;
+  for (int64_t j = 0; j < k; j++) {
+    experts[j] = int32_t(take_best(space.ranks, args.num_experts, space.taken));
+    weights[j] = space.scores[experts[j]];
+  }
+  if (args.scores == kChosenScores) softmax(weights, k);
+  float factor = args.scale;
+  if (args.is_normed) {
+    float total = 0;
+    for (int64_t j = 0; j < k; j++) total += weights[j];
+    factor /= total + 1e-20f;
+  }
+  for (int64_t j = 0; j < k; j++) weights[j] *= factor;
+}
+
+// Places in the order of experts, and of tokens within an expert.
+static void sort_by_expert(const RouteArgs& args, int64_t num_tokens) {
+  const int64_t num = num_tokens * args.num_chosen;
+  int32_t* const offsets = args.offsets;
+  memset(offsets, 0, (args.num_experts + 1) * 4);
+  for (int64_t i = 0; i < num; i++) offsets[args.experts[i] + 1]++;
+  for (int64_t e = 0; e < args.num_experts; e++) offsets[e + 1] += offsets[e];
+  // `offsets[e]` runs through the places of expert e, and ends where those of e + 1 begin.
+  for (int64_t i = 0; i < num; i++) {
+    const int32_t place = offsets[args.experts[i]]++;
+    args.places[i] = place;
+    args.tokens[place] = int32_t(i / args.num_chosen);
+  }
+  memmove(offsets + 1, offsets, args.num_experts * 4);
+  offsets[0] = 0;
+}
+
+static void route(const RouteArgs& args, const Step& step, Team& team) {
+  if (step.num_tokens == 0) return;
+  RouteSpace space;
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    choose(args, t, space);
+    if (step.num_tokens == 1) sort_by_expert(args, 1);
+  }
+  if (step.num_tokens == 1) return;
+  team.barrier();
+  if (team.index == 0) sort_by_expert(args, step.num_tokens);
+}
+
+// ---------------------------------------------------------------- the first product
+
+// Panels of one expert; those of the next one stand behind them.
+WEFT_INLINE int64_t gated_panels(const Weight& w) { return 2 * ceil_div(w.out / 2, kPanel); }
+WEFT_INLINE int64_t plain_panels(const Weight& w) { return ceil_div(w.out, kPanel); }
+
+// Rows made ready, one for each place; a single token has one for all.
+struct ExpertRows {
+  Activations x;
+  bool is_shared;
+};
+
+// Runs through the items of all experts that were chosen; indices must not fall.
+struct ExpertCursor {
+  const ExpertsArgs& args;
+  LinearArgs linear;  // of the present expert, from its first row on
+  int num_threads;
+  int64_t expert;
+  int64_t first;  // its first item
+  int64_t end;
+  LinearCut cut;
+
+  ExpertCursor(const ExpertsArgs& args, const LinearArgs& like, int num_threads)
+      : args(args), linear(like), num_threads(num_threads), expert(-1), first(0), end(0) {}
+
+  // Go to the expert of an item; false behind the last one.
+  bool seek(int64_t index) {
+    while (index >= end) {
+      if (++expert >= args.num_experts) return false;
+      const int64_t num_rows = args.offsets[expert + 1] - args.offsets[expert];
+      first = end;
+      if (num_rows == 0) continue;
+      cut = cut_work(linear, num_rows, num_threads);
+      end = first + cut.num_units * cut.num_blocks;
+    }
+    return true;
+  }
+
+  LinearItem item(int64_t index) const { return LinearCut::item(cut, index - first); }
+};
+
+WEFT_INLINE F32 gated_value(int64_t epilogue, F32 gate, F32 up) {
+  if (epilogue == kGatedSilu) return mul(silu(gate), up);
+  if (epilogue == kGatedGeluTanh) return mul(gelu_by_tanh(gate), up);
+  // What is not a number stays so: `larger` and `smaller` then return their second argument.
+  const F32 low_gate = smaller(all(kClamp), gate);
+  const F32 low_up = larger(all(-kClamp), smaller(all(kClamp), up));
+  return mul(mul(add(low_up, all(1.0f)), low_gate), sigmoid(mul(all(kClampedAlpha), low_gate)));
+}
+
+// From the sums of gates and ups to `inner`. `place` is that of the item's first row.
+static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearItem& item, int64_t place,
+                        const float* sums) {
+  const int64_t size = args.gate_up->out / 2, unit = item.panel * kPanel / 2, valid = size - unit;
+  const float* bias = nullptr;
+  if (args.gate_up_bias) bias = args.gate_up_bias + (expert * gated_panels(*args.gate_up) + item.panel) * kPanel;
+  for (int64_t r = 0; r < item.num_rows; r++, sums += 2 * kPanel) {
+    float* y = args.inner + (place + r) * size + unit;
+    for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
+      F32 gate = load(sums + i), up = load(sums + kPanel + i);
+      if (bias) {
+        gate = add(gate, load(bias + i));
+        up = add(up, load(bias + kPanel + i));
+      }
+      put(y + i, gated_value(args.activation, gate, up), valid - i);
+    }
+  }
+}
+
+// inner[place] = activation(gate x) * (up x) of the place's expert and token.
+static void first_product(const ExpertsArgs& args, const ExpertRows& rows, Team& team) {
+  LinearArgs like = {};
+  like.weight = args.gate_up;
+  like.epilogue = kGatedSilu;  // any gate: units are pairs of panels
+  const int64_t panels = gated_panels(*args.gate_up);
+  const int64_t longest = most(kLinearCodeRows, kLinearRows) + kTileRows;
+  char* memory = static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + longest * 2 * kPanel * 4));
+  if (!memory) return;
+  char* const sums = memory + kPieceBytes + kScaleBytes;
+  const LinearSpace space{sums, memory, reinterpret_cast<float*>(memory + kPieceBytes)};
+  ExpertCursor now(args, like, team.size), later(args, like, team.size);
+  for (int64_t index = team.take(), next; now.seek(index); index = next) {
+    next = team.take();
+    const LinearItem item = now.item(index);
+    const int64_t panel = now.expert * panels + item.panel;
+    const int64_t next_panel = later.seek(next) ? later.expert * panels + later.item(next).panel : panel;
+    const int64_t place = args.offsets[now.expert] + item.row;
+    const LinearItem global{panel, item.num_panels, rows.is_shared ? 0 : place, item.num_rows};
+    multiply_item(*args.gate_up, rows.x, global, next_panel, space);
+    write_gated(args, now.expert, item, place, reinterpret_cast<const float*>(sums));
+  }
+}
+
+// ---------------------------------------------------------------- the second product, and the sum
+
+// y[t] = scale * sum over ranks of weight * row, for some columns; sums [places][columns].
+static void add_up(const ExpertsArgs& args, const LinearItem& item, int64_t padded_out, int64_t num_tokens,
+                   const float* sums) {
+  const int64_t first = item.panel * kPanel, columns = item.num_panels * kPanel, k = args.num_chosen;
+  const int64_t valid = args.down->out - first;
+  const F32 scale = all(args.scale);
+  for (int64_t t = 0; t < num_tokens; t++) {
+    const int32_t* const places = args.places + t * k;
+    const float* const weights = args.weights + t * k;
+    float* y = args.y + t * args.y_stride + first;
+    if (t + kExpertsAhead < num_tokens) {
+      for (int64_t j = 0; j < k; j++) __builtin_prefetch(sums + places[kExpertsAhead * k + j] * columns);
+    }
+    for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
+      F32 total = zero();
+      for (int64_t j = 0; j < k; j++) {
+        F32 value = load(sums + places[j] * columns + i);
+        if (args.down_bias) value = add(value, load(args.down_bias + args.experts[t * k + j] * padded_out + first + i));
+        total = muladd(value, all(weights[j]), total);
+      }
+      put(y + i, args.adds ? muladd(total, scale, get(y + i, valid - i)) : mul(total, scale), valid - i);
+    }
+  }
+}
+
+// The first expert from `expert` on that was chosen.
+WEFT_INLINE int64_t chosen_from(const ExpertsArgs& args, int64_t expert) {
+  while (expert < args.num_experts && args.offsets[expert] == args.offsets[expert + 1]) expert++;
+  return expert;
+}
+
+static void second_product(const ExpertsArgs& args, const Activations& x, int64_t num_tokens, Team& team) {
+  const Weight& w = *args.down;
+  const int64_t panels = plain_panels(w);
+  const int64_t num_places = num_tokens * args.num_chosen;
+  // Few rows take two panels, as a linear's do: then sums are there before the next ones begin.
+  const int64_t unit = num_tokens <= kFewRows && panels >= 8 * team.size ? 2 : 1;
+  const int64_t longest = has_codes(w) ? kLinearCodeRows : kLinearRows;
+  char* memory = static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + num_places * unit * kPanel * 4));
+  if (!memory) return;
+  char* const sums = memory + kPieceBytes + kScaleBytes;
+  LinearSpace space{sums, memory, reinterpret_cast<float*>(memory + kPieceBytes)};
+  const int64_t num_units = ceil_div(panels, unit), first = chosen_from(args, 0);
+  for (int64_t index = team.take(), next; index < num_units; index = next) {
+    next = team.take();
+    const int64_t panel = index * unit, num_panels = least(unit, panels - panel);
+    for (int64_t expert = first, after; expert < args.num_experts; expert = after) {
+      after = chosen_from(args, expert + 1);
+      const int64_t begin = args.offsets[expert], num_rows = args.offsets[expert + 1] - begin;
+      const int64_t num_blocks = ceil_div(num_rows, longest);
+      for (int64_t block = 0; block < num_blocks; block++) {
+        const int64_t row = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
+        int64_t wanted = expert * panels + panel;
+        if (block + 1 == num_blocks) {
+          wanted = after < args.num_experts ? after * panels + panel
+                                            : first * panels + least(next, num_units - 1) * unit;
+        }
+        space.sums = sums + (begin + row) * num_panels * kPanel * 4;
+        multiply_item(w, x, {expert * panels + panel, num_panels, begin + row, end - row}, wanted, space);
+      }
+    }
+    add_up(args, {panel, num_panels, 0, num_tokens}, panels * kPanel, num_tokens,
+           reinterpret_cast<const float*>(sums));
+  }
+}
+
+// ---------------------------------------------------------------- the kernel
+
+// Make row `from` of `source` ready as row `to`.
+static void make_row_ready(const Weight& w, const float* source, int64_t stride, int64_t from, int64_t to,
+                           const Activations& x) {
+  LinearArgs args = {};
+  args.weight = &w;
+  args.x = source + (from - to) * stride;
+  args.x_stride = stride;
+  make_ready(args, to, x);
+}
+
+// Memory of a thread that outlives `own_memory` of what it calls: rows of few tokens, which each thread makes ready
+// itself. kOwnActivations inputs of 4 bytes at most, with their scales.
+constexpr int64_t kOwnBytes = kOwnActivations * 4 + kOwnActivations / kRowGroup * 2 * 12 + 64;
+
+static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
+  const int64_t num_tokens = step.num_tokens, num_places = num_tokens * args.num_chosen;
+  if (num_tokens == 0) return;
+  alignas(64) char own[kOwnBytes];
+  const Weight &gate_up = *args.gate_up, &down = *args.down;
+  const int64_t size = gate_up.out / 2;
+
+  ExpertRows rows{{}, num_tokens == 1};
+  if (rows.is_shared && gate_up.padded_in <= kOwnActivations) {
+    rows.x = place_activations(gate_up, 1, own);
+    make_row_ready(gate_up, args.x, args.x_stride, 0, 0, rows.x);
+  } else if (rows.is_shared) {
+    rows.x = place_activations(gate_up, 1, args.scratch);
+    if (team.take() == 0) make_row_ready(gate_up, args.x, args.x_stride, 0, 0, rows.x);
+    team.barrier();
+  } else {
+    rows.x = place_activations(gate_up, num_places, args.scratch);
+    for (int64_t p; (p = team.take()) < num_places;) {
+      make_row_ready(gate_up, args.x, args.x_stride, args.tokens[p], p, rows.x);
+    }
+    team.barrier();
+  }
+  first_product(args, rows, team);
+  team.barrier();
+
+  Activations inner;
+  if (num_places * down.padded_in <= kOwnActivations) {
+    inner = place_activations(down, num_places, own);
+    for (int64_t p = 0; p < num_places; p++) make_row_ready(down, args.inner, size, p, p, inner);
+  } else {
+    inner = place_activations(down, num_places, args.scratch);
+    for (int64_t p; (p = team.take()) < num_places;) make_row_ready(down, args.inner, size, p, p, inner);
+    team.barrier();
+  }
+  second_product(args, inner, num_tokens, team);
+}
+
+// ---------------------------------------------------------------- the gate of what all tokens share
+
+static void gate_rows(const GateRowsArgs& args, const Step& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* x = args.x + t * args.x_stride;
+    float* y = args.y + t * args.y_stride;
+    F32 total = zero();
+    for (int64_t i = 0; i < args.in; i += kLanes) {
+      const int n = int(least(args.in - i, kLanes));
+      total = muladd(load(x + i, n), load(args.weight + i, n), total);
+    }
+    const F32 factor = sigmoid(all(sum(total)));
+    for (int64_t i = 0; i < args.columns; i += kLanes) {
+      const int n = int(least(args.columns - i, kLanes));
+      store(y + i, mul(load(y + i, n), factor), n);
+    }
+  }
+}
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft

@@ -1,0 +1,82 @@
+"""How a router chooses experts: the specification, in torch.
+
+A router gives each token a logit for each expert. From the logits come scores; the experts with the
+best scores are chosen, and how much of each expert's output a token gets follows from the scores.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST_SUM = 1e-20  # that weights are divided by
+
+
+class Scores(Enum):
+    SOFTMAX = "softmax"  # over all logits
+    CHOSEN = "chosen"  # the logits; weights are the softmax over the chosen ones
+    SIGMOID = "sigmoid"  # of each logit
+
+
+class Choice(NamedTuple):
+    """What is chosen, and how much each counts."""
+
+    num_experts: int
+    num_chosen: int
+    scores: Scores = Scores.SOFTMAX
+    is_normed: bool = False  # weights are divided by their sum
+    scale: float = 1.0  # of weights
+    # Experts stand in groups side by side. A group counts as much as the sum of its best two, and
+    # only experts of the best groups can be chosen.
+    num_groups: int = 1
+    num_groups_chosen: int = 1
+
+
+class Routed(NamedTuple):
+    """The experts of each token, the best first, and how much each counts."""
+
+    experts: Tensor  # [T, k] int32
+    weights: Tensor  # [T, k] float32
+
+
+def choose(logits: Tensor, choice: Choice, bias: Tensor | None = None) -> Routed:
+    """logits [T, experts] float32 -> the chosen experts; of equal ones the first. `bias` [experts]
+    float32 is added to scores where experts are chosen, and does not count in weights.
+
+    Source: Mixtral, arXiv:2401.04088; bias and groups: DeepSeek-V3, arXiv:2412.19437.
+    """
+    match choice.scores:
+        case Scores.SOFTMAX:
+            scores = logits.softmax(-1)
+        case Scores.SIGMOID:
+            scores = logits.sigmoid()
+        case Scores.CHOSEN:
+            scores = logits
+    ranks = scores if bias is None else scores + bias
+    if choice.num_groups > 1:
+        ranks = _in_best_groups(ranks, choice)
+    experts = _best(ranks, choice.num_chosen)
+    weights = scores.gather(-1, experts)
+    if choice.scores is Scores.CHOSEN:
+        weights = weights.softmax(-1)
+    if choice.is_normed:
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+    return Routed(experts.int(), weights * choice.scale)
+
+
+def _in_best_groups(ranks: Tensor, choice: Choice) -> Tensor:
+    """The same, with -inf for the experts of other groups."""
+    grouped = ranks.view(len(ranks), choice.num_groups, -1)
+    best = _best(grouped.topk(2, dim=-1).values.sum(-1), choice.num_groups_chosen)
+    is_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranks.device)
+    is_out.scatter_(1, best, False)
+    return grouped.masked_fill(is_out[..., None], float("-inf")).flatten(1)
+
+
+def _best(values: Tensor, num: int) -> Tensor:
+    """Places of the largest values, in falling order, the first of equal ones first. torch.topk
+    promises no order of these."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[..., :num]
