@@ -80,6 +80,11 @@ MIXED = {
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "codes"),
         (compressed("pack-quantized", type="int", num_bits=4), "codes"),
         (compressed("pack-quantized", type="int"), "codes"),
+        (compressed("mxfp4-pack-quantized", num_bits=4, group_size=32), "codes"),
+        (compressed("nvfp4-pack-quantized", num_bits=4, group_size=16), "codes"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "codes"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "codes"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ""),
     ],
 )
 def test_eight_bits_with_scales_are_read_whatever_they_are_called(
@@ -91,8 +96,8 @@ def test_eight_bits_with_scales_are_read_whatever_they_are_called(
 def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
     older = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     assert quantization({}, older).kept_as == "fp8"
-    with pytest.raises(UnreadFormat, match="modelopt, NVFP4"):
-        quantization({}, {"quantization": {"quant_algo": "NVFP4"}})
+    with pytest.raises(UnreadFormat, match="modelopt, W4A8_AWQ"):
+        quantization({}, {"quantization": {"quant_algo": "W4A8_AWQ"}})
 
 
 @pytest.mark.parametrize(
@@ -103,8 +108,8 @@ def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
         ({"quant_method": "gptq", "bits": 4, "group_size": "a"}, "gptq in groups of a"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq, in the layout gemv"),
         ({"quant_method": "exl2", "bits": 4.0}, "exl2"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes, of other"),
+        ({"quant_method": "torchao", "quant_type": {}}, "torchao"),
         ({"group_size": 64, "bits": 4}, "mlx"),
         (
             compressed("pack-quantized", type="int", num_bits=3),

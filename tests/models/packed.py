@@ -158,6 +158,151 @@ def awq(group: int = 32) -> Format:
     return Format(described, pack)
 
 
+def compressed(format: str, **group: Any) -> dict[str, Any]:
+    """The `quantization_config` of compressed-tensors with a group of matrices."""
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}},
+    }
+
+
+def pack_quantized(
+    bits: int = 4,
+    group: int = 32,
+    *,
+    symmetric: bool = True,
+    act_order: bool = False,
+    plain_zeros: bool = False,
+) -> Format:
+    """`plain_zeros`: zero points as whole bytes, as older versions have them."""
+    middle = 2 ** (bits - 1)
+
+    def pack(weight: Tensor) -> Packed:
+        found = grouped(
+            weight,
+            bits,
+            group,
+            is_symmetric=symmetric,
+            scale_type=torch.bfloat16,
+            shuffle=act_order,
+        )
+        tensors = {
+            "weight_packed": words(found.codes, bits),
+            "weight_scale": found.scales,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric and plain_zeros:
+            tensors["weight_zero_point"] = torch.from_numpy((found.zeros - middle).astype(np.int8))
+        elif not symmetric:
+            tensors["weight_zero_point"] = words(found.zeros.T, bits).t().contiguous()
+        if act_order:
+            tensors["weight_g_idx"] = torch.from_numpy(found.index.astype(np.int32))
+        return tensors, found.weight
+
+    strategy = "group" if group > 0 else "channel"
+    described = compressed(
+        "pack-quantized",
+        type="int",
+        num_bits=bits,
+        strategy=strategy,
+        group_size=group if group > 0 else None,
+        symmetric=symmetric,
+        actorder="group" if act_order else None,
+    )
+    return Format(described, pack)
+
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def e2m1(steps: Tensor) -> Ints:
+    """The codes [out, in] of the nearest values."""
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    return (steps[..., None] - table).abs().argmin(-1).numpy()
+
+
+def values_of(codes: Ints) -> Tensor:
+    return torch.tensor([*E2M1, *(-value for value in E2M1)])[torch.from_numpy(codes)]
+
+
+def pairs(codes: Ints, *, high_first: bool = False) -> Tensor:
+    """Two codes a byte, the first in the low bits."""
+    first, second = (
+        (codes[:, 1::2], codes[:, ::2]) if high_first else (codes[:, ::2], codes[:, 1::2])
+    )
+    return torch.from_numpy((first | second << 4).astype(np.uint8))
+
+
+def spread(scales: Tensor, group: int) -> Tensor:
+    return scales.repeat_interleave(group, dim=1)
+
+
+def mxfp4() -> Format:
+    def pack(weight: Tensor) -> Packed:
+        peaks = weight.view(len(weight), -1, 32).abs().amax(2)
+        exponents = (peaks / 6).log2().ceil().int()
+        scales = torch.exp2(exponents.float())
+        codes = e2m1(weight / spread(scales, 32))
+        tensors = {"weight_packed": pairs(codes), "weight_scale": (exponents + 127).to(torch.uint8)}
+        return tensors, values_of(codes) * spread(scales, 32)
+
+    return Format(compressed("mxfp4-pack-quantized", type="float", num_bits=4, group_size=32), pack)
+
+
+def nvfp4(*, modelopt: bool = False) -> Format:
+    def pack(weight: Tensor) -> Packed:
+        peaks = weight.view(len(weight), -1, 16).abs().amax(2)
+        factor = 448 * 6 / weight.abs().max()
+        if modelopt:
+            factor = 1 / factor
+        fine = (peaks / 6 / factor if modelopt else peaks / 6 * factor).to(torch.float8_e4m3fn)
+        scales = fine.float() * factor if modelopt else fine.float() / factor
+        codes = e2m1(weight / spread(scales, 16))
+        tensors = {"weight_scale": fine, "input_global_scale": torch.ones(1)}
+        if modelopt:
+            tensors |= {"weight": pairs(codes), "weight_scale_2": factor}
+        else:
+            tensors |= {"weight_packed": pairs(codes), "weight_global_scale": factor[None]}
+        return tensors, values_of(codes) * spread(scales, 16)
+
+    if modelopt:
+        return Format({"quant_method": "modelopt", "quant_algo": "NVFP4"}, pack)
+    return Format(compressed("nvfp4-pack-quantized", type="float", num_bits=4, group_size=16), pack)
+
+
+def bitsandbytes(*, nested: bool = False) -> Format:
+    def pack(weight: Tensor) -> Packed:
+        generator = torch.Generator().manual_seed(0)
+        table = torch.linspace(-1, 1, 16) ** 3
+        blocks = weight.reshape(-1, 64)
+        scales = blocks.abs().amax(1)
+        tensors = {"weight.quant_map": table, "weight.absmax": scales}
+        described = {"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape)}
+        if nested:
+            places = torch.randint(0, 256, scales.shape, generator=generator).to(torch.uint8)
+            fine = torch.rand(256, generator=generator)
+            coarse = torch.rand(-(-len(scales) // 256), generator=generator) / 50
+            scales = fine[places.long()] * coarse.repeat_interleave(256)[: len(scales)] + 0.01
+            tensors |= {
+                "weight.absmax": places,
+                "weight.nested_quant_map": fine,
+                "weight.nested_absmax": coarse,
+            }
+            described |= {"nested_blocksize": 256, "nested_offset": 0.01}
+        codes = ((blocks / scales[:, None])[..., None] - table).abs().argmin(-1).numpy()
+        tensors["weight"] = pairs(codes.reshape(1, -1), high_first=True).view(-1, 1)
+        state = json.dumps(described).encode()
+        tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(
+            list(state), dtype=torch.uint8
+        )
+        stands_for = table[torch.from_numpy(codes)] * scales[:, None]
+        return tensors, stands_for.view(weight.shape)
+
+    described = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return Format(described, pack)
+
+
 class PackedCheckpoint:
     """A tiny checkpoint in one of the formats, and the model in transformers with the weights that it stands for."""
 

@@ -11,11 +11,23 @@ import pytest
 import torch
 
 from tests.executor.driver import Driver, Turn, make_driver
-from tests.models.packed import TOKENS, Format, PackedCheckpoint, awq, gptq
+from tests.models.packed import (
+    TOKENS,
+    Format,
+    PackedCheckpoint,
+    awq,
+    bitsandbytes,
+    gptq,
+    mxfp4,
+    nvfp4,
+    pack_quantized,
+)
 from weft.assemble import prepare
 from weft.config.engine import EngineConfig
 from weft.config.model import BadCheckpoint, ModelConfig
+from weft.executor.weights.gguf.codes import BadScales
 from weft.executor.weights.known import BUNDLED
+from weft.executor.weights.packed.float4 import mxfp4_codes
 from weft.ops.cpp.build import CannotBuild
 from weft.plan.device import UpdateFromDisk
 
@@ -35,6 +47,18 @@ FORMATS: dict[str, Format] = {
     "gptq, asymmetric, inputs in another order": gptq(group=64, sym=False, act_order=True),
     "awq": awq(),
     "awq, group 128": awq(128),
+    "pack-quantized": pack_quantized(),
+    "pack-quantized, by output": pack_quantized(group=-1),
+    "pack-quantized, asymmetric": pack_quantized(group=128, symmetric=False),
+    "pack-quantized, zero points of whole bytes": pack_quantized(symmetric=False, plain_zeros=True),
+    "pack-quantized, inputs in another order": pack_quantized(act_order=True),
+    "pack-quantized, 8 bits": pack_quantized(8),
+    "pack-quantized, 8 bits, asymmetric": pack_quantized(8, symmetric=False),
+    "mxfp4": mxfp4(),
+    "nvfp4": nvfp4(),
+    "nvfp4 of modelopt": nvfp4(modelopt=True),
+    "nf4": bitsandbytes(),
+    "nf4, scales in eight bits": bitsandbytes(nested=True),
 }
 
 
@@ -152,6 +176,41 @@ SPOILED: dict[str, tuple[Format, Callable[[PackedCheckpoint], object], str]] = {
         lambda c: c.tensors[UP + ".bias"].fill_(1),
         "1 unexpected: .*up_proj.bias",
     ),
+    "a shape that is another": (
+        pack_quantized(),
+        lambda c: c.tensors.update({UP + ".weight_shape": torch.tensor([256, 120])}),
+        r"up_proj.weight_shape says \[256, 120\] instead of \[256, 128\]",
+    ),
+    "no zero points": (
+        pack_quantized(symmetric=False),
+        lambda c: c.tensors.pop(UP + ".weight_zero_point"),
+        "up_proj.weight_zero_point is missing",
+    ),
+    "zero points out of range": (
+        pack_quantized(symmetric=False, plain_zeros=True),
+        lambda c: c.tensors[UP + ".weight_zero_point"].fill_(8),
+        "up_proj.weight_zero_point has zero points that are not in -8 to 7",
+    ),
+    "an exponent that is no number": (
+        mxfp4(),
+        lambda c: c.tensors[UP + ".weight_scale"].fill_(255),
+        "up_proj has scales that are not finite",
+    ),
+    "a factor of scales that is 0": (
+        nvfp4(),
+        lambda c: c.tensors[UP + ".weight_global_scale"].zero_(),
+        "up_proj has scales that are not finite",
+    ),
+    "a description that makes no sense": (
+        bitsandbytes(),
+        lambda c: c.tensors[UP + ".weight.quant_state.bitsandbytes__nf4"].zero_(),
+        "up_proj.weight.quant_state.bitsandbytes__nf4 makes no sense",
+    ),
+    "blocks without scales": (
+        bitsandbytes(),
+        lambda c: c.tensors.pop(UP + ".weight.absmax"),
+        "up_proj.weight.absmax is missing",
+    ),
     "outputs that are no whole words": (
         awq(),
         lambda c: c.tensors.update({UP + ".qweight": torch.zeros(128, 31, dtype=torch.int32)}),
@@ -247,3 +306,11 @@ def cannot_build(name: str) -> Path:
 def copy_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / name, folder)
+
+
+def test_rows_of_gpt_oss_are_codes_and_scales(tmp_path: Path) -> None:
+    tensors, weight = mxfp4().pack(torch.randn(24, 96, generator=torch.manual_seed(0)))
+    blocks = tensors["weight_packed"].view(24, 3, 16)
+    assert torch.equal(mxfp4_codes(blocks, tensors["weight_scale"]).dequantized(), weight)
+    with pytest.raises(BadScales):
+        mxfp4_codes(blocks, torch.full((24, 3), 255, dtype=torch.uint8))

@@ -16,9 +16,10 @@ BLOCK = 128  # outputs, or inputs, that share a scale
 CODES = "codes"  # what weights are stored as that have scales of small groups
 
 READ = (
-    "gptq and awq; pack-quantized, int-quantized and float-quantized of compressed-tensors; fp8 of "
-    f"fp8, fbgemm_fp8 and modelopt, with a scale for each matrix, output or block of {BLOCK}; "
-    "and gguf"
+    "gptq and awq; pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized and "
+    "nvfp4-pack-quantized of compressed-tensors; mxfp4; fp8 of fp8, fbgemm_fp8 and modelopt, with "
+    f"a scale for each matrix, output or block of {BLOCK}; NVFP4 of modelopt; bitsandbytes of four "
+    "bits; and gguf"
 )
 EIGHT_BITS = (
     "float-quantized",
@@ -28,6 +29,7 @@ EIGHT_BITS = (
     "dense",
 )  # of compressed-tensors
 PACKED = "pack-quantized"
+FLOATS4 = {"mxfp4-pack-quantized": "mxfp4", "nvfp4-pack-quantized": "nvfp4"}
 WORD_BITS = (4, 8)  # of codes that are packed into words
 
 
@@ -91,6 +93,10 @@ def _quantization(config: Mapping[str, Any], other: Mapping[str, Any]) -> Quanti
             return _modelopt(algorithm or found.get("quantization", {}).get("quant_algo"))
         case "gguf":  # in no config.json but ours (`config/gguf.py`)
             return Quantization("gguf", CODES, str(found.get("types", "")))
+        case "mxfp4":
+            return _float4("mxfp4", "mxfp4")
+        case "bitsandbytes":
+            return _bitsandbytes(found)
         case "gptq":
             return _gptq(found)
         case "awq":
@@ -105,10 +111,25 @@ def _fp8(method: str, kept_as: str) -> Quantization:
     return Quantization(method, kept_as, f"fp8 ({method})")
 
 
+def _float4(method: str, kind: str) -> Quantization:
+    """Floats of four bits, whose groups the format says."""
+    return Quantization(method, CODES, f"{kind} ({method})", bits=4, is_symmetric=True)
+
+
 def _modelopt(algorithm: Any) -> Quantization:
+    if algorithm == "NVFP4":
+        return _float4("modelopt", "nvfp4")
     if algorithm != "FP8":
         raise UnreadFormat(f"modelopt, {str(algorithm)[:64]}")
     return _fp8("modelopt", "fp8")
+
+
+def _bitsandbytes(found: Mapping[str, Any]) -> Quantization:
+    """Codes of whole rows behind each other, which are widened as they are read."""
+    kind = str(found.get("bnb_4bit_quant_type") or "fp4")
+    if not found.get("load_in_4bit") or kind not in ("nf4", "fp4"):
+        raise UnreadFormat("bitsandbytes, of other than four bits")
+    return Quantization("bitsandbytes", told=f"{kind} (bitsandbytes)")
 
 
 # GPTQ and AWQ
@@ -194,6 +215,10 @@ def _kinds(found: Mapping[str, Any]) -> Iterator[Quantization]:
         kind = (weights.get("type"), weights.get("num_bits"))
         if PACKED in formats and kind in (("int", 4), ("int", 8)):
             yield _packed_group(weights)
+            continue
+        floats = next((name for name in FLOATS4 if name in formats), "")
+        if floats and kind == ("float", 4):
+            yield _float4("compressed-tensors", FLOATS4[floats])
             continue
         name = {("float", 8): "fp8", ("int", 8): "int8"}.get(kind)
         if name is None or not formats <= set(EIGHT_BITS):

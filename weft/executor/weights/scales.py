@@ -34,7 +34,20 @@ EIGHT_BITS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 ENDINGS = ("_scale", "_scale_inv")
 
 # Scales of activations, which are quantised as they come here, and of KV, which `kv_scales` reads.
-BESIDE = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+BESIDE = (
+    ".input_scale",
+    ".activation_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".output_scale",
+    ".output_zero_point",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+)
 KEYS = (
     "self_attn.k_scale",
     "self_attn.k_proj.k_scale",

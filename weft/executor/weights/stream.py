@@ -125,11 +125,13 @@ def matched(
     by_base = {in_base(name): weight for name, weight in wanted.items()}
     found: list[WeightMatch] = []
     problems = Mismatch()
+    spoiled: set[str] = set()  # modules that have a problem of their own
     for base, weight in by_base.items():
         try:
             one = _find(base, weight, stored, quantization or Quantization())
         except Misfit as exc:
             problems.mistyped.append(str(exc))
+            spoiled.add(base.rpartition(".")[0])
             continue
         except WrongShape as exc:
             # A tensor of several weights is told once.
@@ -141,7 +143,8 @@ def matched(
         elif whole:
             problems.missing.append(weight.name)
     used = {in_base(name) for match in found for name in match.stored.names}
-    problems.unexpected = _unexpected(stored, by_base, used)
+    others = {base: one for base, one in stored.items() if base.rpartition(".")[0] not in spoiled}
+    problems.unexpected = _unexpected(others, by_base, used)
     told = problems.told()
     if told:
         raise BadCheckpoint(f"{what} ({told})")

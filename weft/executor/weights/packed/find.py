@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.config.quantized import Quantization
+from weft.executor.weights.packed.bitsandbytes import bitsandbytes_weight
+from weft.executor.weights.packed.compressed import compressed_weight
+from weft.executor.weights.packed.float4 import modelopt_weight, mxfp4_weight, nvfp4_weight
 from weft.executor.weights.packed.gptq import awq_weight, gptq_weight
 from weft.executor.weights.packed.weight import Misfit, PackedCodes, PackedTensors
 from weft.executor.weights.pieces import read_whole
 from weft.executor.weights.safetensors import Content, TensorEntry
 from weft.executor.weights.scales import FLOATS, StoredTensor
+from weft.executor.weights.stored import StoredWeight
 
 WEIGHT = ".weight"
 BIAS = ".bias"
@@ -21,7 +25,7 @@ def packed_weight(
     shape: tuple[int, ...],
     stored: Mapping[str, StoredTensor],
     quantization: Quantization,
-) -> PackedCodes | None:
+) -> StoredWeight | None:
     """The weight of this name and shape, if it is stored packed. Raises Misfit."""
     tensors = PackedTensors(name.removesuffix(WEIGHT), stored)
     if len(shape) != 2 or not name.endswith(WEIGHT):
@@ -37,7 +41,24 @@ def packed_weight(
             f"{tensors.module}.qweight is packed as gptq and awq do it, but config.json says "
             f"{quantization.method or 'nothing of it'}"
         )
+    if "weight_packed" in tensors:
+        return _compressed(tensors, matrix, quantization)
+    if "weight.quant_map" in tensors:
+        return bitsandbytes_weight(tensors, matrix)
+    if "weight_scale_2" in tensors:
+        return modelopt_weight(tensors, matrix)
     return None
+
+
+def _compressed(
+    tensors: PackedTensors, shape: tuple[int, int], quantization: Quantization
+) -> PackedCodes:
+    """The layouts of compressed-tensors differ in the types of codes and scales. Raises Misfit."""
+    if tensors.any_type("weight_packed")[1].dtype != "U8":
+        return compressed_weight(tensors, shape, quantization)
+    if tensors.any_type("weight_scale")[1].dtype == "U8":
+        return mxfp4_weight(tensors, shape)
+    return nvfp4_weight(tensors, shape)
 
 
 def is_idle_bias(

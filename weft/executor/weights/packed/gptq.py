@@ -27,7 +27,10 @@ from weft.executor.weights.packed.weight import (
     Misfit,
     PackedCodes,
     PackedTensors,
+    bits_of,
     format_of,
+    group_of,
+    num_words,
     order_of,
 )
 from weft.executor.weights.packed.words import awq_columns, codes_by_output, codes_of_bytes
@@ -35,8 +38,7 @@ from weft.executor.weights.pieces import PieceBuffer, read_whole
 from weft.executor.weights.scales import FLOATS, StoredTensor
 from weft.observe.log import EventLog
 
-WORD_BITS = 32
-MIDDLE = 8  # of four bits
+WORD_BYTES = 4
 
 log = EventLog("engine")
 
@@ -44,14 +46,15 @@ log = EventLog("engine")
 def gptq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantization) -> PackedCodes:
     """Raises Misfit."""
     out_size, in_size = shape
-    _, words = tensors.any_type("qweight")
-    bits = _bits_of(words.name, words.shape, (in_size, out_size), told)
-    codes = tensors.tensor("qweight", "I32", (_num_words(in_size, bits), out_size))
+    words = tensors.any_type("qweight")[1]
+    expected = {bits: (num_words(in_size, bits), out_size) for bits in (4, 8)}
+    bits = bits_of(words, expected, told)
+    codes = tensors.tensor("qweight", "I32", expected[bits])
     scales, group = _scales(tensors, shape, told)
     zeros = None
     if "qzeros" in tensors or not told.is_symmetric:
         groups = scales[1].shape[0]
-        zeros = tensors.tensor("qzeros", "I32", (groups, _num_words(out_size, bits)))
+        zeros = tensors.tensor("qzeros", "I32", (groups, num_words(out_size, bits)))
     index = None
     if "g_idx" in tensors:
         index = tensors.tensor("g_idx", "I32", (in_size,))
@@ -103,7 +106,7 @@ class GptqLayout:
 
     def codes(self, start: int, stop: int, buffer: PieceBuffer) -> Tensor:
         content, entry = self._codes
-        words = buffer.columns(content, entry, start, stop, WORD_BITS // 8)
+        words = buffer.columns(content, entry, start, stop, WORD_BYTES)
         return codes_by_output(words.view(torch.int32), self._bits)
 
     def grouping(self) -> Grouping:
@@ -140,7 +143,7 @@ class GptqLayout:
 
 def _awq_codes(codes: StoredTensor, start: int, stop: int, buffer: PieceBuffer) -> Tensor:
     content, entry = codes
-    words = buffer.columns(content, entry, start // 8, stop // 8, WORD_BITS // 8)
+    words = buffer.columns(content, entry, start // 8, stop // 8, WORD_BYTES)
     return awq_columns(words.view(torch.int32))
 
 
@@ -161,29 +164,5 @@ def _scales(
     tensors: PackedTensors, shape: tuple[int, int], told: Quantization
 ) -> tuple[StoredTensor, int]:
     """The scales, and how many inputs share one; 0: all. Raises Misfit."""
-    out_size, in_size = shape
     content, entry = tensors.any_type("scales")
-    if entry.dtype not in FLOATS or entry.dtype == "F64":
-        raise Misfit(f"{entry.name} {entry.dtype} instead of F16, BF16 or F32")
-    expected = -(-in_size // (told.group or in_size))
-    if entry.shape == (expected, out_size):
-        return (content, entry), told.group
-    groups = entry.shape[0] if len(entry.shape) == 2 else 0
-    if not told.varies or groups == 0 or in_size % groups or entry.shape[1] != out_size:
-        raise Misfit(f"{entry.name} {list(entry.shape)} instead of {[expected, out_size]}")
-    return (content, entry), 0 if groups == 1 else in_size // groups
-
-
-def _bits_of(name: str, words: tuple[int, ...], shape: tuple[int, int], told: Quantization) -> int:
-    """Those of the config, or where matrices differ, those of the tensor. Raises Misfit."""
-    in_size, out_size = shape
-    if not told.varies:
-        return told.bits
-    for bits in (4, 8):
-        if words == (_num_words(in_size, bits), out_size):
-            return bits
-    raise Misfit(f"{name} {list(words)} for {out_size} outputs and {in_size} inputs")
-
-
-def _num_words(size: int, bits: int) -> int:
-    return -(-size * bits // WORD_BITS)
+    return (content, entry), group_of(entry, entry.shape[::-1], shape, told)

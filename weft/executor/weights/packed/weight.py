@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint
+from weft.config.quantized import Quantization
 from weft.executor.weights.pieces import PieceBuffer, is_finite, piece_rows, read_whole
 from weft.executor.weights.safetensors import ITEM_BYTES, Content, TensorEntry
 from weft.executor.weights.scales import StoredTensor
@@ -16,6 +17,7 @@ from weft.executor.weights.stored import put_codes
 from weft.models.layers.weight import Weight
 from weft.ops.codes import CodeFormat, Codes, Scales
 
+SCALE_TYPES = ("F32", "F16", "BF16")
 # Codes [n, in] of outputs from the first to before the last, which live until the next call.
 ReadCodes = Callable[[int, int, PieceBuffer], Tensor]
 
@@ -151,6 +153,43 @@ def format_of(
         return CodeFormat(bits, group, first, scale_type=scales.dtype), None
     mins = scales.float() * -zeros.float()
     return CodeFormat(bits, group, has_mins=True, scale_type=torch.float32), mins
+
+
+def bits_of(words: TensorEntry, expected: Mapping[int, tuple[int, ...]], told: Quantization) -> int:
+    """The bits of codes: those of the config, or where matrices differ, those whose words have this
+    shape. Raises Misfit."""
+    if told.bits and not told.varies:
+        return told.bits
+    for bits, shape in expected.items():
+        if words.shape == shape:
+            return bits
+    raise Misfit(f"{words.name} {list(words.shape)} instead of {list(expected[4])}")
+
+
+def group_of(
+    scales: TensorEntry, by_output: tuple[int, ...], shape: tuple[int, int], told: Quantization
+) -> int:
+    """How many inputs share one of the scales, which are `by_output` [out, groups]; 0: all.
+    Raises Misfit."""
+    out_size, in_size = shape
+    if scales.dtype not in SCALE_TYPES:
+        raise Misfit(f"{scales.name} {scales.dtype} instead of one of {', '.join(SCALE_TYPES)}")
+    expected = -(-in_size // (told.group or in_size))
+    is_of_outputs = len(by_output) == 2 and by_output[0] in (out_size, 1)
+    if is_of_outputs and by_output[1] == expected and not (told.varies and expected == 1):
+        return told.group
+    num_groups = by_output[-1] if is_of_outputs else 0
+    if not told.varies or not num_groups or in_size % num_groups:
+        wanted = [out_size, expected]
+        if by_output != scales.shape:  # they are stored the other way round
+            wanted.reverse()
+        raise Misfit(f"{scales.name} {list(scales.shape)} instead of {wanted}")
+    return 0 if num_groups == 1 else in_size // num_groups
+
+
+def num_words(size: int, bits: int) -> int:
+    """Words of 32 bits that hold so many codes."""
+    return -(-size * bits // 32)
 
 
 def order_of(index: StoredTensor, group: int, num_groups: int) -> Tensor | None:
