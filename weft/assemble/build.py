@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.assemble.checkpoint import read_model
-from weft.assemble.model_folder import model_name
+from weft.assemble.model_config import choose_model
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -65,9 +64,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
-    has_weights = config.load_format != "dummy"
-    found = read_model(folder, model_name(config, folder), weights=has_weights)
-    model = kept_as(config, found)
+    model = kept_as(config, choose_model(config, folder, here=True))
     began_s = time.monotonic()
     journal = _journal(config)
     processors = load_processors(config.logit_processors)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from weft.assemble.checkpoint import check_files, read_model
-from weft.assemble.model_folder import model_folder, model_name
+from weft.assemble.checkpoint import check_files
+from weft.assemble.model_config import COST, choose_model
+from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
 from weft.config.machine import Machine, probe
@@ -45,9 +46,12 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     """Find the model, check its files, and fit it to the machine. Raises SettingsError or
     ModelError."""
     folder = model_folder(config)
-    has_weights = config.load_format != "dummy"
-    check_files(folder, weights=has_weights)
-    model = read_model(folder, model_name(config, folder), weights=has_weights)
+    check_files(folder, weights=config.load_format != "dummy")
+    model = choose_model(config, folder)
+    if model.library_config:
+        log.warning(
+            f"{model.architecture} is run by the code of transformers (--model-impl), {COST}"
+        )
     code = own_code(folder)
     if code:
         log.warning(

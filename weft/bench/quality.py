@@ -24,12 +24,12 @@ import numpy as np
 
 from weft.arrays import FloatArray, IntArray
 from weft.assemble.checkpoint import check_files
-from weft.assemble.model_folder import model_folder, model_name
+from weft.assemble.model_config import choose_model
+from weft.assemble.model_folder import model_folder
 from weft.bench.results import write_json
 from weft.bench.testbed import with_model
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
-from weft.config.model import ModelConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.config.resolve import resolve
 from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest
@@ -128,7 +128,7 @@ class Reader:
 
         folder = model_folder(config)
         check_files(folder)
-        model = ModelConfig.from_folder(folder, model_name(config, folder))
+        model = choose_model(config, folder)
         if model.pooling is not None or model.is_encoder:
             raise SettingsError(f"{model.name} makes no text: its next tokens cannot be compared")
         if text_len > model.max_position:

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from weft.assemble.checkpoint import check_files
-from weft.assemble.model_folder import model_folder, model_name
+from weft.assemble.model_config import choose_model
+from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
-from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import resolve
 from weft.engine.engine import Engine
@@ -136,7 +136,7 @@ class Testbed:
         folder = model_folder(config)
         if config.load_format != "dummy":
             check_files(folder)
-        model = ModelConfig.from_folder(folder, model_name(config, folder))
+        model = choose_model(config, folder)
         resolved = resolve(config, model, probe()).config
         built = build_engine(resolved, folder)
         return cls(

@@ -260,13 +260,13 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     """Each check presupposes those before it;
     where there is no model at all, there is only the first.
     """
-    from weft.assemble.checkpoint import read_model
-    from weft.assemble.model_folder import model_folder, model_name
+    from weft.assemble.model_config import choose_model
+    from weft.assemble.model_folder import model_folder
     from weft.assemble.prepare import load_tokenizer
 
     try:
         folder = model_folder(config)
-        model = read_model(folder, model_name(config, folder))
+        model = choose_model(config, folder)
     except ModelError as exc:
         reason = exc
         yield "model", lambda: _raise(reason)

@@ -67,6 +67,13 @@ class ModelOptions:
         choices=("auto", "generate", "embed", "classify"),
         elsewhere=("is_embedding", "runner", "convert", "embedding"),
     )
+    model_impl: str = option(
+        "auto",
+        "whose code computes the model: weft's own, or that of the package transformers, which is "
+        "slower and knows more models; auto takes weft's where it has the model",
+        group="model",
+        choices=("auto", "weft", "transformers"),
+    )
     weights_root: str = option(
         "",
         "folder below which POST /update_weights_from_disk may read; the parent of the model's "

@@ -41,6 +41,15 @@ TOKEN_KEYS = ("bos_token_id", "eos_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterCount:
+    """The weights of a model that is not described by sizes alone."""
+
+    embeddings: int  # and heads, which keep at least eight bits
+    matrices: int  # of all other products
+    others: int  # which are never quantised
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What the model code, the memory sizing and the scheduler need to know of a model."""
 
@@ -74,6 +83,9 @@ class ModelConfig:
     num_positions: int = 0  # encoder: rows of its table of positions,
     first_position: int = 0  # and which of them is that of the first token
     num_token_types: int = 0  # encoder: kinds of segments that tokens may belong to
+    # Of a model that the code of transformers computes: its `config.json`, as that code reads it,
+    library_config: str = ""
+    counted: ParameterCount | None = None  # and its weights
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -90,6 +102,8 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Weights of the model, without biases and norms."""
+        if self.counted is not None:
+            return self.counted.embeddings + self.counted.matrices + self.counted.others
         return self._num_layer_parameters + self._num_embedding_parameters
 
     @property
@@ -121,6 +135,8 @@ class ModelConfig:
         if self.keeps_codes:
             others = max(self.num_parameters - self.num_coded, 0)
             return self.coded_bytes + others * DTYPES[self.dtype]
+        if self.counted is not None:
+            return self._counted_bytes(self.counted)
         embeddings = self._num_embedding_parameters
         layers = self._num_layer_parameters
         if self.is_encoder and self.quantize:
@@ -131,6 +147,16 @@ class ModelConfig:
             case "int4":
                 return embeddings + layers // 2
         return self.num_parameters * DTYPES[self.dtype]
+
+    def _counted_bytes(self, counted: ParameterCount) -> int:
+        in_dtype = DTYPES[self.dtype]
+        others = counted.others * in_dtype
+        match self.quantize:
+            case "int8" | "fp8":
+                return counted.embeddings + counted.matrices + others
+            case "int4":
+                return counted.embeddings + counted.matrices // 2 + others
+        return (counted.embeddings + counted.matrices) * in_dtype + others
 
     @property
     def _num_layer_parameters(self) -> int:
@@ -183,9 +209,14 @@ class ModelConfig:
         model = cls.from_hf(
             read_json(folder / "config.json"),
             name or folder.resolve().name,
-            _read_json_if_there(folder / "generation_config.json"),
-            _read_json_if_there(folder / "hf_quant_config.json"),
+            read_json_if_there(folder / "generation_config.json"),
+            read_json_if_there(folder / "hf_quant_config.json"),
         )
+        return model.completed(folder)
+
+    def completed(self, folder: Path) -> ModelConfig:
+        """With what other files than `config.json` say. Raises `UnsupportedModel`."""
+        model = self
         end = turn_end_id(folder)
         if end is not None and end < model.vocab_size:
             model = replace(model, eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, end))))
@@ -232,7 +263,7 @@ class ModelConfig:
             intermediate_size=size(config, "intermediate_size"),
             max_position=size(config, "max_position_embeddings"),
             norm_eps=number(config, family.norm_eps_key, low=0.0),
-            dtype=_dtype(config),
+            dtype=stored_dtype(config),
             stored=stored,
             num_coded=get(described, "num_coded", int, 0),
             coded_bytes=get(described, "coded_bytes", int, 0),
@@ -268,9 +299,9 @@ def quantization_of(folder: Path) -> Quantization:
     Raises ModelError.
     """
     return _quantization(
-        _read_json_if_there(folder / "config.json"),
+        read_json_if_there(folder / "config.json"),
         folder.name,
-        _read_json_if_there(folder / "hf_quant_config.json"),
+        read_json_if_there(folder / "hf_quant_config.json"),
     )
 
 
@@ -371,7 +402,8 @@ def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
         raise UnsupportedModel(str(exc)) from exc
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
+def stored_dtype(config: Mapping[str, Any]) -> str:
+    """The type of the weights. Raises `UnsupportedModel`."""
     dtype = get(config, "dtype", str, get(config, "torch_dtype", str, "float32"))
     if dtype not in DTYPES:
         raise UnsupportedModel(
@@ -380,7 +412,8 @@ def _dtype(config: Mapping[str, Any]) -> str:
     return dtype
 
 
-def _read_json_if_there(path: Path) -> dict[str, Any]:
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """As `read_json`; {} if there is no such file."""
     if path.exists():
         return read_json(path)
     return {}

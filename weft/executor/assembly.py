@@ -24,6 +24,7 @@ from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
 from weft.executor.weights.store import ModelMemory, WeightStore
 from weft.models.registry import DecoderModel, EncoderModel
+from weft.models.transformers_backend.model import TransformersModel
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def fill_weights(
     """Give the model its weights. Raises ModelError."""
     if spec.is_dummy:
         randomize(model.weights(), device)
+    elif isinstance(model, TransformersModel):
+        model.load(spec.folder)
     else:
         load_weights(model.weights(), spec.folder)
 

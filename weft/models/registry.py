@@ -1,7 +1,8 @@
 """Which class implements which architecture, and what every model can do.
 
 To add a family of decoders: what its `config.json` means, in `config/families/`. It needs nothing
-here, unless it has a mechanism that `decoder.py` lacks.
+here, unless it has a mechanism that `decoder.py` lacks. Architectures that nobody added are
+computed by `transformers_backend/`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Ops
 
 _DECODER = "weft.models.decoder:Decoder"
+# Of any architecture whose code is that of the package transformers.
+_BY_LIBRARY = "weft.models.transformers_backend.model:TransformersModel"
 _ENCODERS = {
     "Bert": "weft.models.bert:Bert",
     "Roberta": "weft.models.bert:roberta",
@@ -95,10 +98,11 @@ def make_encoder(config: ModelConfig, ops: EncoderOps) -> EncoderModel:
 
 def make_model(config: ModelConfig, ops: Ops) -> DecoderModel:
     """A model whose weights have no content yet. Raises `UnsupportedModel`."""
-    if config.architecture not in MODELS:
+    place = _BY_LIBRARY if config.library_config else MODELS.get(config.architecture)
+    if place is None:
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; "
             f"supported are {', '.join(MODELS)}"
         )
-    module, _, name = MODELS[config.architecture].partition(":")
+    module, _, name = place.partition(":")
     return cast(DecoderModel, getattr(import_module(module), name)(config, ops))

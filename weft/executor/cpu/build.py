@@ -12,6 +12,7 @@ from weft.executor.assembly import (
     make_pooler,
     make_weight_store,
 )
+from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
@@ -20,8 +21,10 @@ from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
+from weft.executor.plain.step_check import require_same_steps
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.models.registry import make_encoder, make_model
+from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
@@ -56,6 +59,8 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
             )
         return plain.build_decoder(spec, CpuDevice(spec.thread), rows)
     library.num_threads = spec.engine.threads
+    if spec.model.library_config:
+        return _build_by_transformers(spec, library, rows)
     pool = make_kv_pool(spec, CPU)
     ops = CppOps(library, _weight_format(spec), keeps_codes=spec.model.keeps_codes)
     attention = CppPaged(
@@ -84,6 +89,39 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
         CpuFusedSteps(model, rows, library, otherwise=steps),
         store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU),
         device=_device(spec),
+        kernels=library,
+    )
+
+
+def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:
+    """A runner whose matrix products, attention and sampling are our kernels, and whose model is
+    Python at every step."""
+    # torch's threads and ours would wait for each other on the same cores: torch, which has the
+    # small work between products, gets one. This is the thread that computes.
+    torch.set_num_threads(1)
+    pool = make_kv_pool(spec, CPU)
+    products = CppProducts(library, _weight_format(spec), keeps_codes=spec.model.keeps_codes)
+    attention = CppPagedAtOnce(
+        spec.model,
+        pool,
+        library,
+        spec.context_length,
+    )
+    model = TransformersModel(spec.model, products)
+    fill_weights(spec, model, CPU)
+    require_same_steps(spec, model, attention, rows)
+    steps = DecoderSteps(
+        model=model,
+        attention=attention,
+        sampler=CppSamplerOps(library),
+        rows=rows,
+        pooler=make_pooler(spec, model, CPU),
+        processors=spec.processors,
+    )
+    return TorchRunner(
+        steps,
+        store=make_weight_store(spec, model, products.tensors, pool.tensors, CPU),
+        device=CpuDevice(spec.thread),
         kernels=library,
     )
 

@@ -27,6 +27,7 @@ from weft.executor.gpu.staging import GpuStager, H2DBuffer
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain import build as plain
+from weft.executor.plain.step_check import require_same_steps
 from weft.executor.runner import DecoderSteps, TorchRunner
 from weft.models.registry import make_model
 from weft.ops.protocol import Ops
@@ -101,7 +102,10 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         pooler = make_pooler(spec, model, gpu.device)
     # Graphs come after the weights: a capture runs the step and keeps the addresses of all tensors.
     graphs = None
-    if spec.engine.cuda_graph:
+    if spec.model.library_config:
+        # Its Python may ask the device for values, which a capture cannot hold.
+        require_same_steps(spec, model, kernels.attention, rows)
+    elif spec.engine.cuda_graph:
         parts = GraphParts(model, kernels.attention, rows, stager)
         graphs = StepGraphs(
             gpu,

@@ -16,6 +16,7 @@ from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
+from weft.executor.plain.step_check import require_same_steps
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
@@ -35,6 +36,8 @@ def build_decoder(
     attention = TorchPaged(spec.model, pool)
     model = make_model(spec.model, ops)
     fill_weights(spec, model, on)
+    if spec.model.library_config:
+        require_same_steps(spec, model, attention, rows)
     steps = DecoderSteps(
         model=model,
         attention=attention,

@@ -38,6 +38,8 @@ from weft.executor.weights.stream import (
 )
 from weft.models.layers.weight import Weight
 from weft.models.registry import DecoderModel, EncoderModel
+from weft.models.transformers_backend.describe import described
+from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
 from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
 from weft.plan.device import (
@@ -65,6 +67,10 @@ MAY_DIFFER = (  # of the config
 )
 
 log = EventLog("engine")
+
+
+def _sizes(found: Sequence[WeightMatch]) -> list[int]:
+    return [match.stored.num_bytes for match in found]
 
 
 class Refused(Exception):
@@ -123,6 +129,8 @@ class WeightStore:
             with ExitStack() as stack:
                 paths = self._root.weight_files(folder)
                 self._require_same_model(folder)
+                if isinstance(self._memory.model, TransformersModel):
+                    return self._update_by_library(self._memory.model, folder)
                 files = open_contents(stack, paths)
                 found = matched(
                     self._weights,
@@ -131,7 +139,7 @@ class WeightStore:
                     quantization=self._quantization(folder),
                 )
                 require_finite(found)
-                return self._put(lambda: put_all(found), found, source=folder)
+                return self._put(lambda: put_all(found), _sizes(found), source=folder)
         except ModelError as exc:
             # The reply names the folder as it was asked for, never where it lies.
             message = str(exc).replace(str(folder), request.folder[:200])
@@ -150,7 +158,7 @@ class WeightStore:
         if not found:
             raise Refused("there is no tensor")
         require_finite(found)
-        return self._put(lambda: put_all(found), found)
+        return self._put(lambda: put_all(found), _sizes(found))
 
     def _receive_weights(self, request: ReceiveWeights) -> DeviceReply:
         """Everything is received before anything is put in, so that a sender that breaks off does
@@ -181,7 +189,7 @@ class WeightStore:
             for (weight, _), tensor in zip(wanted.values(), tensors, strict=True):
                 put_tensor(weight, tensor)
 
-        return self._put(put, tensors)
+        return self._put(put, [tensor.nbytes for tensor in tensors])
 
     def _announced(self, request: ReceiveWeights) -> dict[str, tuple[Weight, torch.dtype]]:
         """The weights that are going to come, in order, with their types. Raises Refused."""
@@ -207,11 +215,12 @@ class WeightStore:
     def _put(
         self,
         put: Callable[[], None],
-        content: Sequence[WeightMatch] | Sequence[Tensor],
+        sizes: Sequence[int],
         *,
         source: Path | None = None,
     ) -> DeviceReply:
-        """Let content that was looked at go into the model."""
+        """Let content that was looked at go into the model: `sizes` are the bytes of its
+        tensors."""
         try:
             put()
         except Exception as exc:
@@ -221,13 +230,10 @@ class WeightStore:
         if source is not None:
             self._source = source
             self._released.discard(WEIGHTS)
-        num_bytes = sum(
-            one.stored.num_bytes if isinstance(one, WeightMatch) else one.nbytes for one in content
-        )
         return self._reply(
             kv_is_stale=True,
-            num_tensors=len(content),
-            num_bytes=num_bytes,
+            num_tensors=len(sizes),
+            num_bytes=sum(sizes),
         )
 
     def _after_failure(self, reason: str) -> DeviceReply:
@@ -257,6 +263,8 @@ class WeightStore:
         raises."""
         if self._source is None:
             randomize(iter(self._weights.values()), self._memory.device)
+        elif isinstance(self._memory.model, TransformersModel):
+            self._memory.model.load(self._source)
         else:
             load_weights(iter(self._weights.values()), self._source)
         self._released.discard(WEIGHTS)
@@ -271,7 +279,7 @@ class WeightStore:
         """If the folder describes a model, it must be this one. Raises ModelError."""
         if not (folder / "config.json").exists():
             return
-        config = ModelConfig.from_folder(folder)
+        config = self._config_of(folder)
         names = [one.name for one in fields(config) if one.name not in MAY_DIFFER]
         other = [
             name for name in names if getattr(config, name) != getattr(self._memory.config, name)
@@ -285,6 +293,23 @@ class WeightStore:
             raise BadCheckpoint(
                 f"the config.json in {folder} is of another model: {name} is {theirs}, not {ours}"
             )
+
+    def _config_of(self, folder: Path) -> ModelConfig:
+        """The model that a folder describes, run by the same code as ours. Raises ModelError."""
+        if self._memory.config.library_config:
+            return described(folder, folder.name)
+        return ModelConfig.from_folder(folder)
+
+    def _update_by_library(self, model: TransformersModel, folder: Path) -> DeviceReply:
+        """Let the library read a folder: it knows what its checkpoints rename and merge. For that
+        time the weights are in memory twice."""
+        module = model.read(folder)
+        sizes: list[int] = []
+        for name, parameter in module.named_parameters():
+            if not is_finite(parameter.data):
+                raise BadCheckpoint(f"{name} has values that are not finite")
+            sizes.append(parameter.nbytes)
+        return self._put(lambda: model.adopt(module), sizes, source=folder)
 
     # Groups
 

@@ -1,0 +1,107 @@
+"""Models by the code of transformers, on weft's pages: every family gives what it gives there, or
+is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.executor.driver import Driver, Turn, make_driver
+from tests.models import by_library, many
+from tests.models.many import VOCAB, Checkpoint
+from weft.models.transformers_backend.describe import described
+from weft.models.transformers_backend.library import NotByLibrary
+
+TOLERANCE = 2e-4  # of log probabilities, float32
+NUM_GREEDY = 24
+NAMES = [*(f"native-{name}" for name in many.FAMILIES), *by_library.FAMILIES]
+
+Drive = Callable[..., Driver]
+
+
+@pytest.fixture
+def drive() -> Iterator[Drive]:
+    drivers: list[Driver] = []
+
+    def load(folder: Path, **settings: Any) -> Driver:
+        model = described(folder, "tiny")
+        drivers.append(make_driver(model, folder, **settings))
+        return drivers[-1]
+
+    yield load
+    for driver in drivers:
+        driver.runner.close()
+
+
+def make(name: str, folder: Path) -> Checkpoint:
+    if name.startswith("native-"):
+        return many.make_checkpoint(name.removeprefix("native-"), folder)
+    return by_library.make_by_library(name, folder)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def assert_equal(actual: torch.Tensor, logits: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, logits.log_softmax(-1), atol=TOLERANCE, rtol=0)
+
+
+def assert_same_tokens(driver: Driver, checkpoint: Checkpoint) -> None:
+    """Chunks beside another prompt, then the rest of it behind a prefix that two rows share, then
+    tokens one by one."""
+    first = prompt(1, 53)
+    second = prompt(2, 40)
+    expected = checkpoint.logits(first)
+    begun = driver.run(Turn(0, first[:19]), Turn(1, second))
+    assert_equal(begun[0], expected[18])
+    assert_equal(begun[1], checkpoint.logits(second)[-1])
+    driver.share(0, 2, 16)
+    logprobs = driver.run(Turn(2, first[16:]), Turn(0, first[19:20]))
+    assert_equal(logprobs[0], expected[-1])
+    assert_equal(logprobs[1], expected[19])
+    written: list[int] = []
+    for _ in range(NUM_GREEDY):
+        written.append(int(logprobs[0].argmax()))
+        logprobs = driver.run(Turn(2, written[-1:]))
+    theirs = checkpoint.logits(first + written)[len(first) - 1 : -1].argmax(-1)
+    assert written == theirs.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_are_those_of_transformers(drive: Drive, tmp_path: Path, name: str) -> None:
+    checkpoint = make(name, tmp_path)
+    assert_same_tokens(drive(checkpoint.folder, kernels="auto"), checkpoint)
+
+
+@pytest.mark.parametrize("name", ["native-gemma2", "gpt2", "deepseek-v3", "mixtral"])
+def test_torch_alone_gives_the_same_tokens(drive: Drive, tmp_path: Path, name: str) -> None:
+    checkpoint = make(name, tmp_path)
+    assert_same_tokens(drive(checkpoint.folder, kernels="torch"), checkpoint)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("name", ["native-gemma3", "gpt2", "deepseek-v2", "qwen3-moe"])
+def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
+    drive: Drive, tmp_path: Path, name: str, kernels: str
+) -> None:
+    checkpoint = make(name, tmp_path)
+    driver = drive(checkpoint.folder, kernels=kernels, quantize="int8")
+    tokens = prompt(3, 90)
+    driver.run(Turn(0, tokens[:20]))
+    found = [driver.run(Turn(0, [token]))[0].argmax() for token in tokens[20:]]
+    expected = checkpoint.logits(tokens)[20:].argmax(-1)
+    assert (torch.stack(found) == expected).float().mean() >= 0.9
+
+
+@pytest.mark.parametrize("name", by_library.REFUSED)
+def test_what_pages_cannot_hold_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    kind, changes, reason = by_library.REFUSED[name]
+    by_library.config_of(kind, changes).save_pretrained(tmp_path)
+    with pytest.raises(NotByLibrary, match=reason):
+        described(tmp_path, "tiny")

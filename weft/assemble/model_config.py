@@ -1,0 +1,101 @@
+"""What the model in a folder is, and whose code computes it: `--model-impl`.
+
+    auto           weft's own, else that of transformers, else an error
+    weft           weft's own
+    transformers   that of transformers, also where weft has its own
+
+Imports neither torch nor transformers, unless it is to describe a model of the latter here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft.assemble.checkpoint import read_model
+from weft.assemble.model_folder import model_name
+from weft.config.config_json import get
+from weft.config.engine import EngineConfig
+from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel, read_json
+from weft.config.process import Child, ChildEnded
+from weft.executor.weights.gguf.files import ENDING
+from weft.models.transformers_backend.library import NotByLibrary, require_library
+
+DESCRIBE = "weft.models.transformers_backend.describe"
+DESCRIBE_S = 300.0  # longer, it hangs: a model of many layers takes some seconds
+# What the code of transformers costs, measured (docs/guides/transformers.md).
+COST = "slower than weft's own code would be, most for a single request"
+
+
+def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> ModelConfig:
+    """The model in `folder`. `here`: this process is going to run it, so it may import what the
+    model needs; without it, another process looks at a model that is not weft's.
+
+    Raises `ModelError`.
+    """
+    name = model_name(config, folder)
+    if config.model_impl == "transformers":
+        try:
+            return _by_library(folder, name, here)
+        except NotByLibrary as exc:
+            raise UnsupportedModel(
+                f"{_class(folder)} cannot be run by the code of transformers "
+                f"(--model-impl transformers): {exc}"
+            ) from exc
+    try:
+        return read_model(folder, name, weights=config.load_format != "dummy")
+    except UnsupportedModel as exc:
+        if config.model_impl == "weft":
+            raise
+        own = exc
+    try:
+        return _by_library(folder, name, here)
+    except NotByLibrary as exc:
+        known = [name for name in _classes(folder) if name in FAMILIES]
+        if known:
+            raise UnsupportedModel(
+                f"{own}. The code of transformers cannot run it either: {exc}"
+            ) from exc
+        raise UnsupportedModel(
+            f"{_class(folder)} has no native implementation, and the code of transformers cannot "
+            f"run it: {exc}"
+        ) from exc
+
+
+def _by_library(folder: Path, name: str, here: bool) -> ModelConfig:
+    """The model as transformers' code computes it. Raises `NotByLibrary`."""
+    if any(folder.glob(f"*{ENDING}")):
+        raise NotByLibrary("a GGUF file is read by weft's own models only")
+    require_library()
+    if here or "transformers" in sys.modules:
+        from weft.models.transformers_backend.describe import described
+
+        return described(folder, name)
+    return _asked(folder, name)
+
+
+def _asked(folder: Path, name: str) -> ModelConfig:
+    """Another process describes the model: the library stays out of this one."""
+    child = Child(DESCRIBE)
+    try:
+        line = child.ask(json.dumps([str(folder.absolute()), name]).encode(), DESCRIBE_S)
+    except (ChildEnded, TimeoutError) as exc:
+        raise NotByLibrary("the process that looks at it has ended") from exc
+    finally:
+        child.close()
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise NotByLibrary(answer["error"])
+    return msgspec.convert(answer["model"], ModelConfig)
+
+
+def _classes(folder: Path) -> list[str]:
+    return [str(name) for name in get(read_json(folder / "config.json"), "architectures", list)]
+
+
+def _class(folder: Path) -> str:
+    return ", ".join(_classes(folder)[:3])[:200] or "a model of no class"

@@ -1,0 +1,255 @@
+"""Describes a model of transformers in our own terms, by looking at what its code does: two tokens
+run through the model without weights, and each call of attention is written down.
+
+A program of its own, too: a line with a folder and a name comes in, a line with the description
+goes out. So the process that asks need not import the library. Knows no weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from weft.config.config_json import size, token_ids
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec
+from weft.config.model import (
+    ModelConfig,
+    ModelError,
+    ParameterCount,
+    read_json,
+    read_json_if_there,
+    stored_dtype,
+)
+from weft.config.process import serve
+from weft.models.transformers_backend.attention import NAME, AttentionCall, listening, register
+from weft.models.transformers_backend.library import (
+    NotByLibrary,
+    causal_class,
+    describing,
+    library_config,
+)
+from weft.models.transformers_backend.model import decoder_of
+from weft.models.transformers_backend.packed import is_experts, is_linear, is_table
+
+NUM_TOKENS = 2
+
+
+class CallRecorder:
+    """Writes calls of attention down, and answers them with zeros."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.calls.append(call)
+        num_heads = call.query.shape[1]
+        return torch.zeros(
+            call.query.shape[2], num_heads, call.value.shape[-1], device=call.query.device
+        )
+
+
+def described(folder: Path, name: str) -> ModelConfig:
+    """The model in a folder, to be computed by the library's code. Raises `ModelError`."""
+    values = read_json(folder / "config.json")
+    generation = read_json_if_there(folder / "generation_config.json")
+    try:
+        model = describe(values, name, generation)
+    except ModelError:
+        raise
+    except Exception as exc:  # anything, from code that was not written for such values
+        if isinstance(exc, KeyError) and exc.args == (NAME,):
+            # It looks attention up in a table of its own.
+            raise NotByLibrary("it has attention of its own, which pages do not reach") from exc
+        reason = next(iter(str(exc).strip().splitlines()), "")
+        raise NotByLibrary(
+            f"transformers failed on it with {type(exc).__name__}: {reason[:200]}"
+        ) from exc
+    return model.completed(folder)
+
+
+def describe(
+    values: Mapping[str, Any], name: str, generation: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """From a `config.json`. Raises `NotByLibrary` and `UnsupportedModel`."""
+    cls = causal_class(values)
+    config = library_config(cls, values)
+    text = config.get_text_config()
+    dtype = stored_dtype({**dict(values.get("text_config") or {}), **values})
+    calls, module = _recorded(cls, config)
+    _check(calls, cls.__name__, text.num_hidden_layers)
+    first = calls[0]
+    num_heads = first.query.shape[1]
+    eos = token_ids(values, "eos_token_id") + token_ids(generation or {}, "eos_token_id")
+    config_values = {
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "num_hidden_layers": text.num_hidden_layers,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None),
+    }
+    return ModelConfig(
+        architecture=cls.__name__,
+        name=name,
+        vocab_size=size(config_values, "vocab_size"),
+        hidden_size=size(config_values, "hidden_size"),
+        num_layers=size(config_values, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=first.key.shape[1],
+        head_dim=first.key.shape[-1],
+        intermediate_size=_widest(module),
+        max_position=size(config_values, "max_position_embeddings"),
+        norm_eps=1e-6,  # the library's code has its own
+        dtype=dtype,
+        decoder=DecoderSpec(layers=tuple(_layer(call) for call in calls)),
+        bos_token_id=next(iter(token_ids(values, "bos_token_id")), None),
+        eos_token_ids=tuple(token for token in dict.fromkeys(eos) if 0 <= token < text.vocab_size),
+        library_config=json.dumps(describing(values), sort_keys=True),
+        counted=_counted(module, text.vocab_size),
+    )
+
+
+def _recorded(cls: Any, config: Any) -> tuple[list[AttentionCall], Any]:
+    """The calls of attention of two tokens, in the order of layers, and the empty model."""
+    register()
+    _register_experts()
+    with torch.device("meta"):
+        module = cls._from_config(
+            config,
+            dtype=torch.float32,
+            attn_implementation=NAME,
+            experts_implementation=NAME,
+        )
+    module.tie_weights()
+    module.eval()
+    try:
+        calls = _run(module, "meta")
+    except NotByLibrary:
+        raise
+    except Exception:
+        # Code that looks at values cannot run without any; memory that nobody wrote reads as
+        # zeros, and takes none.
+        with torch.device("cpu"):
+            module = module.to_empty(device="cpu")
+        calls = _run(module, "cpu")
+    calls.sort(key=lambda call: call.layer)
+    return calls, module
+
+
+def _run(module: Any, device: str) -> list[AttentionCall]:
+    decoder = decoder_of(module)
+    # Many take all arguments, and pass by those that they do not know.
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise NotByLibrary(f"{type(decoder).__name__} cannot be told positions")
+    recorder = CallRecorder()
+    ids = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device=device)
+    positions = torch.arange(NUM_TOKENS, device=device)[None]
+    with torch.no_grad(), listening(recorder):
+        output = decoder(input_ids=ids, position_ids=positions, use_cache=False, return_dict=True)
+        if not hasattr(output, "last_hidden_state"):
+            raise NotByLibrary(f"the decoder of {type(module).__name__} gives no hidden states")
+    return recorder.calls
+
+
+def _check(calls: Sequence[AttentionCall], name: str, num_layers: int) -> None:
+    """Raise `NotByLibrary` for what pages, or weft's attention, cannot do."""
+    if [call.layer for call in calls] != list(range(num_layers)):
+        raise NotByLibrary(
+            f"{name} does not call the attention that is registered with transformers once in each "
+            f"of its {num_layers} layers, but {len(calls)} times: it keeps a state, or has "
+            "attention of its own"
+        )
+    first = calls[0]
+    for call in calls:
+        if call.problem:
+            raise NotByLibrary(f"{name} {call.problem}, which weft's attention cannot do")
+        if call.sinks is not None and call.sinks.numel() != call.query.shape[1]:
+            raise NotByLibrary(f"{name} has attention sinks that are not one for each head")
+        if call.value.shape[-1] > call.key.shape[-1]:
+            raise NotByLibrary(f"{name} has values that are longer than its keys")
+        if call.value.shape[1] != call.key.shape[1] or call.query.shape[1] % call.key.shape[1]:
+            raise NotByLibrary(f"{name} has heads of K and V that do not divide its heads")
+        shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in (call.query, call.key)]
+        others = [(tensor.shape[1], tensor.shape[-1]) for tensor in (first.query, first.key)]
+        if shapes != others:
+            raise NotByLibrary(
+                f"{name} keeps K and V of other sizes in layer {call.layer} than in the first"
+            )
+    if first.key.shape[-1] % 2:
+        raise NotByLibrary(f"{name} has heads of {first.key.shape[-1]}; their size must be even")
+
+
+def _layer(call: AttentionCall) -> LayerSpec:
+    return LayerSpec(
+        attention=AttentionSpec(
+            window=call.window,
+            rope=None,
+            scale=call.scale,
+            score_cap=call.cap,
+            sinks=call.sinks is not None,
+        )
+    )
+
+
+def _widest(module: nn.Module) -> int:
+    """The largest output of a matrix besides the head: what a step needs memory for."""
+    outputs = sorted({each.out_features for each in module.modules() if type(each) is nn.Linear})
+    if len(outputs) > 1:
+        return outputs[-2]
+    return outputs[-1] if outputs else 1
+
+
+def _counted(module: nn.Module, vocab_size: int) -> ParameterCount:
+    """How many weights there are of each kind; a tied head is counted once."""
+    kinds: dict[int, str] = {}
+    numbers: dict[int, int] = {}
+    for each in module.modules():
+        kind = "others"
+        if is_table(each, vocab_size):
+            kind = "embeddings"
+        elif is_linear(each) or is_experts(each):
+            kind = "matrices"
+        for parameter in each.parameters(recurse=False):
+            is_matrix = parameter.dim() > 1
+            numbers[id(parameter)] = parameter.numel()
+            kinds.setdefault(id(parameter), kind if is_matrix else "others")
+            if kind == "matrices" and vocab_size in parameter.shape:
+                kinds[id(parameter)] = "embeddings"
+    totals = dict.fromkeys(("embeddings", "matrices", "others"), 0)
+    for key, kind in kinds.items():
+        totals[kind] += numbers[key]
+    return ParameterCount(**totals)
+
+
+def _register_experts() -> None:
+    """Experts that compute nothing: which of them a token would choose depends on values."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    def nothing(_: nn.Module, hidden: Tensor, *__: Any, **___: Any) -> Tensor:
+        return torch.zeros_like(hidden)
+
+    ALL_EXPERTS_FUNCTIONS.register(NAME, nothing)
+
+
+class DescribeWorker:
+    """Answers [folder, name] with {"model": ...} or {"error": ...}."""
+
+    def __call__(self, line: bytes) -> bytes:
+        folder, name = json.loads(line)
+        try:
+            return msgspec.json.encode({"model": described(Path(folder), name)})
+        except ModelError as exc:
+            return json.dumps({"error": str(exc)}).encode()
+
+
+def main() -> None:
+    serve(DescribeWorker())
+
+
+if __name__ == "__main__":
+    main()

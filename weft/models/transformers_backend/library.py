@@ -1,0 +1,105 @@
+"""The package transformers, as far as it is there: the class and the configuration of a model, and
+the models of it that cannot be served by what `config.json` says.
+
+A checkpoint's own code (`auto_map`) is never run. Knows no weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from weft.config.config_json import get
+from weft.config.model import UnsupportedModel
+
+PACKAGE = "transformers"
+LEAST_VERSION = (5, 23)
+NEXT_VERSION = 6
+INSTALL = "pip install 'weft[transformers]'"
+# Kinds of layers whose tokens see what pages of K and V hold.
+LAYER_TYPES = ("full_attention", "sliding_attention")
+# What a `config.json` says that does not describe the model.
+NO_DESCRIPTION = (
+    *("transformers_version", "_name_or_path", "auto_map", "use_cache"),
+    *("dtype", "torch_dtype", "eos_token_id"),
+)
+
+
+class NotByLibrary(UnsupportedModel):
+    """The code of transformers cannot compute the model on weft's pages; the message says why."""
+
+
+def require_library() -> None:
+    """Raise `NotByLibrary` unless a version of the package is installed that fits. Imports
+    nothing."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise NotByLibrary(f"the package transformers is not installed: {INSTALL}")
+    version = metadata.version(PACKAGE)
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if not LEAST_VERSION <= numbers < (NEXT_VERSION,):
+        least = ".".join(map(str, LEAST_VERSION))
+        raise NotByLibrary(
+            f"transformers is {version}; {least} or later, below {NEXT_VERSION}, is needed: "
+            f"{INSTALL}"
+        )
+
+
+def causal_class(config: Mapping[str, Any]) -> Any:
+    """The class of the library for a `config.json`. Raises `NotByLibrary`."""
+    require_library()
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    # Its hints and its progress bars are for people who call it themselves.
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    known = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    architectures = get(config, "architectures", list)
+    for architecture in architectures:
+        if architecture in known:
+            return getattr(transformers, architecture)
+    code = ""
+    if config.get("auto_map"):
+        code = ", and the code that the checkpoint brings (auto_map) is never run"
+    version = transformers.__version__
+    raise NotByLibrary(f"transformers {version} has no such class of causal models{code}")
+
+
+def library_config(cls: Any, config: Mapping[str, Any]) -> Any:
+    """The library's reading of a `config.json`. Raises `NotByLibrary` for what it cannot read, and
+    for models that keep a state, or whose tokens see others than those of a window."""
+    try:
+        # Infinities stand in objects of their own in its files.
+        values = cls.config_class._decode_special_floats(dict(config))
+        found = cls.config_class.from_dict(values)
+    except Exception as exc:  # its checks raise what they like
+        reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+        raise NotByLibrary(f"transformers cannot read its config.json: {reason[:200]}") from exc
+    text = found.get_text_config()
+    if config.get("quantization_config"):
+        method = get(config, "quantization_config", dict).get("quant_method", "unknown")
+        raise NotByLibrary(
+            f"its weights are quantised ({str(method)[:40]}), which is not read for such models"
+        )
+    kinds = getattr(text, "layer_types", None) or ()
+    # Of some classes only the models with other kinds of layers keep one.
+    if getattr(cls, "_is_stateful", False) and not kinds:
+        raise NotByLibrary(f"{cls.__name__} keeps a state, which pages of K and V cannot hold")
+    others = sorted({str(kind) for kind in kinds if kind not in LAYER_TYPES})
+    if others:
+        raise NotByLibrary(
+            f"it has layers of the kind {others[0][:40]}, which keep a state or have masks of "
+            f"their own; only {' and '.join(LAYER_TYPES)} run on pages"
+        )
+    if getattr(text, "is_causal", True) is False or getattr(
+        text, "use_bidirectional_attention", False
+    ):
+        raise NotByLibrary("its tokens see those behind them")
+    return found
+
+
+def describing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a `config.json` describes the model: equal for equal models."""
+    return {key: config[key] for key in sorted(config) if key not in NO_DESCRIPTION}

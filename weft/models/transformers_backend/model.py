@@ -1,0 +1,274 @@
+"""The `DecoderModel` of an architecture that transformers has code for: its modules compute, and
+attention, matrices, pages, scheduling and sampling are weft's.
+
+A step of weft, with the tokens of many requests, is one sequence to the library's code: positions
+are given, and which token sees which is the business of attention alone.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.config.model import BadCheckpoint, ModelConfig
+from weft.models.layers.attention import Heads, PagedAttention
+from weft.models.layers.weight import Weight, Weights
+from weft.models.transformers_backend.attention import NAME, AttentionCall, listening, register
+from weft.models.transformers_backend.library import causal_class, library_config
+from weft.models.transformers_backend.packed import PackedModule, Packing, Products
+
+
+class PagedListener:
+    """Lets attention over pages answer the calls of modules."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: PagedAttention,
+        device: torch.device,
+    ) -> None:
+        self._head_dim = config.head_dim
+        self._attention = attention
+        self._heads: list[Heads] = []
+        for layer in range(config.num_layers):
+            spec = config.decoder.layer(layer).attention
+            heads = Heads(None, None, None, spec.scale, spec.score_cap)
+            if spec.sinks:
+                # A place of their own, which stays when weights change.
+                heads = heads._replace(sinks=torch.zeros(config.num_heads, device=device))
+            self._heads.append(heads)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        value_size = call.value.shape[-1]
+        value = call.value
+        if value_size < self._head_dim:
+            # Of latent attention, whose keys are longer than its values: a slot has one size.
+            value = F.pad(value, (0, self._head_dim - value_size))
+        by_head = [tensor[0].transpose(0, 1) for tensor in (call.query, call.key, value)]
+        qkv = torch.cat(by_head, dim=1).flatten(1)
+        heads = self._heads[call.layer]
+        if heads.sinks is not None and call.sinks is not None:
+            heads.sinks.copy_(call.sinks.flatten())
+        out = self._attention.forward(qkv, heads, call.layer)
+        return out.view(len(qkv), -1, self._head_dim)[..., :value_size]
+
+
+class TransformersModel:
+    """Hidden states here are those behind the final norm, which is a part of the library's
+    decoder."""
+
+    def __init__(self, config: ModelConfig, products: Products) -> None:
+        self._config = config
+        like = products.vector(0)
+        self._device = like.device
+        self._dtype = like.dtype
+        self._stored: torch.dtype = getattr(torch, config.dtype)
+        values = json.loads(config.library_config)
+        self._cls = causal_class(values)
+        self._library_config = library_config(self._cls, values)
+        self._packing = Packing(products, self._dtype, self._stored, config.vocab_size)
+        self._listener: PagedListener | None = None
+        self._attention: PagedAttention | None = None
+        register()
+        # What a decoder returned last: the head wants its class.
+        self._output: Any = None
+        module = self._empty()
+        self._packing.pack(module)
+        self._use(module)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
+        if attention is not self._attention or self._listener is None:
+            self._attention = attention
+            self._listener = PagedListener(self._config, attention, self._device)
+        inputs = {"input_ids": tokens[None]}
+        if vectors is not None:
+            inputs = {"inputs_embeds": self._embedded(tokens, vectors)[None]}
+        with listening(self._listener):
+            output = self._decoder(
+                **inputs, position_ids=positions[None], use_cache=False, return_dict=True
+            )
+        self._output = type(output)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """By the class's own forward, whose decoder gives `hidden`: so every factor and cap of
+        logits is right."""
+        given = self._output(last_hidden_state=hidden[None])
+        with _giving(self._decoder, given):
+            ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+            logits = self._module(input_ids=ids, use_cache=False).logits
+        widened: Tensor = logits[0].float()
+        return widened
+
+    def weights(self) -> Weights:
+        """Named as in the library's modules; content is put into what computes at that time."""
+        seen: set[int] = set()
+        for name, module in self._module.named_modules():
+            if isinstance(module, PackedModule):
+                yield from module.weights(name)
+                continue
+            for key in _stored_tensors(module):
+                values = getattr(module, key)
+                if id(values) not in seen:
+                    seen.add(id(values))
+                    yield self._loose(f"{name}.{key}" if name else key, values)
+
+    def load(self, folder: Path) -> None:
+        """Take the weights in a folder. Raises `BadCheckpoint`; then nothing has changed."""
+        self.adopt(self.read(folder))
+
+    def adopt(self, module: nn.Module) -> None:
+        """Let `module`, from `read`, be the model. Its matrices are packed and dropped, one after
+        the other."""
+        self._packing.fill(module)
+        self._use(module)
+
+    def read(self, folder: Path) -> Any:
+        """A checkpoint as the library reads it, with its renamings and mergers. Raises
+        `BadCheckpoint`."""
+        try:
+            module, info = self._cls.from_pretrained(
+                folder,
+                config=self._library_config,
+                dtype=self._stored,
+                attn_implementation=NAME,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except Exception as exc:  # its checks raise what they like
+            reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+            raise BadCheckpoint(
+                f"transformers cannot read the weights in {folder}: {reason[:300]}"
+            ) from exc
+        for problem in ("missing_keys", "mismatched_keys"):
+            names = sorted(str(name) for name in info[problem])
+            if names:
+                raise BadCheckpoint(
+                    f"the weights in {folder} do not fit its config.json ({len(names)} "
+                    f"{problem.partition('_')[0]}: {', '.join(names[:5])})"
+                )
+        return module
+
+    def _loose(self, name: str, values: Tensor) -> Weight:
+        """A tensor that stays the library's own."""
+
+        def now() -> Tensor:
+            found: Tensor = operator.attrgetter(name)(self._module)
+            return found.data
+
+        def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+            assert scales is None
+            now()[start : start + len(content)].copy_(content)
+
+        def get(start: int = 0, stop: int | None = None) -> Tensor:
+            return now()[start:stop].clone()
+
+        return Weight(name, tuple(values.shape), put, get)
+
+    def _empty(self) -> Any:
+        """The model on the CPU, its parameters without content, which take no memory until they are
+        written; its tables of angles are right."""
+        from transformers.initialization import no_init_weights
+
+        with no_init_weights():
+            module = self._cls._from_config(
+                self._library_config, dtype=self._stored, attn_implementation=NAME
+            )
+        module.tie_weights()
+        return module
+
+    def _use(self, module: nn.Module) -> None:
+        """Let a packed model compute, with its remaining tensors in the type and on the device of
+        the rest."""
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+            if parameter.dtype == self._stored:
+                parameter.data = parameter.data.to(self._dtype)
+        freeze_rotation(module, self._config.context_length or self._config.max_position)
+        self._module: Any = module.to(self._device).eval()
+        self._decoder = decoder_of(self._module)
+
+    def _embedded(self, tokens: Tensor, vectors: Tensor) -> Tensor:
+        """Rows of the table, or of `vectors` where the token is below 0: [T, hidden]"""
+        table: Any = self._module.get_input_embeddings()
+        rows: Tensor = table(tokens.clamp(min=0))
+        index = (-1 - tokens).clamp(min=0)
+        return torch.where((tokens < 0)[:, None], vectors[index].to(rows.dtype), rows)
+
+
+def decoder_of(module: Any) -> Any:
+    """The part of a model of the library that gives hidden states."""
+    from transformers import PreTrainedModel
+
+    decoder = module.get_decoder()
+    if decoder is module or not isinstance(decoder, PreTrainedModel):
+        return module.base_model
+    return decoder
+
+
+def freeze_rotation(module: nn.Module, context_length: int) -> None:
+    """Let rotations that depend on the longest position of a call depend on the longest that is
+    served: K and V that are kept would not fit otherwise, nor would requests side by side."""
+    longest = torch.full((1, 1), context_length - 1)
+    modules: Iterator[Any] = module.modules()
+    for each in modules:
+        kind = getattr(each, "rope_type", None)
+        if isinstance(kind, str) and _follows_length(kind):
+            each(torch.empty(0), longest)
+            each.rope_type = "frozen"
+        elif isinstance(kind, dict):
+            for layer_type, name in kind.items():
+                if _follows_length(name):
+                    each(torch.empty(0), longest, layer_type=layer_type)
+                    kind[layer_type] = "frozen"
+
+
+def _follows_length(rope_type: str) -> bool:
+    return rope_type == "longrope" or "dynamic" in rope_type
+
+
+def _stored_tensors(module: nn.Module) -> Iterator[str]:
+    """The names of a module's own tensors that are in a checkpoint."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield name
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield name
+
+
+@contextmanager
+def _giving(decoder: Any, output: Any) -> Iterator[None]:
+    """Let the decoder return `output` instead of computing."""
+    calls: list[int] = []
+
+    def give(*_: Any, **__: Any) -> Any:
+        calls.append(1)
+        return output
+
+    decoder.forward = give  # shadows the method
+    try:
+        yield
+        assert len(calls) == 1, "the head does not begin where the decoder ends"
+    finally:
+        del decoder.forward

@@ -1,0 +1,411 @@
+"""Modules that stand where a model of transformers has matrices: their products are weft's, so that
+weights may be kept in fewer bits, and computed by our kernels.
+
+`swap` puts them in; everything else in the model stays the library's own code.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.models.layers.weight import Weight, Weights, vector
+from weft.ops.protocol import Matrix
+
+
+class Products(Protocol):
+    """The part of `Ops` that is used here: what it returns is computed."""
+
+    def vector(self, size: int, *, exact: bool = False) -> Tensor: ...
+
+    def matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
+    ) -> Matrix: ...
+
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor: ...
+
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor: ...
+
+    def computed(self, x: Tensor) -> Tensor: ...
+
+
+class PackedModule(nn.Module):
+    """Holds matrices that are no parameters."""
+
+    def weights(self, prefix: str) -> Weights:
+        raise NotImplementedError
+
+    def take(self, module: nn.Module) -> None:
+        """Take the content of the module that stood here."""
+        raise NotImplementedError
+
+
+class PackedLinear(PackedModule):
+    """y = W x + b, for a `Linear`; or for a `Conv1D`, whose weight is stored as [in, out]."""
+
+    def __init__(
+        self,
+        products: Products,
+        matrix: Matrix,
+        in_size: int,
+        dtype: torch.dtype,
+        *,
+        bias: bool,
+        is_transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.in_features = in_size
+        self.out_features = sum(matrix.sizes)
+        # Code that asks for the type or the device of the weight gets an answer; code that computes
+        # with it gets an error.
+        self.weight = torch.empty(0, dtype=dtype)
+        self._products = products
+        self._dtype = dtype
+        self._has_bias = bias
+        self._is_transposed = is_transposed
+        self._staged = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features).to(self._dtype)
+        y = self._products.computed(self._products.linear(rows, self.matrix))
+        return y.view(*x.shape[:-1], -1).to(x.dtype)
+
+    def take(self, module: nn.Module) -> None:
+        content = module.get_parameter("weight").data
+        if self._is_transposed:
+            content = content.T
+        self.matrix.put(0, content)
+        if self._has_bias:
+            self.matrix.put_bias(0, module.get_parameter("bias").data)
+
+    def weights(self, prefix: str) -> Weights:
+        matrix = self.matrix
+        if self._is_transposed:
+            shape = (self.in_features, self.out_features)
+            yield Weight(f"{prefix}.weight", shape, self._put_columns, self._get_columns)
+        else:
+            yield Weight(
+                f"{prefix}.weight",
+                (self.out_features, self.in_features),
+                partial(matrix.put, 0),
+                partial(matrix.get, 0),
+                partial(matrix.keep_as, 0),
+                partial(matrix.put_codes, 0),
+            )
+        if self._has_bias:
+            yield Weight(f"{prefix}.bias", (self.out_features,), self._put_bias, self._get_bias)
+
+    def _put_columns(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        """Pieces are collected: a matrix takes rows of outputs, and these are of inputs."""
+        assert scales is None
+        if start == 0:
+            shape = (self.in_features, self.out_features)
+            self._staged = torch.empty(shape, dtype=content.dtype, device=content.device)
+        end = start + len(content)
+        self._staged[start:end].copy_(content)
+        if end == self.in_features:
+            self.matrix.put(0, self._staged.T)
+            self._staged = torch.empty(0)
+
+    def _get_columns(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.matrix.get(0).T[start:stop].contiguous()
+
+    def _put_bias(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        assert scales is None
+        self.matrix.put_bias(0, content)
+
+    def _get_bias(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.matrix.get_bias(0)[start:stop]
+
+
+class PackedEmbedding(PackedModule):
+    """Rows of a table, times `scale`."""
+
+    def __init__(
+        self,
+        products: Products,
+        matrix: Matrix,
+        size: int,
+        dtype: torch.dtype,
+        scale: float,
+    ) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.num_embeddings = sum(matrix.sizes)
+        self.embedding_dim = size
+        self.weight = torch.empty(0, dtype=dtype)
+        self._products = products
+        self._dtype = dtype
+        self._scale = scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        products = self._products
+        rows = products.embed(tokens.reshape(-1), self.matrix, None, self._scale)
+        return products.computed(rows).view(*tokens.shape, -1).to(self._dtype)
+
+    def take(self, module: nn.Module) -> None:
+        self.matrix.put(0, module.get_parameter("weight").data)
+
+    def weights(self, prefix: str) -> Weights:
+        yield Weight(
+            f"{prefix}.weight",
+            (self.num_embeddings, self.embedding_dim),
+            partial(self.matrix.put, 0),
+            partial(self.matrix.get, 0),
+            partial(self.matrix.keep_as, 0),
+            partial(self.matrix.put_codes, 0),
+        )
+
+
+class TiedLinear(PackedModule):
+    """The head that is the table of embeddings: its content comes with that; a bias is its own."""
+
+    def __init__(
+        self,
+        products: Products,
+        matrix: Matrix,
+        dtype: torch.dtype,
+        bias: Tensor | None,
+    ) -> None:
+        """`bias` [out] has no content yet."""
+        super().__init__()
+        self.matrix = matrix
+        self.bias = bias
+        self.weight = torch.empty(0, dtype=dtype)
+        self._products = products
+        self._dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(self._dtype)
+        y = self._products.computed(self._products.linear(rows, self.matrix))
+        if self.bias is not None:
+            y = y + self.bias
+        return y.view(*x.shape[:-1], -1).to(x.dtype)
+
+    def take(self, module: nn.Module) -> None:
+        if self.bias is not None:
+            self.bias.copy_(module.get_parameter("bias").data)
+
+    def weights(self, prefix: str) -> Weights:
+        if self.bias is not None:
+            yield vector(f"{prefix}.bias", self.bias)
+
+
+class PackedExperts(PackedModule):
+    """The experts of a layer: each token is computed by those that its router chose, and in their
+    order, so that its sum does not depend on the tokens beside it."""
+
+    def __init__(self, products: Products, experts: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._products = products
+        self._dtype = dtype
+        # In a list, so that the emptied module is no part of the model.
+        self._experts = [experts]
+        self._up_name = "gate_up_proj" if experts.has_gate else "up_proj"
+        self._shapes: dict[str, torch.Size] = {}
+        self._matrices: dict[str, list[Matrix]] = {}
+        for name in (self._up_name, "down_proj"):
+            shape = experts.get_parameter(name).shape
+            num_experts, out_size, in_size = shape
+            if experts.is_transposed:
+                in_size, out_size = out_size, in_size
+            self._shapes[name] = shape
+            self._matrices[name] = []
+            for _ in range(num_experts):
+                matrix = products.matrix(in_size, (out_size,), bias=experts.has_bias)
+                self._matrices[name].append(matrix)
+        for name in list(experts._parameters):
+            experts._parameters[name] = None
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """x [T, H], experts and their shares [T, k] -> [T, H]"""
+        total = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, places = torch.where(chosen == expert)
+            y = self._computed(expert, x[tokens].to(self._dtype))
+            y = y * shares[tokens, places, None]
+            total.index_add_(0, tokens, y.to(total.dtype))
+        return total
+
+    def _computed(self, expert: int, x: Tensor) -> Tensor:
+        (module,) = self._experts
+        inner = self._product(self._up_name, expert, x)
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        y = self._product("down_proj", expert, inner)
+        if module.has_post_expert_norm:
+            y = module.post_expert_norm(y)
+        return y
+
+    def _product(self, name: str, expert: int, x: Tensor) -> Tensor:
+        y = self._products.linear(x.contiguous(), self._matrices[name][expert])
+        return self._products.computed(y)
+
+    def take(self, module: nn.Module) -> None:
+        for name in self._matrices:
+            self._put(name, module.get_parameter(name).data)
+            if self._has_bias:
+                self._put_bias(name, module.get_parameter(f"{name}_bias").data)
+
+    @property
+    def _has_bias(self) -> bool:
+        (module,) = self._experts
+        return bool(module.has_bias)
+
+    def weights(self, prefix: str) -> Weights:
+        for name, shape in self._shapes.items():
+            put = partial(self._put, name)
+            yield Weight(f"{prefix}.{name}", tuple(shape), put, partial(self._get, name))
+            if self._has_bias:
+                matrices = self._matrices[name]
+                bias_shape = (len(matrices), sum(matrices[0].sizes))
+                put = partial(self._put_bias, name)
+                get = partial(self._get_bias, name)
+                yield Weight(f"{prefix}.{name}_bias", bias_shape, put, get)
+
+    def _put(
+        self, name: str, content: Tensor, start: int = 0, scales: Tensor | None = None
+    ) -> None:
+        # Only tensors of two dimensions come in pieces, and only these may be in eight bits.
+        assert start == 0
+        assert scales is None
+        (module,) = self._experts
+        for matrix, rows in zip(self._matrices[name], content, strict=True):
+            matrix.put(0, rows.T if module.is_transposed else rows)
+
+    def _get(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        (module,) = self._experts
+        found = [matrix.get(0) for matrix in self._matrices[name][start:stop]]
+        content = torch.stack(found)
+        return content.mT if module.is_transposed else content
+
+    def _put_bias(
+        self, name: str, content: Tensor, start: int = 0, scales: Tensor | None = None
+    ) -> None:
+        assert scales is None
+        matrices = self._matrices[name][start : start + len(content)]
+        for matrix, values in zip(matrices, content, strict=True):
+            matrix.put_bias(0, values)
+
+    def _get_bias(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        return torch.stack([matrix.get_bias(0) for matrix in self._matrices[name][start:stop]])
+
+
+def is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is the linear layer of GPT-2, whose weight is [in, out]."""
+    return type(module).__name__ == "Conv1D"
+
+
+def is_table(module: nn.Module, vocab_size: int) -> bool:
+    """Whether it has a row for each token, which it gives as it is, or times a number."""
+    if not isinstance(module, nn.Embedding) or module.num_embeddings < vocab_size:
+        return False
+    return type(module) is nn.Embedding or "ScaledWordEmbedding" in type(module).__name__
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether it has the weights of all experts in a tensor each, as the library's own kernels for
+    experts want them."""
+    return hasattr(module, "is_transposed") and "down_proj" in module._parameters
+
+
+class Packing:
+    """Makes packed modules for a model of the library, which is the same from one content to the
+    next."""
+
+    def __init__(
+        self, products: Products, dtype: torch.dtype, stored: torch.dtype, vocab_size: int
+    ) -> None:
+        """`dtype` of what is computed; `stored`: as the model was trained in."""
+        self._products = products
+        self._dtype = dtype
+        self._stored = stored
+        self._vocab_size = vocab_size
+        self.modules: dict[str, PackedModule] = {}  # by their places in the model
+
+    def pack(self, root: nn.Module) -> None:
+        """Make the modules for the matrices of `root`, without content, and put them in."""
+        tables: dict[int, Matrix] = {}  # by the address of the parameter
+        for name, module in list(root.named_modules()):
+            packed = self._packed(module, tables)
+            if packed is not None:
+                self.modules[name] = packed
+        self._put_into(root)
+
+    def fill(self, root: nn.Module) -> None:
+        """Take the content of `root`, module by module, which loses it; and put the modules in."""
+        for name, packed in self.modules.items():
+            packed.take(root.get_submodule(name))
+            _put(root, name, packed)
+        self._put_into(root)
+
+    def _put_into(self, root: nn.Module) -> None:
+        for name, packed in self.modules.items():
+            _put(root, name, packed)
+
+    def _packed(self, module: nn.Module, tables: dict[int, Matrix]) -> PackedModule | None:
+        if is_table(module, self._vocab_size):
+            return self._table(module, tables)
+        if is_linear(module):
+            return self._linear(module, tables)
+        if is_experts(module):
+            return PackedExperts(self._products, module, self._dtype)
+        return None
+
+    def _table(self, module: nn.Module, tables: dict[int, Matrix]) -> PackedModule:
+        weight = module.get_parameter("weight")
+        num_rows, size = weight.shape
+        matrix = self._products.matrix(size, (num_rows,), precise=True)
+        tables[id(weight)] = matrix
+        # Models are trained with the factor as their type has it.
+        factor = torch.tensor(float(getattr(module, "embed_scale", 1.0)), dtype=self._stored)
+        return PackedEmbedding(self._products, matrix, size, self._dtype, float(factor))
+
+    def _linear(self, module: nn.Module, tables: dict[int, Matrix]) -> PackedModule:
+        weight = module.get_parameter("weight")
+        out_size, in_size = weight.shape
+        if is_transposed(module):
+            in_size, out_size = out_size, in_size
+        has_bias = getattr(module, "bias", None) is not None
+        if id(weight) in tables:
+            bias = self._products.vector(out_size) if has_bias else None
+            return TiedLinear(self._products, tables[id(weight)], self._dtype, bias)
+        matrix = self._products.matrix(
+            in_size,
+            (out_size,),
+            bias=has_bias,
+            precise=out_size >= self._vocab_size,
+        )
+        return PackedLinear(
+            self._products,
+            matrix,
+            in_size,
+            self._dtype,
+            bias=has_bias,
+            is_transposed=is_transposed(module),
+        )
+
+
+def _put(root: nn.Module, name: str, packed: PackedModule) -> None:
+    parent, _, last = name.rpartition(".")
+    owner: Any = root.get_submodule(parent)
+    setattr(owner, last, packed)
