@@ -287,6 +287,11 @@ def test_formats_are_found_in_templates_and_named_in_the_settings() -> None:
     )
     assert find_formats("auto", "auto", ["plain"]) == (None, None)
     assert find_formats("auto", "auto", [LLAMA_3_2]).tools == TOOL_FORMATS["llama3"]
+    hunyuan = """<|extra_0|><tool_calls>[{"name": "f"}]</tool_calls><think>\n\n</think>"""
+    assert find_formats("auto", "auto", [hunyuan]) == (
+        TOOL_FORMATS["hunyuan_a13b"],
+        REASONING_FORMATS["hunyuan_a13b"],
+    )
     assert find_formats("none", "none", ["<tool_call></think>"]) == (None, None)
     assert find_formats("pythonic", "kimi", []) == (
         TOOL_FORMATS["pythonic"],

@@ -149,6 +149,33 @@ CALLS = [
         [CITY, ("g", {})],
     ),
     Written(
+        "cohere",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", '
+        '"parameters": {"s": "Oslo", "n": 3}},\n    {"tool_call_id": "1", "tool_name": "g", '
+        '"parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [CITY, ("g", {})],
+    ),
+    Written(
+        "apertus",
+        'Ok <|tools_prefix|>[{"f": {"s": "Oslo", "n": 3}}, {"g": {}}]<|tools_suffix|>Bye',
+        "Ok Bye",
+        [CITY, ("g", {})],
+    ),
+    Written(
+        "olmo3",
+        'Ok\n<function_calls>\nf(s="Oslo", n=3)\ng()\n</function_calls>',
+        "Ok\n",
+        [CITY, ("g", {})],
+    ),
+    Written(
+        "olmo3",
+        "<function_calls>f(s='a \"b\"\\n<c> \\\\ 5', n=-7, x=1.5, b=true, "
+        "a=[1, {'k': '}'}], o={'y': null}, maybe=None)",
+        "",
+        [ALL],
+    ),
+    Written(
         "kimi_k2",
         "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
         '{"s": "Oslo", "n": 3}<|tool_call_end|><|tool_call_begin|>g:1<|tool_call_argument_begin|>{}'
@@ -243,6 +270,12 @@ TEXTS = [
     ("lfm2", "<|tool_call_start|>[h()]<|tool_call_end|>"),
     ("lfm2", "[g()]"),
     ("hunyuan_a13b", "<tool_calls>[]</tool_calls>"),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "none", "parameters": {}}]<|END_ACTION|>'),
+    ("apertus", '<|tools_prefix|>[{"none": {}}]<|tools_suffix|>'),
+    ("apertus", '<|tools_prefix|>[{"f": 5}]<|tools_suffix|>'),
+    ("olmo3", "<function_calls>\ng()\nand so on\n</function_calls>"),
+    ("olmo3", "<function_calls>\nh()\n</function_calls>"),
+    ("olmo3", "a <function_calls> b"),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
     ("kimi_k2", "<|tool_call_begin|>none:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
     ("gpt_oss", "to=functions of x"),
@@ -269,6 +302,8 @@ CUT = [
     ("minimax_m2", '<invoke name="f"><parameter name="s">Os', '{"s": "Os'),
     ("kimi_k2", '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"s": "Os', '{"s": "Os'),
     ("gpt_oss", '<|channel|>commentary to=functions.f<|message|>{"s": "Os', '{"s": "Os'),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "f", "parameters": {"s": "Os', '{"s": "Os'),
+    ("apertus", '<|tools_prefix|>[{"f": {"s": "Os', '{"s": "Os'),
 ]
 
 
@@ -313,6 +348,29 @@ THOUGHTS = [
     ),
     Thought("gpt_oss", "<|start|>assistant", f"{ANALYSIS}Hm.<|end|><|start|>assistant", "Hm.", ""),
     Thought("gpt_oss", "<|start|>assistant", f"{ANALYSIS}Hm.<|en", "Hm.<|en", ""),
+    Thought(
+        "cohere",
+        "<|CHATBOT_TOKEN|>",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm.",
+        "Yes.",
+    ),
+    Thought(
+        "cohere",
+        "<|CHATBOT_TOKEN|><|START_THINKING|>",
+        "Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+        "Hm.",
+        "Yes.",
+    ),
+    Thought(
+        "cohere",
+        "<|START_THINKING|><|END_THINKING|>",
+        "<|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "",
+        "Yes.",
+    ),
+    Thought("cohere", "<|CHATBOT_TOKEN|>", "Yes.", "", "Yes."),
+    Thought("apertus", "", "<|inner_prefix|>Hm.<|inner_suffix|>Yes.", "Hm.", "Yes."),
     Thought("seed_oss", "", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
     Thought("gemma4", "<|turn>model\n", "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.\n", "Yes."),
     Thought("gemma4", "<|channel>thought\n<channel|>", "Yes.", "", "Yes."),

@@ -15,7 +15,8 @@ from weft.text.parsers.stream import MAX_HELD, Reading, Stream
 
 MAX_CALL_LEN = 1_000_000  # characters of a call that is told when it is complete
 _ARGUMENT_KEYS = frozenset(["arguments", "parameters"])
-_OTHER_KEYS = frozenset(["id", "type"])  # of a call; without meaning here
+_NAME_KEYS = frozenset(["name", "tool_name"])
+_OTHER_KEYS = frozenset(["id", "type", "tool_call_id"])  # of a call; without meaning here
 
 
 def json_call(stream: Stream) -> Reading[bool]:
@@ -62,13 +63,34 @@ def json_arguments(stream: Stream, name: str) -> Reading[bool]:
     return True
 
 
-def json_array(stream: Stream) -> Reading[bool]:
+def keyed_call(stream: Stream) -> Reading[bool]:
+    """A call as `{"f": {...}}`: its name is the key of its arguments. False if it is none."""
+    if not (yield from stream.accept("{")):
+        return False
+    yield from stream.skip_space()
+    if not (yield from stream.accept('"')):
+        return False
+    name = yield from stream.read_until('"')
+    yield from stream.skip_space()
+    if name is None or not (yield from stream.accept(":")):
+        return False
+    if not (yield from json_arguments(stream, name)):
+        return False
+    yield from stream.skip_space()
+    yield from stream.accept("}")
+    return True
+
+
+def json_array(
+    stream: Stream,
+    read_call: Callable[[Stream], Reading[bool]] = json_call,
+) -> Reading[bool]:
     """Calls in `[` and `]`, with commas between them."""
     if not (yield from stream.accept("[")):
         return False
     while True:
         yield from stream.skip_space()
-        if not (yield from json_call(stream)):
+        if not (yield from read_call(stream)):
             return False
         yield from stream.skip_space()
         if not (yield from stream.accept(",")):
@@ -257,7 +279,7 @@ class _CallReader:
         is_argument = key in _ARGUMENT_KEYS
         if is_argument and (self._call is not None or self._arguments is not None):
             self.failed = True  # arguments twice
-        if not is_argument and key != "name" and key not in _OTHER_KEYS:
+        if not is_argument and key not in _NAME_KEYS and key not in _OTHER_KEYS:
             self.failed = True
         self._key = key
         self._pieces = []
@@ -279,7 +301,7 @@ class _CallReader:
             return
         value = "".join(self._pieces)
         self._pieces = []
-        if key == "name":
+        if key in _NAME_KEYS:
             name = decoded(value)
             self._name = name if isinstance(name, str) else None
             self.failed = self._name not in self._stream.names

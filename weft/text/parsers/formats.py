@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from weft.text.parsers import gemma, harmony, readers, xml_calls
 from weft.text.parsers.output import Parser
-from weft.text.parsers.pythonic import LFM2_BEGIN, lfm2, pythonic
+from weft.text.parsers.pythonic import LFM2_BEGIN, OLMO3_BEGIN, lfm2, olmo3, pythonic
 from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
 
 
@@ -109,7 +109,7 @@ TOOL_FORMATS = {
     "deepseek_v32": ToolFormat(xml_calls.deepseek_v32, mark=xml_calls.DSML),
     "step3": ToolFormat(xml_calls.step3, mark=xml_calls.STEP3_CALLS_BEGIN),
     "lfm2": ToolFormat(lfm2, mark=LFM2_BEGIN, other_mark="<|tool_list_start|>"),
-    "hunyuan_a13b": ToolFormat(readers.hunyuan_a13b),
+    "hunyuan_a13b": ToolFormat(readers.hunyuan_a13b, mark=readers.HUNYUAN_BEGIN),
     "minimax_m1": ToolFormat(readers.minimax_m1, mark="<tool_calls>"),
     "kimi_k2": ToolFormat(
         readers.kimi_k2,
@@ -125,6 +125,9 @@ TOOL_FORMATS = {
     "phi4": ToolFormat(readers.phi4, mark="<|/tool|>", other_mark="functools["),
     "granite": ToolFormat(readers.granite, mark="<|tool_call|> followed by a JSON list"),
     "granite_20b": ToolFormat(readers.granite_20b, mark="<function_call>"),
+    "cohere": ToolFormat(readers.cohere, mark=readers.COHERE_BEGIN),
+    "apertus": ToolFormat(readers.apertus, mark=readers.APERTUS_BEGIN),
+    "olmo3": ToolFormat(olmo3, mark=OLMO3_BEGIN),
     "pythonic": ToolFormat(pythonic),
 }
 FORCED = ToolFormat(readers.forced)
@@ -162,6 +165,18 @@ REASONING_FORMATS = {
         "<think>",
         "</think>",
         read=partial(readers.reasoning_before_tag, tag="answer"),
+        marks=("<|extra_0|>", "</think>"),
+    ),
+    "cohere": ReasoningFormat(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        read=readers.cohere_reasoning,
+        marks=("<|START_THINKING|>",),
+    ),
+    "apertus": ReasoningFormat(
+        "<|inner_prefix|>",
+        "<|inner_suffix|>",
+        marks=("<|inner_prefix|>",),
     ),
     "kimi_k2": ReasoningFormat(
         "<think>",
@@ -189,6 +204,9 @@ TOOL_ALIASES = {
     "minimax": "minimax_m1",
     "minimax-m2": "minimax_m2",
     "phi4_mini_json": "phi4",
+    "command_a": "cohere",
+    "cohere_command3": "cohere",
+    "cohere_command4": "cohere",
     "granite-20b-fc": "granite_20b",
     "llama3_json": "llama3",
     "llama4_json": "llama3",
@@ -204,6 +222,8 @@ TOOL_ALIASES = {
 REASONING_ALIASES = {
     "gpt-oss": "gpt_oss",
     "openai_gptoss": "gpt_oss",
+    "cohere_command3": "cohere",
+    "cohere_command4": "cohere",
     "deepseek-r1": "deepseek_r1",
     "deepseek-v3": "qwen3",
     "deepseek_v3": "qwen3",

@@ -1,4 +1,5 @@
-"""Calls as a list of Python calls: Llama 3.2, Llama 4, ToolACE, and LFM2 between marks of its own.
+"""Calls as a list of Python calls: Llama 3.2, Llama 4, ToolACE, and LFM2 between marks of its own;
+Olmo 3 writes them line by line.
 
     [weather(city="Oslo", days=3), news()]
 
@@ -19,6 +20,7 @@ from weft.text.parsers.stream import Reading, Stream
 
 MAX_DEPTH = 128
 LFM2_BEGIN = "<|tool_call_start|>"
+OLMO3_BEGIN = "<function_calls>"
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
 _NAME_CHARS = re.compile(r"[\w.\-\s]*", re.ASCII)
 _PLAIN = re.compile(r"[^\"'\\()\[\]{}]*")
@@ -68,6 +70,42 @@ def lfm2(stream: Stream) -> Reading[None]:
             stream.settle()
 
 
+def olmo3(stream: Stream) -> Reading[None]:
+    """Calls, each a line, between tags: Olmo 3.
+
+    <function_calls>
+    weather(city="Oslo")
+    news()
+    </function_calls>
+    """
+    while (yield from stream.text_until(OLMO3_BEGIN)):
+        calls = yield from _lines(stream, "</function_calls>")
+        for name, arguments in calls:
+            whole_call(stream, name, arguments)
+        if calls:
+            yield from stream.skip_space()
+            stream.settle()
+
+
+def _lines(stream: Stream, end: str) -> Reading[list[tuple[str, str]]]:
+    """The names and arguments of the calls up to `end`, or to the end of the text.
+
+    Empty if anything else is there.
+    """
+    calls: list[tuple[str, str]] = []
+    size = 0
+    while size <= MAX_CALL_LEN:
+        is_over = (yield from stream.skip_space()) == ""
+        if is_over or (yield from stream.accept(end)):
+            return calls
+        found = yield from _call(stream)
+        if found is None:
+            return []
+        calls.append(found)
+        size += len(found[1])
+    return []
+
+
 def _list(stream: Stream) -> Reading[list[tuple[str, str]]]:
     """The names and arguments of the calls behind an opening bracket.
 
@@ -77,17 +115,25 @@ def _list(stream: Stream) -> Reading[list[tuple[str, str]]]:
     size = 0
     while size <= MAX_CALL_LEN:
         yield from stream.skip_space()
-        source = (yield from stream.read(CallScanner())) or ""
-        size += len(source)
-        call = translated(source)
-        if call is None or call[0] not in stream.names or not is_object(call[1]):
+        call = yield from _call(stream)
+        if call is None:
             return []
+        size += len(call[1])
         calls.append(call)
         if (yield from stream.skip_space()) == "" or (yield from stream.accept("]")):
             return calls
         if not (yield from stream.accept(",")):
             return []
     return []
+
+
+def _call(stream: Stream) -> Reading[tuple[str, str] | None]:
+    """The name and the arguments of the call that comes next; None if none does."""
+    source = (yield from stream.read(CallScanner())) or ""
+    call = translated(source)
+    if call is None or call[0] not in stream.names or not is_object(call[1]):
+        return None
+    return call
 
 
 class CallScanner:

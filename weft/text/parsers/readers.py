@@ -10,8 +10,9 @@ answer; everything else that was consumed comes back as text. Calls in Python's 
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from weft.text.parsers.calls import json_arguments, json_array, json_call, section
+from weft.text.parsers.calls import json_arguments, json_array, json_call, keyed_call, section
 from weft.text.parsers.events import ReasoningText
 from weft.text.parsers.stream import Reading, Stream
 
@@ -27,6 +28,9 @@ DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 KIMI_CALL_BEGIN = "<|tool_call_begin|>"
 KIMI_SECTION_BEGIN = "<|tool_calls_section_begin|>"
 PHI4_BEGIN = "<|tool_call|>"
+COHERE_BEGIN = "<|START_ACTION|>"
+APERTUS_BEGIN = "<|tools_prefix|>"
+HUNYUAN_BEGIN = '<tool_calls>[{"name"'  # as its template tells the model to write them
 _KIMI_NUMBER = re.compile(r":[0-9]+$")
 # Granite 3.2 writes these lines, now and then with the contraction, and 3.3 the tags.
 GRANITE_BEGINS = ("Here is my thought process:", "Here's my thought process:", "<think>")
@@ -179,6 +183,25 @@ def hunyuan_a13b(stream: Stream) -> Reading[None]:
     yield from section(stream, json_array, begins=("<tool_calls>",), ends=("</tool_calls>",))
 
 
+def cohere(stream: Stream) -> Reading[None]:
+    """A list of actions between tokens: Command R7B, Command A and newer.
+
+    <|START_ACTION|>[
+        {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Oslo"}}
+    ]<|END_ACTION|>
+    """
+    yield from section(stream, json_array, begins=(COHERE_BEGIN,), ends=("<|END_ACTION|>",))
+
+
+def apertus(stream: Stream) -> Reading[None]:
+    """A list of calls between tokens, the name of each the key of its arguments: Apertus.
+
+    <|tools_prefix|>[{"weather": {"city": "Oslo"}}]<|tools_suffix|>
+    """
+    read = partial(json_array, read_call=keyed_call)
+    yield from section(stream, read, begins=(APERTUS_BEGIN,), ends=("<|tools_suffix|>",))
+
+
 def granite(stream: Stream) -> Reading[None]:
     """A list of calls behind a token, or as the whole answer: Granite 3.0 to 3.3.
 
@@ -299,3 +322,27 @@ def reasoning_before_tag(
     stream.settle()
     yield from stream.text_until(f"</{tag}>")
     stream.settle()
+
+
+def cohere_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
+    """Reasoning, and an answer that stands between tokens, with reasoning or without: Cohere.
+
+        <|START_THINKING|>It is raining.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>
+
+    Newer models call the answer TEXT.
+    """
+    yield from stream.skip_space()
+    opened = yield from stream.accept(begin)
+    if opened or inside:
+        yield from stream.skip_space()
+        stream.settle()
+        if not (yield from stream.text_until(end, kind=ReasoningText)):
+            return
+        yield from stream.skip_space()
+        stream.settle()
+    for kind in ("RESPONSE", "TEXT"):
+        if (yield from stream.accept(f"<|START_{kind}|>")):
+            stream.settle()
+            yield from stream.text_until(f"<|END_{kind}|>")
+            stream.settle()
+            return
