@@ -17,20 +17,20 @@ Found = Mapping[str, Any]  # the part of a `config.json` that all architectures 
 RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # of GGUF, of config.json
 
 
-class Keys(Protocol):
+class ArchitectureKeys(Protocol):
     """The keys of a file's architecture."""
 
     def number(self, key: str, kind: type[T], default: T | None = None) -> T: ...
 
 
-def _nothing(keys: Keys, found: Found) -> dict[str, Any]:
+def _nothing(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     name: str  # of the class in a `config.json`
-    more: Callable[[Keys, Found], dict[str, Any]] = _nothing
+    more: Callable[[ArchitectureKeys, Found], dict[str, Any]] = _nothing
     reads: tuple[str, ...] = ()  # keys that change what is computed, and that `more` reads
     norm_eps: tuple[str, str] = RMS_EPS
     has_pairs: bool = False
@@ -40,24 +40,24 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=dict)
 
 
-def _whole(key: str, keys: Keys) -> float:
+def _whole(key: str, keys: ArchitectureKeys) -> float:
     """A factor, of which 0 says that there is none."""
     return keys.number(key, float, 0.0) or 1.0
 
 
-def _llama(keys: Keys, found: Found) -> dict[str, Any]:
+def _llama(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     window = keys.number("attention.sliding_window", int, 0)
     if not window:
         return {}
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
 
 
-def _gemma(keys: Keys, found: Found) -> dict[str, Any]:
+def _gemma(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     # Converters have added 1 to the weights of norms.
     return {"norm_weights_are_whole": True}
 
 
-def _gemma2(keys: Keys, found: Found) -> dict[str, Any]:
+def _gemma2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {
         **_gemma(keys, found),
         "query_pre_attn_scalar": _query_scalar(found, largest=46),
@@ -67,7 +67,7 @@ def _gemma2(keys: Keys, found: Found) -> dict[str, Any]:
     }
 
 
-def _gemma3(keys: Keys, found: Found) -> dict[str, Any]:
+def _gemma3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     rope = dict(found["rope_parameters"])
     rope["rope_theta"] = keys.number("rope.freq_base", float, 1_000_000.0)
     near = {
@@ -92,7 +92,7 @@ def _query_scalar(found: Found, largest: int) -> int:
     return int(found["head_dim"])
 
 
-def _granite(keys: Keys, found: Found) -> dict[str, Any]:
+def _granite(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     scale = keys.number("attention.scale", float, 0.0)
     return {
         "embedding_multiplier": _whole("embedding_scale", keys),
@@ -102,7 +102,7 @@ def _granite(keys: Keys, found: Found) -> dict[str, Any]:
     }
 
 
-def _olmo2(keys: Keys, found: Found) -> dict[str, Any]:
+def _olmo2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     """OLMo 3 has the name of OLMo 2, and windows; layers with a window rotate without scaling."""
     window = keys.number("attention.sliding_window", int, 0)
     if not window:
@@ -116,25 +116,25 @@ def _olmo2(keys: Keys, found: Found) -> dict[str, Any]:
     }
 
 
-def _cohere(keys: Keys, found: Found) -> dict[str, Any]:
+def _cohere(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {"logit_scale": _whole("logit_scale", keys)}
 
 
-def _cohere2(keys: Keys, found: Found) -> dict[str, Any]:
+def _cohere2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     window = keys.number("attention.sliding_window", int, 4_096)
     return {**_cohere(keys, found), "sliding_window": window}
 
 
-def _biases(keys: Keys, found: Found) -> dict[str, Any]:
+def _biases(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {"use_bias": found["attention_bias"], "use_qkv_bias": found["attention_bias"]}
 
 
-def _starcoder2(keys: Keys, found: Found) -> dict[str, Any]:
+def _starcoder2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     window = keys.number("attention.sliding_window", int, 0)
     return {**_biases(keys, found), "sliding_window": window}
 
 
-def _stablelm(keys: Keys, found: Found) -> dict[str, Any]:
+def _stablelm(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     is_parallel = keys.number("use_parallel_residual", bool, False)
     return {**_biases(keys, found), "use_parallel_residual": is_parallel}
 
