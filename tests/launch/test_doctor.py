@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
+from tests.models.many import make_checkpoint
 from tests.models.pooled import make_pooled
 from weft.assemble import prepare
 from weft.cli import doctor
@@ -149,6 +150,21 @@ def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
     assert (
         "steps overlap, 19 graphs for up to 256 requests, prompts in pieces of 8,192 tokens"
         in found["fit"][1]
+    )
+
+
+def test_it_says_what_the_mechanisms_of_layers_cost(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    _, found = examine(capsys, str(model), "--port", "0")
+    assert found["layers"] == ("ok", "norms and sums are parts of products, as in Llama")
+    olmo = make_checkpoint("olmo2", tmp_path / "olmo").folder
+    (olmo / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    _, found = examine(capsys, str(olmo), "--port", "0", "--device", "cpu")
+    assert found["layers"][1] == (
+        "norms behind attention and feed-forward part (8); norms of whole queries and keys (8): "
+        "16 passes over activations in a step, which stays one call of the kernels, with 67% more "
+        "operations and 1.09% more bytes where one request runs"
     )
 
 

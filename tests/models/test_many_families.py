@@ -24,6 +24,8 @@ from tests.models.many import (
     make_seeing,
 )
 from weft.config.model import ModelConfig
+from weft.config.passes import own_passes
+from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.weights.load import load_weights
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -102,6 +104,23 @@ def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
 
 def head_name(stored: Mapping[str, torch.Tensor]) -> str:
     return "lm_head.weight" if "lm_head.weight" in stored else "embed_out.weight"
+
+
+@pytest.mark.parametrize(
+    "name", ["cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"]
+)
+def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(
+    drive: Drive, tmp_path: Path, name: str
+) -> None:
+    driver = drive(make_checkpoint(name, tmp_path).folder, kernels="auto")
+    steps = driver.runner._steps
+    if not isinstance(steps, CpuFusedSteps):
+        pytest.skip("there are no kernels for this processor")
+    driver.run(Turn(0, [1, 2, 3]))
+    program = steps._model.body.for_rows(1).program
+    config = ModelConfig.from_folder(tmp_path)
+    passes = own_passes(config.decoder, config.num_layers)
+    assert len(program.args) == 1 + passes.others + passes.total  # 1: the embedding
 
 
 @pytest.mark.parametrize("name", RENAMED)

@@ -27,6 +27,7 @@ from weft.config.gpu import STORED
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
+from weft.config.passes import caps_scores, own_passes
 from weft.config.pooling import PoolingConfig
 from weft.config.resolve import resolve, size
 from weft.config.server import ServerConfig
@@ -283,6 +284,8 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
         yield "chat", lambda: _chat(folder)
     else:
         yield "gives", lambda: _pooled(model, pooling)
+    if not model.is_encoder:
+        yield "layers", lambda: _layers(config, model, machine)
     yield "fit", lambda: _fit(config, model, machine)
 
 
@@ -349,6 +352,30 @@ def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
         return f"scores of {labels}, of {state}"
     length = ", of length 1" if pooling.normalize else ""
     return f"vectors of {model.hidden_size:,} numbers{length}: {state}"
+
+
+def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
+    """What the mechanisms of the model cost besides its products."""
+    on_gpu = resolve(config, model, machine).config.device == "cuda"
+    if on_gpu and caps_scores(model.decoder):
+        raise Caution(
+            "scores of attention are capped, which our kernels for GPUs do not: with "
+            "--attention-backend torch steps are captured in no graphs and do not overlap"
+        )
+    passes = own_passes(model.decoder, model.num_layers)
+    if not passes.total:
+        return "norms and sums are parts of products, as in Llama"
+    parts = [f"{name} ({num})" for name, num in passes.by_mechanism.items()]
+    more = passes.total / passes.others
+    told = f"{'; '.join(parts)}: {passes.total} passes over activations in a step"
+    if on_gpu:
+        return f"{told}, beside {passes.others} operations"
+    # A pass reads and writes float32; a step of one token also reads all weights.
+    moved = 8 * model.hidden_size * passes.total / model.weights_bytes
+    return (
+        f"{told}, which stays one call of the kernels, with {more:.0%} more operations and "
+        f"{moved:.2%} more bytes where one request runs"
+    )
 
 
 def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:

@@ -1,0 +1,58 @@
+"""What the mechanisms of a decoder cost besides its products: passes over the activations.
+
+A layer of Llama has none: kernels compute its norms while they read the input of a product, and its
+sums while they write the output. On a CPU a pass is an operation of its own in the one call that a
+step is; no mechanism makes more calls of a step. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from weft.config.decoder import DecoderSpec, LayerSpec, NormPlace, QkNorm
+
+
+class Passes(NamedTuple):
+    """Passes in a step, by mechanism."""
+
+    by_mechanism: dict[str, int]
+    others: int  # operations of these layers without them
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_mechanism.values())
+
+
+# Of each layer: queries, keys and values; their rotation; attention; its output; gate and up; down.
+OPERATIONS = 6
+
+
+def own_passes(decoder: DecoderSpec, num_layers: int) -> Passes:
+    """The passes of all layers that are no part of a product."""
+    found: Counter[str] = Counter()
+    for index in range(num_layers):
+        _count(decoder, decoder.layer(index), found)
+    return Passes(dict(found), OPERATIONS * num_layers)
+
+
+def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
+    """Add the passes of a layer."""
+    place = layer.norms
+    num_before = {
+        NormPlace.POST: 0,
+        NormPlace.PARALLEL: 1,
+    }.get(place, 2)
+    if decoder.norm.has_mean and num_before:
+        found["norms by mean and deviation"] += num_before
+    elif place.is_parallel:
+        found["norms of parts side by side"] += num_before
+    if place in (NormPlace.POST, NormPlace.BOTH):
+        found["norms behind attention and feed-forward part"] += 2
+    if layer.attention.qk_norm is QkNorm.WHOLE:
+        found["norms of whole queries and keys"] += 2
+
+
+def caps_scores(decoder: DecoderSpec) -> bool:
+    """Whether a layer caps the scores of attention, which the kernels for GPUs do not."""
+    return any(layer.attention.score_cap for layer in decoder.layers)
