@@ -1,14 +1,25 @@
-"""A Qwen3 model folder as GGUF, without a vocabulary. convert_gguf.py SOURCE TARGET [q8_0]"""
+"""A Qwen3 model folder as GGUF, without a vocabulary. convert_gguf.py SOURCE TARGET [KIND]
+
+KIND is q4_0, q4_k_m or q8_0: llama.cpp itself packs the file, as it does for files that are published.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from pathlib import Path
 
 import gguf
+import llama_cpp as ll
 import numpy as np
 from safetensors import safe_open
+
+KINDS = {
+    "q4_0": ll.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q4_k_m": ll.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "q8_0": ll.LLAMA_FTYPE_MOSTLY_Q8_0,
+}
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -36,7 +47,18 @@ def name_of(name: str) -> str:
 
 def main() -> None:
     source, target, *kind = sys.argv[1:]
-    config = json.loads((Path(source) / "config.json").read_text())
+    if not kind:
+        write(Path(source), target)
+        return
+    whole = f"{target}.bf16"
+    write(Path(source), whole)
+    pack(whole, target, KINDS[kind[0]])
+    Path(whole).unlink()
+
+
+def write(source: Path, target: str) -> None:
+    """The folder's tensors as bfloat16."""
+    config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(target, "qwen3")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -50,7 +72,7 @@ def main() -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
-    stored = gguf.GGMLQuantizationType.Q8_0 if kind == ["q8_0"] else gguf.GGMLQuantizationType.BF16
+    stored = gguf.GGMLQuantizationType.BF16
     with safe_open(f"{source}/model.safetensors", framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (it is not a dict)
             values = file.get_tensor(name).float().numpy()
@@ -63,6 +85,13 @@ def main() -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def pack(source: str, target: str, kind: int) -> None:
+    params = ll.llama_model_quantize_default_params()
+    params.ftype = kind
+    if ll.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params)):
+        sys.exit(f"llama.cpp could not pack {source}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""weft, in this process. engine_weft.py FOLDER [options of weft serve]"""
+"""weft, in this process. engine_weft.py MODEL [options of weft serve]"""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 from engine import serve
 
 from weft.assemble.build import build_engine
+from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
@@ -22,7 +22,7 @@ from weft.messages.sampling import SamplingParams
 def main() -> None:
     command = Command("engine_weft", "", EngineConfig, positional="model")
     config = command.read(sys.argv[1:], os.environ).make(EngineConfig)
-    folder = Path(config.model)
+    folder = model_folder(config)
     resolved = resolve(config, ModelConfig.from_folder(folder), probe()).config
     engine = build_engine(resolved, folder).engine
     numbers = iter(range(1 << 60))
