@@ -320,7 +320,7 @@ static void make_row_ready(const Weight& w, const float* source, int64_t stride,
   args.weight = &w;
   args.x = source + (from - to) * stride;
   args.x_stride = stride;
-  make_ready(args, to, x);
+  make_ready(args, to, to + 1, x);
 }
 
 // Memory of a thread that outlives `own_memory` of what it calls: rows of few tokens, which each thread makes ready
