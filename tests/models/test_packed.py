@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models.packed import (
@@ -24,7 +26,8 @@ from tests.models.packed import (
 )
 from weft.assemble import prepare
 from weft.config.engine import EngineConfig
-from weft.config.model import BadCheckpoint, ModelConfig
+from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
+from weft.config.options import SettingsError
 from weft.executor.weights.gguf.codes import BadScales
 from weft.executor.weights.known import BUNDLED
 from weft.executor.weights.packed.float4 import mxfp4_codes
@@ -314,3 +317,49 @@ def test_rows_of_gpt_oss_are_codes_and_scales(tmp_path: Path) -> None:
     assert torch.equal(mxfp4_codes(blocks, tensors["weight_scale"]).dequantized(), weight)
     with pytest.raises(BadScales):
         mxfp4_codes(blocks, torch.full((24, 3), 255, dtype=torch.uint8))
+
+
+def test_the_name_of_the_format_may_be_given_and_is_compared(tmp_path: Path) -> None:
+    PackedCheckpoint(gptq(), tmp_path)
+    copy_tokenizer(tmp_path)
+    for said in ("auto", "gptq", "gptq_marlin"):
+        asked = EngineConfig(model=str(tmp_path), kv_tokens=128, quantization=said)
+        assert prepare.prepare(asked).model.stored.method == "gptq"
+    wrong = EngineConfig(model=str(tmp_path), kv_tokens=128, quantization="awq")
+    with pytest.raises(SettingsError, match=r"--quantization is awq, but .* are stored as gptq"):
+        prepare.prepare(wrong)
+
+
+def test_the_kind_of_files_may_be_given_and_is_compared(tmp_path: Path) -> None:
+    PackedCheckpoint(gptq(), tmp_path)
+    copy_tokenizer(tmp_path)
+    asked = EngineConfig(model=str(tmp_path), kv_tokens=128, load_format="safetensors")
+    assert prepare.prepare(asked).folder == tmp_path
+    with pytest.raises(ModelNotFound, match="has no GGUF file"):
+        prepare.prepare(replace(asked, load_format="gguf"))
+    gguf = tmp_path / "model.gguf"
+    gguf.touch()
+    with pytest.raises(SettingsError, match=r"--load-format is safetensors, but .* is a GGUF file"):
+        prepare.prepare(replace(asked, model=str(gguf)))
+
+
+def test_a_copy_of_the_weights_under_other_names_is_not_read(
+    tmp_path: Path, drive: Callable[..., Driver]
+) -> None:
+    packed = PackedCheckpoint(gptq(), tmp_path)
+    save_file({"layers.0.wq.weight": torch.ones(1)}, tmp_path / "consolidated.safetensors")
+    assert weights(drive(tmp_path)).keys() == packed.stands_for.keys()
+
+
+def test_new_codes_in_another_order_of_inputs_replace_those_that_are_kept(
+    tmp_path: Path, drive: Callable[..., Driver]
+) -> None:
+    """The matrix keeps its own form: what comes is rounded to that."""
+    old = PackedCheckpoint(gptq(8), tmp_path / "old")
+    new = PackedCheckpoint(gptq(8, act_order=True), tmp_path / "new")
+    driver = drive(old.folder, weights_root=str(tmp_path))
+    reply = driver.runner.control(UpdateFromDisk("new")).result()
+    assert reply.ok, reply.message
+    found = weights(driver)[UP + ".weight"]
+    expected = new.stands_for[UP + ".weight"]
+    assert (found - expected).abs().max() < 0.01 * expected.abs().max()

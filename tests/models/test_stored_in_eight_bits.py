@@ -79,6 +79,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor], str, torch.
         "_scale_inv",
         FP8,
     ),
+    "fp8, as Ministral 3 has it": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        lambda weight: whole(weight).bfloat16(),
+        "_scale_inv",
+        FP8,
+    ),
     "int8, by output": (
         compressed("int-quantized", **INT),
         by_output_of_integers,
@@ -111,7 +117,9 @@ class Stored:
             bits = weight / spread
             bits = bits.round().clamp(-128, 127) if dtype == torch.int8 else bits.clamp(-448, 448)
             tensors[key], tensors[key + ending] = bits.to(dtype), scales
+            # Scales of activations, by the names of several makers.
             tensors[key.replace("weight", "input_scale")] = torch.ones(1)
+            tensors[key.replace("weight", "activation_scale")] = torch.ones(())
             stands_for[key] = tensors[key].float() * spread
         self.model.load_state_dict(stands_for)
         self.tensors, self.stands_for = tensors, stands_for
@@ -232,10 +240,13 @@ def test_scales_that_do_not_fit_are_named(
         ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
     ],
 )
-def test_scales_of_kv_are_found_under_every_name(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize("base", ["model.", "", "model.language_model.", "language_model.model."])
+def test_scales_of_kv_are_found_under_every_name(
+    tmp_path: Path, names: tuple[str, str], base: str
+) -> None:
     """Layer 1 has none; layer 2 has one for both."""
-    key, value = (f"model.layers.0.{name}" for name in names)
-    both = "model.layers.2.self_attn.kv_scale"
+    key, value = (f"{base}layers.0.{name}" for name in names)
+    both = f"{base}layers.2.self_attn.kv_scale"
     tensors = {
         key: torch.tensor([0.5]),
         value: torch.tensor(0.25).bfloat16(),

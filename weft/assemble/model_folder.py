@@ -64,6 +64,10 @@ def model_folder(config: EngineConfig) -> Path:
     if not config.model and missing_default():
         log.warning(missing_default())
     path = local_path(config.model, config.revision)
+    if config.load_format == "gguf" and path.is_dir():
+        path = files.only_model(path)
+    if config.load_format == "safetensors" and not path.is_dir():
+        raise SettingsError(f"--load-format is safetensors, but {path} is a GGUF file")
     if path.is_dir():
         if config.tokenizer:
             raise SettingsError(

@@ -20,6 +20,7 @@ from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel, own_code
+from weft.config.quantized import check_method
 from weft.config.resolve import Sizing, kept_as, resolve
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog
@@ -46,8 +47,11 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     """Find the model, check its files, and fit it to the machine. Raises SettingsError or
     ModelError."""
     folder = model_folder(config)
-    check_files(folder, weights=config.load_format != "dummy")
+    has_weights = config.load_format != "dummy"
+    check_files(folder, weights=has_weights)
     model = choose_model(config, folder)
+    if has_weights:
+        check_method(config.quantization, model.stored, model.name)
     if model.library_config:
         log.warning(
             f"{model.architecture} is run by the code of transformers (--model-impl), {COST}"

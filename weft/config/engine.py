@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.config.options import option
+from weft.config.quantized import METHODS
 from weft.config.scheduling import SchedulingOptions
 
 # The class of each attention backend for GPUs, besides torch
@@ -51,13 +52,20 @@ class ModelOptions:
         group="model",
         everyday=True,
         choices=("auto", "none", "int8", "int4", "fp8"),
-        elsewhere=("quantization",),
+    )
+    quantization: str = option(
+        "auto",
+        "what the weights of the checkpoint are stored as, by the names of vLLM and SGLang: it is "
+        "found without this option, and compared with it (--quantize chooses fewer bits)",
+        group="model",
+        choices=("auto", *METHODS),
     )
     load_format: str = option(
         "auto",
-        "dummy makes random weights of the model's shape",
+        "in which files the weights are: auto takes safetensors where a folder has both; dummy "
+        "makes random weights of the model's shape",
         group="model",
-        choices=("auto", "dummy"),
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     task: str = option(
         "auto",

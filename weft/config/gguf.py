@@ -115,13 +115,11 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
         "dtype": _dtype(model.tensors),
     }
-    types = _code_types(model.tensors)
-    if types:
-        found["quantization_config"] = {
-            "quant_method": "gguf",
-            "types": ", ".join(types),
-            **_coded(model.tensors),
-        }
+    found["quantization_config"] = {
+        "quant_method": "gguf",
+        "types": ", ".join(_code_types(model.tensors)),
+        **_coded(model.tensors),
+    }
     if architecture.is_partial:
         found["partial_rotary_factor"] = rotated / head_dim
     found |= architecture.more(keys, found)

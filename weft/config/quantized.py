@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.config.options import SettingsError
+
 BLOCK = 128  # outputs, or inputs, that share a scale
 CODES = "codes"  # what weights are stored as that have scales of small groups
 
@@ -31,6 +33,23 @@ EIGHT_BITS = (
 PACKED = "pack-quantized"
 FLOATS4 = {"mxfp4-pack-quantized": "mxfp4", "nvfp4-pack-quantized": "nvfp4"}
 WORD_BITS = (4, 8)  # of codes that are packed into words
+
+
+# How users may call a method: names of vLLM and SGLang, which have some for their kernels.
+METHODS = {
+    "gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "awq": "awq",
+    "awq_marlin": "awq",
+    "compressed-tensors": "compressed-tensors",
+    "mxfp4": "mxfp4",
+    "fp8": "fp8",
+    "fbgemm_fp8": "fbgemm_fp8",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "bitsandbytes": "bitsandbytes",
+    "gguf": "gguf",
+}
 
 
 class UnreadFormat(ValueError):
@@ -65,6 +84,19 @@ class Quantization:
         return f"{self.told} as stored"
 
 
+def check_method(asked: str, found: Quantization, name: str) -> None:
+    """Raise SettingsError unless the weights of a model are stored as the user says."""
+    if asked == "auto" or METHODS[asked] == found.method:
+        return
+    stored = "not quantised"
+    if found.method:
+        stored = f"stored as {found.method}"
+    raise SettingsError(
+        f"--quantization is {asked}, but the weights of {name} are {stored}; --quantize keeps "
+        "weights in fewer bits than they are stored in"
+    )
+
+
 def quantization(config: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Quantization:
     """In what the large matrices are stored.
 
@@ -92,7 +124,8 @@ def _quantization(config: Mapping[str, Any], other: Mapping[str, Any]) -> Quanti
             algorithm = found.get("quant_algo")
             return _modelopt(algorithm or found.get("quantization", {}).get("quant_algo"))
         case "gguf":  # in no config.json but ours (`config/gguf.py`)
-            return Quantization("gguf", CODES, str(found.get("types", "")))
+            types = str(found.get("types") or "")
+            return Quantization("gguf", CODES if types else "", types)
         case "mxfp4":
             return _float4("mxfp4", "mxfp4")
         case "bitsandbytes":

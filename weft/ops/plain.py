@@ -273,7 +273,7 @@ class CodedMatrix(PlainMatrix):
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
         self._has_content = True
         kept = self._parts[part]
-        if codes.format != kept.format:
+        if codes.format != kept.format or codes.order is not None:
             self.put(part, codes.dequantized(), start)
             return
         end = start + len(codes.values)

@@ -15,6 +15,9 @@ from weft.executor.weights.known import default_model, known_model
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+# The same weights once more, as their makers' own programs want them.
+COPIES = ("consolidated*", "original/*", "metal/*")
 
 
 def local_path(model: str, revision: str = "") -> Path:
@@ -65,8 +68,9 @@ def _is_id(model: str) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model: the safetensors files of its index, or all there are; without
-    any, the GGUF files of one model. Raises `ModelNotFound`."""
+    """The weight files of a model: the safetensors files of its index, or the only one that has the
+    usual name, or all there are; without any, the GGUF files of one model. Raises
+    `ModelNotFound`."""
     if (folder / INDEX).exists():
         try:
             shards = set(
@@ -75,6 +79,9 @@ def weight_files(folder: Path) -> list[Path]:
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
             raise BadCheckpoint(f"{folder / INDEX} is damaged: {exc!r}") from exc
         files = [folder / Path(str(name)).name for name in sorted(shards)]
+    elif (folder / WHOLE).exists():
+        # Others beside it hold the same weights under other names (consolidated.safetensors).
+        files = [folder / WHOLE]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files and any(folder.glob(f"*{gguf_files.ENDING}")):
@@ -108,7 +115,12 @@ def _download(model: str, revision: str, patterns: Sequence[str] = HUB_FILES) ->
 
     try:
         return Path(
-            snapshot_download(model, revision=revision or None, allow_patterns=list(patterns))
+            snapshot_download(
+                model,
+                revision=revision or None,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(COPIES),
+            )
         )
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
         reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.config.model import BadCheckpoint
 from weft.config.quantized import BLOCK
+from weft.executor.weights.base import in_base
 from weft.executor.weights.contents import labelled, open_contents
 from weft.executor.weights.fetch import weight_files
 from weft.executor.weights.safetensors import Content, TensorEntry
@@ -134,7 +135,7 @@ def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
         stored: dict[str, StoredTensor] = {}
         for file in open_contents(stack, labelled(weight_files(folder))):
             for name, entry in file.entries.items():
-                stored[name] = (file, entry)
+                stored[in_base(name)] = (file, entry)
         scales = []
         for layer in range(num_layers):
             k_scale = _kv_scale(stored, layer, KEYS)
@@ -145,20 +146,21 @@ def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
 
 def _kv_scale(stored: Mapping[str, StoredTensor], layer: int, endings: Iterable[str]) -> float:
     for ending in endings:
-        for base in ("model.", ""):
-            name = f"{base}layers.{layer}.{ending}"
-            if name in stored:
-                content, entry = stored[name]
-                return _single_scale(name, content, entry)
+        name = f"layers.{layer}.{ending}"
+        if name in stored:
+            content, entry = stored[name]
+            return _single_scale(content, entry)
     return 1.0
 
 
-def _single_scale(name: str, content: Content, entry: TensorEntry) -> float:
+def _single_scale(content: Content, entry: TensorEntry) -> float:
     values = torch.empty(0)
     if entry.dtype in FLOATS:
         values = _read(content, entry)
     if values.numel() != 1 or not 0 < float(values) < torch.inf:
-        raise BadCheckpoint(f"{name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV")
+        raise BadCheckpoint(
+            f"{entry.name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV"
+        )
     return float(values)
 
 

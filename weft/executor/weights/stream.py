@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.config.model import BadCheckpoint
 from weft.config.quantized import Quantization
+from weft.executor.weights.base import in_base
 from weft.executor.weights.gguf.codes import FORMATS as BLOCK_FORMATS
 from weft.executor.weights.packed.find import is_idle_bias, packed_weight
 from weft.executor.weights.packed.weight import Misfit
@@ -59,18 +60,6 @@ HEADS = (
     "pooler.dense.weight",
     "pooler.dense.bias",
 )
-# The name of a base model inside of a larger one; by itself it has none.
-BASES = (
-    "model.language_model.",
-    "language_model.model.",
-    "language_model.",
-    "model.",
-    "bert.",
-    "roberta.",
-    "gpt_neox.",
-)
-# Names that older checkpoints have for a tensor.
-OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
 
 
 class WeightMatch(NamedTuple):
@@ -251,14 +240,6 @@ def require_finite(matches: Iterable[WeightMatch]) -> None:
     buffer = PieceBuffer()
     for _, stored in matches:
         stored.require_finite(buffer)
-
-
-def in_base(name: str) -> str:
-    """A tensor's name within the base model, or as it is if it stands outside."""
-    for base in BASES:
-        if name.startswith(base):
-            return name.removeprefix(base)
-    return OLD_NAMES.get(name, name)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -237,7 +237,7 @@ class PackedMatrix:
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
         self._has_content = True
         panels, _ = self._places[part]
-        if panels.codes != codes.format:
+        if panels.codes != codes.format or codes.order is not None:
             self.put(part, codes.dequantized(), start)
             return
         args = self._pack_args(part, codes.values.contiguous(), start)
