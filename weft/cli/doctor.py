@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
+from weft.config.decoder import MlpSpec
 from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
 from weft.config.machine import Machine, probe
@@ -284,7 +285,9 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
         yield "chat", lambda: _chat(folder)
     else:
         yield "gives", lambda: _pooled(model, pooling)
-    if not model.is_encoder:
+    # Of experts, and of the code of transformers, it is not known.
+    is_plain = all(isinstance(layer.mlp, MlpSpec) for layer in model.decoder.layers)
+    if not model.is_encoder and is_plain and not model.library_config:
         yield "layers", lambda: _layers(config, model, machine)
     yield "fit", lambda: _fit(config, model, machine)
 
