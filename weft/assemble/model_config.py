@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from weft.assemble.checkpoint import read_model
 from weft.assemble.model_folder import model_name
 from weft.config.config_json import get
@@ -24,6 +22,7 @@ from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel, read_json
 from weft.config.process import Child, ChildEnded
 from weft.executor.weights.gguf.files import ENDING
 from weft.models.transformers_backend.library import NotByLibrary, require_library
+from weft.models.transformers_backend.wire import from_wire
 
 DESCRIBE = "weft.models.transformers_backend.describe"
 DESCRIBE_S = 300.0  # longer, it hangs: a model of many layers takes some seconds
@@ -90,7 +89,7 @@ def _asked(folder: Path, name: str) -> ModelConfig:
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise NotByLibrary(answer["error"])
-    return msgspec.convert(answer["model"], ModelConfig)
+    return from_wire(answer["model"]).completed(folder)
 
 
 def _classes(folder: Path) -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +36,7 @@ from weft.models.transformers_backend.library import (
 )
 from weft.models.transformers_backend.model import decoder_of
 from weft.models.transformers_backend.packed import is_experts, is_linear, is_table
+from weft.models.transformers_backend.wire import to_wire
 
 NUM_TOKENS = 2
 
@@ -57,10 +57,15 @@ class CallRecorder:
 
 def described(folder: Path, name: str) -> ModelConfig:
     """The model in a folder, to be computed by the library's code. Raises `ModelError`."""
+    return from_files(folder, name).completed(folder)
+
+
+def from_files(folder: Path, name: str) -> ModelConfig:
+    """What its `config.json` and its code say. Raises `ModelError`."""
     values = read_json(folder / "config.json")
     generation = read_json_if_there(folder / "generation_config.json")
     try:
-        model = describe(values, name, generation)
+        return describe(values, name, generation)
     except ModelError:
         raise
     except Exception as exc:  # anything, from code that was not written for such values
@@ -71,7 +76,6 @@ def described(folder: Path, name: str) -> ModelConfig:
         raise NotByLibrary(
             f"transformers failed on it with {type(exc).__name__}: {reason[:200]}"
         ) from exc
-    return model.completed(folder)
 
 
 def describe(
@@ -241,10 +245,12 @@ class DescribeWorker:
 
     def __call__(self, line: bytes) -> bytes:
         folder, name = json.loads(line)
+        answer: dict[str, Any]
         try:
-            return msgspec.json.encode({"model": described(Path(folder), name)})
+            answer = {"model": to_wire(from_files(Path(folder), name))}
         except ModelError as exc:
-            return json.dumps({"error": str(exc)}).encode()
+            answer = {"error": str(exc)}
+        return json.dumps(answer).encode()
 
 
 def main() -> None:
