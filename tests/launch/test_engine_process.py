@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from weft.config.machine import usable_cores
 from weft.launch import engine_process
 from weft.launch.engine_process import EngineProcess
 
@@ -41,3 +43,39 @@ def test_the_priority_of_the_launcher_is_the_engines(engine: EngineProcess) -> N
     own, its = (Path("/proc") / str(pid) / "autogroup" for pid in (os.getpid(), engine.pid))
     if own.exists():  # the kernel shares processors out between sessions
         assert its.read_text() == own.read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be chosen here")
+def test_the_engine_may_use_the_processors_of_its_launcher_and_counts_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = (sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
+    monkeypatch.setattr(engine_process, "COMMAND", command)
+    allowed = os.sched_getaffinity(0)
+    one = {min(allowed)}
+    os.sched_setaffinity(0, one)
+    try:
+        engine = EngineProcess(Args())  # type: ignore[arg-type]
+        assert os.sched_getaffinity(engine.pid) == one
+        assert usable_cores() == 1
+        assert engine.stop(STOP_S) == 0
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_a_lower_priority_of_the_launcher_is_the_engines_too() -> None:
+    code = (
+        "import os, sys\n"
+        "from weft.launch import engine_process as ep\n"
+        "ep.COMMAND = (sys.executable, '-c', 'import sys; sys.stdin.buffer.read()')\n"
+        "class Args:\n"
+        "    def to_json(self): return b'{}'\n"
+        "os.nice(3)\n"
+        "engine = ep.EngineProcess(Args())\n"
+        "its = os.getpriority(os.PRIO_PROCESS, engine.pid)\n"
+        "print(its - os.getpriority(os.PRIO_PROCESS, os.getppid()))\n"
+        "engine.stop(60.0)\n"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert int(done.stdout) == min(own + 3, 19) - own

@@ -8,6 +8,7 @@ the launcher is gone: the process ends at once, whatever it is doing.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -24,6 +25,9 @@ def main() -> None:
     if not line:
         sys.exit("the engine process is started by weft itself")
     _die_with_parent()
+    # What is imported and built stays, so looking for garbage in it would be in vain. The engine's
+    # start takes a sixth less time without.
+    gc.disable()
     from weft.launch.worker import run
 
     run(EngineArgs.from_json(line))

@@ -10,6 +10,7 @@ nothing of what the messages mean.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -60,6 +61,7 @@ def run(args: EngineArgs) -> None:
     try:
         skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
         built = build_engine(args.config, Path(args.folder))
+        gc.enable()  # `start_worker.py` has disabled it
         sender.send(built.ready)
         heartbeat.start()
         intake = Intake(receiver, sender.send, rpc, skipper)

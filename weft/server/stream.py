@@ -217,10 +217,14 @@ class Answer:
 
         False, if that is the task's business: always, once a completion has ended.
         """
-        if self._generation.has_ends or not connection.takes_pieces:
+        generation = self._generation
+        if generation.has_ends or not connection.takes_pieces:
             return False
         try:
-            body = b"".join(map(self._reply.events, self._generation.take()))
+            body = b""
+            for delta in generation.take():  # nearly always one
+                events = self._reply.events(delta)
+                body = body + events if body else events
             if body:
                 connection.write_piece(body)
         except BaseException as exc:

@@ -76,15 +76,19 @@ class WindowDetokenizer:
     UTF-8: what was valid stays.
     """
 
-    __slots__ = ("_context_text", "_decode", "_ids", "_num_context", "_pieces")
+    __slots__ = ("_alone", "_context_text", "_decode", "_ids", "_num_context", "_pieces")
 
     def __init__(
         self,
         decode: Callable[[Sequence[int]], str],
         pieces: Mapping[int, bytes],
         prompt: Sequence[int] = (),
+        *,
+        alone: dict[int, str] | None = None,
     ) -> None:
+        """`alone` keeps what `decode` makes of one token, for all that decode alike."""
         self._decode = decode
+        self._alone = {} if alone is None else alone
         self._pieces = pieces
         self._ids = self._end_of(prompt)
         num_begun = len(begun_character(pieces, self._ids))  # each byte of it is a token
@@ -127,8 +131,19 @@ class WindowDetokenizer:
         shown = text[len(self._context_text) :]
         del self._ids[: self._num_context]
         self._num_context = len(self._ids)
-        self._context_text = self._decode(self._ids)
+        # The next context is what was shown now: nearly always one token.
+        if self._num_context == 1:
+            self._context_text = self._text_alone(self._ids[0])
+        else:
+            self._context_text = self._decode(self._ids)
         return shown
+
+    def _text_alone(self, token: int) -> str:
+        text = self._alone.get(token)
+        if text is None:
+            text = self._decode([token])
+            self._alone[token] = text
+        return text
 
 
 def begun_character(pieces: Mapping[int, bytes], ids: Sequence[int]) -> bytes:

@@ -88,6 +88,7 @@ class Tokenizer:
         self._is_byte_level = _is_byte_level(backend)
         self._pieces = _Pieces(backend, self._is_byte_level, frozenset())
         self._plain_pieces = _Pieces(backend, self._is_byte_level, self.special_ids)
+        self._alone: dict[int, str] = {}  # texts of single tokens, where tokens are no bytes
         self._workers = Workers(2, "the tokenizer")
 
     @classmethod
@@ -356,7 +357,7 @@ class Tokenizer:
         if self._is_byte_level:
             return ByteDetokenizer(pieces, prompt)
         decode = partial(self._backend.decode, skip_special_tokens=False)
-        return WindowDetokenizer(decode, pieces, prompt)
+        return WindowDetokenizer(decode, pieces, prompt, alone=self._alone)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, by itself; special tokens as they are spelled."""

@@ -119,19 +119,27 @@ class ChatReply:
 
     def events(self, delta: Delta) -> bytes:
         self._count.add(delta)
+        if self._prefix and delta.end is None and delta.choice in self._opened:
+            return self._text(delta)
         parts = []
         if delta.choice not in self._opened:
             self._opened.add(delta.choice)
             parts.append(event(self._opening(delta.choice)))
         if not self._prefix:
             parts += [event(chunk) for chunk in self._contents(delta)]
-        elif delta.text:
-            text = msgspec.json.encode(delta.text)
-            end = b'},"logprobs":null,"finish_reason":null}]}\n\n'
-            parts.append(self._prefix % delta.choice + text + end)
+        else:
+            parts.append(self._text(delta))
         if delta.end is not None:
             parts.append(event(self._finish(delta)))
         return b"".join(parts)
+
+    def _text(self, delta: Delta) -> bytes:
+        """A chunk of plain text; nothing if there is none."""
+        if not delta.text:
+            return b""
+        text = msgspec.json.encode(delta.text)
+        end = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+        return self._prefix % delta.choice + text + end
 
     def closing(self) -> bytes:
         if not self._options.include_usage:
