@@ -20,7 +20,11 @@ from weft.config.decoder import (
     TensorNames,
 )
 from weft.config.model import BadCheckpoint, ModelConfig
+from weft.config.quantized import Quantization
 from weft.executor.weights.load import load_weights, save_random
+from weft.executor.weights.packed.float4 import mxfp4_codes
+from weft.executor.weights.packed.sizes import coded_size
+from weft.executor.weights.safetensors import FileContent, TensorEntry
 from weft.models.registry import DecoderModel, make_model
 from weft.ops.plain import PlainOps
 
@@ -30,22 +34,28 @@ HIDDEN = 8
 MLP = "model.layers.0.mlp"
 
 
-def config_of(names: ExpertNames, *, bias: bool = False) -> ModelConfig:
+def config_of(
+    names: ExpertNames,
+    *,
+    bias: bool = False,
+    hidden: int = HIDDEN,
+    inner: int = INNER,
+) -> ModelConfig:
     experts = MoeSpec(
         router=RouterSpec(num_experts=NUM_EXPERTS, num_chosen=2),
-        size=INNER,
+        size=inner,
         bias=bias,
     )
     return ModelConfig(
         architecture="Qwen3MoeForCausalLM",
         name="test",
         vocab_size=16,
-        hidden_size=HIDDEN,
+        hidden_size=hidden,
         num_layers=1,
         num_heads=1,
         num_kv_heads=1,
-        head_dim=HIDDEN,
-        intermediate_size=INNER,
+        head_dim=hidden,
+        intermediate_size=inner,
         max_position=64,
         norm_eps=1e-6,
         dtype="float32",
@@ -141,6 +151,45 @@ def test_inputs_may_come_first_and_gates_and_ups_in_turns(tmp_path: Path, altern
         for name in ("down_proj.weight", "down_proj.bias"):
             whole_name = f"{MLP}.experts.{expert}.{name}"
             assert torch.equal(found[whole_name], expected[whole_name])
+
+
+def test_blocks_of_gpt_oss_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    hidden, inner = 64, 96
+    names = ExpertNames(is_transposed=True, alternate=True)
+    config = config_of(names, hidden=hidden, inner=inner)
+    tensors = apart(config, tmp_path)
+    generator = torch.Generator().manual_seed(3)
+    expected = {}
+    stacks = {}
+    for name, num_rows, in_size in (
+        ("gate_up_proj", 2 * inner, hidden),
+        ("down_proj", hidden, inner),
+    ):
+        shape = (NUM_EXPERTS, num_rows, in_size // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(118, 124, shape, generator=generator, dtype=torch.uint8)
+        stacks[f"{name}_blocks"] = blocks
+        stacks[f"{name}_scales"] = scales
+        expected[name] = [
+            mxfp4_codes(*of_one).dequantized() for of_one in zip(blocks, scales, strict=True)
+        ]
+    found = loaded(config, replaced(tensors, stacks, tmp_path))
+    for expert in range(NUM_EXPERTS):
+        base = f"{MLP}.experts.{expert}"
+        assert torch.equal(found[f"{base}.gate_up_proj"], expected["gate_up_proj"][expert])
+        assert torch.equal(found[f"{base}.down_proj.weight"], expected["down_proj"][expert])
+    assert (
+        coded_size(
+            {name: entry for name, entry in entries(tmp_path).items() if "proj" in name},
+            Quantization("mxfp4", is_symmetric=True),
+        ).num_weights
+        == NUM_EXPERTS * 3 * hidden * inner
+    )
+
+
+def entries(folder: Path) -> Mapping[str, TensorEntry]:
+    with FileContent(folder / "model.safetensors") as content:
+        return content.entries
 
 
 def test_a_tensor_of_all_experts_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -175,6 +175,10 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe": ("GraniteMoe", {**FACTORS, **MIXTRAL}),
     "glm4-moe": ("Glm4Moe", {**GROUPED, "rope_parameters": PARTIAL, "use_qk_norm": True}),
     "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE_EXPERTS),
+    "gpt-oss": (
+        "GptOss",
+        {**MIXTRAL, **WINDOWS, "head_dim": 16, "rope_parameters": {**YARN, "truncate": False}},
+    ),
     "dots1": ("Dots1", {**GROUPED, "sliding_window": 16, "layer_types": TYPES}),
 }
 FAMILIES |= EXPERT_FAMILIES

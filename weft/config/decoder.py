@@ -28,6 +28,7 @@ class RopeConfig:
     attention_factor: float = 1.0  # yarn, longrope
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: the mixed pairs are counted from whole ones
     factors: tuple[float, ...] = ()  # factors: one for each pair of a head, as GGUF has them;
     # longrope: those of contexts that are longer than the original
     short_factors: tuple[float, ...] = ()  # longrope: those of all others

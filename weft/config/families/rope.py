@@ -84,8 +84,6 @@ def rope_of(
             side_by_side=side_by_side,
         )
     if kind == "yarn":
-        if not get(values, "truncate", bool, True):
-            raise UnsupportedModel("rope type 'yarn' with truncate false is not supported")
         return RopeConfig(
             theta=theta,
             scaling=kind,
@@ -94,6 +92,7 @@ def rope_of(
             attention_factor=_yarn_attention_factor(values, factor),
             beta_fast=get(values, "beta_fast", float, 32.0),
             beta_slow=get(values, "beta_slow", float, 1.0),
+            truncate=get(values, "truncate", bool, True),
             share=share,
             side_by_side=side_by_side,
         )

@@ -13,6 +13,7 @@ from weft.config.families import (
     meta,
     microsoft,
     mistral,
+    openai,
     others,
     qwen,
     zhipu,
@@ -32,6 +33,7 @@ DECODERS: dict[str, Family] = {
     **cohere.FAMILIES,
     **eleuther.FAMILIES,
     **zhipu.FAMILIES,
+    **openai.FAMILIES,
     **others.FAMILIES,
 }
 _BERT = Family(norm_eps_key="layer_norm_eps")

@@ -16,6 +16,7 @@ from weft.config.model import BadCheckpoint
 from weft.config.quantized import Quantization
 from weft.executor.weights.base import in_base
 from weft.executor.weights.gguf.codes import FORMATS as BLOCK_FORMATS
+from weft.executor.weights.packed.experts import expert_blocks
 from weft.executor.weights.packed.find import is_idle_bias, packed_weight
 from weft.executor.weights.packed.weight import Misfit
 from weft.executor.weights.pieces import PieceBuffer, piece_rows
@@ -175,6 +176,11 @@ def _find(
 
 def _part_of_stack(weight: Weight, stored: Mapping[str, StoredTensor]) -> StoredWeight | None:
     """A weight that lies in a tensor with others, if it does. Raises Misfit and WrongShape."""
+    for stack in weight.stacks:
+        if len(stack.shape) == 3 and not stack.is_transposed:
+            blocks = expert_blocks(in_base(stack.name), weight, stack, stored)
+            if blocks is not None:
+                return blocks
     known = [stack for stack in weight.stacks if in_base(stack.name) in stored]
     for stack in known:
         content, entry = stored[in_base(stack.name)]

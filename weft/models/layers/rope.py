@@ -113,7 +113,12 @@ def _yarn(rope: RopeConfig, plain: Tensor) -> Tensor:
             / (2 * math.log(rope.theta))
         )
 
-    low = max(math.floor(pair_with(rope.beta_fast)), 0)
-    high = min(math.ceil(pair_with(rope.beta_slow)), head_dim - 1)
+    low = pair_with(rope.beta_fast)
+    high = pair_with(rope.beta_slow)
+    if rope.truncate:
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     stretched = (torch.arange(len(plain)) - low) / max(high - low, 0.001)
     return torch.lerp(plain, plain / rope.factor, stretched.clamp(0, 1))

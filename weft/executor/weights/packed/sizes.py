@@ -11,8 +11,8 @@ from weft.config.quantized import Quantization
 from weft.executor.weights.safetensors import TensorEntry
 
 # Endings of the names of codes, and of their scales and zero points.
-CODES = (".qweight", ".weight_packed", ".weight")
-SCALES = (".scales", ".weight_scale")
+CODES = ("_blocks", ".qweight", ".weight_packed", ".weight")
+SCALES = ("_scales", ".scales", ".weight_scale")
 ZEROS = (".qzeros", ".weight_zero_point")
 FLOAT_BYTES = 4
 # Types of scales that are kept as they are; others become float32.
@@ -51,6 +51,8 @@ def _ending(name: str, endings: tuple[str, ...]) -> str:
 
 def _bits(ending: str, entry: TensorEntry, quantization: Quantization) -> int:
     """Those of a code; 0 for a tensor of other content."""
+    if ending == "_blocks":  # MXFP4 of gpt-oss
+        return 4
     if ending in (".qweight", ".weight_packed"):
         return quantization.bits or 4
     if ending == ".weight" and entry.dtype == "I8":
