@@ -137,6 +137,19 @@ def traces(answer: Any) -> Iterator[str]:
             yield f"  {line}"
 
 
+def experts(answer: Any) -> Iterator[str]:
+    """A line for each layer: its tokens times experts, and the experts that got most."""
+    for layer, prefill, decode in zip(
+        answer["layers"], answer["prefill"], answer["decode"], strict=True
+    ):
+        total = [one + other for one, other in zip(prefill, decode, strict=True)]
+        best = sorted(range(len(total)), key=total.__getitem__, reverse=True)[:4]
+        told = ", ".join(f"{expert}: {total[expert]:,}" for expert in best if total[expert])
+        yield f"layer {layer}: prefill {sum(prefill):,}, decode {sum(decode):,}; most {told or '-'}"
+    if answer["file"]:
+        yield answer["file"]
+
+
 def profile(answer: Any) -> Iterator[str]:
     trace = answer["trace"] or "none (no --profile-dir)"
     yield f"{answer['num_steps']} steps recorded; trace: {trace}"
@@ -241,6 +254,25 @@ COMMANDS = (
         "/stop_profile",
         "stop recording; print what took most",
         show=profile,
+    ),
+    CtlCommand(
+        "experts start",
+        "POST",
+        "/start_expert_distribution_record",
+        "count which experts tokens get",
+    ),
+    CtlCommand(
+        "experts stop",
+        "POST",
+        "/stop_expert_distribution_record",
+        "count experts no more",
+    ),
+    CtlCommand(
+        "experts dump",
+        "POST",
+        "/dump_expert_distribution_record",
+        "print how many tokens each expert got",
+        show=experts,
     ),
     CtlCommand(
         "slow-down",

@@ -235,7 +235,8 @@ class EngineConfig(SchedulingOptions, ModelOptions):
     # profile
     profile_dir: str = option(
         "",
-        "folder for the traces of POST /start_profile; without it there are only tables",
+        "folder for the traces of POST /start_profile and the files of POST "
+        "/dump_expert_distribution_record; without it there are only answers",
         group="profile",
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
+from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.kv_pool import KVPool
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.pooling import Pooler
@@ -25,6 +26,7 @@ from weft.executor.weights.scales import kv_scales
 from weft.executor.weights.store import ModelMemory, WeightStore
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.model import TransformersModel
+from weft.ops.protocol import Ops
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def make_weight_store(
     weights: Sequence[Tensor],
     kv_cache: Sequence[Tensor],
     device: torch.device,
+    experts: ExpertRecorder | None = None,
 ) -> WeightStore:
     """The store of a model whose weights and KV cache lie in these tensors."""
     memory = ModelMemory(
@@ -111,4 +114,14 @@ def make_weight_store(
     if spec.engine.weights_root:
         root = Path(spec.engine.weights_root).expanduser()
     source = None if spec.is_dummy else spec.folder.resolve()
-    return WeightStore(memory, source, WeightsRoot(root))
+    return WeightStore(memory, source, WeightsRoot(root), experts)
+
+
+def make_expert_recorder(spec: RunnerSpec, ops: Ops) -> ExpertRecorder | None:
+    """The recorder of the experts that `ops` chooses, if the model has experts."""
+    if not spec.model.has_experts:
+        return None
+    folder = None
+    if spec.engine.profile_dir:
+        folder = Path(spec.engine.profile_dir).expanduser()
+    return ExpertRecorder(spec.model, ops.chosen, folder)

@@ -328,6 +328,30 @@ class StartProfile(ControlRequest[StartProfileReply]):
     profile_prefix: str | None = None  # of the trace's name
 
 
+class ExpertRecordReply(SuccessReply):
+    status: int = 200
+
+
+class StartExpertDistributionRecord(ControlRequest[ExpertRecordReply]):
+    """Count from the next step on which experts tokens get."""
+
+
+class StopExpertDistributionRecord(ControlRequest[ExpertRecordReply]):
+    """Count no more. What was counted can still be dumped."""
+
+
+class ExpertDistributionReply(SuccessReply):
+    layers: list[int] = []  # that have experts
+    prefill: list[list[int]] = []  # by layer and expert, the tokens of prompts that it got,
+    decode: list[list[int]] = []  # and the others
+    file: str = ""  # below the profiler's folder; nothing if none is written
+    status: int = 200
+
+
+class DumpExpertDistributionRecord(ControlRequest[ExpertDistributionReply]):
+    """Ask for the counts since the start or the last dump. Counting goes on from zero."""
+
+
 class StopProfileReply(ControlReply):
     state: Literal["none", "writing", "done", "failed"]
     num_steps: int = 0  # that were recorded

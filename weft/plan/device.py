@@ -78,6 +78,14 @@ class ResumeMemory:
     tags: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RecordExperts:
+    """Count which experts tokens get: start, stop, or dump, which tells the counts and begins
+    anew."""
+
+    action: str
+
+
 DeviceRequest: TypeAlias = (
     UpdateFromDisk
     | UpdateFromTensors
@@ -87,6 +95,7 @@ DeviceRequest: TypeAlias = (
     | GetWeight
     | ReleaseMemory
     | ResumeMemory
+    | RecordExperts
 )
 
 
@@ -106,6 +115,9 @@ class DeviceReply:
     num_bytes: int = 0  # of them, as they came; or of memory given back
     shape: tuple[int, ...] = ()  # of the weight that was asked for
     values: bytes = b""  # its first rows, float32
+    # Of experts, `values` are counts, int64 [prefill and decode, layers, experts],
+    layers: tuple[int, ...] = ()  # of these layers,
+    file: str = ""  # which this file below the profiler's folder has, too
 
 
 class Pending(Protocol):

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from weft.engine import explain
-from weft.engine.control import profile, settings, weights, work
+from weft.engine.control import experts, profile, settings, weights, work
 from weft.engine.services import Services
 from weft.messages.by_name import methods
 from weft.messages.calls import ControlReply, ControlRequest
@@ -26,6 +26,7 @@ from weft.messages.control import (
     BlockInput,
     ConfigureLogging,
     ContinueGeneration,
+    DumpExpertDistributionRecord,
     ExplainRequest,
     ExplainRequestReply,
     FlushCache,
@@ -46,7 +47,9 @@ from weft.messages.control import (
     SetInternalState,
     SetPolicy,
     SlowDown,
+    StartExpertDistributionRecord,
     StartProfile,
+    StopExpertDistributionRecord,
     StopProfile,
     UnblockInput,
 )
@@ -171,6 +174,9 @@ HANDLERS: dict[type, Handler] = {
     SlowDown: settings.slow_down,
     StartProfile: profile.start_profile,
     StopProfile: profile.stop_profile,
+    StartExpertDistributionRecord: experts.start_record,
+    StopExpertDistributionRecord: experts.stop_record,
+    DumpExpertDistributionRecord: experts.dump_record,
     UpdateWeightsFromDisk: weights.update_weights_from_disk,
     UpdateWeightsFromTensor: weights.update_weights_from_tensor,
     UpdateWeightsFromDistributed: weights.update_weights_from_distributed,

@@ -8,6 +8,7 @@ from weft.config.model import ModelError
 from weft.executor.assembly import (
     RunnerSpec,
     fill_weights,
+    make_expert_recorder,
     make_kv_pool,
     make_pooler,
     make_weight_store,
@@ -19,6 +20,7 @@ from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.device import StepDevice
+from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
@@ -85,9 +87,10 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
         pooler=make_pooler(spec, model, CPU),
         processors=spec.processors,
     )
+    experts = make_expert_recorder(spec, ops)
     return TorchRunner(
-        CpuFusedSteps(model, rows, library, otherwise=steps),
-        store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU),
+        recorded(CpuFusedSteps(model, rows, library, otherwise=steps), experts),
+        store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU, experts),
         device=_device(spec),
         kernels=library,
     )

@@ -4,6 +4,7 @@ copies, and so is there to compare with."""
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import NamedTuple, cast
 
@@ -15,10 +16,12 @@ from weft.config.model import ModelConfig, ModelError
 from weft.executor.assembly import (
     RunnerSpec,
     fill_weights,
+    make_expert_recorder,
     make_kv_pool,
     make_pooler,
     make_weight_store,
 )
+from weft.executor.experts.recorder import recorded
 from weft.executor.gpu.device import GpuDevice
 from weft.executor.gpu.gpu import Gpu
 from weft.executor.gpu.graphs import GraphParts, StepGraphs
@@ -114,16 +117,19 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
             prompts=prompt_graph_sizes(spec.engine),
         )
         graphs.capture()
-    steps = DecoderSteps(
+    steps_with = partial(
+        DecoderSteps,
         model=model,
         attention=kernels.attention,
         sampler=kernels.sampler,
         rows=rows,
-        graphs=graphs,
         pooler=pooler,
         processors=spec.processors,
     )
-    store = make_weight_store(spec, model, kernels.ops.tensors, pool.tensors, gpu.device)
+    experts = make_expert_recorder(spec, kernels.ops)
+    steps = recorded(steps_with(graphs=graphs), experts, steps_with(graphs=None))
+    tensors = kernels.ops.tensors
+    store = make_weight_store(spec, model, tensors, pool.tensors, gpu.device, experts)
     return TorchRunner(steps, store=store, device=device)
 
 

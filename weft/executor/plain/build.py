@@ -8,11 +8,13 @@ import torch
 from weft.executor.assembly import (
     RunnerSpec,
     fill_weights,
+    make_expert_recorder,
     make_kv_pool,
     make_pooler,
     make_weight_store,
 )
 from weft.executor.device import StepDevice
+from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
@@ -46,8 +48,9 @@ def build_decoder(
         pooler=make_pooler(spec, model, on),
         processors=spec.processors,
     )
-    store = make_weight_store(spec, model, ops.tensors, pool.tensors, on)
-    return TorchRunner(steps, store=store, device=device)
+    experts = make_expert_recorder(spec, ops)
+    store = make_weight_store(spec, model, ops.tensors, pool.tensors, on, experts)
+    return TorchRunner(recorded(steps, experts), store=store, device=device)
 
 
 def build_encoder(

@@ -22,6 +22,7 @@ from torch import Tensor
 from weft.config.decoder import first_difference
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, quantization_of
 from weft.config.quantized import Quantization
+from weft.executor.experts.recorder import ExpertCounts, ExpertError, ExpertRecorder
 from weft.executor.weights import release
 from weft.executor.weights.contents import open_contents
 from weft.executor.weights.load import load_weights, randomize
@@ -52,6 +53,7 @@ from weft.plan.device import (
     JoinGroup,
     LeaveGroup,
     ReceiveWeights,
+    RecordExperts,
     ReleaseMemory,
     ResumeMemory,
     UpdateFromDisk,
@@ -96,11 +98,14 @@ class WeightStore:
         memory: ModelMemory,
         source: Path | None,
         root: WeightsRoot,
+        experts: ExpertRecorder | None = None,
     ) -> None:
-        """`source` is the folder that the weights came from; None if they are random."""
+        """`source` is the folder that the weights came from; None if they are random. `experts`
+        counts these, if the model has any."""
         self._memory = memory
         self._source = source
         self._root = root
+        self._experts = experts
         self._weights: dict[str, Weight] = {
             weight.name: weight for weight in memory.model.weights()
         }
@@ -382,6 +387,31 @@ class WeightStore:
         if WEIGHTS in self._released:
             raise Refused("the memory of the weights is released")
 
+    # Experts
+
+    def _record_experts(self, request: RecordExperts) -> DeviceReply:
+        experts = self._experts
+        if experts is None:
+            raise Refused(f"{self._memory.config.name} has no experts")
+        try:
+            if request.action == "start":
+                experts.start()
+            elif request.action == "stop":
+                experts.stop()
+            else:
+                return self._counts(experts.dump())
+        except ExpertError as exc:
+            raise Refused(str(exc)) from exc
+        return self._reply()
+
+    def _counts(self, found: ExpertCounts) -> DeviceReply:
+        return self._reply(
+            shape=found.counts.shape,
+            values=found.counts.tobytes(),
+            layers=found.layers,
+            file=found.file,
+        )
+
     # Memory
 
     def _release_memory(self, request: ReleaseMemory) -> DeviceReply:
@@ -429,6 +459,7 @@ class WeightStore:
         ReceiveWeights: _receive_weights,
         LeaveGroup: _leave_group,
         GetWeight: _get_weight,
+        RecordExperts: _record_experts,
         ReleaseMemory: _release_memory,
         ResumeMemory: _resume_memory,
     }

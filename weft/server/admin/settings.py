@@ -13,10 +13,14 @@ from starlette.types import ASGIApp
 from weft.messages.by_name import plain
 from weft.messages.control import (
     ConfigureLogging,
+    DumpExpertDistributionRecord,
+    ExpertRecordReply,
     GetInternalState,
     SetInternalState,
     SlowDown,
+    StartExpertDistributionRecord,
     StartProfile,
+    StopExpertDistributionRecord,
     StopProfile,
 )
 from weft.observe.log import EventLog, set_level
@@ -159,6 +163,43 @@ async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(answer)
 
 
+# ---- experts
+
+
+async def start_experts(context: ServerContext, request: Request) -> ASGIApp:
+    """Count from the next step on which experts tokens get. 400 for a model without experts."""
+    reply = await context.client.call(StartExpertDistributionRecord())
+    return _experts("start_expert_distribution_record", reply)
+
+
+async def stop_experts(context: ServerContext, request: Request) -> ASGIApp:
+    """Count no more. What was counted can still be dumped. 400 if nothing is recorded."""
+    reply = await context.client.call(StopExpertDistributionRecord())
+    return _experts("stop_expert_distribution_record", reply)
+
+
+def _experts(event: str, reply: ExpertRecordReply) -> ASGIApp:
+    log.info(event, success=reply.success, message=reply.message or "-")
+    if not reply.success:
+        raise ApiError(reply.status, reply.message)
+    return json_response({"recording": event.startswith("start")})
+
+
+async def dump_experts(context: ServerContext, request: Request) -> ASGIApp:
+    """The counts since the start or the last dump, which begin again from zero."""
+    reply = await context.client.call(DumpExpertDistributionRecord())
+    log.info("dump_expert_distribution_record", success=reply.success, file=reply.file or "-")
+    if not reply.success:
+        raise ApiError(reply.status, reply.message)
+    answer = {
+        "layers": reply.layers,
+        "prefill": reply.prefill,
+        "decode": reply.decode,
+        "file": reply.file or None,
+    }
+    return json_response(answer)
+
+
 ROUTES = (
     post("/slow_down", slow_down, "Let steps take longer", SlowDown, access="admin"),
     get(
@@ -186,6 +227,24 @@ ROUTES = (
         "/stop_profile",
         stop_profile,
         "Stop recording, for a table and a trace",
+        access="admin",
+    ),
+    post(
+        "/start_expert_distribution_record",
+        start_experts,
+        "Count which experts tokens get",
+        access="admin",
+    ),
+    post(
+        "/stop_expert_distribution_record",
+        stop_experts,
+        "Count experts no more",
+        access="admin",
+    ),
+    post(
+        "/dump_expert_distribution_record",
+        dump_experts,
+        "How many tokens each expert got",
         access="admin",
     ),
 )

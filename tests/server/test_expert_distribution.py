@@ -1,0 +1,94 @@
+"""The routes and commands of the expert distribution, over HTTP to a fake engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fake import RunningServer, running
+from weft.cli.main import main
+from weft.messages import control
+from weft.messages.codec import ToEngine
+
+
+class Recording:
+    """Answers in the place of the fake engine; `has_experts`: as one whose model has them."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._engine = server.engine
+        self._send = server.engine.send
+        self.has_experts = True
+
+    def __call__(self, message: ToEngine) -> None:
+        reply = self._reply(message)
+        if reply is None:
+            self._send(message)
+        else:
+            self._engine.answer(reply)
+
+    def _reply(self, message: ToEngine) -> Any:
+        refusal = {"success": False, "status": 400, "message": "nano has no experts"}
+        match message:
+            case control.StartExpertDistributionRecord(call=call):
+                how: Any = {"success": True} if self.has_experts else refusal
+                return control.ExpertRecordReply(call=call, **how)
+            case control.StopExpertDistributionRecord(call=call):
+                return control.ExpertRecordReply(call=call, success=True)
+            case control.DumpExpertDistributionRecord(call=call):
+                return control.ExpertDistributionReply(
+                    call=call,
+                    success=True,
+                    layers=[1],
+                    prefill=[[4, 0, 2]],
+                    decode=[[0, 1, 1]],
+                    file="expert-distribution-0001.json",
+                )
+        return None
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def engine(server: RunningServer) -> Recording:
+    recording = Recording(server)
+    server.engine.send = recording  # type: ignore[method-assign]
+    return recording
+
+
+def test_a_record_is_started_stopped_and_dumped(server: RunningServer, engine: Recording) -> None:
+    def ask(verb: str) -> Any:
+        return httpx.post(f"{server.url}/{verb}_expert_distribution_record").json()
+
+    assert ask("start") == {"recording": True}
+    assert ask("stop") == {"recording": False}
+    assert ask("dump") == {
+        "layers": [1],
+        "prefill": [[4, 0, 2]],
+        "decode": [[0, 1, 1]],
+        "file": "expert-distribution-0001.json",
+    }
+
+
+def test_a_model_without_experts_is_refused(server: RunningServer, engine: Recording) -> None:
+    engine.has_experts = False
+    answer = httpx.post(f"{server.url}/start_expert_distribution_record")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "nano has no experts"
+
+
+def test_the_command_prints_a_line_for_each_layer(
+    server: RunningServer, engine: Recording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ctl", "experts", "start", "--url", server.url]) == 0
+    assert main(["ctl", "experts", "dump", "--url", server.url]) == 0
+    printed = capsys.readouterr().out
+    assert "layer 1: prefill 6, decode 2; most 0: 4, 2: 3, 1: 1" in printed
+    assert "expert-distribution-0001.json" in printed
+    assert main(["ctl", "experts", "stop", "--url", server.url]) == 0

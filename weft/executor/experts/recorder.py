@@ -1,0 +1,162 @@
+"""Counts which experts the tokens of a model get, by layer and by kind of step, from start to stop.
+
+Routers keep what they chose last (`Ops.chosen`). While nobody records, a step of a model with
+experts is one call longer, and no other model's steps come here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.arrays import BoolArray, LongArray
+from weft.config.decoder import MoeSpec
+from weft.config.model import ModelConfig
+from weft.executor.device import DeviceOutput
+from weft.plan.step import ForwardMode, Plan
+
+MAX_FILES = 1_000  # in the folder
+MODES = ("prefill", "decode")
+
+
+class ExpertError(ValueError):
+    """The recorder cannot do that now; the message says why."""
+
+
+class ExpertCounts(NamedTuple):
+    """How many tokens each expert got."""
+
+    layers: tuple[int, ...]  # that have experts
+    counts: LongArray  # [modes, layers, experts]
+    file: str  # that they were written to, below the folder; "" if there is none
+
+
+class ExpertRecorder:
+    """`chosen`: by layer, the experts that the last step chose [T or more, k] (`Ops.chosen`).
+
+    `folder`: where `dump` writes files; None: nowhere.
+    """
+
+    def __init__(
+        self, config: ModelConfig, chosen: Mapping[int, Tensor], folder: Path | None
+    ) -> None:
+        self._chosen = chosen
+        self._folder = folder
+        self.is_on = False
+        self._layers: list[int] = []
+        self._num_experts = 0
+        for layer in range(config.num_layers):
+            experts = config.decoder.layer(layer).mlp
+            if isinstance(experts, MoeSpec):
+                self._layers.append(layer)
+                self._num_experts = max(self._num_experts, experts.router.num_experts)
+        self._counts = self._none()
+
+    def start(self) -> None:
+        """Count from the next step on, from zero. Raises ExpertError."""
+        if self.is_on:
+            raise ExpertError("the expert distribution is being recorded already; stop ends that")
+        self._counts = self._none()
+        self.is_on = True
+
+    def stop(self) -> None:
+        """Count no more; what was counted can still be dumped. Raises ExpertError."""
+        if not self.is_on:
+            raise ExpertError("the expert distribution is not being recorded; start begins that")
+        self.is_on = False
+
+    def dump(self) -> ExpertCounts:
+        """What was counted since `start` or the last dump; counting goes on from zero, if it is on.
+        Raises ExpertError if there is no room for a file, and OSError if it cannot be written."""
+        counts = ExpertCounts(tuple(self._layers), self._counts, "")
+        if self._folder is not None:
+            counts = counts._replace(file=self._written(self._folder, counts))
+        self._counts = self._none()
+        return counts
+
+    def count(self, plan: Plan) -> None:
+        """Add the step of this plan, which has just been computed."""
+        num_tokens = plan.num_tokens
+        if not num_tokens:
+            return
+        chosen = [self._chosen[layer][:num_tokens].cpu().numpy() for layer in self._layers]
+        is_decode = _decodes(plan)
+        for mode, mask in enumerate((~is_decode, is_decode)):
+            if mask.any():
+                self._counts[mode] += self._counted([rows[mask] for rows in chosen])
+
+    def _counted(self, chosen: list[NDArray[np.int32]]) -> LongArray:
+        """[layers, experts] of the experts [tokens, k] of each layer."""
+        num_layers = len(self._layers)
+        firsts = np.arange(num_layers)[:, None] * self._num_experts
+        places = np.stack(chosen).reshape(num_layers, -1) + firsts
+        found = np.bincount(places.ravel(), minlength=num_layers * self._num_experts)
+        return found.reshape(num_layers, -1)
+
+    def _none(self) -> LongArray:
+        return np.zeros((len(MODES), len(self._layers), self._num_experts), np.int64)
+
+    def _written(self, folder: Path, counts: ExpertCounts) -> str:
+        """The name of a new file with these counts."""
+        text = json.dumps(as_json(counts))
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, MAX_FILES + 1):
+            name = f"expert-distribution-{number:04d}.json"
+            try:
+                with (folder / name).open("x") as file:
+                    file.write(text)
+            except FileExistsError:
+                continue
+            return name
+        raise ExpertError(f"the folder has {MAX_FILES:,} expert distributions; move them away")
+
+
+def as_json(counts: ExpertCounts) -> dict[str, object]:
+    found: dict[str, object] = {"layers": list(counts.layers)}
+    for mode, of_mode in zip(MODES, counts.counts, strict=True):
+        found[mode] = of_mode.tolist()
+    return found
+
+
+def _decodes(plan: Plan) -> BoolArray:
+    """[T] which tokens are decoded. In a step with both, these are the requests with one token."""
+    if plan.mode is ForwardMode.MIXED:
+        return np.repeat(plan.lens == 1, plan.lens)
+    return np.full(plan.num_tokens, plan.mode is ForwardMode.DECODE)
+
+
+class Steps(Protocol):
+    """Computes the steps of one model (`runner.ModelSteps`)."""
+
+    def run(self, plan: Plan) -> DeviceOutput: ...
+
+
+def recorded(steps: Steps, recorder: ExpertRecorder | None, eager: Steps | None = None) -> Steps:
+    """The same steps, whose experts `recorder` can count. `eager` computes those that are counted,
+    if not all steps leave what was chosen."""
+    if recorder is None:
+        return steps
+    return RecordedSteps(steps, eager or steps, recorder)
+
+
+class RecordedSteps:
+    """Steps whose experts can be counted. `recordable` computes those that are: graphs leave no
+    trace of what routers chose."""
+
+    def __init__(self, steps: Steps, recordable: Steps, recorder: ExpertRecorder) -> None:
+        self._steps = steps
+        self._recordable = recordable
+        self._recorder = recorder
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        if not self._recorder.is_on:
+            return self._steps.run(plan)
+        output = self._recordable.run(plan)
+        self._recorder.count(plan)
+        return output
