@@ -242,3 +242,14 @@ def test_memory_of_weights_comes_back_with_their_content(driver: Driver) -> None
     assert ask(driver, ReleaseMemory(("weights",))).ok
     assert ask(driver, ResumeMemory(("weights",))).ok
     np.testing.assert_array_equal(driver.run(Turn(1, [5, 6, 7])), before)
+
+
+def test_the_doctor_says_whose_code_computes(
+    llama: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, words in ((llama, "weft's own"), (other, "that of transformers")):
+        assert cli.main(["doctor", str(folder), "--port", "0"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (line,) = [text for text in lines if text.split()[1] == "code"]
+        assert line.startswith("ok")
+        assert words in line
