@@ -83,7 +83,8 @@ class CppTwin:
 def run(config: ModelConfig, heads: Heads, backend: AttentionBackend) -> list[Tensor]:
     table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(0))
     table = table[: ROWS * 60].view(ROWS, 60).int()
-    row_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    num_heads = (2 if heads.is_gated else 1) * config.num_heads + 2 * config.num_kv_heads
+    row_size = num_heads * config.head_dim
     found = []
     for seed, step in enumerate(STEPS):
         rows, starts, lens = (ints(column) for column in zip(*step, strict=True))
@@ -96,15 +97,18 @@ def run(config: ModelConfig, heads: Heads, backend: AttentionBackend) -> list[Te
     return found
 
 
-@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("has_sinks", "is_gated"),
+    [(False, False), (True, False), (False, True), (True, True)],
+)
 @pytest.mark.parametrize("window", [0, 7])
 def test_the_kernels_compute_what_torch_does(
-    library: Library, has_sinks: bool, window: int
+    library: Library, has_sinks: bool, is_gated: bool, window: int
 ) -> None:
-    config = config_of(window=window, sinks=has_sinks, scale=0.4)
+    config = config_of(window=window)
     norm = Norm(1 + 0.3 * random(8, config.head_dim), config.norm_eps)
     sinks = 2 * random(9, config.num_heads) if has_sinks else None
-    heads = Heads(Rope(RopeConfig(), config), norm, norm, scale=0.4, sinks=sinks)
+    heads = Heads(Rope(RopeConfig(), config), norm, norm, scale=0.4, sinks=sinks, is_gated=is_gated)
     pools = [KVPool(config, SLOTS, CPU, torch.float32) for _ in "ab"]
     ours = run(config, heads, CppTwin(config, library, pools[0]))
     twin = run(config, heads, TorchPaged(config, pools[1]))

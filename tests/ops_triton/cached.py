@@ -15,7 +15,7 @@ from weft.ops.attention import paged_attention
 from weft.ops.triton.decode import decode
 from weft.ops.triton.extend import extend
 from weft.ops.triton.launches import Launch
-from weft.ops.triton.paged import Kv, PagedStep
+from weft.ops.triton.paged import Kv, PagedStep, Terms
 
 MAP_NORESERVE = 0x4000  # of Linux; Python has a name for it from 3.13 on
 SMALL = Launch(rows=32, keys=32, warps=4, stages=2)
@@ -24,7 +24,7 @@ SMALL = Launch(rows=32, keys=32, warps=4, stages=2)
 @dataclass
 class Cached:
     """Request r has starts[r] tokens in the cache and lens[r] to run, whose K and V are there, too. Pages stand in any
-    order, and what no request may look at is not a number."""
+    order, and what no request may look at, also what is before its window, is not a number."""
 
     starts: Sequence[int]
     lens: Sequence[int]
@@ -32,7 +32,9 @@ class Cached:
     kv_heads: int = 2
     head_dim: int = 32
     window: int = 0
+    cap: float = 0.0
     has_sinks: bool = False
+    is_gated: bool = False
     page_size: int = 16
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
@@ -52,23 +54,32 @@ class Cached:
         ).int()
         self.rows = torch.randperm(len(stops) + 2, generator=random)[: len(stops)].int()
         seen = torch.zeros(num_slots, dtype=torch.bool)
-        for row, stop, mine in zip(
-            self.rows, stops, pages[: sum(num_pages)].split_with_sizes(num_pages), strict=True
+        firsts = [max(start + 1 - self.window, 0) if self.window else 0 for start in self.starts]
+        for row, first, stop, mine in zip(
+            self.rows,
+            firsts,
+            stops,
+            pages[: sum(num_pages)].split_with_sizes(num_pages),
+            strict=True,
         ):
             slots = (mine[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
             self.table[row, : len(slots)] = slots.int()
-            seen[slots[:stop]] = True
+            seen[slots[first:stop]] = True
         k, v = torch.randn(2, num_slots, self.kv_heads, self.head_dim, generator=random)
         k[~seen], v[~seen] = torch.nan, torch.inf
         self.kv = Kv(
             k.to(self.kv_dtype or self.dtype), v.to(self.kv_dtype or self.dtype), *self.kv_scales
         )
         # Queries stand beside what belongs to others, as within qkv.
-        wide = torch.full((sum(self.lens) + 3, self.heads + 2, self.head_dim), torch.nan)
+        step = 2 if self.is_gated else 1
+        num_heads = step * self.heads + 2
+        wide = torch.full((sum(self.lens) + 3, num_heads, self.head_dim), torch.nan)
         wide[: sum(self.lens)] = torch.randn(
-            sum(self.lens), self.heads + 2, self.head_dim, generator=random
+            sum(self.lens), num_heads, self.head_dim, generator=random
         )
-        self.q = wide.to(self.dtype)[:, : self.heads]
+        wide = wide.to(self.dtype)
+        self.q = wide[:, : step * self.heads : step]
+        self.gate = wide[:, 1 : step * self.heads : step] if self.is_gated else None
         self.sinks = torch.randn(self.heads, generator=random) if self.has_sinks else None
         self.tiling = Tiling(self.heads, self.kv_heads, self.launch.rows, self.num_processors)
 
@@ -80,7 +91,7 @@ class Cached:
         k, v = self.kv.k.double() * self.kv.k_scale, self.kv.v.double() * self.kv.v_scale
         starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
         q = self.q[: sum(self.lens)].double()
-        return paged_attention(
+        out = paged_attention(
             q,
             k,
             v,
@@ -90,8 +101,12 @@ class Cached:
             lens,
             window=self.window,
             scale=self.scale,
+            cap=self.cap,
             sinks=self.sinks,
         )
+        if self.gate is not None:
+            out *= torch.sigmoid(self.gate[: len(out)].double())
+        return out
 
     def attend(self, size: StepSize | None = None) -> Tensor:
         """What the kernels make of it, laid out in that size, or in one that fits."""
@@ -100,20 +115,12 @@ class Cached:
         layout = self.tiling.lay_out(self.rows.numpy(), starts, lens, lens[:0], size)
         step = PagedStep._make((*map(torch.from_numpy, layout), self.table, size.num_splits))
         out = torch.full((len(self.q), self.heads, self.head_dim), torch.nan, dtype=self.dtype)
+        terms = Terms(self.scale, self.window, self.cap, self.sinks, self.gate)
         if size.num_tiles:
-            extend(self.q, self.kv, step, out, self.scale, self.window, self.sinks, self.launch)
+            extend(self.q, self.kv, step, out, terms, self.launch)
         if size.num_decodes:
             rows = max(16, self.launch.rows // 2)
-            decode(
-                self.q,
-                self.kv,
-                step,
-                out,
-                self.scale,
-                self.window,
-                self.sinks,
-                self.launch._replace(rows=rows),
-            )
+            decode(self.q, self.kv, step, out, terms, self.launch._replace(rows=rows))
         return out
 
 

@@ -120,7 +120,8 @@ def attention(
         "D": head_dim,
         "D_PAD": power_of_two(head_dim),
     }
-    constants |= {"ROWS": launch.rows, "KEYS": launch.keys, "WINDOW": window, "SINKS": sinks}
+    constants |= {"ROWS": launch.rows, "KEYS": launch.keys, "WINDOW": window, "CAP": 0.0}
+    constants |= {"HEAD_STRIDE": head_dim, "SINKS": sinks, "GATED": False}
     if decode:
         constants["SPLIT"] = splits > 1
         types |= {"parts_ptr": "*fp32" if splits > 1 else "*bf16"}
@@ -132,6 +133,7 @@ def attention(
 def rotary(tokens: int, kv: str) -> dict[str, int]:
     constants = {
         "HEADS": 32,
+        "Q_STRIDE": 128,
         "KV_HEADS": 8,
         "D": 128,
         "HALF_PAD": 64,
@@ -173,7 +175,8 @@ ALL: dict[str, Callable[[], dict[str, int]]] = {
     "extend 64 x 8, window and sinks": partial(attention, False, 64, 8, "*bf16", 128, sinks=True),
     "decode 64 x 8, sinks": partial(attention, True, 64, 8, "*bf16", sinks=True),
     "combine": lambda: compiled(
-        combine_kernel, {}, 4, HEADS=32, D=128, D_PAD=128, SPLITS=64, SPLITS_PAD=64
+        combine_kernel, {}, 4,
+        HEADS=32, D=128, D_PAD=128, HEAD_STRIDE=128, GATED=False, SPLITS=64, SPLITS_PAD=64,
     ),
     "rotary, few tokens": lambda: rotary(1, "*bf16"),
     "rotary, many tokens": lambda: rotary(ROTARY_TOKENS, "*bf16"),

@@ -46,6 +46,19 @@ def test_sinks_join_the_sum_of_each_head_once(heads: int, kv_heads: int, window:
     assert_right(Cached([30, 61, 0, 3], [40, 1, 1, 9], has_sinks=True, **shape))
 
 
+@pytest.mark.parametrize("splits", [1, 8])
+def test_results_are_times_the_sigmoid_of_their_gates(splits: int) -> None:
+    mixed = Cached([30, 61, 0, 3], [40, 1, 1, 9], is_gated=True, window=5, page_size=3)
+    assert_right(mixed)
+    cached = Cached([0, 32, 129], [1, 1, 1], launch=SMALL, is_gated=True, has_sinks=True)
+    assert_right(cached, StepSize(3, 3, 3, 0, splits))
+
+
+def test_scores_are_capped() -> None:
+    assert_right(Cached([30, 61, 0, 3], [40, 1, 1, 9], cap=0.7, has_sinks=True, page_size=3))
+    assert_right(Cached([30, 61, 0, 3], [40, 1, 1, 9], cap=0.7, window=5))
+
+
 @pytest.mark.parametrize("splits", [1, 3, 40])
 def test_sinks_count_once_however_many_splits_there_are(splits: int) -> None:
     cached = Cached([0, 32, 129], [1, 1, 1], heads=2, kv_heads=1, launch=SMALL, has_sinks=True)

@@ -51,24 +51,24 @@ BOTH = LayerSpec(
     norms=NormPlace.BOTH,
 )
 POST = LayerSpec(
-    attention=AttentionSpec(rope=None, qk_norm=QkNorm.WHOLE, window=4),
+    attention=AttentionSpec(rope=None, qk_norm=QkNorm.WHOLE, window=4, score_cap=0.5),
     norms=NormPlace.POST,
 )
 PARALLEL = LayerSpec(
-    attention=AttentionSpec(rope=RopeConfig(side_by_side=True)),
+    attention=AttentionSpec(rope=RopeConfig(side_by_side=True), gate=True),
     mlp=MlpSpec(activation="relu2", is_gated=False, bias=True),
     norms=NormPlace.PARALLEL,
     residual_scale=0.4,
 )
 DECODERS = {
     "norms of heads, biases, and a window in one layer of two": QWEN.decoder,
-    "norms of outputs, heads that turn in part, sinks, a layer without positions": DecoderSpec(
+    "norms of outputs, heads that turn in part, sinks, a cap, a layer without positions": DecoderSpec(
         layers=(BOTH, POST),
         norm=NormKind.RMS_PLUS_ONE,
         embedding_scale=3.0,
         logit_cap=2.0,
     ),
-    "norms with a mean, blocks side by side": DecoderSpec(
+    "norms with a mean, blocks side by side, gates": DecoderSpec(
         layers=(PARALLEL,),
         norm=NormKind.LAYER_BIAS,
         logit_scale=0.5,
@@ -121,13 +121,6 @@ def test_a_model_computes_what_it_computes_in_torch(decoder: DecoderSpec, laid_o
     twin = run(config, PlainOps(torch.float32, CPU), TorchPaged(config, pools[1]))
     for got, want in zip(ours, twin, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
-
-
-def test_a_cap_of_scores_is_refused() -> None:
-    capped = LayerSpec(attention=AttentionSpec(score_cap=50.0))
-    config = replace(MODEL, decoder=DecoderSpec(layers=(capped,)))
-    with pytest.raises(ValueError, match="do not cap scores"):
-        TritonPaged(config, KVPool(config, SLOTS, CPU, torch.float32), CONTEXT)
 
 
 def test_kv_in_a_type_that_is_not_read_is_refused() -> None:

@@ -45,7 +45,7 @@ def run(
     tables = rotary_tables(*rotary_angles(positions, inv_freq, 1.5), torch.float64)
     kv = Kv._make((*torch.zeros(2, SLOTS, KV_HEADS, head_dim).to(kv_dtype), *scales))
     angles = rotary_angles(torch.arange(CONTEXT), inv_freq, 1.5)
-    rotary_store(qkv, kv, *angles, positions.int(), slots, norms[0], norms[1], HEADS)
+    rotary_store(qkv, kv, *angles, positions.int(), slots, norms[0], norms[1], HEADS, head_dim)
     there = slots >= 0
     assert (kv.k.float() != 0).any(-1).any(-1).sum() == there.sum(), "what has no slot is dropped"
     got = (
@@ -109,6 +109,7 @@ def test_slots_may_lie_behind_more_numbers_than_32_bits_count() -> None:
         None,
         None,
         HEADS,
+        head_dim,
     )
     written = (large.view(torch.uint8)[ahead:] != 0).flatten(1).any(1)
     assert written.nonzero().flatten().tolist() == [3, 5]

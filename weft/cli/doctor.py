@@ -28,7 +28,7 @@ from weft.config.gpu import STORED
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
-from weft.config.passes import caps_scores, own_passes
+from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
 from weft.config.resolve import resolve, size
 from weft.config.server import ServerConfig
@@ -373,11 +373,6 @@ def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
 def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     """What the mechanisms of the model cost besides its products."""
     on_gpu = resolve(config, model, machine).config.device == "cuda"
-    if on_gpu and caps_scores(model.decoder):
-        raise Caution(
-            "scores of attention are capped, which our kernels for GPUs do not: with "
-            "--attention-backend torch steps are captured in no graphs and do not overlap"
-        )
     passes = own_passes(model.decoder, model.num_layers)
     if not passes.total:
         return "norms and sums are parts of products, as in Llama"

@@ -82,6 +82,9 @@ class AttentionSpec:
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # scores are cap * tanh(scores / cap); 0: they are as they are
+    # Each head of the queries has a gate below it in the projection: its result is multiplied by
+    # the gate's sigmoid.
+    gate: bool = False
     sinks: bool = False  # the softmax of each head has one more score, learnt, without a value
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False

@@ -177,7 +177,10 @@ class ModelConfig:
 
     @property
     def _num_attention_parameters(self) -> int:
-        return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        num_heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        if self.decoder.layer(0).attention.gate:
+            num_heads += self.num_heads
+        return self.hidden_size * self.head_dim * num_heads
 
     def _num_mlp_parameters(self, layer: int) -> int:
         """Of the feed-forward part of a layer, with all of its experts."""

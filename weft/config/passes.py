@@ -51,8 +51,3 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms behind attention and feed-forward part"] += 2
     if layer.attention.qk_norm is QkNorm.WHOLE:
         found["norms of whole queries and keys"] += 2
-
-
-def caps_scores(decoder: DecoderSpec) -> bool:
-    """Whether a layer caps the scores of attention, which the kernels for GPUs do not."""
-    return any(layer.attention.score_cap for layer in decoder.layers)

@@ -369,7 +369,10 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
     tokens = config.context_length
     if config.chunked_prefill_size > 0:
         tokens = config.chunked_prefill_size
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    num_heads = 2 * model.num_heads + 2 * model.num_kv_heads
+    if any(layer.attention.gate for layer in model.decoder.layers):
+        num_heads += model.num_heads
+    heads = num_heads * model.head_dim
     on_gpu = config.device == "cuda"
     widened = 0
     if on_gpu:

@@ -25,7 +25,8 @@ def paged_attention(
     q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table [.., context]
     has the slot of each token of a request in the line that `rows` [R] names. Request r has
     starts[r] tokens in the cache and lens[r] in this step, which stand after those of the requests
-    before it. A token sees itself and the window - 1 tokens before it (window 0: all). With a
+    before it. A token sees itself and the window - 1 tokens before it (window 0: all), and what
+    no token sees is not read. With a
     cap, scores become cap tanh(score / cap). With sinks [heads], the softmax of a head has one
     more score, as it is, which has no value. Returns [T, heads, D]. Sources: arXiv:1706.03762;
     grouped queries: arXiv:2305.13245; sinks: arXiv:2309.17453, learnt ones: arXiv:2508.10925.
@@ -36,11 +37,12 @@ def paged_attention(
     for row, start, num in zip(rows.tolist(), starts.tolist(), lens.tolist(), strict=True):
         begin = end
         end = end + num
-        slots = table[row, : start + num].long()
+        first = max(start + 1 - window, 0) if window else 0
+        slots = table[row, first : start + num].long()
         keys = k[slots].repeat_interleave(group, dim=1)  # [L, heads, D]
         values = v[slots].repeat_interleave(group, dim=1)
         queries = torch.arange(start, start + num)[:, None]
-        distance = queries - torch.arange(start + num)  # [num, L]
+        distance = queries - torch.arange(first, start + num)  # [num, L]
         hidden = (distance < 0) | (distance >= window) if window else distance < 0
         scores = torch.einsum("thd,lhd->htl", q[begin:end], keys) * scale
         if cap:

@@ -94,6 +94,8 @@ class CppPaged:
             k_norm=k_norm,
             eps=config.norm_eps,
         )
+        if heads.is_gated:
+            rotary_store.q_head_stride = 2 * config.head_dim
         if heads.rope is not None:
             self._rotate_by(heads.rope, rotary_store)
         recorder.add(rotary_store)
@@ -110,6 +112,9 @@ class CppPaged:
         )
         if heads.sinks is not None:
             attention.sinks = heads.sinks.data_ptr()
+        if heads.is_gated:
+            attention.head_stride = 2 * config.head_dim
+            attention.gate = qkv[:, config.head_dim :].data_ptr()
         recorder.add(attention)
         return out
 

@@ -25,7 +25,7 @@ from weft.models.layers.rope import Rope
 from weft.ops.triton.decode import decode
 from weft.ops.triton.extend import extend
 from weft.ops.triton.launches import extend_launch
-from weft.ops.triton.paged import Kv, PagedStep
+from weft.ops.triton.paged import Kv, PagedStep, Terms
 from weft.ops.triton.rotary import rotary_store
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)  # of KV
@@ -48,8 +48,6 @@ class TritonPaged:
             raise ValueError(
                 f"the Triton kernels cannot keep KV in {_name(dtype)}; they can in {names}"
             )
-        if any(layer.attention.score_cap for layer in config.decoder.layers):
-            raise ValueError("the Triton kernels do not cap scores; --attention-backend torch does")
         group = config.num_heads // config.num_kv_heads
         self.tiling = Tiling(
             num_heads=config.num_heads,
@@ -86,8 +84,7 @@ class TritonPaged:
         step = self._step
         assert step is not None, "prepare() comes first"
         kv = self._kv[layer]
-        scale = heads.score_scale(self._config.head_dim)
-        window = self._config.window(layer)
+        head_dim = self._config.head_dim
         q = self._store(
             qkv,
             heads,
@@ -96,11 +93,22 @@ class TritonPaged:
             step.out_slots,
         )
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        gate = None
+        if heads.is_gated:
+            by_head = qkv.view(len(qkv), -1, head_dim)
+            gate = by_head[:, 1 : 2 * self._config.num_heads : 2]
+        terms = Terms(
+            heads.score_scale(head_dim),
+            self._config.window(layer),
+            heads.cap,
+            heads.sinks,
+            gate,
+        )
         # Lengths of layouts are on the host, and fixed by the size of a graph: to ask is allowed.
         if len(step.tile_req):
-            extend(q, kv, step, out, scale, window, heads.sinks)
+            extend(q, kv, step, out, terms)
         if len(step.decode_req):
-            decode(q, kv, step, out, scale, window, heads.sinks)
+            decode(q, kv, step, out, terms)
         return out.flatten(1)
 
 
@@ -138,8 +146,7 @@ class RotaryStore:
         first call of a kind. Neither can be recorded, so a step runs once before it is captured.
         """
         cos, sin = self._table(heads.rope)
-        if heads.rope is not None:
-            self._put_in_order(qkv, heads.rope)
+        self._put_in_order(qkv, heads)
         rotary_store(
             qkv,
             self._kv[layer],
@@ -150,9 +157,9 @@ class RotaryStore:
             heads.q_norm,
             heads.k_norm,
             self._num_heads,
+            self._queries(qkv, heads).stride(1),
         )
-        heads_of_all = qkv.view(len(qkv), -1, self._head_dim)
-        q = heads_of_all[:, : self._num_heads]
+        q = self._queries(qkv, heads)
         # Only models whose queries grow with the position need this pass, so the kernel has no such
         # factor.
         q_scale = None
@@ -161,6 +168,12 @@ class RotaryStore:
         if q_scale is not None:
             q.mul_(q_scale[:, None, None].to(q.dtype))
         return q
+
+    def _queries(self, qkv: Tensor, heads: Heads) -> Tensor:
+        """[T, heads, D], a view"""
+        by_head = qkv.view(len(qkv), -1, self._head_dim)
+        step = 2 if heads.is_gated else 1
+        return by_head[:, : step * self._num_heads : step]
 
     def _table(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
         """Cosine and sine for all pairs of a head; those that do not turn have the angle 0."""
@@ -174,19 +187,20 @@ class RotaryStore:
             self._angles[rope] = (cos, sin)
         return self._angles[rope]
 
-    def _put_in_order(self, qkv: Tensor, rope: Rope) -> None:
+    def _put_in_order(self, qkv: Tensor, heads: Heads) -> None:
         """Where pairs are others than (i, i + D / 2), put the values of queries and keys so that
         they are: scores stay the same. That is one pass over them which other models do not
         need."""
-        is_usual = rope.rotary_dim == self._head_dim and not rope.side_by_side
-        if is_usual:
+        rope = heads.rope
+        if rope is None or (rope.rotary_dim == self._head_dim and not rope.side_by_side):
             return
         if rope not in self._orders:
             order = _order_of_pairs(self._head_dim, rope)
             self._orders[rope] = order.to(qkv.device)
         kv_heads = self._kv[0].k.shape[1]
-        turned = qkv.view(len(qkv), -1, self._head_dim)[:, : self._num_heads + kv_heads]
-        turned.copy_(turned[..., self._orders[rope]])
+        keys = qkv.view(len(qkv), -1, self._head_dim)[:, -2 * kv_heads : -kv_heads]
+        for turned in (self._queries(qkv, heads), keys):
+            turned.copy_(turned[..., self._orders[rope]])
 
 
 def _order_of_pairs(head_dim: int, rope: Rope) -> Tensor:

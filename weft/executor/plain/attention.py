@@ -64,7 +64,8 @@ class TorchPaged:
             raise ValueError("attention backend 'torch' cannot read KV in int8")
         keys = pool.k[0]
         self._pool = pool
-        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
         token_bytes = keys[0].numel() * keys.element_size()
@@ -92,7 +93,7 @@ class TorchPaged:
         heads: Heads,
         layer: int,
     ) -> Tensor:
-        q, k, v = self._rotated(qkv, heads)
+        q, k, v, gate = self._rotated(qkv, heads)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
         # Stored before they are read: tokens of one prompt see each other through the cache.
@@ -126,12 +127,24 @@ class TorchPaged:
                 out[here],
                 heads,
             )
-        return out.flatten(1).to(qkv.dtype)
+        out = out.to(qkv.dtype)
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
+        return out.flatten(1)
 
-    def _rotated(self, qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v [T, heads, D], queries and keys normed and rotated."""
+    def _rotated(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k and v [T, heads, D], queries and keys normed and rotated; the gates of the queries,
+        if there are any."""
         by_head = qkv.view(len(qkv), -1, self._head_dim)
-        q, k, v = by_head.split_with_sizes(self._head_counts, 1)
+        of_keys = self._num_kv_heads
+        q, k, v = by_head.split_with_sizes((by_head.shape[1] - 2 * of_keys, of_keys, of_keys), 1)
+        gate = None
+        if heads.is_gated:
+            q, gate = q.view(len(q), self._num_heads, 2, self._head_dim).unbind(2)
         rope = heads.rope
         tables = None
         if rope is not None:
@@ -139,7 +152,7 @@ class TorchPaged:
                 self._rotations[rope] = rope.tables(self._positions, qkv.dtype)
             tables = self._rotations[rope]
         q, k = heads.prepare(q, k, tables)
-        return q, k, v
+        return q, k, v, gate
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
         """Cut the requests with one token, shortest first, where padding or the group would become

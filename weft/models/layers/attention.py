@@ -28,6 +28,7 @@ class Heads(NamedTuple):
     cap: float = 0.0  # of scores; 0: none
     # [heads] float32: a score of each head that joins the sum of its softmax, and has no value.
     sinks: Tensor | None = None
+    is_gated: bool = False  # in qkv, each head of the queries is followed by its gate
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -59,9 +60,9 @@ class PagedAttention(Protocol):
     ) -> Tensor:
         """Norm and rotate queries and keys, store keys and values of this step's tokens, attend.
 
-        qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]. The tokens of each
-        request see its cached tokens, and those of this step up to themselves, within the layer's
-        window.
+        qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]; with gates, qkv has
+        2 D for each head of the queries. The tokens of each request see its cached tokens, and
+        those of this step up to themselves, within the layer's window.
         """
         ...
 
@@ -80,11 +81,12 @@ class Attention:
         names = config.decoder.names
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
+        q_rows = 2 * q_size if spec.gate else q_size
         self._ops = ops
         self._names = names
-        self._ends = (q_size, q_size + kv_size)  # of queries and keys in a row of qkv
+        self._ends = (q_rows, q_rows + kv_size)  # of queries and keys in a row of qkv
         self._layer = layer
-        self.qkv = _projection(config, (q_size, kv_size, kv_size), spec.qkv_bias, ops)
+        self.qkv = _projection(config, (q_rows, kv_size, kv_size), spec.qkv_bias, ops)
         self.out = Linear(
             q_size,
             {names.out: config.hidden_size},
@@ -95,8 +97,17 @@ class Attention:
         self.k_norm: RmsNorm | None = None
         # The kernels read sinks as float32.
         sinks = ops.vector(config.num_heads, exact=True) if spec.sinks else None
-        self._heads = Heads(rope, None, None, spec.scale, spec.score_cap, sinks)
+        self._heads = Heads(
+            rope,
+            None,
+            None,
+            spec.scale,
+            spec.score_cap,
+            sinks,
+            spec.gate,
+        )
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
+        assert not (self._norms_whole and spec.gate), "gates stand between the heads of the norm"
         if spec.qk_norm is QkNorm.NONE:
             return
         kind = config.decoder.norm

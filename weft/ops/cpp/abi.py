@@ -274,6 +274,7 @@ class RotaryStoreArgs(ctypes.Structure):
         ("sin", c_void_p),
         ("side_by_side", c_int64),
         ("q_scale", c_void_p),
+        ("q_head_stride", c_int64),
     )
 
 
@@ -289,6 +290,8 @@ class AttentionArgs(ctypes.Structure):
         ("bidirectional", c_int64),
         ("cap", c_float),
         ("sinks", c_void_p),
+        ("head_stride", c_int64),
+        ("gate", c_void_p),
     )
 
 

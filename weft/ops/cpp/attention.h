@@ -52,6 +52,7 @@ struct Attention {
   const int64_t slot_bytes;  // from one slot to the next
   const int64_t dims;    // head_dim, padded
   const int64_t q_size;  // factors of a query, padded
+  const int64_t head_stride;  // from one query to the next in `q`, and in `gate`
   const int64_t state;   // floats of one
   Plan plan;
 
@@ -60,6 +61,7 @@ struct Attention {
   int64_t* next_offsets;  // of the next segment
   int64_t* padded_offsets;
   Factor* q;        // [q_size / kSlab][queries][kSlab], of each KV head
+  float* q_scales;  // [queries], of each KV head, where factors are whole numbers
   float* scores;    // [kSegment / kSlab][queries][kSlab], of each KV head (direct) or of a tile
   Factor* weights;  // the same
   float* states;    // [queries], all segments so far
@@ -77,6 +79,7 @@ struct Attention {
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),
         q_size(ceil_div(dims, kSlab) * kSlab),
+        head_stride(args.head_stride ? args.head_stride : head_dim),
         state(state_size(dims)) {}
 
   bool is_padded() const { return head_dim != dims; }
@@ -90,6 +93,7 @@ struct Attention {
     next_offsets = arena.take<int64_t>(kSegment);
     padded_offsets = arena.take<int64_t>(kSegment);
     q = arena.take<Factor>(rows * q_size);
+    q_scales = arena.take<float>(rows);
     scores = arena.take<float>(score_rows * kSegment);
     weights = Kv::kFactors == 1 ? reinterpret_cast<Factor*>(scores) : arena.take<Factor>(score_rows * kSegment);
     states = arena.take<float>(rows * state);
@@ -171,14 +175,22 @@ struct Attention {
   // ---------------------------------------------------------------- queries and results
 
   // The queries of one KV head, times the scale.
-  void load_queries(const Block& block, int64_t head, Factor* to) {
-    const F32 scale = all(args.scale * kLog2E);
+  void load_queries(const Block& block, int64_t head, Factor* to, float* scales) {
     for (int64_t row = 0; row < block.rows; row++) {
       const int64_t token = block.token + row / shape.group;
-      const float* from = args.q + token * args.q_stride + (head * shape.group + row % shape.group) * head_dim;
+      const float* from = args.q + token * args.q_stride + (head * shape.group + row % shape.group) * head_stride;
+      F32 scale = all(args.scale * kLog2E);
+      if constexpr (Kv::kHasScales) {
+        Extent extent;
+        for (int64_t d = 0; d < dims; d += kLanes) extent.take(mul(load(from + d, int(head_dim - d)), scale));
+        scales[row] = extent.scale();
+        scale = mul(scale, inverse_scale(scales[row]));
+      }
       for (int64_t d = 0; d < dims; d += kLanes) {
         Factor* p = to + d / kSlab * block.rows * kSlab + row * kSlab + d % kSlab;
-        Kv::put_floats(p, mul(load(from + d, int(head_dim - d)), scale));
+        F32 x = mul(load(from + d, int(head_dim - d)), scale);
+        if constexpr (Kv::kHasScales) x = evens_first(x);
+        Kv::put_floats(p, x);
       }
     }
   }
@@ -186,7 +198,9 @@ struct Attention {
   void store_results(const Block& block, int64_t head, const float* from) {
     for (int64_t row = 0; row < block.rows; row++) {
       const int64_t token = block.token + row / shape.group, query = head * shape.group + row % shape.group;
-      finish<Kv>(from + row * state, dims, args.out + (token * args.heads + query) * head_dim, head_dim);
+      float* out = args.out + (token * args.heads + query) * head_dim;
+      finish<Kv>(from + row * state, dims, out, head_dim);
+      if (args.gate) gate_result(args.gate + token * args.q_stride + query * head_stride, out, head_dim);
     }
   }
 
@@ -220,7 +234,7 @@ struct Attention {
   void direct(const Item& item, int64_t first_head, int64_t num_heads) {
     const Block& block = item.block;
     const int64_t rows = block.rows;
-    for (int64_t h = 0; h < num_heads; h++) load_queries(block, first_head + h, q + h * rows * q_size);
+    for (int64_t h = 0; h < num_heads; h++) load_queries(block, first_head + h, q + h * rows * q_size, q_scales + h * rows);
     for (int64_t i = 0; i < num_heads * rows; i++) begin(first_head + i / rows, i % rows, states + i * state);
     for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
       enter(block, item, segment);
@@ -238,23 +252,25 @@ struct Attention {
   void direct_segment(const Block& block, int64_t segment, int64_t first_head, int64_t num_heads) {
     const int64_t rows = block.rows, size = rows * kSegment, bytes = head_dim * kSize;
     const Range seen = within(block.seen, segment), slabs = slabs_of(seen);
-    Rows k = rows_of(cache.k, first_head), v = rows_of(cache.v, first_head);
-    const Rows next_keys = {k.base, next_offsets};
+    const Rows keys_there = rows_of(cache.k, first_head), values_there = rows_of(cache.v, first_head);
+    const Rows next_keys = {keys_there.base, next_offsets};
+    Rows k = keys_there, v = values_there;
     if (is_padded()) {
       k = padded(k, slabs, k_padded);
       v = padded(v, slabs, v_padded);
     }
-    // The same slab of the next head, the next slab of the first, or what comes after the last.
-    const auto next_of = [&](Rows of, int64_t slab, int64_t h, Rows after) {
-      if (h + 1 < num_heads) return Rows{of.base + (h + 1) * bytes, of.offsets + slab};
-      if (slab + kSlab < slabs.last) return Rows{of.base, of.offsets + slab + kSlab};
-      return after;
+    const Range first_slab = {slabs.first, slabs.first + kSlab};
+    // While a slab is computed with: the next one of the same, or what comes after the last.
+    const auto ahead_of = [&](Rows of, int64_t slab, Rows after, Range slab_after) {
+      const bool is_last = slab + kSlab >= slabs.last;
+      return Ahead(is_last ? after : of, is_last ? slab_after : Range{slab + kSlab, slab + 2 * kSlab},
+                   num_heads * bytes);
     };
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const Range keys = {most(seen.first - slab, 0), least(seen.last - slab, kSlab)};
+      Ahead ahead = ahead_of(keys_there, slab, values_there, first_slab);
       for (int64_t h = 0; h < num_heads; h++) {
         const Rows here = {k.base + h * bytes, k.offsets + slab};
-        const Rows ahead = next_of(k, slab, h, Rows{v.base, v.offsets + slabs.first});
         for (int64_t first = 0; first < rows; first += kPassRows) {
           const int64_t num = least(kPassRows, rows - first);
           direct_scores_of<Kv>(num, q + h * rows * q_size + first * kSlab, rows * kSlab, dims, keys, here, ahead,
@@ -267,15 +283,15 @@ struct Attention {
       const int64_t h = i / rows, row = i % rows, at = h * size + row * kSlab, scales = (first_head + h) * kSegment;
       float* to = next + i * state;
       memset(to, 0, dims * sizeof(float));
-      softmax<Kv>(scores + at, weights + at, rows * kSlab, slabs, seen_by(block, row, segment), k_scales + scales,
-                  v_scales + scales, args.cap * kLog2E, to[dims], to[dims + 1]);
+      softmax<Kv>(scores + at, weights + at, rows * kSlab, slabs, seen_by(block, row, segment), q_scales[i],
+                  k_scales + scales, v_scales + scales, args.cap * kLog2E, to[dims], to[dims + 1], to[dims + 2]);
     }
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const Range keys = {most(seen.first - slab, 0) / Kv::kFactors * Kv::kFactors,
                           ceil_div(least(seen.last - slab, kSlab), Kv::kFactors) * Kv::kFactors};
+      Ahead ahead = ahead_of(values_there, slab, next_keys, {0, kSlab});
       for (int64_t h = 0; h < num_heads; h++) {
         const Rows here = {v.base + h * bytes, v.offsets + slab};
-        const Rows ahead = next_of(v, slab, h, next_keys);
         for (int64_t first = 0; first < rows; first += kPassRows) {
           const int64_t num = least(kPassRows, rows - first);
           direct_values_of<Kv>(num, weights + h * size + slab * rows + first * kSlab, keys, dims, here, ahead,
@@ -283,6 +299,7 @@ struct Attention {
         }
       }
     }
+    for (int64_t i = 0; i < num_heads * rows; i++) scale_sums<Kv>(next + i * state, dims);
   }
 
   // ---------------------------------------------------------------- many queries
@@ -290,7 +307,7 @@ struct Attention {
   void packed(const Item& item, int64_t head) {
     const Block& block = item.block;
     const int64_t passes = passes_of(block.rows);
-    load_queries(block, head, q);
+    load_queries(block, head, q, q_scales);
     for (int64_t i = 0; i < block.rows; i++) begin(head, i, states + i * state);
     for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
       enter(block, item, segment);
@@ -330,11 +347,13 @@ struct Attention {
     for (int64_t row = 0; row < rows; row++) {
       float* to = next + row * state;
       const Range mine = seen_by(block, first + row, segment);
-      softmax<Kv>(scores + row * kSlab, weights + row * kSlab, rows * kSlab, slabs, mine, k_scales + head * kSegment,
-                  v_scales + head * kSegment, args.cap * kLog2E, to[dims], to[dims + 1]);
+      softmax<Kv>(scores + row * kSlab, weights + row * kSlab, rows * kSlab, slabs, mine, q_scales[first + row],
+                  k_scales + head * kSegment, v_scales + head * kSegment, args.cap * kLog2E, to[dims], to[dims + 1],
+                  to[dims + 2]);
     }
     const Range keys = {slabs.first, ceil_div(seen.last, Kv::kFactors) * Kv::kFactors};
     packed_values<Kv>(weights, keys, rows, dims, v_panels, upcoming, next, state);
+    for (int64_t row = 0; row < rows; row++) scale_sums<Kv>(next + row * state, dims);
   }
 
   // ---------------------------------------------------------------- items

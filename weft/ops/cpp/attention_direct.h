@@ -21,6 +21,37 @@ struct Rows {
   const int64_t* offsets;
 };
 
+// Rows that are wanted next, of all heads. They are brought nearer line by line while others are computed with, in the
+// order in which they lie in memory: it delivers neighbours faster than lines that are far from each other.
+class Ahead {
+ public:
+  Ahead(Rows rows, Range range, int64_t row_bytes)
+      : base_(rows.base), next_(rows.offsets + range.first), end_(rows.offsets + range.last), row_bytes_(row_bytes) {
+    go_to_row();
+  }
+
+  __attribute__((always_inline)) void bring_line() {
+    __builtin_prefetch(line_, 0, 2);
+    line_ += 64;
+    if (line_ >= row_end_) go_to_row();
+  }
+
+ private:
+  __attribute__((always_inline)) void go_to_row() {
+    if (next_ == end_) {  // all are there: ask for the last line again
+      line_ = row_end_ - 64;
+      return;
+    }
+    line_ = base_ + *next_++;
+    row_end_ = line_ + row_bytes_;
+  }
+
+  const char* base_;
+  const int64_t *next_, *end_;
+  int64_t row_bytes_;
+  const char *line_ = nullptr, *row_end_ = nullptr;
+};
+
 // f(0), f(1), .. f(count - 1) with constants, so that the arrays which they index are registers.
 template <int n>
 struct Constant {
@@ -58,28 +89,28 @@ WEFT_INLINE void gather(Rows rows, Range range, int64_t bytes, char* to) {
 
 // ---------------------------------------------------------------- scores
 
-// Scores of R queries for the keys of a slab in `range` (and perhaps some more), to scores[r * kSlab ..]. Brings the
-// same rows of the slab `ahead` nearer.
+// Scores of R queries for the keys of a slab in `range` (and perhaps some more), to scores[r * kSlab ..]. Brings as much
+// of `ahead` nearer as it reads.
 //
 //   at: 16 bytes of each row (4 words);  n: kLanes keys;  i: a word;  part: a vector of factors of it
 template <class Kv, int R>
 static __attribute__((noinline)) void direct_scores(const typename Kv::Factor* q, int64_t q_slab_stride, int64_t dims,
-                                                    Range range, Rows k, Rows ahead, char* gathered, float* scores) {
+                                                    Range range, Rows k, Ahead& to_bring, char* gathered, float* scores) {
+  Ahead ahead = to_bring;  // in registers
+  auto* to = reinterpret_cast<typename Kv::Panel::C*>(scores);
   constexpr int kParts = Kv::kDims / Kv::kFactors;
   constexpr int N = R == 1 ? 4 : 2 * R <= kSums ? 2 : 1;  // sums enough that none waits for its last addition
   constexpr int64_t kStride = kGatheredStride<Kv>;
   const int64_t bytes = dims * int64_t(sizeof(typename Kv::Element));
   for (int64_t key = range.first / (N * kLanes) * (N * kLanes); key < range.last; key += N * kLanes) {
     gather<Kv>(k, {key, key + N * kLanes}, bytes, gathered);
-    F32 sums[N][R];
-    repeat<N>([&](auto n) WEFT_UNROLLED { repeat<R>([&](auto r) WEFT_UNROLLED { sums[n][r] = zero(); }); });
+    typename Kv::Sum sums[N][R];
+    repeat<N>([&](auto n) WEFT_UNROLLED { repeat<R>([&](auto r) WEFT_UNROLLED { clear(sums[n][r]); }); });
     for (int64_t at = 0; at < bytes; at += 16) {
       const int64_t d = at / int64_t(sizeof(typename Kv::Element));
       const typename Kv::Factor* factors = q + d / kSlab * q_slab_stride + d % kSlab;
-      const char* line = ahead.base + at / 64 * 64;  // brought in four passes, a quarter of the rows in each
-      const int64_t* rows = ahead.offsets + key + at / 16 % 4 * (kLanes / 4);
       repeat<N>([&](auto n) WEFT_UNROLLED {
-        repeat<kLanes / 4>([&](auto i) WEFT_UNROLLED { __builtin_prefetch(line + rows[n * kLanes + i], 0, 2); });
+        repeat<kLanes / 4>([&](auto) WEFT_UNROLLED { ahead.bring_line(); });
         Words x[4];
         turn<kStride>(gathered + n * kLanes * kStride + at, x);
         repeat<4>([&](auto i) WEFT_UNROLLED {
@@ -96,30 +127,30 @@ static __attribute__((noinline)) void direct_scores(const typename Kv::Factor* q
       });
     }
     repeat<N>([&](auto n) WEFT_UNROLLED {
-      repeat<R>([&](auto r) WEFT_UNROLLED { store(scores + r * kSlab + key + n * kLanes, sums[n][r]); });
+      repeat<R>([&](auto r) WEFT_UNROLLED { store_vector(to + r * kSlab + key + n * kLanes, sums[n][r]); });
     });
   }
+  to_bring = ahead;
 }
 
 // ---------------------------------------------------------------- values
 
 // sums[r][2 V kLanes dims] += weights[r * kSlab + key] * values of `key`, for the keys of a slab in `range`.
 template <class Kv, int R, int V>
-WEFT_INLINE void add_values(const typename Kv::Factor* weights, Range range, Rows v, Rows ahead, float* sums,
+WEFT_INLINE void add_values(const typename Kv::Factor* weights, Range range, Rows v, Ahead& to_bring, float* sums,
                             int64_t sums_stride) {
+  Ahead ahead = to_bring;
   using Element = typename Kv::Element;
   constexpr int kBytes = 2 * V * kLanes * int(sizeof(Element));
-  F32 s[R][2 * V];
+  auto* to = reinterpret_cast<typename Kv::Panel::C*>(sums);
+  typename Kv::Sum s[R][2 * V];
   repeat<R>([&](auto r) WEFT_UNROLLED {
-    repeat<2 * V>([&](auto i) WEFT_UNROLLED { s[r][i] = load(sums + r * sums_stride + i * kLanes); });
+    repeat<2 * V>([&](auto i) WEFT_UNROLLED { load_vector(to + r * sums_stride + i * kLanes, s[r][i]); });
   });
   for (int64_t key = range.first; key < range.last; key += Kv::kFactors) {
     const Element* row = reinterpret_cast<const Element*>(v.base + v.offsets[key]);
     const Element* next = reinterpret_cast<const Element*>(v.base + v.offsets[key + Kv::kFactors - 1]);
-    repeat<Kv::kFactors>([&](auto i) WEFT_UNROLLED {
-      const char* p = ahead.base + ahead.offsets[key + i];
-      repeat<(kBytes + 63) / 64>([&](auto line) WEFT_UNROLLED { __builtin_prefetch(p + line * 64, 0, 2); });
-    });
+    repeat<Kv::kFactors *(kBytes + 63) / 64>([&](auto) WEFT_UNROLLED { ahead.bring_line(); });
     repeat<V>([&](auto i) WEFT_UNROLLED {
       typename Kv::Vector a, b;
       Kv::values(row + i * 2 * kLanes, next + i * 2 * kLanes, a, b);
@@ -132,19 +163,19 @@ WEFT_INLINE void add_values(const typename Kv::Factor* weights, Range range, Row
     });
   }
   repeat<R>([&](auto r) WEFT_UNROLLED {
-    repeat<2 * V>([&](auto i) WEFT_UNROLLED { store(sums + r * sums_stride + i * kLanes, s[r][i]); });
+    repeat<2 * V>([&](auto i) WEFT_UNROLLED { store_vector(to + r * sums_stride + i * kLanes, s[r][i]); });
   });
+  to_bring = ahead;
 }
 
 // sums[r][dims] += the same, as many dims at a time as there are registers for.
 template <class Kv, int R, int V = R * 8 <= kSums ? 4 : R * 4 <= kSums ? 2 : 1>
-static void direct_values(const typename Kv::Factor* weights, Range range, int64_t dims, Rows v, Rows ahead,
+static void direct_values(const typename Kv::Factor* weights, Range range, int64_t dims, Rows v, Ahead& ahead,
                           float* sums, int64_t sums_stride) {
   constexpr int64_t kStep = 2 * V * kLanes, kBytes = kStep * int64_t(sizeof(typename Kv::Element));
   for (; dims >= kStep; dims -= kStep) {
     add_values<Kv, R, V>(weights, range, v, ahead, sums, sums_stride);
     v.base += kBytes;
-    ahead.base += kBytes;
     sums += kStep;
   }
   if constexpr (V > 1) {
@@ -155,7 +186,7 @@ static void direct_values(const typename Kv::Factor* weights, Range range, int64
 // ---------------------------------------------------------------- for any number of rows up to kPassRows
 
 template <class Kv, int R = kPassRows, class... Args>
-static void direct_scores_of(int64_t rows, Args... args) {
+static void direct_scores_of(int64_t rows, Args&&... args) {
   if (rows == R) {
     direct_scores<Kv, R>(args...);
   } else if constexpr (R > 1) {
@@ -164,7 +195,7 @@ static void direct_scores_of(int64_t rows, Args... args) {
 }
 
 template <class Kv, int R = kPassRows, class... Args>
-static void direct_values_of(int64_t rows, Args... args) {
+static void direct_values_of(int64_t rows, Args&&... args) {
   if (rows == R) {
     direct_values<Kv, R>(args...);
   } else if constexpr (R > 1) {

@@ -78,7 +78,7 @@ static __attribute__((noinline)) void pack_values(Rows v, Range range, int64_t d
 template <class Kv>
 static void packed_scores(const typename Kv::Factor* q, int64_t q_slab_stride, int64_t rows, int64_t dims,
                           const typename Kv::Factor* k_panels, Range seen, Upcoming& upcoming, float* scores) {
-  Product<typename Kv::Factor, typename Kv::Factor, float> product{};
+  Product<typename Kv::Factor, typename Kv::Factor, typename Kv::Panel::C> product{};
   product.a = q;
   product.slab_stride = q_slab_stride;
   product.k = dims;
@@ -87,7 +87,7 @@ static void packed_scores(const typename Kv::Factor* q, int64_t q_slab_stride, i
     upcoming.bring_share();
     product.b = k_panels + key * dims;
     product.ahead = reinterpret_cast<const char*>(product.b);
-    product.c = scores + key / kSlab * rows * kSlab + key % kSlab;
+    product.c = reinterpret_cast<typename Kv::Panel::C*>(scores) + key / kSlab * rows * kSlab + key % kSlab;
     multiply<typename Kv::Panel>(product, rows);
   }
 }
@@ -96,7 +96,7 @@ static void packed_scores(const typename Kv::Factor* q, int64_t q_slab_stride, i
 template <class Kv>
 static void packed_values(const typename Kv::Factor* weights, Range range, int64_t rows, int64_t dims,
                           const typename Kv::Factor* v_panels, Upcoming& upcoming, float* sums, int64_t sums_stride) {
-  Product<typename Kv::Factor, typename Kv::Factor, float> product{};
+  Product<typename Kv::Factor, typename Kv::Factor, typename Kv::Panel::C> product{};
   product.a = weights + range.first / kSlab * rows * kSlab;
   product.slab_stride = rows * kSlab;
   product.k = range.last - range.first;
@@ -105,7 +105,7 @@ static void packed_values(const typename Kv::Factor* weights, Range range, int64
     upcoming.bring_share();
     product.b = v_panels + d * kSegment + range.first * kPanel;
     product.ahead = reinterpret_cast<const char*>(product.b);
-    product.c = sums + d;
+    product.c = reinterpret_cast<typename Kv::Panel::C*>(sums) + d;
     multiply<typename Kv::Panel>(product, rows);
   }
 }

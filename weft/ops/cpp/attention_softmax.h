@@ -38,92 +38,101 @@ WEFT_INLINE F32 power_of_two(F32 x) {
 
 constexpr int kChains = 4;  // running maxima and sums of a row, so that none waits for the last
 
-// A slab of one query's scores: multiplied with the scales of the keys, those of keys that are not seen taken out.
+// A slab of one query's scores: those of keys that are not seen are taken out.
 template <class Kv, bool all_seen>
-WEFT_INLINE void limit_slab(float* p, const float* k_scales, Range seen, F32 (&tops)[kChains]) {
+WEFT_INLINE void limit_slab(float* p, Range seen, F32 (&tops)[kChains]) {
 #pragma GCC unroll 4
   for (int i = 0; i < kSlab; i += kLanes) {
     F32 x = load(p + i);
-    if (Kv::kHasScales) x = mul(x, load(k_scales + i));
     if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, kNothingSeen);
-    if (!all_seen || Kv::kHasScales) store(p + i, x);
+    if (!all_seen) store(p + i, x);
     tops[i / kLanes % kChains] = larger(tops[i / kLanes % kChains], x);
   }
 }
 
-// A slab of scores -> weights.
+// A slab of scores -> weights; with scales, they stay floats in `p`, times those of the values, and `extent` learns how
+// large they are.
 template <class Kv, bool all_seen>
-WEFT_INLINE void weigh_slab(const float* p, typename Kv::Factor* to, const float* v_scales, Range seen, F32 peak,
-                            F32 (&sums)[kChains]) {
+WEFT_INLINE void weigh_slab(float* p, typename Kv::Factor* to, const float* v_scales, Range seen, F32 peak,
+                            F32 (&sums)[kChains], Extent& extent) {
 #pragma GCC unroll 4
   for (int i = 0; i < kSlab; i += kLanes) {
     F32 x = power_of_two(sub(load(p + i), peak));
     if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, 0.0f);
     sums[i / kLanes % kChains] = add(sums[i / kLanes % kChains], x);
-    if (Kv::kHasScales) x = mul(x, load(v_scales + i));
-    Kv::put_floats(to + i, x);
+    if constexpr (Kv::kHasScales) {
+      x = mul(x, load(v_scales + i));
+      if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, 0.0f);
+      extent.take(x);
+      store(p + i, x);
+    } else {
+      Kv::put_floats(to + i, x);
+    }
   }
 }
 
-// A slab of scores, times the scales of the keys: cap tanh(score / cap).
-template <class Kv>
-static __attribute__((noinline)) void cap_slab(float* p, const float* k_scales, float cap) {
+// A slab of whole numbers as scores.
+WEFT_INLINE void scale_slab(float* p, float q_scale, const float* k_scales) {
   for (int i = 0; i < kSlab; i += kLanes) {
-    F32 x = load(p + i);
-    if (Kv::kHasScales) x = mul(x, load(k_scales + i));
-    store(p + i, mul(all(cap), hyperbolic_tangent(mul(x, all(1 / cap)))));
+    const F32 x = to_f32(load_i32(reinterpret_cast<const int32_t*>(p + i)));
+    store(p + i, mul(x, mul(all(q_scale), load(k_scales + i))));
   }
 }
 
-// The scales of keys where scores have been multiplied with them.
-struct Ones {
-  float values[kSlab];
-  constexpr Ones() : values() {
-    for (int i = 0; i < kSlab; i++) values[i] = 1;
+// A slab of scores: cap tanh(score / cap).
+static __attribute__((noinline)) void cap_slab(float* p, float cap) {
+  for (int i = 0; i < kSlab; i += kLanes) {
+    store(p + i, mul(all(cap), hyperbolic_tangent(mul(load(p + i), all(1 / cap)))));
   }
-};
-static constexpr Ones kOnes;
+}
 
 // Weights of one query: scores -> weights, both of the slabs that `slabs` (multiples of kSlab) names. The query sees
-// the keys `seen`; the weights of others are 0, whatever their scores are. With scales, those of keys multiply the
-// scores and those of values the weights. `cap` limits scores, 0 does not. Returns the largest score and the sum of the
-// weights without scales.
+// the keys `seen`; the weights of others are 0, whatever their scores are. With scales, those of keys and that of the
+// query multiply the scores, and those of values the weights, which then have a scale of their own. `cap` limits scores,
+// 0 does not. Result: `peak` is the largest score, `total` the sum of the weights without scales.
 template <class Kv>
 static void softmax(float* scores, typename Kv::Factor* weights, int64_t slab_stride, Range slabs, Range seen,
-                    const float* k_scales, const float* v_scales, float cap, float& peak, float& total) {
+                    float q_scale, const float* k_scales, const float* v_scales, float cap, float& peak, float& total,
+                    float& weight_scale) {
   F32 tops[kChains], sums[kChains];
   for (int i = 0; i < kChains; i++) tops[i] = all(kNothingSeen), sums[i] = zero();
   for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
     float* p = scores + slab / kSlab * slab_stride;
     const Range here = {seen.first - slab, seen.last - slab};
-    const float* scales = k_scales + slab;
-    if (cap != 0) {
-      cap_slab<Kv>(p, scales, cap);
-      scales = kOnes.values;
-    }
+    if (Kv::kHasScales) scale_slab(p, q_scale, k_scales + slab);
+    if (cap != 0) cap_slab(p, cap);
     if (here.first <= 0 && here.last >= kSlab) {
-      limit_slab<Kv, true>(p, scales, here, tops);
+      limit_slab<Kv, true>(p, here, tops);
     } else {
-      limit_slab<Kv, false>(p, scales, here, tops);
+      limit_slab<Kv, false>(p, here, tops);
     }
   }
   peak = largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
+  Extent extent;
   for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
-    const float* p = scores + slab / kSlab * slab_stride;
+    float* p = scores + slab / kSlab * slab_stride;
     typename Kv::Factor* to = weights + slab / kSlab * slab_stride;
     const Range here = {seen.first - slab, seen.last - slab};
     if (here.first <= 0 && here.last >= kSlab) {
-      weigh_slab<Kv, true>(p, to, v_scales + slab, here, all(peak), sums);
+      weigh_slab<Kv, true>(p, to, v_scales + slab, here, all(peak), sums, extent);
     } else {
-      weigh_slab<Kv, false>(p, to, v_scales + slab, here, all(peak), sums);
+      weigh_slab<Kv, false>(p, to, v_scales + slab, here, all(peak), sums, extent);
     }
   }
   total = sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  if constexpr (Kv::kHasScales) {
+    weight_scale = extent.scale();
+    const F32 inverse = inverse_scale(weight_scale);
+    for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
+      const int64_t at = slab / kSlab * slab_stride;
+      for (int i = 0; i < kSlab; i += kLanes) Kv::put_floats(weights + at + i, mul(load(scores + at + i), inverse));
+    }
+  }
 }
 
 // ---------------------------------------------------------------- what a query has seen so far
 
-// A row of floats: the sums over values of `dims`, the peak, the sum of weights.
+// A row of floats: the sums over values of `dims`, the peak, the sum of weights; of a segment, the scale of its weights.
 WEFT_INLINE int64_t state_size(int64_t dims) { return dims + 16; }
 
 static void clear_state(float* state, int64_t dims) {
@@ -144,6 +153,17 @@ static __attribute__((noinline)) void merge(float* state, const float* next, int
   state[dims + 1] = totals[0];
 }
 
+// The sums of a segment, whole numbers that become floats.
+template <class Kv>
+WEFT_INLINE void scale_sums(float* next, int64_t dims) {
+  if constexpr (Kv::kHasScales) {
+    for (int64_t d = 0; d < dims; d += kLanes) {
+      const F32 x = to_f32(load_i32(reinterpret_cast<const int32_t*>(next + d)));
+      store(next + d, mul(x, all(next[dims + 2])));
+    }
+  }
+}
+
 // The result of a query: head_dim of the `dims` sums, in the order of the dims.
 template <class Kv>
 static void finish(const float* state, int64_t dims, float* out, int64_t head_dim) {
@@ -153,6 +173,16 @@ static void finish(const float* state, int64_t dims, float* out, int64_t head_di
     if (Kv::kAlternates) alternate(a, b, a, b);
     store(out + d, a, int(head_dim - d));
     store(out + d + kLanes, b, int(head_dim - d - kLanes));
+  }
+}
+
+// out = out sigmoid(gate); what is not finite makes it not finite, too.
+static void gate_result(const float* gate, float* out, int64_t head_dim) {
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const int n = int(head_dim - d);
+    const F32 x = load(gate + d, n);
+    const F32 gated = div(load(out + d, n), add(all(1.0f), exponential(sub(zero(), x))));
+    store(out + d, muladd(x, zero(), gated), n);
   }
 }
 

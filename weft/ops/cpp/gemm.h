@@ -50,6 +50,9 @@ struct Product {
 WEFT_INLINE void load_vector(const float* p, F32& x) { x = load(p); }
 WEFT_INLINE void store_vector(float* p, F32 x) { store(p, x); }
 WEFT_INLINE void clear(F32& x) { x = zero(); }
+WEFT_INLINE void load_vector(const int32_t* p, I32& x) { x = load_i32(p); }
+WEFT_INLINE void store_vector(int32_t* p, I32 x) { store_i32(p, x); }
+WEFT_INLINE void clear(I32& x) { x = zero_i32(); }
 
 WEFT_INLINE I32 four_bytes(const void* p) {
   int32_t x;
@@ -153,6 +156,30 @@ struct PairPanel {
   }
 };
 #endif
+
+// A short, B [k / 2][kPanel][2] short, by the instruction for pairs.
+struct ShortPanel {
+  using A = int16_t;
+  using B = int16_t;
+  using C = int32_t;
+  using Sum = I32;
+  static constexpr int kInputs = 2;
+
+  template <int R, int V>
+  WEFT_INLINE void step(Sum (&sums)[R][V], const A* a, const B* b, int64_t panel_stride) {
+    I32 w[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      hold(w[v] = load_i32(reinterpret_cast<const int32_t*>(b + vector_at<2>(v, panel_stride))));
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const I32 x = four_bytes(a + r * kSlab);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sums[r][v] = dot_shorts(sums[r][v], x, w[v]);
+    }
+  }
+};
 
 // ---------------------------------------------------------------- tiles
 

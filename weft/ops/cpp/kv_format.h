@@ -7,8 +7,9 @@
 //   values:  two vectors for each 2 kLanes dims of a row: the first and the second half of them, but of bf16, where
 //            taking words apart costs least, the even and the odd dims. `finish` puts the result in order.
 //
-// With WEFT_BF16, bf16 stays in pairs, which dot_pairs multiplies: pairs of dims for keys, pairs of rows for values.
-// Scales of bytes are no part of the factors: they multiply whole scores and weights.
+// With WEFT_BF16, bf16 stays in pairs, which dot_pairs multiplies: pairs of dims for keys, pairs of rows for values. Bytes
+// become pairs of shorts, and so do queries and weights, with a scale for each row of them: products are whole numbers,
+// exact in any order. Scales of bytes are no part of the factors: they multiply whole scores and weights.
 #pragma once
 
 #include "gemm.h"
@@ -39,10 +40,24 @@ WEFT_INLINE Words high_words(Words a, Words b) { return _mm512_unpackhi_epi32(a,
 WEFT_INLINE Words low_doubles(Words a, Words b) { return _mm512_unpacklo_epi64(a, b); }
 WEFT_INLINE Words high_doubles(Words a, Words b) { return _mm512_unpackhi_epi64(a, b); }
 // Byte i of each word as a number.
-template <int i>
-WEFT_INLINE F32 byte_of(Words x) {
-  return to_f32(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * i), 24));
+// Of four bytes, 0 and 2, or 1 and 3, as two shorts.
+WEFT_INLINE Words even_bytes(Words x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }
+WEFT_INLINE Words odd_bytes(Words x) { return _mm512_srai_epi16(x, 8); }
+// 2 kLanes bytes as shorts.
+WEFT_INLINE Words widened(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+// The low halves of two words as one, or the high ones.
+WEFT_INLINE Words low_halves(Words a, Words b) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
 }
+WEFT_INLINE Words high_halves(Words a, Words b) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
+}
+// The nearest whole numbers.
+WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+// Of each four neighbours: 0, 2, 1, 3.
+WEFT_INLINE F32 evens_first(F32 x) { return _mm512_permute_ps(x, 0xd8); }
 // a0 b0 a1 b1 ..
 WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
   const __m512i first_half = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -62,10 +77,17 @@ WEFT_INLINE Words low_words(Words a, Words b) { return _mm256_unpacklo_epi32(a, 
 WEFT_INLINE Words high_words(Words a, Words b) { return _mm256_unpackhi_epi32(a, b); }
 WEFT_INLINE Words low_doubles(Words a, Words b) { return _mm256_unpacklo_epi64(a, b); }
 WEFT_INLINE Words high_doubles(Words a, Words b) { return _mm256_unpackhi_epi64(a, b); }
-template <int i>
-WEFT_INLINE F32 byte_of(Words x) {
-  return to_f32(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * i), 24));
+WEFT_INLINE Words even_bytes(Words x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }
+WEFT_INLINE Words odd_bytes(Words x) { return _mm256_srai_epi16(x, 8); }
+WEFT_INLINE Words widened(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+WEFT_INLINE Words low_halves(Words a, Words b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
+WEFT_INLINE Words high_halves(Words a, Words b) { return _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa); }
+WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
+  const __m256i words = _mm256_cvtps_epi32(x);
+  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(low, high));
 }
+WEFT_INLINE F32 evens_first(F32 x) { return _mm256_permute_ps(x, 0xd8); }
 WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
   const __m256 x = _mm256_unpacklo_ps(a, b), y = _mm256_unpackhi_ps(a, b);
   low = _mm256_permute2f128_ps(x, y, 0x20);
@@ -85,10 +107,17 @@ WEFT_INLINE Words low_words(Words a, Words b) { return Words{a[0], b[0], a[1], b
 WEFT_INLINE Words high_words(Words a, Words b) { return Words{a[2], b[2], a[3], b[3]}; }
 WEFT_INLINE Words low_doubles(Words a, Words b) { return Words{a[0], a[1], b[0], b[1]}; }
 WEFT_INLINE Words high_doubles(Words a, Words b) { return Words{a[2], a[3], b[2], b[3]}; }
-template <int i>
-WEFT_INLINE F32 byte_of(Words x) {
-  return to_f32((I32)(x << (24 - 8 * i)) >> 24);
+typedef int16_t Shorts __attribute__((vector_size(16)));
+WEFT_INLINE Words even_bytes(Words x) { return (Words)((Shorts)((Shorts)x << 8) >> 8); }
+WEFT_INLINE Words odd_bytes(Words x) { return (Words)((Shorts)x >> 8); }
+WEFT_INLINE Words widened(const int8_t* p) { return (Words)Shorts{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]}; }
+WEFT_INLINE Words low_halves(Words a, Words b) { return (a & 0xffffu) | (b << 16); }
+WEFT_INLINE Words high_halves(Words a, Words b) { return (a >> 16) | (b & 0xffff0000u); }
+WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
+  const F32 nearest = round_nearest(x);
+  for (int i = 0; i < kLanes; i++) p[i] = int16_t(nearest[i]);
 }
+WEFT_INLINE F32 evens_first(F32 x) { return F32{x[0], x[2], x[1], x[3]}; }
 WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
   low = F32{a[0], b[0], a[1], b[1]};
   high = F32{a[2], b[2], a[3], b[3]};
@@ -117,6 +146,7 @@ WEFT_INLINE void turn(const char* p, Words (&x)[4]) {
 struct OneByOne {
   using Factor = float;
   using Vector = F32;
+  using Sum = F32;
   using Panel = FloatPanel;
   static constexpr int kFactors = 1;
   WEFT_INLINE F32 everywhere(const float* p) { return all(*p); }
@@ -125,10 +155,24 @@ struct OneByOne {
   WEFT_INLINE void put_floats(float* p, F32 x) { store(p, x); }  // kLanes factors
 };
 
+// Of shorts: whole numbers, from floats that were multiplied by an inverse scale.
+struct InShorts {
+  using Factor = int16_t;
+  using Vector = Words;
+  using Sum = I32;
+  using Panel = ShortPanel;
+  static constexpr int kFactors = 2;
+  WEFT_INLINE Words everywhere(const int16_t* p) { return (Words)four_bytes(p); }
+  WEFT_INLINE I32 add_product(I32 sum, Words a, Words b) { return dot_shorts(sum, (I32)a, (I32)b); }
+  WEFT_INLINE void put(int16_t* p, Words x) { memcpy(p, &x, sizeof x); }
+  WEFT_INLINE void put_floats(int16_t* p, F32 x) { store_shorts(p, x); }
+};
+
 #if defined(WEFT_BF16)
 struct InPairs {
   using Factor = bf16;
   using Vector = Pairs;
+  using Sum = F32;
   using Panel = PairPanel;
   static constexpr int kFactors = 2;
   WEFT_INLINE Pairs everywhere(const bf16* p) { return four_bytes(p); }
@@ -137,6 +181,19 @@ struct InPairs {
   WEFT_INLINE void put_floats(bf16* p, F32 x) { store_bf16(p, x); }
 };
 #endif
+
+// How large the floats of a row are, that are to become shorts. Its largest becomes 32767: so sums of kMaxHeadDim, or of a
+// segment's, products with bytes fit into 32 bits. The scale of a row that is not finite is not finite either.
+struct Extent {
+  F32 top = zero(), poison = zero();
+
+  __attribute__((always_inline)) void take(F32 x) {
+    top = larger(top, magnitude(x));
+    poison = muladd(x, zero(), poison);
+  }
+  float scale() const { return largest(top) / 32767 + sum(poison); }
+};
+WEFT_INLINE F32 inverse_scale(float scale) { return all(scale > 1e-34f ? 1 / scale : 0.0f); }
 
 // Each format has: Element, as the cache has them; kDims of a word, which become kDims / kFactors vectors of factors,
 // `key<0>` and after; and `values`, the two vectors of 2 kLanes dims of kFactors rows.
@@ -156,18 +213,20 @@ struct KvF32 : OneByOne {
   }
 };
 
-struct KvI8 : OneByOne {
+// Of the four dims of a word, 0 and 2 are one vector, 1 and 3 the other: queries have them in that order, too.
+struct KvI8 : InShorts {
   using Element = int8_t;
   static constexpr int kDims = 4;
   static constexpr bool kHasScales = true;
-  static constexpr bool kAlternates = false;
+  static constexpr bool kAlternates = true;
   template <int i>
-  WEFT_INLINE F32 key(Words x) {
-    return byte_of<i>(x);
+  WEFT_INLINE Words key(Words x) {
+    return i ? odd_bytes(x) : even_bytes(x);
   }
-  WEFT_INLINE void values(const int8_t* row, const int8_t*, F32& a, F32& b) {
-    a = load_i8(row);
-    b = load_i8(row + kLanes);
+  WEFT_INLINE void values(const int8_t* row, const int8_t* next, Words& a, Words& b) {
+    const Words x = widened(row), y = widened(next);
+    a = low_halves(x, y);
+    b = high_halves(x, y);
   }
 };
 
@@ -182,10 +241,9 @@ struct KvBf16 : InPairs {
     return x;
   }
   WEFT_INLINE void values(const bf16* row, const bf16* next, Pairs& a, Pairs& b) {
-    const __mmask32 high_halves = 0xaaaaaaaa;
     const Pairs x = load_pairs(row), y = load_pairs(next);
-    a = _mm512_mask_blend_epi16(high_halves, x, _mm512_slli_epi32(y, 16));
-    b = _mm512_mask_blend_epi16(high_halves, _mm512_srli_epi32(x, 16), y);
+    a = low_halves(x, y);
+    b = high_halves(x, y);
   }
 };
 #else

@@ -274,8 +274,9 @@ struct KvCache {
   int64_t stride;  // elements from one slot to the next; 0: nothing is between them
 };
 
-// Each row of qkv is [heads + 2 kv_heads, head_dim]. Normalise the heads of q and k (if there are weights for it), rotate
-// them, write q back (times its position's q_scale) and k and v to the cache at Step.slots.
+// Each row of qkv has the heads of q, q_head_stride from one to the next, then those of k and of v, [kv_heads, head_dim].
+// Normalise the heads of q and k (if there are weights for it), rotate them, write q back (times its position's q_scale)
+// and k and v to the cache at Step.slots.
 struct RotaryStoreArgs {
   const KvCache* cache;
   float* qkv;  // [T, qkv_stride]
@@ -289,13 +290,14 @@ struct RotaryStoreArgs {
   const float* sin;
   int64_t side_by_side;  // 1: pairs are (2 i, 2 i + 1); 0: (i, i + rotary_dim / 2)
   const float* q_scale;  // [positions], or null
+  int64_t q_head_stride;  // 0: head_dim
 };
 
 // Attention of each token of the step to the cached tokens of its request and those of the step up to itself, or to all
 // of its request (`bidirectional`). For an encoder, slots are places in the step, and the cache is what its linear has written.
 struct AttentionArgs {
   const KvCache* cache;
-  const float* q;  // [T, q_stride], rows [heads, head_dim]
+  const float* q;  // [T, q_stride], rows [heads, head_stride], of which the first head_dim count
   int64_t q_stride;
   float* out;  // [T, heads * head_dim]
   int64_t heads;
@@ -304,6 +306,8 @@ struct AttentionArgs {
   int64_t bidirectional;  // 1: queries see what is behind them, too; there is no window then
   float cap;              // scores become cap tanh(score / cap); 0: they stay
   const float* sinks;     // [heads] a score of each that joins the sum of its softmax, and has no value; or null
+  int64_t head_stride;    // of q and gate; 0: head_dim
+  const float* gate;      // [T, q_stride] as q: out becomes out sigmoid(gate); or null
 };
 
 // ---------------------------------------------------------------- encoders

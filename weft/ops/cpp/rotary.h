@@ -60,7 +60,8 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
   const float* cos = args.cos + step.positions[token] * half;
   const float* sin = args.sin + step.positions[token] * half;
   float* x = args.qkv + token * args.qkv_stride;
-  for (int64_t head = 0; head < args.heads + cache.kv_heads; head++, x += dim) {
+  const int64_t q_stride = args.q_head_stride ? args.q_head_stride : dim;
+  for (int64_t head = 0; head < args.heads + cache.kv_heads; head++) {
     const bool is_key = head >= args.heads;
     const float* norm = is_key ? args.k_norm : args.q_norm;
     if (norm) norm_head(x, norm, dim, args.eps);
@@ -71,6 +72,7 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
     }
     if (args.q_scale && !is_key) scale_head(x, dim, args.q_scale[step.positions[token]]);
     if (is_key) store_head(cache, cache.k, cache.k_scale, slot, head - args.heads, x);
+    x += is_key ? dim : q_stride;
   }
   for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) {
     store_head(cache, cache.v, cache.v_scale, slot, head, x);

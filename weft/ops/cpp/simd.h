@@ -422,6 +422,20 @@ WEFT_INLINE F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
 }
 #endif
 
+// sum + low a * low b + high a * high b in each lane, of shorts.
+WEFT_INLINE I32 dot_shorts(I32 sum, I32 a, I32 b) {
+#if defined(WEFT_ISA_AVX512) && defined(WEFT_VNNI)
+  return _mm512_dpwssd_epi32(sum, a, b);
+#elif defined(WEFT_ISA_AVX512)
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+#else
+  const I32 low = ((I32)((U32)a << 16) >> 16) * ((I32)((U32)b << 16) >> 16);
+  return sum + low + (a >> 16) * (b >> 16);
+#endif
+}
+
 // Sums of four products of bytes in each lane: `activation` holds 4 signed bytes a lane, -127..127, `code` 4 unsigned
 // ones, 0..255. `dot4_low` is for codes of at most 128, where fewer instructions do. `dot4` takes kTakenOff off each
 // code, where that is cheaper than not to.

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.ops.triton.launches import Launch, decode_launch, power_of_two
-from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, take_in
+from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, Terms, gated, take_in
 
 # Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
@@ -31,13 +31,10 @@ def decode(
     kv: Kv,
     step: PagedStep,
     out: Tensor,
-    scale: float,
-    window: int,
-    sinks: Tensor | None = None,
+    terms: Terms,
     launch: Launch | None = None,
 ) -> None:
-    """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous;
-    `sinks` [heads] float32.
+    """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous.
 
     What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
     already.
@@ -47,7 +44,9 @@ def decode(
     launch = launch or decode_launch(head_dim, heads // kv_heads)
     num = len(step.decode_req)
     splits = step.num_splits
-    assert q.stride()[1:] == (head_dim, 1)
+    assert q.stride(2) == 1
+    assert terms.gate is None or terms.gate.stride() == q.stride()
+    gate = q if terms.gate is None else terms.gate
     assert out.is_contiguous()
     parts = out
     logs = out  # with one part there is nothing to put together
@@ -60,13 +59,14 @@ def decode(
         kv.v,
         parts,
         logs,
-        q if sinks is None else sinks,
+        q if terms.sinks is None else terms.sinks,
+        gate,
         step.rows,
         step.kv_lens,
         step.q_indptr,
         step.decode_req,
         step.table,
-        scale * kv.k_scale * LOG2_E,
+        terms.scale * kv.k_scale * LOG2_E,
         kv.v_scale,
         q.stride(0),
         step.table.stride(0),
@@ -75,11 +75,14 @@ def decode(
         GROUP=heads // kv_heads,
         D=head_dim,
         D_PAD=power_of_two(head_dim),
+        HEAD_STRIDE=q.stride(1),
         ROWS=launch.rows,
         KEYS=launch.keys,
-        WINDOW=window,
+        WINDOW=terms.window,
+        CAP=terms.cap * LOG2_E,
         SPLIT=splits > 1,
-        SINKS=sinks is not None,
+        SINKS=terms.sinks is not None,
+        GATED=terms.gate is not None,
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
@@ -88,11 +91,15 @@ def decode(
             parts,
             logs,
             out,
+            gate,
             step.q_indptr,
             step.decode_req,
+            q.stride(0),
             HEADS=heads,
             D=head_dim,
             D_PAD=power_of_two(head_dim),
+            HEAD_STRIDE=q.stride(1),
+            GATED=terms.gate is not None,
             SPLITS=splits,
             SPLITS_PAD=triton.next_power_of_2(splits),  # those of a `Size` are powers of two
             num_warps=4,
@@ -107,6 +114,7 @@ def decode_kernel(
     parts_ptr,  # [decodes, heads, splits, D]; with one split [T, heads, D]
     logs_ptr,  # [decodes, heads, splits]
     sinks_ptr,  # [heads]
+    gate_ptr,  # as q
     rows_ptr,
     kv_lens_ptr,
     q_indptr_ptr,
@@ -121,11 +129,14 @@ def decode_kernel(
     GROUP: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SPLIT: tl.constexpr,
     SINKS: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -150,9 +161,8 @@ def decode_kernel(
         at = parts_ptr + place[:, None] * D + dims[None, :]
 
         if begin < end:
-            q = tl.load(
-                q_ptr + token * q_stride + head[:, None] * D + dims[None, :], mask=inside, other=0.0
-            )
+            q_at = token * q_stride + head[:, None] * HEAD_STRIDE + dims[None, :]
+            q = tl.load(q_ptr + q_at, mask=inside, other=0.0)
             peak = tl.full([ROWS], -float("inf"), tl.float32)
             mass = tl.zeros([ROWS], tl.float32)
             if SINKS:
@@ -164,12 +174,13 @@ def decode_kernel(
             limit = tl.full([ROWS], 0, tl.int32) + end
             peak, mass, acc = take_in(
                 q, peak, mass, acc, k_ptr + kv_head * D, v_ptr + kv_head * D, slots_of, scale,
-                begin, end, limit,
-                KV_HEADS * D, D, D_PAD, KEYS, 0, True,
+                begin, end, begin, limit,
+                KV_HEADS * D, D, D_PAD, KEYS, 0, CAP, True,
             )  # fmt: skip
-            tl.store(
-                at, (acc * (v_scale / mass)[:, None]).to(parts_ptr.dtype.element_ty), mask=inside
-            )
+            acc = acc * (v_scale / mass)[:, None]
+            if GATED and not SPLIT:
+                acc = gated(acc, tl.load(gate_ptr + q_at, mask=inside, other=0.0))
+            tl.store(at, acc.to(parts_ptr.dtype.element_ty), mask=inside)
             if SPLIT:
                 tl.store(logs_ptr + place, peak + tl.log2(mass), mask=row < GROUP)
         elif SPLIT:
@@ -181,11 +192,15 @@ def combine_kernel(
     parts_ptr,
     logs_ptr,
     out_ptr,
+    gate_ptr,
     q_indptr_ptr,
     decode_req_ptr,
+    q_stride,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    GATED: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
 ):
@@ -212,6 +227,9 @@ def combine_kernel(
             other=0.0,
         )
         value = tl.sum(part * weight[:, None], 0)
+        if GATED:
+            gate_at = gate_ptr + token * q_stride + head * HEAD_STRIDE + dims
+            value = gated(value, tl.load(gate_at, mask=dims < D, other=0.0))
         tl.store(
             out_ptr + (token * HEADS + head) * D + dims,
             value.to(out_ptr.dtype.element_ty),

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.ops.triton.launches import Launch, extend_launch, power_of_two
-from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, take_in
+from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, Terms, gated, take_in
 
 # Pointers into one packed copy: Triton must not compile anew for the place where each begins.
 UNALIGNED = [
@@ -30,13 +30,11 @@ def extend(
     kv: Kv,
     step: PagedStep,
     out: Tensor,
-    scale: float,
-    window: int,
-    sinks: Tensor | None = None,
+    terms: Terms,
     launch: Launch | None = None,
 ) -> None:
     """Attention of the tokens in the step's tiles of `launch.rows` queries: q [T, heads, D] -> out,
-    contiguous; `sinks` [heads] float32.
+    contiguous.
 
     What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
     already.
@@ -44,21 +42,23 @@ def extend(
     heads, head_dim = q.shape[1:]
     kv_heads = kv.k.shape[1]
     launch = launch or extend_launch(head_dim, heads // kv_heads)
-    assert q.stride()[1:] == (head_dim, 1)
+    assert q.stride(2) == 1
+    assert terms.gate is None or terms.gate.stride() == q.stride()
     assert out.is_contiguous()
     extend_kernel[(len(step.tile_req), kv_heads)](
         q,
         kv.k,
         kv.v,
         out,
-        q if sinks is None else sinks,
+        q if terms.sinks is None else terms.sinks,
+        q if terms.gate is None else terms.gate,
         step.rows,
         step.kv_lens,
         step.q_indptr,
         step.tile_req,
         step.tile_start,
         step.table,
-        scale * kv.k_scale * LOG2_E,
+        terms.scale * kv.k_scale * LOG2_E,
         kv.v_scale,
         q.stride(0),
         step.table.stride(0),
@@ -66,10 +66,13 @@ def extend(
         GROUP=heads // kv_heads,
         D=head_dim,
         D_PAD=power_of_two(head_dim),
+        HEAD_STRIDE=q.stride(1),
         ROWS=launch.rows,
         KEYS=launch.keys,
-        WINDOW=window,
-        SINKS=sinks is not None,
+        WINDOW=terms.window,
+        CAP=terms.cap * LOG2_E,
+        SINKS=terms.sinks is not None,
+        GATED=terms.gate is not None,
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
@@ -82,6 +85,7 @@ def extend_kernel(
     v_ptr,
     out_ptr,
     sinks_ptr,
+    gate_ptr,
     rows_ptr,
     kv_lens_ptr,
     q_indptr_ptr,
@@ -96,10 +100,13 @@ def extend_kernel(
     GROUP: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     request = tl.load(tile_req_ptr + tl.program_id(0))
     kv_head = tl.program_id(1)
@@ -116,20 +123,19 @@ def extend_kernel(
         dims = tl.arange(0, D_PAD)
         inside = (token < num_tokens)[:, None] & (dims < D)[None, :]
         at = (first_token + token).to(tl.int64)
-        q = tl.load(
-            q_ptr + at[:, None] * q_stride + head[:, None] * D + dims[None, :],
-            mask=inside,
-            other=0.0,
-        )
+        q_at = at[:, None] * q_stride + head[:, None] * HEAD_STRIDE + dims[None, :]
+        q = tl.load(q_ptr + q_at, mask=inside, other=0.0)
 
         #   cached tokens:  0 ......... all_seen ......... end
         #                   every query sees |  some see them
         limit = cached + token + 1
         end = cached + tl.minimum((start + ROWS - 1) // GROUP, num_tokens - 1) + 1
         if WINDOW > 0:
-            begin = tl.maximum(cached + start // GROUP + 1 - WINDOW, 0) // KEYS * KEYS
+            first_seen = tl.maximum(cached + start // GROUP + 1 - WINDOW, 0)
+            begin = first_seen // KEYS * KEYS
             all_seen = begin
         else:
+            first_seen = 0
             begin = 0
             all_seen = (cached + start // GROUP + 1) // KEYS * KEYS
 
@@ -144,13 +150,17 @@ def extend_kernel(
         STRIDE: tl.constexpr = KV_HEADS * D
         if WINDOW == 0:
             peak, mass, acc = take_in(
-                q, peak, mass, acc, k_head, v_head, slots_of, scale, begin, all_seen, limit,
-                STRIDE, D, D_PAD, KEYS, WINDOW, False,
+                q, peak, mass, acc, k_head, v_head, slots_of, scale, begin, all_seen,
+                begin, limit,
+                STRIDE, D, D_PAD, KEYS, WINDOW, CAP, False,
             )  # fmt: skip
         peak, mass, acc = take_in(
-            q, peak, mass, acc, k_head, v_head, slots_of, scale, all_seen, end, limit,
-            STRIDE, D, D_PAD, KEYS, WINDOW, True,
+            q, peak, mass, acc, k_head, v_head, slots_of, scale, all_seen, end,
+            first_seen, limit,
+            STRIDE, D, D_PAD, KEYS, WINDOW, CAP, True,
         )  # fmt: skip
         acc = acc * (v_scale / tl.where(mass == 0.0, 1.0, mass))[:, None]
+        if GATED:
+            acc = gated(acc, tl.load(gate_ptr + q_at, mask=inside, other=0.0))
         out_at = out_ptr + (at[:, None] * (KV_HEADS * GROUP) + head[:, None]) * D + dims[None, :]
         tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=inside)

@@ -27,6 +27,16 @@ class Kv(NamedTuple):
     v_scale: float = 1.0
 
 
+class Terms(NamedTuple):
+    """What a layer asks of attention. `ops/attention.py` says what it means."""
+
+    scale: float
+    window: int = 0
+    cap: float = 0.0
+    sinks: Tensor | None = None  # [heads] float32
+    gate: Tensor | None = None  # [T, heads, D], strides as the queries: out is times its sigmoid
+
+
 class PagedStep(NamedTuple):
     """What the kernels read of a step, on the device: every tensor is int32 and in one piece.
 
@@ -59,12 +69,14 @@ def take_in(
     scale,
     begin,
     end,
+    first_seen,  # tokens before are not read
     limit,  # [ROWS] a query sees the tokens below
     STRIDE: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Add the cached tokens begin : end. Unless MASKED every query sees all of them, and they are
@@ -75,8 +87,9 @@ def take_in(
     dims = tl.arange(0, D_PAD)
     for first in range(begin, end, KEYS):
         n = first + tl.arange(0, KEYS)
+        there = (n >= first_seen) & (n < end)
         if MASKED:
-            slots = tl.load(slots_of + n, mask=n < end, other=0).to(tl.int64)
+            slots = tl.load(slots_of + n, mask=there, other=0).to(tl.int64)
         else:
             slots = tl.load(slots_of + n).to(tl.int64)
         k_at = k_head + slots[None, :] * STRIDE + dims[:, None]
@@ -85,12 +98,12 @@ def take_in(
             if MASKED:
                 k = tl.load(
                     k_at,
-                    mask=(n < end)[None, :],
+                    mask=there[None, :],
                     other=0.0,
                 )
                 v = tl.load(
                     v_at,
-                    mask=(n < end)[:, None],
+                    mask=there[:, None],
                     other=0.0,
                 )
             else:
@@ -99,17 +112,20 @@ def take_in(
         else:
             k = tl.load(
                 k_at,
-                mask=(n < end)[None, :] & (dims < D)[:, None],
+                mask=there[None, :] & (dims < D)[:, None],
                 other=0.0,
             )
             v = tl.load(
                 v_at,
-                mask=(n < end)[:, None] & (dims < D)[None, :],
+                mask=there[:, None] & (dims < D)[None, :],
                 other=0.0,
             )
         scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+        if CAP > 0:
+            # cap tanh(score / cap), by e^2x: there is no tanh.
+            scores = CAP * (1 - 2 / (1 + tl.exp2(scores * (2 * UNIT / CAP))))
         if MASKED:
-            seen = (n[None, :] < limit[:, None]) & (n < end)[None, :]
+            seen = (n[None, :] < limit[:, None]) & there[None, :]
             if WINDOW > 0:
                 seen = seen & (n[None, :] >= limit[:, None] - WINDOW)
             scores = tl.where(seen, scores, -float("inf"))
@@ -123,3 +139,9 @@ def take_in(
         )
         peak = higher
     return peak, mass, acc
+
+
+@triton.jit
+def gated(result, gate):
+    """result sigmoid(gate)"""
+    return result / (1 + tl.exp2(-gate.to(tl.float32) * UNIT))

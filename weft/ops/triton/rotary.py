@@ -26,9 +26,10 @@ def rotary_store(
     q_norm: Norm | None,
     k_norm: Norm | None,
     num_heads: int,
+    q_head_stride: int,
 ) -> None:
-    """qkv [T, (heads + 2 kv_heads) D]: norm and rotate queries in place, put keys and values into
-    slots [T] (-1: drop).
+    """qkv [T, heads q_head_stride + 2 kv_heads D]: norm and rotate queries in place, put keys and
+    values into slots [T] (-1: drop).
 
     cos and sin [positions, D / 2] float32, by position; positions and slots int32.
     """
@@ -53,6 +54,7 @@ def rotary_store(
         num_tokens,
         qkv.stride(0),
         HEADS=num_heads,
+        Q_STRIDE=q_head_stride,
         KV_HEADS=kv_heads,
         D=head_dim,
         HALF_PAD=power_of_two(head_dim) // 2,
@@ -82,6 +84,7 @@ def rotary_store_kernel(
     num_tokens,
     qkv_stride,
     HEADS: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     HALF_PAD: tl.constexpr,
@@ -98,7 +101,11 @@ def rotary_store_kernel(
     pair = tl.arange(0, HALF_PAD)
     inside = there[:, None] & (pair < half)[None, :]
     row = qkv_ptr + token.to(tl.int64)[:, None] * qkv_stride
-    at = row + head * D + pair[None, :]
+    # Queries may stand further from each other than their size: what is between them stays.
+    begin = head * Q_STRIDE
+    if head >= HEADS:
+        begin = HEADS * Q_STRIDE + (head - HEADS) * D
+    at = row + begin + pair[None, :]
     a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
@@ -134,7 +141,7 @@ def rotary_store_kernel(
         to = (slot * KV_HEADS + kv_head)[:, None] * D + pair[None, :]
         store(k_ptr + to, first * k_factor, kept, FP8)
         store(k_ptr + to + half, second * k_factor, kept, FP8)
-        value_at = row + (head + KV_HEADS) * D + pair[None, :]
+        value_at = at + KV_HEADS * D
         store(
             v_ptr + to, tl.load(value_at, mask=kept, other=0.0).to(tl.float32) * v_factor, kept, FP8
         )
