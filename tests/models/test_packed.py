@@ -263,6 +263,31 @@ def test_codes_are_kept_where_a_gate_and_its_up_are_stored_alike(
     assert kept_in_codes(drive(packed.folder)) == [True, True, False, True]
 
 
+def test_codes_are_kept_where_inputs_stand_in_another_order(
+    tmp_path: Path, drive: Callable[..., Driver]
+) -> None:
+    packed = PackedCheckpoint(gptq(act_order=True), tmp_path)
+    assert kept_in_codes(drive(packed.folder)) == [True] * 4
+
+
+def test_inputs_of_a_gate_and_its_up_may_stand_in_different_orders(
+    tmp_path: Path, drive: Callable[..., Driver]
+) -> None:
+    """Then these are widened; queries, keys and values have an order each."""
+    packed = PackedCheckpoint(gptq(act_order=True), tmp_path)
+    for name in ("mlp.gate_proj", "self_attn.k_proj"):
+        module = f"model.layers.0.{name}"
+        weight = packed.stands_for[f"{module}.weight"]
+        tensors, packed.stands_for[f"{module}.weight"] = gptq().pack(weight)
+        packed.tensors |= {f"{module}.{ending}": tensor for ending, tensor in tensors.items()}
+    packed.save()
+    driver = drive(packed.folder)
+    assert kept_in_codes(driver) == [True, True, True, True, False, True]
+    found = weights(driver)
+    for name, weight in packed.stands_for.items():
+        assert torch.equal(found[name], weight), name
+
+
 def test_new_weights_may_be_packed(tmp_path: Path, drive: Callable[..., Driver]) -> None:
     packed = PackedCheckpoint(gptq(act_order=True), tmp_path / "new")
     plain = tmp_path / "old"

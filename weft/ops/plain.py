@@ -90,7 +90,7 @@ class PlainMatrix:
         target = self._part(self._weight, part)[start : start + len(rows)]
         target.copy_(widened(rows, scales))
 
-    def keep_as(self, part: int, format: CodeFormat) -> None:
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
         """Codes are widened here."""
 
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
@@ -249,7 +249,7 @@ class CodedMatrix(PlainMatrix):
             tensors += _tensors_of(codes)
         return tensors
 
-    def keep_as(self, part: int, format: CodeFormat) -> None:
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
         if self._has_content or format.bits > CODE_FORMATS[self.format].bits:
             return
         device = self._parts[part].values.device

@@ -76,8 +76,9 @@ class Matrix(Protocol):
         """
         ...
 
-    def keep_as(self, part: int, format: CodeFormat) -> None:
-        """Before any content comes: that of this part will come as codes of this format.
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
+        """Before any content comes: that of this part will come as codes of this format, with its
+        inputs in this order (`Codes.order`).
 
         Once all parts have said so, the matrix may decide to keep such codes as they are, unless
         the user wants another format. Its tensors move then; later content does not move them.

@@ -176,9 +176,9 @@ class GatesAndUps:
         for part, rows, first in self._split(start, len(codes.values)):
             self._matrix.put_codes(part, codes.of(rows), first)
 
-    def keep_as(self, format: CodeFormat) -> None:
+    def keep_as(self, format: CodeFormat, order: Tensor | None = None) -> None:
         for part in self._parts:
-            self._matrix.keep_as(part, format)
+            self._matrix.keep_as(part, format, order)
 
     def get(self, start: int = 0, stop: int | None = None) -> Tensor:
         gates, ups = (self._matrix.get(part) for part in self._parts)

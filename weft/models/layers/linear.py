@@ -206,9 +206,9 @@ def _stacked(
             found.append(matrix.get(run.part, run.first, run.first + run.size))
         return torch.cat(found)
 
-    def keep_as(format: CodeFormat) -> None:
+    def keep_as(format: CodeFormat, order: Tensor | None = None) -> None:
         for part in range(len(matrix.sizes)):
-            matrix.keep_as(part, format)
+            matrix.keep_as(part, format, order)
 
     def put_codes(codes: Codes, start: int = 0) -> None:
         for run, rows in pieces(start, start + len(codes.values)):

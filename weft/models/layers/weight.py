@@ -31,8 +31,9 @@ class Get(Protocol):
 
 
 class KeepAs(Protocol):
-    def __call__(self, format: CodeFormat) -> None:
-        """Before any content comes: it will be codes of this format (`Matrix.keep_as`)."""
+    def __call__(self, format: CodeFormat, order: Tensor | None = None) -> None:
+        """Before any content comes: it will be codes of this format, with its inputs in this order
+        (`Matrix.keep_as`)."""
         ...
 
 

@@ -139,6 +139,7 @@ class PackedWeight(ctypes.Structure):
         ("has_table", c_int64),
         ("table", c_uint8 * 16),
         ("panels", c_void_p),
+        ("order", c_void_p),
     )
 
 

@@ -57,20 +57,29 @@ struct InputRow {
   const float* norm_weight;  // or null
   F32 factor;
   int64_t in;
+  const int32_t* order;  // of the weight
 
-  // Elements i .. i + kLanes, all of which are there.
+  // Elements i .. i + kLanes, all of which are there, in the order of x.
   WEFT_INLINE F32 inside(const InputRow& row, int64_t i) {
     const F32 x = load(row.x + i);
     return row.norm_weight ? mul(mul(x, row.factor), load(row.norm_weight + i)) : x;
   }
 
-  // The same, 0 behind the last.
+  // The same in any order, 0 behind the last.
   WEFT_INLINE F32 at(const InputRow& row, int64_t i) {
     const int n = int(least(row.in - i, kLanes));
     if (n <= 0) return zero();
-    const F32 x = n == kLanes ? load(row.x + i) : load(row.x + i, n);
+    const F32 x = some(row, row.x, i, n);
     if (!row.norm_weight) return x;
-    return mul(mul(x, row.factor), n == kLanes ? load(row.norm_weight + i) : load(row.norm_weight + i, n));
+    return mul(mul(x, row.factor), some(row, row.norm_weight, i, n));
+  }
+
+ private:
+  WEFT_INLINE F32 some(const InputRow& row, const float* values, int64_t i, int n) {
+    if (!row.order) return n == kLanes ? load(values + i) : load(values + i, n);
+    float found[kLanes] = {};
+    for (int j = 0; j < n; j++) found[j] = values[row.order[i + j]];
+    return load(found);
   }
 };
 
@@ -142,7 +151,7 @@ static void make_bytes(const Weight& w, const InputRow& row, const Activations& 
     const int64_t num_slabs = least(kInputsAtOnce, w.padded_in - k) / kSlab;
     float scales[kGroupsAtOnce];
     int32_t halves[kHalvesAtOnce];
-    if (k + kInputsAtOnce <= row.in) {
+    if (!row.order && k + kInputsAtOnce <= row.in) {
       round_groups<true>(row, k, num_slabs, to.slab_stride, data, scales, halves);
     } else {
       round_groups<false>(row, k, num_slabs, to.slab_stride, data, scales, halves);
@@ -162,7 +171,8 @@ static void make_bytes(const Weight& w, const InputRow& row, const Activations& 
 static void make_row_ready(const LinearArgs& args, int64_t t, const Activations& to) {
   const Weight& w = *args.weight;
   const float* x = args.x + t * args.x_stride;
-  const InputRow row{x, args.norm_weight, args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1), w.in};
+  const InputRow row{x, args.norm_weight, args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1), w.in,
+                     w.order};
   switch (activation_type(w)) {
     case kFloats: make_floats(row, w.padded_in, to.slab_stride, (float*)to.data + t * kSlab); break;
     case kPairs: make_pairs(row, w.padded_in, to.slab_stride, (bf16*)to.data + t * kSlab); break;

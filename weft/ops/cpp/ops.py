@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,13 @@ CONTENTS = {
 CODES_OF = {WeightFormat.I8: INT8, WeightFormat.I4: INT4}  # where floats are to be quantised
 
 
+class KeptCodes(NamedTuple):
+    """What the codes of a part are, before they come."""
+
+    format: CodeFormat
+    order: bytes = b""  # of its inputs, int32; nothing: they stand as those of x
+
+
 class Panels:
     """Some outputs of a weight, all in one format: a weight of the kernels."""
 
@@ -58,8 +65,10 @@ class Panels:
         num_panels: int,
         format: WeightFormat,
         codes: CodeFormat | None,
+        order: bytes = b"",
     ) -> None:
         self.codes = codes
+        self.order: Tensor | None = None
         self.padded_in = _round_up(in_size, abi.IN_STEP)
         self.struct = abi.PackedWeight(
             format=format,
@@ -73,6 +82,9 @@ class Panels:
             self._describe(codes)
             panel_bytes = self._head_bytes() + self.padded_in * abi.PANEL * codes.bits // 8
         self.memory = _zeros(num_panels * panel_bytes)
+        if order:
+            self.order = torch.frombuffer(bytearray(order), dtype=torch.int32)
+            self.struct.order = self.order.data_ptr()
         self.struct.panels = self.memory.data_ptr()
 
     @property
@@ -134,6 +146,8 @@ class PackedMatrix:
         format: WeightFormat,
         keeps_codes: bool = False,
         num_experts: int = 1,
+        *,
+        takes_order: bool = False,
     ) -> None:
         self.sizes = sizes * num_experts
         self.out_size = sum(sizes)  # of one expert
@@ -144,7 +158,8 @@ class PackedMatrix:
         self._gated = gated
         self._format = format
         self._keeps_codes = keeps_codes
-        self._stored: dict[int, CodeFormat] = {}  # by part, what it will come as
+        self._takes_order = takes_order
+        self._stored: dict[int, KeptCodes] = {}  # by part, what it will come as
         self._has_content = False
         if gated:
             gate, up = sizes
@@ -185,8 +200,10 @@ class PackedMatrix:
             self.put_codes(part, codes_of_int8(rows, scales), start)
             return
         rows = widened(rows, scales)
+        if panels.order is not None:
+            rows = rows[:, panels.order]
         if panels.codes not in (None, INT8, INT4):
-            self.put_codes(part, quantize_as(panels.codes, rows), start)
+            self._pack_codes(part, quantize_as(panels.codes, rows), start)
             return
         # The kernels pack rows of bfloat16 and of float32.
         if rows.dtype != torch.bfloat16:
@@ -194,12 +211,17 @@ class PackedMatrix:
         rows = rows.contiguous()
         self._library.pack(self._pack_args(part, rows, start))
 
-    def keep_as(self, part: int, format: CodeFormat) -> None:
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
         """Codes are kept as they come if these are wanted, or have no more bits than asked for; a
         gate and its up only if they are stored alike."""
         if self._has_content or not self._takes(format):
             return
-        self._stored[part] = format
+        kept = KeptCodes(format)
+        if order is not None:
+            if not self._takes_order:
+                return
+            kept = KeptCodes(format, order.numpy().tobytes())
+        self._stored[part] = kept
         formats = set(self._stored.values())
         is_one = self._gated or self._num_experts > 1
         if len(self._stored) < len(self.sizes) or (is_one and len(formats) > 1):
@@ -207,12 +229,13 @@ class PackedMatrix:
         self._places = []
         if is_one:
             weight_format = WeightFormat.I4 if format.bits == 4 else WeightFormat.I8
-            self._places = self._places_in(self._panels(self.out_size, weight_format, format))
+            whole = self._panels(self.out_size, weight_format, format, kept.order)
+            self._places = self._places_in(whole)
             return
-        for part_format, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
+        for same, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
             sizes = [self.sizes[each] for each in parts]
-            weight_format = WeightFormat.I4 if part_format.bits == 4 else WeightFormat.I8
-            panels = self._panels(sum(sizes), weight_format, part_format)
+            weight_format = WeightFormat.I4 if same.format.bits == 4 else WeightFormat.I8
+            panels = self._panels(sum(sizes), weight_format, same.format, same.order)
             for index in range(len(sizes)):
                 self._places.append((panels, sum(sizes[:index])))
 
@@ -235,11 +258,15 @@ class PackedMatrix:
         return format.bits <= asked.bits and _is_kept(format)
 
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
-        self._has_content = True
         panels, _ = self._places[part]
-        if panels.codes != codes.format or codes.order is not None:
+        if panels.codes != codes.format or not _is_same(panels.order, codes.order):
             self.put(part, codes.dequantized(), start)
-            return
+        else:
+            self._pack_codes(part, codes, start)
+
+    def _pack_codes(self, part: int, codes: Codes, start: int) -> None:
+        """Those of the format and the order that are kept."""
+        self._has_content = True
         args = self._pack_args(part, codes.values.contiguous(), start)
         kept: list[Tensor] = []
         for scales, name in ((codes.scales, "scales"), (codes.mins, "mins")):
@@ -264,7 +291,12 @@ class PackedMatrix:
         num_rows = len(range(self.sizes[part])[start:stop])
         rows = torch.empty(num_rows, self.in_size)
         self._library.unpack(self._pack_args(part, rows, start))
-        return rows
+        panels, _ = self._places[part]
+        if panels.order is None:
+            return rows
+        by_input = torch.empty_like(rows)
+        by_input[:, panels.order] = rows
+        return by_input
 
     def put_bias(self, part: int, values: Tensor) -> None:
         assert self.bias is not None
@@ -294,9 +326,11 @@ class PackedMatrix:
             return 2 * -(-out_size // 2 // abi.PANEL)
         return -(-out_size // abi.PANEL)
 
-    def _panels(self, out_size: int, format: WeightFormat, codes: CodeFormat | None) -> Panels:
+    def _panels(
+        self, out_size: int, format: WeightFormat, codes: CodeFormat | None, order: bytes = b""
+    ) -> Panels:
         num_panels = self._num_experts * self._num_panels(out_size)
-        return Panels(self.in_size, out_size, num_panels, format, codes)
+        return Panels(self.in_size, out_size, num_panels, format, codes, order)
 
     def _pack_args(
         self,
@@ -382,6 +416,8 @@ class CppOps:
             gated,
             format,
             self._keeps_codes,
+            # Rows of an embedding are read one by one, and experts have one order for all.
+            takes_order=not precise,
         )
         self._matrices.append(packed)
         return packed
@@ -663,6 +699,12 @@ class CppOps:
 
 def layer_norm_weights(norm: LayerNorm) -> abi.LayerNormWeights:
     return abi.LayerNormWeights(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+
+
+def _is_same(order: Tensor | None, other: Tensor | None) -> bool:
+    if order is None or other is None:
+        return order is other
+    return torch.equal(order, other)
 
 
 def _is_kept(format: CodeFormat) -> bool:

@@ -120,6 +120,7 @@ struct Weight {
   int64_t has_table;  // kI4
   uint8_t table[16];
   void* panels;
+  const int32_t* order;  // [in] which input of x each input of the panels is; null: they stand as in x
 };
 
 enum ContentType : int64_t { kFloatContent = 0, kBf16Content = 1, kCodeContent = 2 };

@@ -88,8 +88,7 @@ class PackedCodes(NamedTuple):
     def offer(self, weight: Weight) -> None:
         if weight.keep_as is not None:
             grouping = self._finite_grouping()
-            if grouping.order is None:
-                weight.keep_as(grouping.format)
+            weight.keep_as(grouping.format, grouping.order)
 
     def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
         grouping = self._finite_grouping()
