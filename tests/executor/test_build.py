@@ -80,7 +80,7 @@ def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
 
 
 def test_kv_in_fp8_is_kept_in_units_of_the_checkpoints_scales(tmp_path, monkeypatch):
-    save_random(MODEL, tmp_path / "model.safetensors")
+    save_random(MODEL, tmp_path / "weights.safetensors")
     save_file(
         {"model.layers.1.self_attn.k_scale": torch.tensor([0.5])}, tmp_path / "scales.safetensors"
     )
