@@ -26,7 +26,7 @@ ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
 def test_the_pool_has_just_the_slots_asked_for_in_the_dtype_of_the_engine():
     driver = make_driver(replace(MODEL, dtype="float32"), dtype="bfloat16")
     pool = driver.steps._attention._pool
-    assert (pool.num_slots, len(pool.k), pool.v[1].dtype) == (
+    assert (len(pool.k[0]), len(pool.k), pool.v[1].dtype) == (
         KV_TOKENS,
         MODEL.num_layers,
         torch.bfloat16,

@@ -32,7 +32,7 @@ class CacheCheck:
         slots, expected = [], []
         ends: dict[int, int] = {}  # the state behind a node, by its identity
         for node in cache.nodes():  # type: ignore[attr-defined]
-            chain = self._chain(ends.get(id(node.parent), 0), node)
+            chain = self.chain(ends.get(id(node.parent), 0), node)
             ends[id(node)] = chain[-1]
             slots.append(slots_of(np.frombuffer(node.pages, dtype=np.int32), cache.page_size))
             expected += chain
@@ -46,7 +46,7 @@ class CacheCheck:
         )
         self.num_tokens += len(computed)
 
-    def _chain(self, before: int, node: Any) -> list[int]:
+    def chain(self, before: int, node: Any) -> list[int]:
         weights = self._runner.weights
         key = before, weights, node.key
         chain = self._chains.get(key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.scheduler.window_oracle import WindowOracle
 from weft.arrays import IntArray
 from weft.plan.device import (
     DeviceReply,
@@ -78,6 +79,7 @@ class OracleStep:
     def result(self) -> Result:
         self.runner.pending.remove(self)
         if self.fails:
+            self.runner.windows_in_doubt()
             raise DeviceFailed("the device failed")
         return self.runner.execute(self.plan)
 
@@ -121,11 +123,18 @@ class OracleRunner:
         self.weights = 0  # other ones give other outputs
         self.patience = 0  # how often work is asked for in vain whether it is done
         self._released: set[str] = set()
+        # What it has of layers with windows, if these have slots of their own.
+        self.windows: WindowOracle | None = None
 
     def launch(self, plan: Plan) -> OracleStep:
         step = OracleStep(self, plan, fails=plan.step in self.fail_steps)
         self.pending.append(step)
         return step
+
+    def windows_in_doubt(self) -> None:
+        """A step has not been run: those that are launched already may read what it did not write."""
+        if self.windows is not None and self.pending:
+            self.windows.in_doubt_until = self.pending[-1].plan.step
 
     def pending_slots(self) -> IntArray:
         """The slots that launched steps are still to write."""
@@ -183,6 +192,8 @@ class OracleRunner:
             states
         ):  # written after all was read: no request may read what another writes in this step
             self.state[slot] = state
+        if self.windows is not None:
+            self.windows.follow(plan)
         self.num_tokens_run += plan.num_tokens
         tokens = [
             token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.talk import Talk, with_sessions
@@ -15,7 +15,7 @@ from weft.messages.requests import Abort
 from weft.plan.step import Plan
 from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.settings import SchedulerSettings, WindowSettings
 
 
 def random_settings(rng: random.Random) -> SchedulerSettings:
@@ -49,6 +49,16 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0]),
         max_slowdown=rng.choice([-1.0, 1.5, 2.5]),
     )
+
+
+def with_windows(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """Layers with windows get pages of their own, from barely enough to more than there ever are."""
+    window = rng.choice([1, 2, 5, 16, 33, 70, 200])
+    none = WindowSettings(window=window, num_pages=0)
+    least = none.least_pages(settings.page_size, settings.chunk_len or 0)
+    more = rng.choice([0, 1, 5, 20, 60, 400]) // settings.page_size
+    windows = WindowSettings(window=window, num_pages=least + more)
+    return replace(settings, windows=windows)
 
 
 def timed_settings(rng: random.Random) -> SchedulerSettings:
@@ -205,13 +215,20 @@ def prompt_wishes(rng: random.Random, prompt_len: int) -> dict[str, int]:
 
 
 def run_random(
-    seed: int, num_requests: int = 40, *, switches: bool = False, puts_aside: bool = False
+    seed: int,
+    num_requests: int = 40,
+    *,
+    switches: bool = False,
+    puts_aside: bool = False,
+    windows: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
-    has a file of the journal for itself."""
+    has a file of the journal for itself. `windows`: some layers have windows, and pages of their own."""
     rng = random.Random(seed)
     settings = random_settings(rng)
+    if windows:
+        settings = with_windows(settings, random.Random(f"windows of {seed}"))
     talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
     if talks is not None:
         settings = with_sessions(settings, talks)

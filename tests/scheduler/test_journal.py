@@ -255,7 +255,9 @@ def test_a_replay_stops_at_the_first_decision_that_differs(
         monkeypatch.setattr("weft.memory.allocator.RowTable.alloc", lambda self: self._free.pop(0))
     else:
         monkeypatch.setattr(
-            PrefillAdder, "_fits", lambda self, extend, reserve: self._is_alone and not self.can_run
+            PrefillAdder,
+            "_fits",
+            lambda self, request, extend, reserve: self._is_alone and not self.can_run,
         )
     replay = Replay(world.records)
     assert not replay.run()

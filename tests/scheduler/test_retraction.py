@@ -11,7 +11,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.scheduler.admission import careful_ratio
 from weft.scheduler.request import RequestState
-from weft.scheduler.retraction import cheapest, freed_tokens
+from weft.scheduler.retraction import cheapest
 
 
 def decoding(world: World, *ids: int) -> None:
@@ -26,13 +26,13 @@ def test_taking_back_a_request_frees_what_no_other_shares_with_it() -> None:
     first = world.send([*prefix, 1, 2], max_new_tokens=20, ignore_eos=True)
     decoding(world, first)
     kv = world.scheduler.kv
-    assert freed_tokens(kv, world.request(first)) == 24  # 22 tokens and the next: 6 pages
+    assert kv.freed_tokens(world.request(first)) == 24  # 22 tokens and the next: 6 pages
     second = world.send([*prefix, 3, 4], max_new_tokens=20, ignore_eos=True)
     decoding(world, second)
     for id in (first, second):
         request = world.request(id)
         before = kv.available
-        expected = freed_tokens(kv, request)
+        expected = kv.freed_tokens(request)
         world.scheduler.retract(request)
         assert kv.available == before + expected
     assert world.finished == {}

@@ -14,6 +14,7 @@ from tests.scheduler.oracle_runner import (
     expected_logprobs,
     expected_output,
 )
+from tests.scheduler.window_oracle import WindowOracle
 from weft.client.aux_outputs import prompt_logprobs
 from weft.engine.loop import Loop
 from weft.messages.replies import AuxPiece, Finish, StepOutput
@@ -25,6 +26,7 @@ from weft.scheduler.feature import Feature
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.windows.kv import WindowedKv
 
 VOCAB = 300
 EOS = 3
@@ -49,6 +51,8 @@ class World:
             VOCAB,
             fail_steps or set(),
         )
+        if settings.windows is not None:
+            self.runner.windows = WindowOracle(self.runner, settings.windows, settings.page_size)
         self.time = 0.0
         self.tick_s = 1.0  # between two steps, besides what they cost
         self.failures: list[Exception] = []
@@ -189,6 +193,8 @@ class World:
         kv.cache.check()
         if self.num_steps % CACHE_CHECKED_EVERY == 0:
             self.cache_check.check(kv.cache)
+            if self.runner.windows is not None:
+                self.runner.windows.check_tails(scheduler, self.cache_check)
         with_row = [r for r in scheduler.requests.values() if r.row != NO_ROW]
         assert kv.rows.num_used == len(with_row)
         assert len({r.row for r in with_row}) == len(with_row)
@@ -235,7 +241,10 @@ class World:
         assert self.scheduler.prefills.chunked_req is None
         assert kv.cache.protected_pages == 0
         assert kv.rows.num_free == kv.rows.num_rows
-        assert kv.available == kv.capacity
+        assert self.scheduler.stats().kv_used == 0
+        if isinstance(kv, WindowedKv):
+            assert kv.windows.available == kv.windows.capacity
+            assert not kv.windows.pool.held.any()
         assert set(self.finished) == set(self.sent)
 
     def check_outputs(self) -> None:

@@ -23,7 +23,7 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_recv_weights
-from weft.config.resolve import kept_as, parameters, size
+from weft.config.resolve import kept_as, parameters, size, window_tokens
 from weft.config.scheduling import scheduling_values
 from weft.engine.engine import Engine
 from weft.executor.build import load_runner
@@ -43,7 +43,12 @@ from weft.messages.status import EngineReady, Pools
 from weft.messages.wakeup import WakeupPipe
 from weft.observe import garbage
 from weft.plan.step import ForwardMode
-from weft.scheduler.settings import PoolingLimits, SchedulerSettings, SessionLimits
+from weft.scheduler.settings import (
+    PoolingLimits,
+    SchedulerSettings,
+    SessionLimits,
+    WindowSettings,
+)
 
 WARM_UP_ID = -1
 
@@ -75,6 +80,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         model,
         folder=folder,
         kv_tokens=config.kv_tokens,
+        window_tokens=window_tokens(config),
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         context_length=config.context_length,
@@ -169,8 +175,18 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
             timeout_s=config.session_timeout_s,
         ),
         pooling=_pooling_limits(model),
+        windows=_windows(config, model),
         seed=config.seed,
     )
+
+
+def _windows(config: EngineConfig, model: ModelConfig) -> WindowSettings | None:
+    """What the scheduler needs of layers with windows, where these have pages of their own."""
+    num_tokens = window_tokens(config)
+    if not num_tokens:
+        return None
+    widest = max(model.window(layer) for layer in range(model.num_layers))
+    return WindowSettings(window=widest, num_pages=num_tokens // config.page_size)
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:

@@ -196,6 +196,20 @@ class ModelOptions:
         high=1024,
         elsewhere=("block_size",),
     )
+    swa_full_tokens_ratio: float = option(
+        0.0,
+        "size of the pool of layers with sliding windows, as a part of --kv-tokens; 0 takes what "
+        "requests of an eighth of the context need",
+        group="memory",
+        low=0.0,
+        high=1.0,
+    )
+    disable_hybrid_swa_memory: bool = option(
+        False,
+        "keep all tokens in layers with sliding windows, too, in one pool with all others",
+        group="memory",
+        elsewhere=("disable_hybrid_kv_cache_manager",),
+    )
     prefix_cache: bool = option(
         True,
         "keep and share the KV of equal prefixes",

@@ -33,6 +33,7 @@ from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.pooling import PoolingConfig
+from weft.config.windows import TYPICAL_LEN, KvPools, one_pool, two_pools
 
 GB = 1_000_000_000
 
@@ -40,7 +41,6 @@ KV_SHARE = {"cpu": 0.5, "cuda": 0.9}
 LARGEST_KV_SHARE = 0.9  # for a context that the user asked for
 CPU_KV_BYTES = 4 * GB
 MIN_RUNNING = 4
-TYPICAL_LEN = 512  # tokens of one request, to guess how many of them a KV cache will hold
 MIN_CONTEXT = 512  # a context that is cut to fit does not become shorter
 
 # While a piece of a prompt runs, everybody else waits for the next token; but the matrix products
@@ -75,6 +75,8 @@ NOT_FOR_ENCODERS = (
     "kv_tokens",
     "memory_fraction",
     "kv_dtype",
+    "swa_full_tokens_ratio",
+    "disable_hybrid_swa_memory",
     "chunked_prefill_size",
     "attention_backend",
 )
@@ -87,24 +89,39 @@ class Sizing:
     free_bytes: int
     weight_bytes: int
     work_bytes: int
-    kv_bytes_per_token: int
     kv_tokens: int
-    page_size: int
+    pools: KvPools
     context_length: int
     note: str = ""  # what was cut to fit
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token in all layers."""
+        return self.pools.bytes_per_token + self.pools.window_bytes
+
+    @property
     def kv_bytes(self) -> int:
-        return self.kv_tokens * self.kv_bytes_per_token
+        return self.pools.num_bytes(self.kv_tokens)
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens of layers with windows, where these have a pool of their own."""
+        return self.pools.window_tokens(self.kv_tokens)
 
     def __str__(self) -> str:
-        if not self.kv_bytes_per_token:
+        if not self.kv_bytes:
             return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
         whole = self.kv_tokens // self.context_length
         requests = f"{whole:,} request{'s' if whole != 1 else ''} of {self.context_length:,} tokens"
+        windows = ""
+        if self.window_tokens:
+            windows = (
+                f", {self.window_tokens:,} of them in layers with windows of "
+                f"{self.pools.window:,} tokens"
+            )
         return (
-            f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens (page {self.page_size}) · "
-            f"{requests}"
+            f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens{windows} "
+            f"(page {self.pools.page_size}) · {requests}"
         )
 
 
@@ -152,17 +169,30 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
     if model.pooling is not None and model.pooling.kind == "mean":
         filled = replace(filled, prefix_cache=False)  # every token of a prompt counts
     sizing = _sizing(config, filled, model, free)
-    fitting = sizing.kv_tokens // min(sizing.context_length, TYPICAL_LEN)
+    typical = min(sizing.context_length, TYPICAL_LEN)
+    fitting = sizing.kv_tokens // typical
+    in_windows = sizing.window_tokens
+    if in_windows:
+        fitting = min(fitting, in_windows // min(sizing.pools.window, typical))
     running = config.max_running_requests or max(MIN_RUNNING, min(MAX_RUNNING, fitting))
     filled = replace(
         filled,
         kv_tokens=sizing.kv_tokens,
         context_length=sizing.context_length,
         max_running_requests=running,
+        # Of whole pages: what is computed back from it is exact.
+        swa_full_tokens_ratio=in_windows / sizing.kv_tokens,
     )
     if device == "cuda":
         filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
     return Resolved(filled, sizing)
+
+
+def window_tokens(config: EngineConfig) -> int:
+    """The size of the pool of layers with windows; 0: they share that of all layers. `config` is
+    resolved."""
+    num_pages = config.kv_tokens / config.page_size * config.swa_full_tokens_ratio
+    return round(num_pages) * config.page_size
 
 
 def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
@@ -255,9 +285,8 @@ def _encoder(
         free_bytes=free_bytes,
         weight_bytes=model.weights_bytes,
         work_bytes=work,
-        kv_bytes_per_token=0,
         kv_tokens=filled.kv_tokens,
-        page_size=filled.page_size,
+        pools=KvPools(bytes_per_token=0, page_size=filled.page_size),
         context_length=context,
     )
     if model.weights_bytes + work > free_bytes:
@@ -335,23 +364,20 @@ def _sizing(
     """
     weights = model.weights_bytes
     work = _work_bytes(config, model)
-    per_token = model.kv_bytes_per_token
-    if asked.kv_tokens:
-        kv_tokens = _whole_pages(asked.kv_tokens, config)
-    else:
-        budget = _kv_budget(
-            asked, config, per_token, weights, free_bytes - weights - work, free_bytes
-        )
-        kv_tokens = max(0, budget // per_token // config.page_size * config.page_size)
-
+    rest = free_bytes - weights - work
+    pools = _pools(asked, config, model)
+    kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
+    if pools.window and pools.window_tokens(kv_tokens) >= kv_tokens:
+        # Two pools would take more than one.
+        pools = one_pool(model, config.page_size)
+        kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
     context = min(config.context_length, kv_tokens)
     sizing = Sizing(
         free_bytes=free_bytes,
         weight_bytes=weights,
         work_bytes=work,
-        kv_bytes_per_token=per_token,
         kv_tokens=kv_tokens,
-        page_size=config.page_size,
+        pools=pools,
         context_length=context,
         note=f"context cut from {config.context_length:,} to {context:,} tokens to fit the KV cache"
         if context < config.context_length
@@ -359,6 +385,38 @@ def _sizing(
     )
     _check_fit(asked, config, model, sizing)
     return sizing
+
+
+def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvPools:
+    """Whether layers with windows get a pool of their own. Our kernels for GPUs read one table of
+    slots for all layers, and so does attention for the code of transformers."""
+    has_one_table = config.device != "cpu" or bool(model.library_config)
+    if config.disable_hybrid_swa_memory or has_one_table:
+        return one_pool(model, config.page_size)
+    return two_pools(
+        model,
+        page_size=config.page_size,
+        chunk_len=config.chunked_prefill_size,
+        context_length=config.context_length,
+        ratio=config.swa_full_tokens_ratio,
+        is_given=asked.kv_tokens > 0,
+    )
+
+
+def _kv_tokens(
+    asked: EngineConfig,
+    config: EngineConfig,
+    pools: KvPools,
+    rest: int,
+    free_bytes: int,
+    weights: int,
+) -> int:
+    """The size of the KV cache: as it was given, or what its bytes have room for."""
+    if asked.kv_tokens:
+        return _whole_pages(asked.kv_tokens, config)
+    fitting = pools.fitting(_kv_budget(asked, config, pools, weights, rest, free_bytes))
+    # Where every layer has a window, the other pool takes no memory at all.
+    return min(fitting, _most_tokens(config))
 
 
 def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
@@ -395,14 +453,14 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
 def _kv_budget(
     asked: EngineConfig,
     config: EngineConfig,
-    per_token: int,
+    pools: KvPools,
     weights: int,
     rest: int,
     free_bytes: int,
 ) -> int:
     """Bytes for the KV cache when its size was not given. `rest` is what weights and work leave."""
-    one_context = _whole_pages(config.context_length, config) * per_token
-    useful = (config.max_running_requests or MAX_RUNNING) * one_context
+    one_context = pools.num_bytes(_whole_pages(config.context_length, config))
+    useful = pools.num_bytes(_most_tokens(config))
     if asked.memory_fraction:
         return min(useful, rest, int(free_bytes * asked.memory_fraction) - weights)
     budget = min(useful, int(rest * KV_SHARE[config.device]))
@@ -411,6 +469,12 @@ def _kv_budget(
     if asked.context_length:
         budget = max(budget, min(one_context, int(rest * LARGEST_KV_SHARE)))
     return budget
+
+
+def _most_tokens(config: EngineConfig) -> int:
+    """Tokens of as many whole contexts as may run: more is not needed."""
+    num_requests = config.max_running_requests or MAX_RUNNING
+    return num_requests * _whole_pages(config.context_length, config)
 
 
 def _whole_pages(num_tokens: int, config: EngineConfig) -> int:
@@ -430,7 +494,7 @@ def _check_fit(
             f"({asked.context_length:,}): a request of that length could never run"
         )
     room = sizing.free_bytes - sizing.weight_bytes - sizing.work_bytes
-    fitting = max(0, room // sizing.kv_bytes_per_token // config.page_size * config.page_size)
+    fitting = sizing.pools.fitting(room)
     if asked.kv_tokens:
         fits = sizing.kv_tokens <= fitting
     else:
@@ -443,7 +507,7 @@ def _check_fit(
     raise SettingsError(
         f"{model.name} does not fit into memory: weights take {size(sizing.weight_bytes)}, the "
         f"work {size(sizing.work_bytes)}, a KV cache of {wanted:,} tokens "
-        f"{size(wanted * sizing.kv_bytes_per_token)}, and {size(sizing.free_bytes)} are free. "
+        f"{size(sizing.pools.num_bytes(wanted))}, and {size(sizing.free_bytes)} are free. "
         f"{_cure(asked, config, sizing, fitting, shortest)}"
     )
 
@@ -458,9 +522,8 @@ def _cure(
         if asked.kv_tokens:
             return f"Lower --kv-tokens: {fitting:,} fit."
         if asked.memory_fraction and fitting >= shortest:
-            enough = (
-                sizing.weight_bytes + shortest * sizing.kv_bytes_per_token
-            ) / sizing.free_bytes
+            needed = sizing.weight_bytes + sizing.pools.num_bytes(shortest)
+            enough = needed / sizing.free_bytes
             return (
                 f"Raise --memory-fraction (now {asked.memory_fraction:g}): {enough + 0.01:.2f} is "
                 "enough."

@@ -369,6 +369,8 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             return "waits: no KV memory was left behind those admitted in the same step"
         case Stop.NO_TOKEN:
             return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
+        case Stop.NO_WINDOW:
+            return f"waits: no KV memory of layers with windows: {name} {_lack_of_memory(one)}"
         case Stop.NO_ROW:
             limit = settings.max_running_requests
             return f"waits: as many requests run as --max-running-requests allows ({limit})"

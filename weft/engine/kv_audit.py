@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.memory.accounting.audit import FREE, AccountingError, Fault, find_faults
+from weft.memory.accounting.audit import AccountingError, Fault
 from weft.memory.allocator import NOBODY
 from weft.messages.control import AuditReply
 from weft.observe.log import EventLog
-from weft.scheduler.request import NO_ROW
 
 AUDIT_INTERVAL_S = 5.0  # between audits of an engine that becomes idle again and again
 
@@ -112,27 +111,18 @@ class KvAuditor(Service):
     def _repair(self) -> list[str]:
         """Quarantine the pages with a fault, and give up what was computed on a page with two
         owners."""
-        faults = self._find_faults()
+        scheduler = self._scheduler
+        faults = scheduler.find_faults()
         reports = [self._report(fault) for fault in faults]
-        self._quarantine(faults)
-        doubly_owned = [fault for fault in faults if len(_owners(fault)) > 1]
+        scheduler.kv.quarantine(faults)
+        doubly_owned = [fault for fault in faults if len(fault.users) > 1]
         if doubly_owned:
             self._give_up(doubly_owned)
             # With that all pages were given out anew: look again.
-            self._quarantine(self._find_faults())
+            scheduler.kv.quarantine(scheduler.find_faults())
         if faults:
             self._scheduler.shrink()
         return reports
-
-    def _find_faults(self) -> list[Fault]:
-        scheduler = self._scheduler
-        kv = scheduler.kv
-        return find_faults(kv.allocator, kv.cache, scheduler.owned_pages())
-
-    def _quarantine(self, faults: Sequence[Fault]) -> None:
-        for fault in faults:
-            is_owned = bool(_owners(fault))
-            self._scheduler.kv.allocator.quarantine(fault.page, is_owned=is_owned)
 
     def _give_up(self, faults: Sequence[Fault]) -> None:
         """Pages have two owners: end these requests, and trust nothing else that was computed."""
@@ -140,9 +130,8 @@ class KvAuditor(Service):
         names: set[str] = set()
         for fault in faults:
             names |= set(fault.owners)
-        with_row = [one for one in scheduler.requests.values() if one.row != NO_ROW]
         ids = set()
-        for name, request in zip(scheduler.owned_pages(), with_row, strict=True):
+        for name, request in scheduler.with_row().items():
             if name in names:
                 ids.add(request.id)
         scheduler.recompute(
@@ -152,7 +141,7 @@ class KvAuditor(Service):
     def _report(self, fault: Fault) -> str:
         """The fault, and what is known of the page's last owner."""
         scheduler = self._scheduler
-        id = int(scheduler.kv.allocator.last_owner[fault.page])
+        id = scheduler.kv.last_owner(fault)
         if id == NOBODY:
             return str(fault)
         trace = scheduler.history.trace(id)
@@ -161,8 +150,3 @@ class KvAuditor(Service):
         last = trace.events[-1]
         happened = f"step {last.step}: {last.kind.value} {last.detail}".rstrip(" )")
         return f"{fault}; last given to {trace.rid} ({happened})"
-
-
-def _owners(fault: Fault) -> set[str]:
-    """The owners of a page, without the free list."""
-    return set(fault.owners) - {FREE}

@@ -37,6 +37,7 @@ class RunnerSpec:
     model: ModelConfig  # with the types in which weights and KV are kept
     folder: Path  # of the checkpoint
     kv_tokens: int
+    window_tokens: int  # slots of layers with windows; 0: they have those of all layers
     max_rows: int
     context_length: int
     thread: Executor  # the thread of all of the runner's calls of torch
@@ -67,6 +68,7 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
         device,
         dtype,
         layer_scales,
+        num_window_slots=spec.window_tokens,
     )
 
 

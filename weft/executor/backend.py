@@ -7,7 +7,7 @@ class of each; docs/contribute/attention-backend.md adds one for GPUs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -42,6 +42,13 @@ class DeviceLayout(NamedTuple):
     size: StepSize
 
 
+class WindowBatch(NamedTuple):
+    """The slots of layers with windows, where they have a pool of their own."""
+
+    slots: Tensor  # [T] int64, for K and V of this step's tokens
+    table: Tensor  # [max_rows, context_length] int32; positions outside of windows have no meaning
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The requests of one step. Lengths are on the host, so that a plan needs no device."""
@@ -53,6 +60,13 @@ class AttentionBatch:
     slots: Tensor  # [T] int64, slots for K and V of this step's tokens
     table: Tensor  # [max_rows, context_length] int32, slot of each token, with this step's
     layout: DeviceLayout | None = None  # of the backend's own `tiling`, on a GPU
+    window: WindowBatch | None = None  # None: `slots` and `table` are those of all layers
+
+    def seen_by(self, window: int) -> AttentionBatch:
+        """The batch with the slots and the table of layers with this window; 0: without one."""
+        if self.window is None or not window:
+            return self
+        return replace(self, slots=self.window.slots, table=self.window.table)
 
 
 class AttentionBackend(PagedAttention, Protocol):

@@ -22,6 +22,7 @@ def load_runner(
     *,
     folder: Path,
     kv_tokens: int,
+    window_tokens: int = 0,
     page_size: int,
     max_rows: int,
     context_length: int,
@@ -29,7 +30,8 @@ def load_runner(
 ) -> TorchRunner:
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
-    Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. Raises `ModelError` if the weights cannot
+    Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. With `window_tokens`, layers with windows
+    have as many slots of their own. Raises `ModelError` if the weights cannot
     be used, ValueError for an unknown attention backend.
     """
     assert kv_tokens % page_size == 0, "the KV pool consists of whole pages"
@@ -39,6 +41,7 @@ def load_runner(
         model=replace(kept_as(engine, model), context_length=context_length),
         folder=folder,
         kv_tokens=kv_tokens,
+        window_tokens=window_tokens,
         max_rows=max_rows,
         context_length=context_length,
         thread=thread,

@@ -11,7 +11,7 @@ Knows no request: rows and slots are numbers that the scheduler has given out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray, consecutive
-from weft.executor.backend import AttentionBatch, DeviceLayout
+from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputVectors
-from weft.plan.step import LAST_SAMPLED, Plan, TableWrites
+from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,17 @@ class DeviceRowTable:
         context_length: int,
         device: torch.device,
         stager: StepStager | None = None,
+        *,
+        has_windows: bool = False,
     ) -> None:
-        """`stager` copies the numbers of a step to a GPU."""
+        """`stager` copies the numbers of a step to a GPU. `has_windows`: layers with windows have
+        slots of their own."""
         self._stager = stager
-        self.slots = zeros((max_rows, context_length), torch.int32, device)
+        shape = (max_rows, context_length)
+        self.slots = zeros(shape, torch.int32, device)
+        self.window_slots: Tensor | None = None
+        if has_windows:
+            self.window_slots = zeros(shape, torch.int32, device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
 
@@ -83,14 +90,14 @@ class DeviceRowTable:
         assert int(plan.lens.sum()) == plan.num_tokens == len(plan.slots), (
             "lens, tokens and slots disagree"
         )
-        if plan.table is not None:
-            self.write(plan.table)
+        self.write(plan)
         rows, positions, ends = tokens_of(plan.rows, plan.starts, plan.lens)
+        here = self.where(rows, positions)
         columns = (
             plan.tokens,
             positions,
             plan.slots,
-            self.where(rows, positions),
+            here,
             rows,
             ends[plan.samples] - 1,
             plan.rows[plan.samples],
@@ -123,6 +130,8 @@ class DeviceRowTable:
             table=self.slots,
             layout=layout,
         )
+        if plan.window is not None:
+            batch = replace(batch, window=self._windows(plan.window, here))
         return Inputs(
             tokens=tokens,
             positions=places,
@@ -143,8 +152,27 @@ class DeviceRowTable:
         vectors = torch.from_numpy(rows).to(tokens.device)
         return tokens.index_copy(0, index, places_there), vectors
 
-    def write(self, writes: TableWrites) -> None:
-        """Change the table. Where two writes meet the later one counts: a scatter has no order, so
+    def write(self, plan: Plan) -> None:
+        """Change the tables by what does not follow from a plan's own slots."""
+        if plan.table is not None:
+            self._write(self._flat_slots, plan.table)
+        if plan.window is not None and plan.window.table is not None:
+            self._write(self._flat_window_slots, plan.window.table)
+
+    @property
+    def _flat_window_slots(self) -> Tensor:
+        assert self.window_slots is not None, "the layers share one pool of slots"
+        return self.window_slots.view(-1)
+
+    def _windows(self, window: WindowSlots, where: LongArray) -> WindowBatch:
+        """Write a step's slots of layers with windows into their table, at these places."""
+        slots, places = self._to_device(window.slots, where)
+        table = self._flat_window_slots
+        table.index_copy_(0, places, slots.int())
+        return WindowBatch(slots, table.view(self.slots.shape))
+
+    def _write(self, table: Tensor, writes: TableWrites) -> None:
+        """Change a table. Where two writes meet the later one counts: a scatter has no order, so
         the earlier ones are left out."""
         rows, columns, _ = tokens_of(writes.rows, writes.starts, writes.lens)
         where = self.where(rows, columns)
@@ -157,7 +185,7 @@ class DeviceRowTable:
             where = where[keep]
             slots = slots[keep]
         index, values = self._to_device(where, slots)
-        self._flat_slots.index_copy_(0, index, values.int())
+        table.index_copy_(0, index, values.int())
 
     def where(self, rows: IntArray, columns: IntArray | LongArray) -> LongArray:
         """Places in the table, counted from its beginning."""

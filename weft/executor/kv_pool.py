@@ -16,7 +16,11 @@ from weft.config.model import ModelConfig
 class KVPool:
     """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a
     scale for each slot and head, in fp8 divided by `layer_scales`, of K and of V (1 if not
-    given)."""
+    given).
+
+    Layers with windows have `num_window_slots` of their own instead; 0: they have no others than
+    all layers.
+    """
 
     def __init__(
         self,
@@ -25,36 +29,30 @@ class KVPool:
         device: torch.device,
         dtype: torch.dtype,
         layer_scales: Sequence[tuple[float, float]] | None = None,
+        *,
+        num_window_slots: int = 0,
     ) -> None:
         num_layers = config.num_layers
         self.layer_scales = list(layer_scales or [(1.0, 1.0)] * num_layers)
-        shape = (num_slots, config.num_kv_heads, config.head_dim)
-        self.k = _layers(num_layers, shape, dtype, device)
-        self.v = _layers(num_layers, shape, dtype, device)
+        self.has_windows = num_window_slots > 0
+        lens = [num_slots] * num_layers
+        if self.has_windows:
+            for layer in range(num_layers):
+                if config.window(layer):
+                    lens[layer] = num_window_slots
+        head = (config.num_kv_heads, config.head_dim)
+        self.k = [zeros((length, *head), dtype, device) for length in lens]
+        self.v = [zeros((length, *head), dtype, device) for length in lens]
+        self.k_scale: list[Tensor] = []
+        self.v_scale: list[Tensor] = []
         # Only int8 has a scale for each slot and head; the scales of fp8 are of whole layers.
-        num_scaled = 0
         if dtype == torch.int8:
-            num_scaled = num_layers
-        self.k_scale = _layers(num_scaled, shape[:2], torch.float32, device)
-        self.v_scale = _layers(num_scaled, shape[:2], torch.float32, device)
+            self.k_scale = [zeros((length, head[0]), torch.float32, device) for length in lens]
+            self.v_scale = [zeros((length, head[0]), torch.float32, device) for length in lens]
 
     @property
     def tensors(self) -> list[Tensor]:
         return [*self.k, *self.v, *self.k_scale, *self.v_scale]
-
-    @property
-    def num_slots(self) -> int:
-        return len(self.k[0])
-
-
-def _layers(
-    num_layers: int,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[Tensor]:
-    """A tensor of zeros for each layer."""
-    return [zeros(shape, dtype, device) for _ in range(num_layers)]
 
 
 def zeros(

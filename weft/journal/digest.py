@@ -89,6 +89,7 @@ def launched(plan: Plan, version: int) -> Launched:
         sampling=sampling,
         logits=logits,
         outputs=outputs,
+        window=0 if plan.window is None else digest(plan.window),
     )
 
 

@@ -79,6 +79,7 @@ class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     sampling: int  # in version 2 with the operations
     logits: int = 0  # from version 3 on
     outputs: int = 0  # from version 3 on
+    window: int = 0  # of a model whose layers with windows have a pool of their own
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):

@@ -71,8 +71,15 @@ class Pins:
 
     def unpin_for(self, num_pages: int) -> None:
         """Drop pins, least recently used first, until `num_pages` are evictable or none is left."""
-        while self._pinned and self._cache.evictable_pages < num_pages:
-            self._lose(next(iter(self._pinned)), "its memory was needed")
+        while self._cache.evictable_pages < num_pages and self.unpin_oldest():
+            pass
+
+    def unpin_oldest(self) -> bool:
+        """Drop the least recently used pin for its memory. Returns whether there was one."""
+        if not self._pinned:
+            return False
+        self._lose(next(iter(self._pinned)), "its memory was needed")
+        return True
 
     def lose_all(self, why: str) -> None:
         for pin in list(self._pinned):

@@ -18,6 +18,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_used: int = 0  # owned by requests, or locked by them in the prefix cache
     kv_evictable: int = 0  # cached and free to evict
     kv_held: int = 0  # cached, kept for sessions until memory is needed
+    kv_window_tokens: int = 0  # size of the pool of layers with windows, where they have one
+    kv_window_used: int = 0  # held by requests
+    kv_window_evictable: int = 0  # cached and free to evict
     num_sessions: int = 0  # that are open
     kv_quarantined: int = 0  # out of circulation, because their owner was not clear
     new_token_ratio: float = 0.0
@@ -30,6 +33,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_generated_tokens: int = 0
     total_retractions: int = 0
     total_evicted_tokens: int = 0
+    total_evicted_window_tokens: int = 0
     total_requests: int = 0
     total_aborted: int = 0
     total_queue_full: int = 0  # requests refused because the queue was full

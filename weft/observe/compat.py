@@ -32,6 +32,7 @@ _SAME_IN_SGLANG = (
         "num_running_reqs",
         "num_queue_reqs",
         "token_usage",
+        "swa_token_usage",
         "num_used_tokens",
         "kv_available_tokens",
     ),

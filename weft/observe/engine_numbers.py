@@ -31,6 +31,15 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "KV tokens out of circulation after a fault in the books.",
     ),
     "max_total_num_tokens": ("kv_tokens", "Size of the KV pool in tokens."),
+    "max_window_num_tokens": (
+        "kv_window_tokens",
+        "Size of the KV pool of layers with sliding windows, in tokens; 0: they have none.",
+    ),
+    "num_used_window_tokens": ("kv_window_used", "KV tokens of these layers held by requests."),
+    "kv_evictable_window_tokens": (
+        "kv_window_evictable",
+        "KV tokens of these layers cached and free to evict.",
+    ),
     "max_running_reqs": ("max_running_requests", "Requests that may run together."),
     "num_queue_tokens": (
         "num_waiting_tokens",
@@ -56,6 +65,10 @@ _COUNTERS = {
         "Times that a running request went back to the queue.",
     ),
     "evicted_tokens": ("total_evicted_tokens", "KV tokens evicted from the prefix cache."),
+    "evicted_window_tokens": (
+        "total_evicted_window_tokens",
+        "KV tokens of layers with sliding windows evicted from the prefix cache.",
+    ),
     "engine_steps": ("total_steps", "Steps of the engine."),
     "engine_prefill_steps": ("total_prefill_steps", "Steps that computed prompts."),
     "num_queue_full_requests": ("total_queue_full", "Requests refused because the queue was full."),
@@ -119,6 +132,12 @@ class EngineNumbers(Collector):
         return self._numbers.get("kv_used", 0) / max(self._numbers.get("kv_tokens", 0), 1)
 
     @property
+    def swa_token_usage(self) -> float:
+        """Part of the pool of layers with sliding windows that requests hold, 0 to 1."""
+        used = self._numbers.get("kv_window_used", 0)
+        return used / max(self._numbers.get("kv_window_tokens", 0), 1)
+
+    @property
     def cache_hit_rate(self) -> float:
         """Part of all prompt tokens that were found in the prefix cache, 0 to 1."""
         return self._numbers.get("total_cached_tokens", 0) / max(
@@ -156,6 +175,8 @@ class EngineNumbers(Collector):
             yield self._gauge(name, self._numbers.get(field, 0), help)
         usage = "Part of the KV pool that requests hold."
         yield self._gauge("token_usage", self.token_usage, usage)
+        in_windows = "Part of the KV pool of layers with sliding windows held by requests."
+        yield self._gauge("swa_token_usage", self.swa_token_usage, in_windows)
         available = "KV tokens neither held nor cached."
         yield self._gauge("kv_available_tokens", self.available_tokens, available)
         hits = "Part of all prompt tokens found in the prefix cache."

@@ -53,6 +53,18 @@ class TableWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowSlots:
+    """Where the layers with windows write K and V, and the changes of their row table, where these
+    layers have a pool of slots of their own.
+
+    Positions that no later token of a row sees keep what stood there.
+    """
+
+    slots: IntArray  # [T]
+    table: TableWrites | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the S requests that sample choose their token.
 
@@ -89,6 +101,7 @@ class Plan:
     inputs: tuple[InputOp, ...] = ()
     logits: tuple[LogitOp, ...] = ()  # in the order of `logits.ORDER`
     outputs: tuple[AuxRequest, ...] = ()  # at most one of each type
+    window: WindowSlots | None = None  # None: `slots` and `table` are those of all layers
 
     @property
     def num_tokens(self) -> int:

@@ -99,6 +99,7 @@ class AddResult(Enum):
 
 class Lack(Enum):
     MEMORY = "memory"  # of the KV pool
+    WINDOWS = "windows"  # memory of the layers with windows
     TOKENS = "tokens"  # of this step
     TIME = "time"  # of this step: running requests wait for their next token
     OPEN_PROMPT = "open prompt"  # another one is, and at most one may be
@@ -190,9 +191,7 @@ class PrefillAdder:
         elif self._floor(limit) <= 0 and rest > limit:
             self.shortage = self._cut_short(rest, limit)
         else:
-            available = max(self.cur_rem_tokens, 0)
-            free = self._kv.available
-            self.shortage = Shortage(Lack.MEMORY, self._page_size, available, free)
+            self.shortage = self._no_page()
         return request
 
     def add_one_req(self, request: Request, *, has_chunked_req: bool) -> AddResult:
@@ -206,8 +205,8 @@ class PrefillAdder:
         # A request that runs alone may use all there is: that it fits was made sure at arrival.
         if not self._is_alone or self.can_run:
             reserve = self._expected_new(request)
-        if not self._fits(extend, reserve):
-            return self._no_token(extend, reserve)
+        if not self._fits(request, extend, reserve):
+            return self._no_token(request, extend, reserve)
         self._kv.lock(request)
         refused = self._add_locked(request, extend, reserve, has_chunked_req)
         if refused is not None:
@@ -223,8 +222,8 @@ class PrefillAdder:
         self, request: Request, extend: int, reserve: int, has_chunked_req: bool
     ) -> AddResult | None:
         """Take the request, or say why not."""
-        if not self._fits(extend, reserve):
-            return self._no_token(extend, reserve)
+        if not self._fits(request, extend, reserve):
+            return self._no_token(request, extend, reserve)
         if not self._may_cut:
             # Without chunks a prompt runs whole: the first of a batch may exceed the step's budget.
             charged = self._pages_of(extend)
@@ -250,7 +249,7 @@ class PrefillAdder:
         self.new_chunked_req = request
         return None
 
-    def _no_token(self, extend: int, reserve: int) -> AddResult:
+    def _no_token(self, request: Request, extend: int, reserve: int) -> AddResult:
         """Note how much memory was there. Called before the lock is given back: that changes it."""
         needed = self._pages_of(extend)
         if reserve or not self._is_alone or self.can_run:
@@ -260,17 +259,23 @@ class PrefillAdder:
         self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
         return AddResult.NO_TOKEN
 
+    def _no_page(self) -> Shortage:
+        """There is no memory for another page of the open prompt."""
+        available = max(self.cur_rem_tokens, 0)
+        return Shortage(Lack.MEMORY, self._page_size, available, self._kv.available)
+
     def _cut_short(self, extend: int, limit: int) -> Shortage:
         """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""
         lack = Lack.TIME if limit < self.rem_step_tokens else Lack.TOKENS
         return Shortage(lack, extend, max(limit, 0))
 
-    def needed_tokens(self, request: Request) -> int:
-        """Memory that a request needs to be admitted while others run."""
+    def lacking(self, request: Request) -> float:
+        """Memory that a request lacks to be admitted while others run. It may come in below 0."""
         own = self._pages_of(request.remaining_prefill)
-        return own + self._page_size + self._expected_new(request)
+        needed = own + self._page_size + self._expected_new(request)
+        return needed - self.rem_total_tokens
 
-    def _fits(self, extend: int, reserve: int) -> bool:
+    def _fits(self, request: Request, extend: int, reserve: int) -> bool:
         charged = self._pages_of(extend)
         if not reserve and self._is_alone and not self.can_run:
             return charged <= self.rem_total_tokens

@@ -115,6 +115,7 @@ class Stop(Enum):
     FULL = "full"  # since an earlier pass nothing could be admitted, and nothing has ended since
     NO_ROW = "no row"  # as many requests run as may
     NO_TOKEN = "no token"  # memory
+    NO_WINDOW = "no window"  # memory of the layers with windows
     BUDGET = "budget"  # the tokens of one step
     TIME = "time"  # of one step
     OPEN_PROMPT = "open prompt"  # it would have to be cut, and another one is
@@ -125,7 +126,8 @@ class Stop(Enum):
     DEVICE = "device"  # it is busy with what is no step, or its memory is released
 
 
-_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN})  # why a batch is full afterwards
+# Why a batch is full afterwards.
+_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN, Stop.NO_WINDOW})
 
 
 class SchedulingPass:

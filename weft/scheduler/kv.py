@@ -9,13 +9,16 @@ it has run: the next user of those slots is a later step. It knows no queue, pol
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
-from weft.memory.allocator import PageAllocator, RowTable, num_pages_for, slots_of
+from weft.memory.accounting.audit import Fault, audit, find_faults
+from weft.memory.allocator import PageAllocator, RowTable, Write, num_pages_for, slots_of
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
-from weft.plan.step import TableWrites
+from weft.plan.step import TableWrites, WindowSlots
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
 EMPTIED = "the cache was emptied"  # why a pin was lost
@@ -212,23 +215,53 @@ class KvMemory:
         """The changes of rows that the next plan takes to the runner."""
         if not self.rows.writes:
             return None
-        rows: list[int] = []
-        starts: list[int] = []
-        lens: list[int] = []
-        slots: list[IntArray] = []
-        for row, start, pointed in self.rows.take_writes():
-            rows.append(row)
-            starts.append(start)
-            lens.append(len(pointed))
-            slots.append(pointed)
-        return TableWrites(
-            rows=np.array(rows, dtype=np.int32),
-            starts=np.array(starts, dtype=np.int32),
-            lens=np.array(lens, dtype=np.int32),
-            slots=np.concatenate(slots),
-        )
+        return table_writes(self.rows.take_writes())
+
+    def take_window_slots(self) -> WindowSlots | None:
+        """What the next plan says of layers with windows, where these have pages of their own."""
+        return None
+
+    # When memory runs out
+
+    def lacking(self, rows: IntArray, num_ahead: int) -> int:
+        """Tokens that are missing for the next decode step of `rows`, and for `num_ahead` tokens of
+        each."""
+        needed = max(self.decode_pages(rows) * self.page_size, len(rows) * num_ahead)
+        return needed - self.available
+
+    def freed_tokens(self, request: Request) -> int:
+        """Tokens of memory that become available if this request is retracted."""
+        num_computed = int(self.columns.kv_len[request.row])
+        own = num_pages_for(num_computed - request.prefix.length, self.page_size)
+        # What it shares with others stays locked by them.
+        unshared = self.cache.unshared_pages(request.prefix.handle)
+        return (own + unshared) * self.page_size
 
     # Accounting
+
+    def usage(self) -> dict[str, int]:
+        """The fields of `Stats` about memory that requests own, or lock in the cache."""
+        return {"kv_used": self.capacity - self.available}
+
+    def audit(self, requests: Mapping[str, Request]) -> None:
+        """Check the owner of every page. `requests` are those with a row, by name. Raises
+        AccountingError."""
+        audit(self.allocator, self.cache, self._owned_by(requests))
+        assert not self.imbalance, f"the sum of all pages is off by {self.imbalance}"
+
+    def find_faults(self, requests: Mapping[str, Request]) -> list[Fault]:
+        """The pages that have not exactly one owner. Raises AccountingError for a page outside of
+        the pool."""
+        return find_faults(self.allocator, self.cache, self._owned_by(requests))
+
+    def quarantine(self, faults: Sequence[Fault]) -> None:
+        """Take the pages of faults out of circulation, now or when their owners return them."""
+        for fault in faults:
+            self.allocator.quarantine(fault.page, is_owned=fault.is_owned)
+
+    def last_owner(self, fault: Fault) -> int:
+        """The id of the request that the page was given to last, or NOBODY."""
+        return int(self.allocator.last_owner[fault.page])
 
     def owned_pages(self, request: Request) -> IntArray:
         """Pages that a request with a row owns besides the cache's."""
@@ -256,6 +289,10 @@ class KvMemory:
         return allocator.num_free + not_free - allocator.num_pages
 
     # Inside
+
+    def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
+        """The pages that each of the requests owns by itself."""
+        return {name: self.owned_pages(request) for name, request in requests.items()}
 
     def _insert(self, request: Request) -> Inserted:
         """Offer the computed tokens whose ids are known to the cache; free the row's duplicates."""
@@ -293,3 +330,22 @@ class KvMemory:
             self.pins.unpin_for(missing)
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages, owners)
+
+
+def table_writes(writes: Sequence[Write]) -> TableWrites:
+    """Changes of a table of slots, as a plan says them."""
+    rows: list[int] = []
+    starts: list[int] = []
+    lens: list[int] = []
+    slots: list[IntArray] = []
+    for row, start, pointed in writes:
+        rows.append(row)
+        starts.append(start)
+        lens.append(len(pointed))
+        slots.append(pointed)
+    return TableWrites(
+        rows=np.array(rows, dtype=np.int32),
+        starts=np.array(starts, dtype=np.int32),
+        lens=np.array(lens, dtype=np.int32),
+        slots=np.concatenate(slots),
+    )

@@ -143,6 +143,7 @@ class Planner:
             inputs=tuple(step.inputs),
             logits=tuple(step.logits),
             outputs=tuple(step.outputs),
+            window=self._kv.take_window_slots(),
         )
         self.num_steps += 1
         return batch

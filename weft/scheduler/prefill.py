@@ -34,6 +34,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
+    Lack.WINDOWS: Stop.NO_WINDOW,
     Lack.TOKENS: Stop.BUDGET,
     Lack.TIME: Stop.TIME,
     Lack.OPEN_PROMPT: Stop.OPEN_PROMPT,
@@ -45,6 +46,8 @@ class PrefillScheduler:
 
     `pace` says how long a step may take; None: as long as it takes.
     """
+
+    adder_type: type[PrefillAdder] = PrefillAdder  # its budgets
 
     def __init__(
         self,
@@ -189,12 +192,9 @@ class PrefillScheduler:
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
-        ratio = self.new_token_ratio.current
-        if self._queue.resumed:
-            ratio = careful_ratio(ratio, self._queue.retractions_of_first(now))
-        return PrefillAdder(
+        return self.adder_type(
             kv,
-            reserved=expected_tokens(kv.columns, running_rows, ratio),
+            reserved=expected_tokens(kv.columns, running_rows, self._ratio(now)),
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=self._chunk_len,
             is_alone=not len(running_rows) and self.chunked_req is None,
@@ -212,6 +212,13 @@ class PrefillScheduler:
         if first is None:
             return NOBODY_WAITS
         return Waiting(num, first.spec.arrival_order)
+
+    def _ratio(self, now: float) -> float:
+        """The part of their outputs for which running requests are promised memory in this pass."""
+        ratio = self.new_token_ratio.current
+        if self._queue.resumed:
+            ratio = careful_ratio(ratio, self._queue.retractions_of_first(now))
+        return ratio
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if they are to and memory allows."""
@@ -350,6 +357,11 @@ def lacking(shortage: Shortage | None) -> str:
         case Lack.MEMORY:
             return (
                 f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
+            )
+        case Lack.WINDOWS:
+            return (
+                f"no KV memory of layers with windows to go on: {needed:,} tokens are needed, "
+                f"{available:,} are available"
             )
         case Lack.TIME:
             return (

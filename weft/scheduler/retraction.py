@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.memory.allocator import num_pages_for
 from weft.scheduler.admission import RETRACT_DECODE_STEPS, PrefillAdder, expected_tokens
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
@@ -40,7 +39,7 @@ def retract_until_fits(
     """
     kept = rows
     while len(kept) > 1:
-        missing = _missing(kv, kept)
+        missing = kv.lacking(kept, RETRACT_DECODE_STEPS)
         if missing <= 0 and len(kept) < len(rows):
             break
         requests = kv.columns.requests[kept]
@@ -65,7 +64,7 @@ def victims_for(
     """
     kv.match(first)
     kv.lock(first)  # its prefix cannot be evicted for it
-    lacking = adder.needed_tokens(first) - adder.rem_total_tokens
+    lacking = adder.lacking(first)
     kv.unlock(first)
     victims: list[Request] = []
     rest = list(below)
@@ -78,7 +77,7 @@ def victims_for(
         victims.append(victim)
         # It frees what it has, and what was kept for its output.
         row = np.array([victim.row], dtype=np.int32)
-        lacking -= freed_tokens(kv, victim)
+        lacking -= kv.freed_tokens(victim)
         lacking -= expected_tokens(kv.columns, row, ratio)
     return victims
 
@@ -87,21 +86,12 @@ def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank
     """The request to retract if `missing` tokens are needed."""
 
     def key(request: Request) -> tuple[int, float, int, int]:
-        freed = freed_tokens(kv, request)
+        freed = kv.freed_tokens(request)
         cost = _cost(kv, request, min(freed, missing))
         came_last = -request.spec.arrival_order
         return -rank(request), cost, freed, came_last
 
     return min(requests, key=key)
-
-
-def freed_tokens(kv: KvMemory, request: Request) -> int:
-    """Tokens of memory that become available if this request is retracted."""
-    num_computed = int(kv.columns.kv_len[request.row])
-    own = num_pages_for(num_computed - request.prefix.length, kv.page_size)
-    # What it shares with others stays locked by them.
-    unshared = kv.cache.unshared_pages(request.prefix.handle)
-    return (own + unshared) * kv.page_size
 
 
 def _cost(kv: KvMemory, request: Request, gained: int) -> float:
@@ -112,9 +102,3 @@ def _cost(kv: KvMemory, request: Request, gained: int) -> float:
     partial_page = num_computed % kv.page_size  # cannot stay in the cache
     lost = gained + partial_page + RESUME_COST
     return lost / gained * (1 + request.retractions)
-
-
-def _missing(kv: KvMemory, rows: IntArray) -> int:
-    """Tokens that the next steps of `rows` lack."""
-    needed = max(kv.decode_pages(rows) * kv.page_size, len(rows) * RETRACT_DECODE_STEPS)
-    return needed - kv.available

@@ -21,7 +21,7 @@ import msgspec
 
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
-from weft.memory.accounting.audit import audit
+from weft.memory.accounting.audit import Fault
 from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.prefix_cache import TOKEN_BYTES, NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
@@ -51,6 +51,8 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.windows.admission import WindowedPrefills
+from weft.scheduler.windows.kv import WindowedKv
 
 
 class Scheduler:
@@ -74,7 +76,8 @@ class Scheduler:
         policy = make_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
         self.planner = Planner(self.kv, self.hooks)
-        self.prefills = PrefillScheduler(
+        prefills = PrefillScheduler if settings.windows is None else WindowedPrefills
+        self.prefills = prefills(
             settings,
             kv=self.kv,
             queue=self.waiting_queue,
@@ -577,29 +580,32 @@ class Scheduler:
             num_waiting=len(self.waiting_queue),
             num_waiting_tokens=self.waiting_queue.num_tokens,
             kv_tokens=kv.capacity,
-            kv_used=kv.capacity - kv.available,
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
             batch_is_full=self.prefills.is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
+            **kv.usage(),
             **self.counters.totals(),
         )
 
     def audit(self) -> None:
         """Check that every page has one owner. Raises AccountingError. Cost: as the pool."""
-        audit(self.kv.allocator, self.kv.cache, self.owned_pages())
-        assert not self.kv.imbalance, f"the sum of all pages is off by {self.kv.imbalance}"
+        self.kv.audit(self.with_row())
 
-    def owned_pages(self) -> dict[str, IntArray]:
-        """The pages that each request with a row owns by itself, by its name."""
-        owned = {}
+    def find_faults(self) -> list[Fault]:
+        """The pages that have not exactly one owner. Raises AccountingError for a page outside of
+        the pool. Cost: as the pool."""
+        return self.kv.find_faults(self.with_row())
+
+    def with_row(self) -> dict[str, Request]:
+        """The requests that have a row, by name."""
+        found = {}
         for request in self.requests.values():
             if request.row != NO_ROW:
-                name = f"{request.message.rid} (request {request.id})"
-                owned[name] = self.kv.owned_pages(request)
-        return owned
+                found[f"{request.message.rid} (request {request.id})"] = request
+        return found
 
 
 def _make_memory(settings: SchedulerSettings) -> KvMemory:
@@ -610,4 +616,7 @@ def _make_memory(settings: SchedulerSettings) -> KvMemory:
         cache = RadixCache(page_size)
     rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
     allocator = PageAllocator(settings.num_pages, page_size)
-    return KvMemory(rows, allocator, cache, Columns(num_rows, settings.context_length))
+    columns = Columns(num_rows, settings.context_length)
+    if settings.windows is None:
+        return KvMemory(rows, allocator, cache, columns)
+    return WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from weft.config.pairs import parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
+from weft.config.windows import least_window_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,18 @@ class PoolingLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowSettings:
+    """The layers with sliding windows, where they have pages of their own."""
+
+    window: int  # tokens that a token sees, itself included, in the widest of them
+    num_pages: int
+
+    def least_pages(self, page_size: int, step_tokens: int) -> int:
+        """The pages without which a request could not run alone, in steps of so many tokens."""
+        return least_window_tokens(self.window, page_size, step_tokens) // page_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerSettings(SchedulingOptions):
     """The options of the scheduler, with values where users may write 0, and what they apply to."""
 
@@ -45,6 +58,7 @@ class SchedulerSettings(SchedulingOptions):
     prefix_cache: bool = True
     sessions: SessionLimits = SessionLimits()
     pooling: PoolingLimits | None = None  # None: the model generates
+    windows: WindowSettings | None = None  # None: all layers share one pool of pages
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 
@@ -82,6 +96,13 @@ class SchedulerSettings(SchedulingOptions):
                 f"max_running_requests is {self.max_running_requests}; it must be at least 1"
             )
         parse_tenant_weights(self.tenant_weights, "--tenant-weights")
+        if self.windows is not None:
+            least = self.windows.least_pages(self.page_size, self.chunk_len or 0)
+            if self.windows.num_pages < least:
+                raise ValueError(
+                    f"{self.windows.num_pages} pages for layers with windows of "
+                    f"{self.windows.window} tokens; at least {least} are needed"
+                )
         if self.chunk_len is None:
             return
         if self.chunk_len < self.page_size:

@@ -74,6 +74,9 @@ class CppPaged:
         step.lens = batch.lens.ctypes.data
         step.table = batch.table.data_ptr()
         step.table_stride = batch.table.stride(0)
+        if batch.window is not None:
+            step.window_slots = batch.window.slots.data_ptr()
+            step.window_table = batch.window.table.data_ptr()
 
     def forward(
         self,
@@ -126,6 +129,7 @@ class CppPaged:
             head_dim=self._config.head_dim,
             k=pool.k[layer].data_ptr(),
             v=pool.v[layer].data_ptr(),
+            windowed=pool.has_windows and self._config.window(layer) > 0,
         )
         if format == KvFormat.I8:
             cache.k_scale = pool.k_scale[layer].data_ptr()

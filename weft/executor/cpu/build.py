@@ -53,7 +53,8 @@ class KernelsUnavailable(ModelError):
 def build_decoder(spec: RunnerSpec) -> TorchRunner:
     """A runner of programs. Steps that our kernels compute whole run as one call of the library."""
     library = find_kernels(spec)
-    rows = DeviceRowTable(spec.max_rows, spec.context_length, CPU)
+    has_windows = spec.window_tokens > 0
+    rows = DeviceRowTable(spec.max_rows, spec.context_length, CPU, has_windows=has_windows)
     if library is None:
         if spec.model.kv_dtype == "int8":
             raise KernelsUnavailable(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from weft.arrays import BoolArray, IntArray
 from weft.executor.cpu.program_model import ProgramModel, SizedProgram
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
@@ -99,6 +100,11 @@ class CpuFusedSteps:
             tokens=self._buffers.tokens.ctypes.data,
             invalid=self._buffers.invalid.ctypes.data,
         )
+        # Numbers of a token: its id, and its slot in each pool.
+        self._num_of_token = 2
+        if rows.window_slots is not None:
+            self._num_of_token = 3
+            self._step.window_table = rows.window_slots.data_ptr()
 
     def takes(self, plan: Plan) -> bool:
         """Whether a step is one call of the kernels."""
@@ -112,8 +118,8 @@ class CpuFusedSteps:
         """Compute a step. Raises MemoryError."""
         if not self.takes(plan):
             return self._otherwise.run(plan)
-        if plan.table is not None:
-            self._rows.write(plan.table)
+        if plan.table is not None or plan.window is not None:
+            self._rows.write(plan)
         step = self._step
         num_requests = len(plan.rows)
         num_sampling = len(plan.sampling.positions)
@@ -122,7 +128,7 @@ class CpuFusedSteps:
         step.num_sampling = num_sampling
         self._make_room(plan.num_tokens, num_sampling)
         # One array for the library: a pointer to each would cost an attribute of ctypes a column.
-        columns = (
+        columns: tuple[IntArray | BoolArray, ...] = (
             plan.rows,
             plan.starts,
             plan.lens,
@@ -130,7 +136,9 @@ class CpuFusedSteps:
             plan.tokens,
             plan.slots,
         )
-        num_numbers = 4 * num_requests + 2 * plan.num_tokens
+        if plan.window is not None:
+            columns = (*columns, plan.window.slots)
+        num_numbers = 4 * num_requests + self._num_of_token * plan.num_tokens
         np.concatenate(columns, out=self._numbers[:num_numbers])
         self._mask.num_masks = 0
         mask = find(plan.logits, GrammarMask)
@@ -180,8 +188,10 @@ class CpuFusedSteps:
 
     def _use_body(self, body: SizedProgram) -> None:
         num_rows = len(self._buffers.tokens)
-        self._numbers = np.empty(4 * num_rows + 2 * body.capacity, np.int32)
-        self._columns = np.empty(3 * body.capacity, np.int64)
+        num_numbers = 4 * num_rows + self._num_of_token * body.capacity
+        self._numbers = np.empty(num_numbers, np.int32)
+        # Ids, positions, and slots in each pool.
+        self._columns = np.empty((1 + self._num_of_token) * body.capacity, np.int64)
         step = self._step
         step.numbers = self._numbers.ctypes.data
         step.columns = self._columns.ctypes.data

@@ -168,8 +168,7 @@ class StepGraph:
         hidden states [size.num_tokens, hidden]; those of padding mean nothing.
         """
         assert self._graph is not None, "capture() comes first"
-        if plan.table is not None:
-            self._rows.write(plan.table)
+        self._rows.write(plan)
         ends = np.cumsum(plan.lens, dtype=np.int64)
         last = (ends - 1)[plan.samples]
         # The graph reads the first arrays; head and sampler, which run behind it, the others.

@@ -52,6 +52,7 @@ class Extend(NamedTuple):
 class WindowWork(NamedTuple):
     """What the layers with one window have to do in this step."""
 
+    slots: Tensor  # [T] where K and V of the step's tokens go
     groups: list[DecodeGroup]
     extends: list[Extend]
 
@@ -74,18 +75,17 @@ class TorchPaged:
         for window in self._windows:
             self._masks[window] = CausalMask(window, keys.dtype, keys.device)
         self._work: dict[int, WindowWork] = {}  # by window
-        self._slots = torch.empty(0)
         self._positions = torch.empty(0)
         self._rotations: dict[Rope, RotaryTables] = {}  # of this step
 
     def prepare(self, batch: AttentionBatch) -> None:
-        self._slots = batch.slots
         self._positions = batch.positions
         self._rotations.clear()
         for window in self._masks:
-            groups = list(self._decode_groups(batch, window))
-            extends = list(_extends(batch, window))
-            self._work[window] = WindowWork(groups, extends)
+            seen = batch.seen_by(window)
+            groups = list(self._decode_groups(seen, window))
+            extends = list(_extends(seen, window))
+            self._work[window] = WindowWork(seen.slots, groups, extends)
 
     def forward(
         self,
@@ -96,14 +96,14 @@ class TorchPaged:
         q, k, v, gate = self._rotated(qkv, heads)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
+        window = self._windows[layer]
+        work = self._work[window]
         # Stored before they are read: tokens of one prompt see each other through the cache.
-        keys.index_copy_(0, self._slots, k.to(keys.dtype))
-        values.index_copy_(0, self._slots, v.to(values.dtype))
+        keys.index_copy_(0, work.slots, k.to(keys.dtype))
+        values.index_copy_(0, work.slots, v.to(values.dtype))
         q = q.to(keys.dtype)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        window = self._windows[layer]
         # K and V of this step's tokens are in their slots now: they are gathered with the cached.
-        work = self._work[window]
         for group in work.groups:
             k = keys.index_select(0, group.slots)
             v = values.index_select(0, group.slots)

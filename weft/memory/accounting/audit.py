@@ -28,13 +28,25 @@ class AccountingError(AssertionError):
 
 
 class Fault(NamedTuple):
-    """A page that has not exactly one owner."""
+    """A page that has not exactly one owner, or is counted wrongly."""
 
     page: int
     owners: list[str]
+    pool: str = ""  # that the page is of, where a model has more than one
+    detail: str = ""  # what else is wrong with it
 
     def __str__(self) -> str:
-        return f"page {self.page} is owned by {' and '.join(self.owners) or 'nobody'}"
+        owners = " and ".join(self.owners) or "nobody"
+        return f"{self.pool}page {self.page} is owned by {owners}{self.detail}"
+
+    @property
+    def users(self) -> set[str]:
+        """Its owners, without the free list."""
+        return set(self.owners) - {FREE}
+
+    @property
+    def is_owned(self) -> bool:
+        return bool(self.users)
 
 
 def audit(allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]) -> None:

@@ -93,6 +93,8 @@ class StepArgs(ctypes.Structure):
         ("table", c_void_p),
         ("table_stride", c_int64),
         ("vectors", c_void_p),
+        ("window_slots", c_void_p),
+        ("window_table", c_void_p),
     )
 
 
@@ -123,6 +125,7 @@ class FusedStep(ctypes.Structure):
         ("tokens", c_void_p),
         ("invalid", c_void_p),
         ("num_invalid", c_int64),
+        ("window_table", c_void_p),
     )
 
 
@@ -258,6 +261,7 @@ class KvCache(ctypes.Structure):
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
         ("stride", c_int64),
+        ("windowed", c_int64),
     )
 
 

@@ -416,7 +416,8 @@ static void attention_of(const AttentionArgs& args, const Step& step, Team& team
   }
 }
 
-static void attention(const AttentionArgs& args, const Step& step, Team& team) {
+static void attention(const AttentionArgs& args, const Step& given, Team& team) {
+  const Step step = step_of(*args.cache, given);
   switch (args.cache->format) {
     case kKvF32: return attention_of<KvF32>(args, step, team);
     case kKvBf16: return attention_of<KvBf16>(args, step, team);

@@ -28,6 +28,8 @@ static Step lay_out(const FusedStep& fused) {
   const int32_t *rows = fused.numbers, *starts = rows + num, *lens = starts + num;
   const int32_t *given = lens + 2 * num, *new_slots = given + num_tokens;
   int64_t *tokens = fused.columns, *positions = tokens + num_tokens, *slots = positions + num_tokens;
+  const int32_t* const new_window_slots = new_slots + num_tokens;
+  int64_t* const window_slots = slots + num_tokens;
   int64_t t = 0;
   for (int64_t r = 0; r < num; r++) {
     int32_t* const of_row = fused.table + rows[r] * fused.table_stride;
@@ -35,9 +37,13 @@ static Step lay_out(const FusedStep& fused) {
       tokens[t] = given[t] < 0 ? fused.last_tokens[rows[r]] : given[t];
       positions[t] = starts[r] + i;
       slots[t] = of_row[positions[t]] = new_slots[t];
+      if (!fused.window_table) continue;
+      window_slots[t] = new_window_slots[t];
+      fused.window_table[rows[r] * fused.table_stride + positions[t]] = new_window_slots[t];
     }
   }
-  return {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr};
+  return {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr,
+          window_slots, fused.window_table};
 }
 
 // Put what is left of the last token of each request that samples side by side.

@@ -17,6 +17,16 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
+// The step with the slots of a cache. No member of Step: there is one of those for all instruction sets.
+static Step step_of(const KvCache& cache, const Step& step) {
+  Step own = step;
+  if (cache.windowed) {
+    own.slots = step.window_slots;
+    own.table = step.window_table;
+  }
+  return own;
+}
+
 using Words = Pairs;  // kLanes times 32 bits
 
 constexpr int kMaxHeadDim = 256;

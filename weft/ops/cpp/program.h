@@ -23,6 +23,8 @@ struct Step {
   const int32_t* table;      // [.., table_stride] slot of each token of a request; this step's are in it
   int64_t table_stride;
   const float* vectors;      // [.., in of the embedding] what tokens below 0 stand for: token -1 - k for row k
+  const int64_t* window_slots;  // [T] the same as `slots` for caches that are `windowed`
+  const int32_t* window_table;  // [.., table_stride] the same as `table`
 };
 
 enum OpKind : int64_t {
@@ -60,7 +62,8 @@ struct FusedStep {
   int64_t num_requests;
   int64_t num_sampling;    // S
   const int32_t* numbers;  // rows [R], starts [R], lens [R], whether it samples [R], ids [T] (below 0: the token sampled
-                           // last for its row), slots [T]; all one behind the other
+                           // last for its row), slots [T], and, with a window_table, its slots [T]; all one behind
+                           // the other
   const Op* body;
   int64_t num_body;
   const Op* head;  // up to `chosen` and `max_logits`
@@ -69,7 +72,7 @@ struct FusedStep {
   int64_t num_rows;
   int64_t table_stride;
   int64_t* last_tokens;  // [num_rows] the token sampled last
-  int64_t* columns;      // scratch, [3, T] and more
+  int64_t* columns;      // scratch, [4, T] and more
   const float* hidden;   // [T, hidden_size] what `body` writes
   int64_t hidden_size;
   float* last;            // [S, hidden_size] what `head` reads
@@ -78,6 +81,7 @@ struct FusedStep {
   int32_t* tokens;        // [S] result: what is chosen; 0 where the logits are not finite
   uint8_t* invalid;       // [S] result: 1 where they are not
   int64_t num_invalid;    // result
+  int32_t* window_table;  // [num_rows, table_stride] of the layers with windows, or null: `table` is that of all layers
 };
 
 // ---------------------------------------------------------------- weights
@@ -273,6 +277,7 @@ struct KvCache {
   float* k_scale;  // [slots, kv_heads]
   float* v_scale;
   int64_t stride;  // elements from one slot to the next; 0: nothing is between them
+  int64_t windowed;  // 1: its slots are those of Step.window_slots and Step.window_table
 };
 
 // Each row of qkv has the heads of q, q_head_stride from one to the next, then those of k and of v, [kv_heads, head_dim].

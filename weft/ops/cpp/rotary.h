@@ -79,7 +79,8 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
   }
 }
 
-static void rotary_store(const RotaryStoreArgs& args, const Step& step, Team& team) {
+static void rotary_store(const RotaryStoreArgs& args, const Step& given, Team& team) {
+  const Step step = step_of(*args.cache, given);
   constexpr int64_t kTokens = 4;  // taken at a time
   for (int64_t first = team.take(kTokens); first < step.num_tokens; first = team.take(kTokens)) {
     for (int64_t t = first; t < least(first + kTokens, step.num_tokens); t++) rotary_store_token(args, step, t);

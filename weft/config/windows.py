@@ -1,0 +1,112 @@
+"""How KV memory is shared between layers that see everything and layers with a sliding window.
+
+    num_bytes = kv_tokens * bytes_per_token + window_tokens(kv_tokens) * window_bytes
+
+Layers with windows need what the running requests see and what the prefix cache keeps at the ends
+of sequences. How much that is for a token of the other pool depends on how long requests are:
+`ratio`. Where all layers have windows the other pool takes no memory; its pages are numbers only.
+It knows no device and no setting.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from weft.config.model import ModelConfig
+
+TYPICAL_LEN = 512  # tokens of one request, to guess how many of them a KV cache will hold
+TYPICAL_PART = 8  # requests are longer where contexts are: so much of a context
+# Windows of a request: the one that it sees, and those that the cache keeps of earlier ends.
+WINDOWS_PER_REQUEST = 2
+LARGEST = 1 << 40  # tokens: more than any pool has
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvPools:
+    """What tokens of KV take. Without `window` there is one pool for all layers."""
+
+    bytes_per_token: int  # in all layers, or in those without windows
+    page_size: int
+    window: int = 0  # tokens that the widest layer with a window sees; 0: one pool
+    window_bytes: int = 0  # of a token in layers with windows
+    least: int = 0  # window tokens without which a request could not run
+    ratio: float = 1.0  # of window tokens to others
+
+    def window_tokens(self, kv_tokens: int) -> int:
+        """The size of the pool of layers with windows beside `kv_tokens` of the others."""
+        if not self.window:
+            return 0
+        return self._whole_pages(max(self.least, int(kv_tokens * self.ratio)))
+
+    def num_bytes(self, kv_tokens: int) -> int:
+        """Bytes of both pools."""
+        in_windows = self.window_tokens(kv_tokens) * self.window_bytes
+        return kv_tokens * self.bytes_per_token + in_windows
+
+    def fitting(self, num_bytes: int) -> int:
+        """The most tokens, in whole pages, whose pools fit into so many bytes."""
+        if num_bytes <= 0:
+            return 0
+
+        def needed(num_pages: int) -> int:
+            return self.num_bytes(num_pages * self.page_size)
+
+        num_pages = bisect_right(range(LARGEST // self.page_size), num_bytes, key=needed) - 1
+        return max(num_pages, 0) * self.page_size
+
+    def _whole_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size) * self.page_size
+
+
+def one_pool(model: ModelConfig, page_size: int) -> KvPools:
+    """All layers keep all tokens."""
+    return KvPools(bytes_per_token=model.kv_bytes_per_token, page_size=page_size)
+
+
+def two_pools(
+    model: ModelConfig,
+    *,
+    page_size: int,
+    chunk_len: int,
+    context_length: int,
+    ratio: float,
+    is_given: bool,
+) -> KvPools:
+    """Layers with windows keep no more than these, where that is less than a context; else one
+    pool.
+
+    `chunk_len`: of prompts in one step, at most 0 if they are never cut. `ratio`: 0 takes what
+    requests of a typical length need. `is_given`: the size of the other pool is.
+    """
+    windows = [model.window(layer) for layer in range(model.num_layers)]
+    window = max(windows)
+    least = least_window_tokens(window, page_size, chunk_len)
+    # A prompt that is not cut has all its tokens in its windows at once.
+    if not window or chunk_len <= 0 or least >= context_length:
+        return one_pool(model, page_size)
+    per_layer = model.kv_bytes_per_token // model.num_layers
+    num_windowed = sum(1 for one in windows if one)
+    typical = max(TYPICAL_LEN, context_length // TYPICAL_PART)
+    row = window + 2 * page_size
+    if not ratio:
+        ratio = min(1.0, WINDOWS_PER_REQUEST * row / typical)
+        if num_windowed == model.num_layers and not is_given:
+            # All bytes are for windows; the other pool has numbers for the longest requests.
+            ratio = min(ratio, row / context_length)
+    return KvPools(
+        bytes_per_token=(model.num_layers - num_windowed) * per_layer,
+        page_size=page_size,
+        window=window,
+        window_bytes=num_windowed * per_layer,
+        least=least,
+        ratio=ratio,
+    )
+
+
+def least_window_tokens(window: int, page_size: int, step_tokens: int) -> int:
+    """Tokens of windows without which a request could not run alone, in steps of so many tokens."""
+    # A cached window before the step, one after it, and pages that are begun.
+    num_windows = 2 * -(-window // page_size)
+    num_pages = num_windows + -(-max(step_tokens, 0) // page_size) + 4
+    return num_pages * page_size

@@ -1,0 +1,176 @@
+"""The layers with windows as one group: their pages, which row has which, and what the cache keeps.
+
+Positions are those of the whole sequence. A row holds the pages from `first` on; those before lie
+wholly outside of every window that its next tokens see:
+
+    0 ............ first ............ end - window + 1 ........ end ......... kv_len
+    | given back   | page that is seen in part | seen behind `end` | page that is begun |
+
+`end` is the last border of a page before the last token: up to there a row can leave its tokens to
+the cache, so it holds the window before it until the next page is full.
+
+Layers whose windows differ share the group: it keeps what the widest of them sees. It knows rows
+and keys, never a request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.arrays import IntArray, LongArray
+from weft.memory.allocator import PageAllocator, Write, num_pages_for, slots_of
+from weft.memory.pins import Pins
+from weft.memory.radix import Node
+from weft.memory.window.pool import WindowPool
+from weft.memory.window.tails import Tail, WindowTails
+
+
+class WindowGroup:
+    """`window`: tokens that a token sees, itself included. `shape`: rows, and positions of each."""
+
+    def __init__(
+        self,
+        *,
+        window: int,
+        num_pages: int,
+        page_size: int,
+        shape: tuple[int, int],
+        pins: Pins,
+    ) -> None:
+        self.window = window
+        self.page_size = page_size
+        self.pool = WindowPool(PageAllocator(num_pages, page_size))
+        self.tails = WindowTails(self.pool, window, page_size)
+        self.slots: IntArray = np.zeros(shape, dtype=np.int32)  # [row, position]
+        self.first: IntArray = np.zeros(shape[0], dtype=np.int32)  # [row] position, on a page
+        self.writes: list[Write] = []  # of cached tails, until the next plan takes them along
+        self._pins = pins
+
+    # What a row may need
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pool has room for, without pages that are out of circulation."""
+        allocator = self.pool.allocator
+        return (allocator.num_pages - len(allocator.quarantined)) * self.page_size
+
+    @property
+    def available(self) -> int:
+        """Tokens that could be allocated now. What sessions pin gives way."""
+        return self.pool.available_pages * self.page_size
+
+    @property
+    def full_row(self) -> int:
+        """Tokens that the pages of a decoding row have room for, however long it gets."""
+        # The window before `end`, the page that is begun, and the next one, which is taken before
+        # the step that fills it makes another one superfluous.
+        return (self.tails.span + 2) * self.page_size
+
+    def growth(self, rows: IntArray, kv_len: IntArray) -> IntArray:
+        """[n] How many tokens more rows [n] of `kv_len` [n] tokens can hold before they begin to
+        give back as many as they take."""
+        held = kv_len - self.first[rows]
+        left: IntArray = np.maximum(self.full_row - held, 0)
+        return left
+
+    # Rows
+
+    def begin(self, row: int, pages: IntArray, length: int) -> None:
+        """Let a row begin with the `pages` that it holds of a prefix of `length` tokens."""
+        start = length - len(pages) * self.page_size
+        self.first[row] = start
+        if len(pages):
+            slots = slots_of(pages, self.page_size)
+            self.slots[row, start:length] = slots
+            self.writes.append((row, start, slots))
+
+    def extend(self, row: int, start: int, end: int, owner: int) -> IntArray:
+        """Allocate the slots [end - start] of the next tokens of a row; start is on a page
+        border."""
+        pages = self._alloc(num_pages_for(end - start, self.page_size), owner)
+        slots = slots_of(pages, self.page_size)[: end - start]
+        self.slots[row, start:end] = slots
+        return slots
+
+    def extend_running(self, rows: IntArray, positions: IntArray, ids: LongArray) -> IntArray:
+        """Allocate the slots [T] of T tokens of decoding rows, as `KvMemory.extend_running`.
+
+        `ids` are the owners of those that begin a page.
+        """
+        in_page = positions % self.page_size
+        first = positions - in_page
+        begins_page = in_page == 0
+        pages = self._alloc(len(ids), ids)
+        self.slots[rows[begins_page], first[begins_page]] = pages * self.page_size
+        taken: IntArray = self.slots[rows, first] + in_page
+        self.slots[rows, positions] = taken
+        return taken
+
+    def give_back(self, rows: IntArray, kv_len: IntArray) -> None:
+        """Give back what lies before `first` of rows [n] of `kv_len` [n] tokens.
+
+        Not between the planning of a step and its launch: steps read what the plan was made for.
+        """
+        end = kv_len - 1
+        end -= end % self.page_size
+        needed = np.maximum(end - (self.window - 1), 0)
+        needed -= needed % self.page_size
+        is_behind = self.first[rows] < needed
+        if not is_behind.any():
+            return
+        rows = rows[is_behind]
+        starts = self.first[rows]
+        ends = needed[is_behind]
+        pieces = []
+        for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            pieces.append(self._pages(row, start, end))
+        self.first[rows] = ends
+        self.pool.give_back(np.concatenate(pieces))
+
+    def leave(self, row: int, handle: Node | None, length: int, since: int) -> None:
+        """The first `length` tokens of a row, whole pages, are in the cache now, up to `handle`;
+        the first `since` of them were before. Keep what the row holds of them."""
+        first = int(self.first[row])
+        if length <= first:
+            return
+        held = Tail(self._pages(row, first, length), length // self.page_size)
+        self.tails.leave(handle, held, since // self.page_size)
+
+    def end(self, row: int, kv_len: int) -> None:
+        """Take back what a row holds."""
+        self.pool.give_back(self.pages_of(row, kv_len))
+        self.first[row] = 0
+
+    def pages_of(self, row: int, kv_len: int) -> IntArray:
+        """The pages that a row of `kv_len` tokens holds."""
+        return self._pages(row, int(self.first[row]), kv_len)
+
+    def reset(self) -> None:
+        """Take all pages back from rows and cache. Reads nothing that a fault may have spoilt."""
+        self.tails.forget()
+        self.pool.reset()
+        self.first[:] = 0
+        self.writes = []
+
+    def recount(self, rows: IntArray, kv_len: IntArray) -> None:
+        """Count anew who has which page, of rows [n] of `kv_len` [n] tokens and of tails."""
+        held = []
+        for row, length in zip(rows.tolist(), kv_len.tolist(), strict=True):
+            held.append(self.pages_of(row, length))
+        kept = [tail.pages for _, tail in self.tails.all()]
+        self.pool.recount(held, kept)
+
+    # Inside
+
+    def _pages(self, row: int, start: int, end: int) -> IntArray:
+        return self.slots[row, start : end : self.page_size] // self.page_size
+
+    def _alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
+        """Allocate pages, evicting what the free ones lack. Admission has made sure that it
+        fits."""
+        missing = num_pages - self.pool.allocator.num_free
+        while missing > 0:
+            missing -= self.tails.evict(missing)
+            if missing > 0 and not self._pins.unpin_oldest():
+                break  # the allocator says what is missing
+        return self.pool.alloc(num_pages, owners)

@@ -1,0 +1,97 @@
+"""The pages of layers with windows, which several may share, with a count of those who do.
+
+A page is *held* by the rows that read it, and *kept* by the tails of the prefix cache (`tails.py`).
+It is free again when neither is left. So a row that begins behind a cached prefix needs no lock on
+the cache: it holds the pages itself, whatever becomes of the tail. It knows neither rows nor tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from weft.arrays import IntArray, LongArray
+from weft.memory.allocator import PageAllocator
+
+
+class WindowPool:
+    def __init__(self, allocator: PageAllocator) -> None:
+        self.allocator = allocator
+        num_pages = allocator.num_pages
+        self.held: IntArray = np.zeros(num_pages, dtype=np.int32)  # rows that read each page
+        self.kept: IntArray = np.zeros(num_pages, dtype=np.int32)  # tails that it is part of
+        self.num_held = 0  # pages that some row holds
+        self.evictable_pages = 0  # that tails keep and no row holds
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that could be allocated now: free, or evictable."""
+        return self.allocator.num_free + self.evictable_pages
+
+    def alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
+        """Take free pages, each for one row. Raises OutOfPages; then nothing has been taken."""
+        pages = self.allocator.alloc(num_pages, owners)
+        self.held[pages] = 1
+        self.num_held += num_pages
+        return pages
+
+    def hold(self, pages: IntArray) -> None:
+        """One row more reads these pages, all of which are kept or held."""
+        num_new = int(np.count_nonzero(self.held[pages] == 0))
+        self.held[pages] += 1
+        self.num_held += num_new
+        self.evictable_pages -= num_new
+
+    def give_back(self, pages: IntArray) -> None:
+        """A row less reads each of these pages. A page may occur for several rows."""
+        np.subtract.at(self.held, pages, 1)
+        unheld = np.unique(pages[self.held[pages] == 0])
+        is_kept = self.kept[unheld] > 0
+        self.num_held -= len(unheld)
+        self.evictable_pages += int(np.count_nonzero(is_kept))
+        self.allocator.free(unheld[~is_kept])
+
+    def keep(self, pages: IntArray) -> None:
+        """One tail more has these pages, all of which are held or kept."""
+        self.kept[pages] += 1
+
+    def drop(self, pages: IntArray) -> int:
+        """A tail has these pages no more. Returns how many of them became free."""
+        self.kept[pages] -= 1
+        is_free = (self.kept[pages] == 0) & (self.held[pages] == 0)
+        free = pages[is_free]
+        self.evictable_pages -= len(free)
+        self.allocator.free(free)
+        return len(free)
+
+    def is_evictable(self, pages: IntArray) -> bool:
+        """Whether no row holds one of these pages, so that dropping them may free it."""
+        return bool((self.held[pages] == 0).any())
+
+    def recount(self, held: Iterable[IntArray], kept: Iterable[IntArray]) -> None:
+        """Count anew: the pages of each row, and of each tail."""
+        self.held[:] = 0
+        self.kept[:] = 0
+        for pages in held:
+            self.held[pages] += 1
+        for pages in kept:
+            self.kept[pages] += 1
+        self.num_held = int(np.count_nonzero(self.held))
+        self.evictable_pages = int(np.count_nonzero((self.held == 0) & (self.kept > 0)))
+
+    def reset(self) -> None:
+        """Free all pages, whoever has them. Reads nothing that a fault may have spoilt."""
+        self.held[:] = 0
+        self.kept[:] = 0
+        self.num_held = 0
+        self.evictable_pages = 0
+        self.allocator.reset()
+
+    @property
+    def imbalance(self) -> int:
+        """free + quarantined + evictable + held - all: pages counted twice, or, below 0, not at
+        all."""
+        allocator = self.allocator
+        num_free = allocator.num_free + len(allocator.quarantined)
+        return num_free + self.evictable_pages + self.num_held - allocator.num_pages

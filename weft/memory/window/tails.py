@@ -1,0 +1,233 @@
+"""What the prefix cache keeps of layers with windows.
+
+The next token of a sequence sees the window before it, and nothing else. So a cached prefix can be
+resumed where the pages of one window before its end are there, its *tail*. Tails stand at nodes of
+the radix tree, always at their ends:
+
+    node A ── node B ─┬─ node C          A tail of B: |...[ window ]|
+                      └─ node D                       ^ 0           ^ the end of B
+
+There are two kinds of them, and when pages are needed, all *spare* ones go first.
+
+- An *end* has one window, and a page more, so that a request which needs its last page computed
+  finds what it needs. Ends are prompts, outputs, and places where sequences part. The one that was
+  used least recently goes first, always as a whole: half of a tail is worth nothing. (vLLM frees
+  them page by page as soon as requests end, and then nobody finds anything: vllm #48435.)
+- A spare one is what a row held when it came there, which is longer: a prompt that parts from
+  another inside of it still finds its window. Where a sequence goes on behind an end, and nothing
+  else does, the end becomes spare.
+
+Tails share pages, so the pool counts them (`pool.py`). No lock is taken on a tail: whoever goes on
+behind one holds its pages. It follows the changes of the tree as a listener, and knows no rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from weft.arrays import IntArray
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.memory.radix import Node, path_up
+from weft.memory.window.pool import WindowPool
+
+
+class Tail(NamedTuple):
+    """Pages of the sequence that ends with a node: first, first + 1 .. end - 1."""
+
+    pages: IntArray  # [end - first]
+    end: int  # pages of the whole sequence
+
+    @property
+    def first(self) -> int:
+        return self.end - len(self.pages)
+
+
+Tails: TypeAlias = OrderedDict[Node, Tail]  # the least recently used first
+
+
+class WindowTails:
+    """The `CacheListener` of a radix tree with pages of `page_size` tokens."""
+
+    def __init__(self, pool: WindowPool, window: int, page_size: int) -> None:
+        self._pool = pool
+        # The first token behind a prefix sees window - 1 tokens of it.
+        self.span = -(-(window - 1) // page_size)  # pages of a prefix that are needed behind it
+        self._page_bytes = page_size * TOKEN_BYTES
+        self.ends: Tails = OrderedDict()
+        self.spare: Tails = OrderedDict()
+        self.total_evicted_pages = 0  # since the start
+
+    # Lookup
+
+    def deepest(self, handle: Node | None, num_pages: int) -> tuple[Node | None, int]:
+        """The longest prefix of a cached sequence, of `num_pages` up to `handle`, that can be
+        resumed: where it ends, and its pages. It counts as used now."""
+        end = num_pages
+        for node in path_up(handle):
+            if self._use(node):
+                return node, end
+            end -= self._num_pages(node)
+        return None, 0
+
+    def window_before(self, node: Node) -> IntArray:
+        """The pages [at most span] that a request needs which goes on behind a node. It goes on:
+        the tail is worth being kept."""
+        tail = self._at(node)
+        assert tail is not None, "a prefix without its window was matched"
+        if node not in self.ends:
+            self._put(self.ends, node, self._lean(tail, tail.end))
+        needed = min(self.span, tail.end)
+        return tail.pages[len(tail.pages) - needed :]
+
+    # What rows leave
+
+    def leave(self, handle: Node | None, held: Tail, since: int) -> None:
+        """A row has put its sequence into the tree up to `handle`, and holds `held` of it, which
+        ends there. Keep it, and a tail wherever the tree has an end behind the first `since`
+        pages."""
+        if handle is None:
+            return
+        if held.end > since and self._covers(held, held.end):
+            self._put(self.spare, handle, held)
+        end = held.end
+        for node in path_up(handle):
+            if end <= since or not self._covers(held, end):
+                break
+            if node not in self.ends:
+                self._put(self.ends, node, self._lean(held, end))
+            end -= self._num_pages(node)
+        self._demote_above(handle)
+
+    # Eviction
+
+    def evict(self, num_pages: int) -> int:
+        """Drop tails until `num_pages` are free, or none is left that may go. Returns how many have
+        become free."""
+        num_freed = self._evict_of(self.spare, num_pages)
+        if num_freed < num_pages:
+            num_freed += self._evict_of(self.ends, num_pages - num_freed)
+        self.total_evicted_pages += num_freed
+        return num_freed
+
+    def _evict_of(self, tails: Tails, num_pages: int) -> int:
+        num_freed = 0
+        skipped: list[tuple[Node, Tail]] = []
+        while tails and num_freed < num_pages:
+            node, tail = tails.popitem(last=False)
+            # What rows hold cannot be freed. What a session pins goes when the session loses it.
+            is_pinned = tails is self.ends and _is_pinned(node)
+            if is_pinned or not self._pool.is_evictable(tail.pages):
+                skipped.append((node, tail))
+                continue
+            num_freed += self._pool.drop(tail.pages)
+        for node, tail in reversed(skipped):
+            tails[node] = tail
+            tails.move_to_end(node, last=False)
+        return num_freed
+
+    # The tree changes
+
+    def inserted(self, leaf: Node) -> None:
+        pass
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Sequences part here: that is an end, if the window before it is there."""
+        tail = self._at(lower)
+        if tail is None:
+            return
+        end = tail.end - self._num_pages(lower)
+        if self._covers(tail, end):
+            self._put(self.ends, upper, self._lean(tail, end))
+
+    def trimmed(self, leaf: Node) -> None:
+        tail = self._at(leaf)
+        if tail is None:
+            return
+        end = sum(map(self._num_pages, path_up(leaf)))
+        # Kept by its new name before the old one lets go of the pages.
+        shorter = Tail(tail.pages[: end - tail.first], end)
+        covers = self._covers(tail, end)
+        if covers:
+            self._pool.keep(shorter.pages)
+        self.removed(leaf)
+        if covers:
+            self.spare[leaf] = shorter
+
+    def removed(self, leaf: Node) -> None:
+        for tails in (self.ends, self.spare):
+            tail = tails.pop(leaf, None)
+            if tail is not None:
+                self._pool.drop(tail.pages)
+
+    def emptied(self) -> None:
+        for tails in (self.ends, self.spare):
+            while tails:
+                _, tail = tails.popitem()
+                self._pool.drop(tail.pages)
+
+    def forget(self) -> None:
+        """Every page has been taken back: drop all, without reading any of it."""
+        self.ends.clear()
+        self.spare.clear()
+
+    # Looking on
+
+    def all(self) -> Iterator[tuple[Node, Tail]]:
+        yield from self.ends.items()
+        yield from self.spare.items()
+
+    # Inside
+
+    def _at(self, node: Node) -> Tail | None:
+        """The tail at a node, the longer one if there are two."""
+        return self.spare.get(node) or self.ends.get(node)
+
+    def _use(self, node: Node) -> bool:
+        """Mark what is kept at a node as used now. Returns whether there is something."""
+        found = False
+        for tails in (self.ends, self.spare):
+            if node in tails:
+                tails.move_to_end(node)
+                found = True
+        return found
+
+    def _covers(self, tail: Tail, end: int) -> bool:
+        """Whether a tail has the window before the page `end`."""
+        return tail.first <= max(end - self.span, 0) and end > tail.first
+
+    def _lean(self, tail: Tail, end: int) -> Tail:
+        """Of a tail, the window before the page `end`, and a page more if it is there."""
+        first = max(end - self.span - 1, tail.first)
+        return Tail(tail.pages[first - tail.first : end - tail.first], end)
+
+    def _put(self, tails: Tails, node: Node, tail: Tail) -> None:
+        self._pool.keep(tail.pages)
+        before = tails.pop(node, None)
+        tails[node] = tail
+        if before is not None:
+            self._pool.drop(before.pages)
+
+    def _demote_above(self, handle: Node) -> None:
+        """What ends above a new end, and goes on nowhere else, is not needed any more."""
+        for node in path_up(handle):
+            goes_on_once = node is not handle and len(node.children) == 1
+            if not goes_on_once or node not in self.ends or _is_pinned(node):
+                continue
+            tail = self.ends.pop(node)
+            if node in self.spare:
+                self._pool.drop(tail.pages)
+            else:
+                self.spare[node] = tail
+
+    def _num_pages(self, node: Node) -> int:
+        return len(node.key) // self._page_bytes
+
+
+def _is_pinned(node: Node) -> bool:
+    """Whether a pinned sequence ends here. Every node above one is pinned, too."""
+    if not node.pins:
+        return False
+    pinned_below = sum(child.pins for child in node.children.values())
+    return node.pins > pinned_below
