@@ -46,7 +46,7 @@ class ModelOptions:
     )
     quantize: str = option(
         "auto",
-        "keep weights in fewer bits: int8, int4 (on a CPU with scales for every 32 inputs) or, "
+        "keep weights in fewer bits: int8, int4 (on a CPU with scales for groups of inputs) or, "
         "on a GPU, fp8 (one per output); embeddings in int8. auto keeps what is stored in eight "
         "bits or as the codes of a GGUF file, where the device computes with them",
         group="model",

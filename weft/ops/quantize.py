@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales
 
-INT8 = CodeFormat(8, 32, offset=128, scale_type=torch.bfloat16)
+INT8 = CodeFormat(8, 128, offset=128, scale_type=torch.bfloat16)
 INT4 = CodeFormat(4, 32, has_mins=True, scale_type=torch.float16)
 INT8_BY_OUTPUT = CodeFormat(8, 0, offset=128)  # as checkpoints in int8 are stored
 CODE_FORMATS = {"int8": INT8, "int4": INT4}

@@ -15,6 +15,14 @@ WEFT_INLINE bool has_codes(const Weight& w) { return w.format == kI8 || w.format
 // Inputs that share both a scale of the weight and one of the rows.
 WEFT_INLINE int64_t block_of(const Weight& w) { return least(w.group, kRowGroup); }
 
+// Inputs that tiles multiply by a scale of the weight at once: a block, or several where groups are larger. The last span
+// of a row may be shorter.
+constexpr int64_t kLongestSpan = 128;
+WEFT_INLINE int64_t span_of(const Weight& w) {
+  if (w.group == w.padded_in || w.group % kLongestSpan == 0) return kLongestSpan;
+  return w.group % kInStep ? block_of(w) : kInStep;
+}
+
 // Scales of one output.
 WEFT_INLINE int64_t groups_of(const Weight& w) { return ceil_div(w.padded_in, w.group); }
 WEFT_INLINE int64_t coarse_groups_of(const Weight& w) {
@@ -66,8 +74,8 @@ WEFT_INLINE F32 scales_at(const char* place, const char* coarse, int column) {
 
 template <int64_t kType>
 static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
-  const int64_t block = block_of(w);
-  for (int64_t i = k; i < k + num; i += block, out += kPanel) {
+  const int64_t span = span_of(w);
+  for (int64_t i = k; i < k + num; i += span, out += kPanel) {
     const char* place = place_of_scale(w, panel, i / w.group, is_min);
     const char* coarse = place_of_coarse(w, panel, i / kCoarse, is_min);
 #pragma GCC unroll 8
@@ -77,7 +85,7 @@ static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t nu
   }
 }
 
-// Those of inputs k .. k + num as floats, one row for each block: out[num / block][kPanel].
+// Those of inputs k .. k + num as floats, one row for each span: out[num / span][kPanel].
 static void spread_scales(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
   switch (w.scale_type) {
     case kScaleF32: return spread_scales_of<kScaleF32>(w, panel, k, num, is_min, out);

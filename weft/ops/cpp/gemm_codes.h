@@ -4,8 +4,9 @@
 //              `--------------------'   `----------------------------------'     `---------------------'
 //                of block and row               integers, exact                   `x_factors`; 0 without mins
 //
-// A block is the 32 inputs that share a scale of the rows, or 16 where groups of weights are so small. The sums begin
-// with what the offset takes away (`x_starts`). Every element of C is one sum over blocks in rising order, whatever the
+// A block is the 32 inputs that share a scale of the rows, or 16 where groups of weights are so small. Where groups are of
+// 64 inputs and more, 2 or 4 blocks are a span: their sums are added times x_scale, and multiplied by the weight's scale
+// once. The sums begin with what the offset takes away (`x_starts`). Every element of C is one sum over blocks in rising order, whatever the
 // number of rows: C stays in registers while a tile goes through a piece of k, and cutting k into pieces with `add` does
 // not change it.
 #pragma once
@@ -27,8 +28,9 @@ struct CodesProduct {
   int64_t slab_stride;
   int64_t k;
   int64_t block;
+  int64_t span;
   const char* b;
-  const float* scales;      // [k / block][kPanel]
+  const float* scales;      // [k / span][kPanel]
   const float* mins;        // the same, or null
   const float* x_scales;    // [k / block][x_stride], as the next two
   const int32_t* x_starts;
@@ -90,6 +92,23 @@ struct ByteCodes {
 
 // ---------------------------------------------------------------- tiles
 
+// The sums of integers of one block.
+template <class Kind, int kBlock, int R, int V>
+WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, const char*& b, I32 (&sums)[R][V]) {
+  const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
+  const int32_t* x_starts = p.x_starts + index * p.x_stride;
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) sums[r][v] = all_i32(x_starts[r]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kBlock; i += Kind::kInputs) {
+    Kind::template step<R, V>(sums, a + i, b);
+    b += 4 * kPanel;
+  }
+}
+
 // What a block's sums of integers add to C.
 template <int R, int V>
 WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][V], F32 (&c)[R][V]) {
@@ -134,19 +153,8 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   const char* ahead = p.ahead;
   for (int64_t k = 0, index = 0; k < p.k; k += kBlock, index++) {
     for (const char* end = ahead + p.ahead_step; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-    const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
-    const int32_t* x_starts = p.x_starts + index * p.x_stride;
     I32 sums[R][V];
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[r][v] = all_i32(x_starts[r]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlock; i += Kind::kInputs) {
-      Kind::template step<R, V>(sums, a + i, b);
-      b += 4 * kPanel;
-    }
+    sum_block<Kind, kBlock, R, V>(p, k, index, b, sums);
     add_block<R, V>(p, index, sums, c);
   }
 #pragma GCC unroll 6
@@ -156,10 +164,61 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   }
 }
 
+// The same in spans of several blocks. C is in memory: registers hold what the blocks of a span give.
+template <class Kind, int R, int V>
+static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
+  const char* b = p.b;
+  const char* ahead = p.ahead;
+  const float* scales = p.scales;
+  const float* mins = p.mins;
+  bool adds = p.add;
+  for (int64_t k = 0; k < p.k; adds = true, scales += kPanel) {
+    F32 total[R][V];
+    float factors[R] = {};
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) total[r][v] = zero();
+    }
+    for (const int64_t end = least(k + p.span, p.k); k < end; k += kRowGroup) {
+      for (const char* last = ahead + p.ahead_step; ahead < last; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+      const int64_t index = k / kRowGroup;
+      I32 sums[R][V];
+      sum_block<Kind, kRowGroup, R, V>(p, k, index, b, sums);
+      const float* x_scales = p.x_scales + index * p.x_stride;
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const F32 x = all(x_scales[r]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+          hold(sums[r][v]);
+          total[r][v] = muladd(to_f32(sums[r][v]), x, total[r][v]);
+        }
+      }
+      if (!mins) continue;
+      for (int r = 0; r < R; r++) factors[r] += p.x_factors[index * p.x_stride + r];
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      const F32 scale = load(scales + v * kLanes);
+      const F32 least_weight = mins ? load(mins + v * kLanes) : zero();
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        float* c = p.c + r * p.c_stride + v * kLanes;
+        const F32 value = muladd(total[r][v], scale, adds ? load(c) : zero());
+        store(c, mins ? muladd(all(factors[r]), least_weight, value) : value);
+      }
+    }
+    if (mins) mins += kPanel;
+  }
+}
+
 template <class Kind, int R>
 static void tile_codes_of(int64_t rows, const CodesProduct& p) {
   if (rows == R) {
-    if (p.block == kRowGroup) {
+    if (p.span > kRowGroup) {
+      tile_spans<Kind, R, kTileVectors>(p);
+    } else if (p.block == kRowGroup) {
       tile_codes<Kind, kRowGroup, R, kTileVectors>(p);
     } else {
       tile_codes<Kind, kRowGroup / 2, R, kTileVectors>(p);

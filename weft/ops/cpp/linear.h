@@ -139,7 +139,8 @@ static void multiply_panel_of_codes(const Weight& w, const Activations& x, const
   const bool nibbles = w.format == kI4 && !w.has_table && few;
   const bool as_it_is = w.format == kI8 || nibbles;
   const int64_t longest = few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel;
-  const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * kInStep) * kInStep;
+  const int64_t step = most(kInStep, span_of(w));
+  const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * step) * step;
   float* const mins = space.scales + kBlocksOfPiece * kPanel;
   for (int64_t k = 0; k < w.padded_in; k += piece) {
     const int64_t num = least(piece, w.padded_in - k), first = k / block;
@@ -154,6 +155,7 @@ static void multiply_panel_of_codes(const Weight& w, const Activations& x, const
         x.slab_stride,
         num,
         block,
+        span_of(w),
         as_it_is ? codes : space.piece,
         space.scales,
         w.has_mins ? mins : nullptr,

@@ -15,18 +15,20 @@ namespace WEFT_NAMESPACE {
 constexpr float kStepsOfRange[] = {15, 14, 13, 12, 15.6f, 16.3f, 17.1f, 18};
 constexpr float kMostSteps = 15;
 
-// The codes of kInStep inputs of one panel, and their scales, for groups that divide kInStep.
+constexpr int kChosenAtOnce = 2 * kInStep;  // inputs; groups divide them
+
+// The codes of kChosenAtOnce inputs of one panel, and their scales.
 struct Quantiser {
   const Weight& w;
-  float x[kInStep][kPanel] = {};
-  uint8_t codes[kInStep][kPanel];
-  float scales[kInStep / 16][kPanel];
-  float mins[kInStep / 16][kPanel];
+  float x[kChosenAtOnce][kPanel] = {};
+  uint8_t codes[kChosenAtOnce][kPanel];
+  float scales[kChosenAtOnce / 16][kPanel];
+  float mins[kChosenAtOnce / 16][kPanel];
 
   explicit Quantiser(const Weight& weight) : w(weight) {}
 
   void run() {
-    for (int64_t start = 0; start < kInStep; start += w.group) {
+    for (int64_t start = 0; start < kChosenAtOnce; start += w.group) {
       for (int64_t column = 0; column < kPanel; column += kLanes) {
         if (w.format == kI8) {
           choose_eight_bits(start, column);

@@ -89,24 +89,33 @@ static void write_codes(const Weight& w, int64_t panel, int64_t column, int64_t 
   }
 }
 
-// Quantise the rows of a strip: all of them for kInStep inputs (or for a group, if it is larger) at once.
+// Quantise the rows of a strip: all of them for kChosenAtOnce inputs at once, zeros behind the last.
 static void quantise_strip(const PackArgs& args, const Strip& strip) {
   const Weight& w = *args.weight;
   float x[kInStep];
   uint8_t codes[kInStep];
   Quantiser quantiser(w);
-  for (int64_t k = 0; k < w.padded_in; k += kInStep) {
+  for (int64_t k = 0; k < w.padded_in; k += kChosenAtOnce) {
+    const int64_t num = least(kChosenAtOnce, w.padded_in - k);
     for (int64_t i = 0; i < strip.count; i++) {
-      read_row(args, strip.row + i, k, x);
-      for (int64_t j = 0; j < kInStep; j++) quantiser.x[j][i] = x[j];
+      for (int64_t first = 0; first < kChosenAtOnce; first += kInStep) {
+        if (first < num) {
+          read_row(args, strip.row + i, k + first, x);
+        } else {
+          memset(x, 0, sizeof x);
+        }
+        for (int64_t j = 0; j < kInStep; j++) quantiser.x[first + j][i] = x[j];
+      }
     }
     quantiser.run();
-    for (int64_t start = 0; start < kInStep; start += w.group) {
+    for (int64_t start = 0; start < num; start += w.group) {
       quantiser.write_scales(panel_of(w, strip.panel), (k + start) / w.group, start / w.group, strip.column, strip.count);
     }
     for (int64_t i = 0; i < strip.count; i++) {
-      for (int64_t j = 0; j < kInStep; j++) codes[j] = quantiser.codes[j][i];
-      write_codes(w, strip.panel, strip.column + i, k, codes);
+      for (int64_t first = 0; first < num; first += kInStep) {
+        for (int64_t j = 0; j < kInStep; j++) codes[j] = quantiser.codes[first + j][i];
+        write_codes(w, strip.panel, strip.column + i, k + first, codes);
+      }
     }
   }
 }
