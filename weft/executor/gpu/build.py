@@ -108,7 +108,8 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     if spec.model.library_config:
         # Its Python may ask the device for values, which a capture cannot hold.
         require_same_steps(spec, model, kernels.attention, rows)
-    elif spec.engine.cuda_graph:
+    elif spec.engine.cuda_graph and not spec.model.has_experts:
+        # Experts run one after the other, those that were chosen: the host has to know which.
         parts = GraphParts(model, kernels.attention, rows, stager)
         graphs = StepGraphs(
             gpu,
