@@ -2,7 +2,8 @@
 
 Every world has other settings (page size, memory, chunks, policy, overlap, mixing); every invariant is checked after
 every step, every output is compared with what the request gives on its own. In every third world are sessions, and
-what they remember is compared, too; in every fourth, time cuts prompts. A failure names the seed of its world.
+what they remember is compared, too; in every fourth, time cuts prompts; in every fifth, layers with windows have pages
+of their own. A failure names the seed of its world.
 
 `--faults 5000` plants so many faults instead, each into one call of a function of the scheduler's core or of memory.
 """
@@ -46,7 +47,9 @@ def run_schedules(num_requests: int, per_world: int, seed: int) -> None:
                 call = f"run_timed({seed}, num_requests={PER_TIMED_WORLD})"
                 world = run_timed(seed, num_requests=PER_TIMED_WORLD)
             else:
-                world = run_random(seed, num_requests=per_world)
+                windows = seed % 5 == 0
+                call = f"run_random({seed}, num_requests={per_world}, windows={windows})"
+                world = run_random(seed, num_requests=per_world, windows=windows)
         except AssertionError:
             print(f"world {seed} broke: {call}", flush=True)
             raise
