@@ -311,6 +311,11 @@ def test_a_tokenizer_can_be_named_where_the_files_own_is_not_read(tmp_path: Path
     with pytest.raises(BadCheckpoint, match=r"'of-tomorrow', which is not read; .*--tokenizer"):
         described(file)
     assert load_tokenizer(described(file, tokenizer=str(whole))).vocab_size == 260
+    none_at_all = {
+        key: value for key, value in metadata().items() if not key.startswith("tokenizer.ggml.")
+    }
+    bare = write_gguf(tmp_path / "c.gguf", none_at_all, weights)
+    assert load_tokenizer(described(bare, tokenizer=str(whole))).vocab_size == 260
     with pytest.raises(SettingsError, match="--tokenizer: there is no folder"):
         described(file, tokenizer="/no/such")
     with pytest.raises(SettingsError, match="for GGUF files"):

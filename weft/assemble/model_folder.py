@@ -173,8 +173,8 @@ def _tokenizer(
                     f"{vocab_size:,}"
                 )
             found = {**made, **found}
-        else:
-            found.setdefault("tokenizer_config.json", tokenizer_config(metadata, label))
+        elif "tokenizer_config.json" not in found:
+            found["tokenizer_config.json"] = tokenizer_config(metadata, label)
     except TokenizerError as exc:
         raise BadCheckpoint(str(exc)) from exc
     yield from found.items()
