@@ -113,8 +113,11 @@ def test_unsupported_architecture(capsys: pytest.CaptureFixture[str], tmp_path: 
     )
     message = refused(capsys, "serve", str(folder), "--port", "0")
     assert "LoomForCausalLM" in message
-    assert "supported are LlamaForCausalLM" in message
+    assert "has no native implementation" in message
     assert "never run" in message
+    own = refused(capsys, "serve", str(folder), "--port", "0", "--model-impl", "weft")
+    assert "supported are LlamaForCausalLM" in own
+    assert "never run" in own
 
 
 def test_missing_tokenizer(capsys: pytest.CaptureFixture[str], model: Path) -> None:

@@ -92,6 +92,8 @@ REQUESTS = [
     ("unblock", "POST", "/unblock", {}),
     ("set-policy lpm", "POST", "/set_policy", {"policy": "lpm"}),
     ("audit", "POST", "/audit", {}),
+    ("experts start", "POST", "/start_expert_distribution_record", {}),
+    ("experts stop", "POST", "/stop_expert_distribution_record", {}),
     ("state get", "GET", "/get_internal_state", None),
     (
         "state set max_running_requests=8 schedule_policy=lpm mixed_chunk=true schedule_conservativeness=0.5",
@@ -413,6 +415,7 @@ def test_commands_have_names_of_their_own() -> None:
         verb.words for verb in COMMANDS for line, *_ in REQUESTS if line.startswith(verb.words)
     }
     assert {verb.words for verb in COMMANDS} - tried == {
+        "experts dump",
         "explain",
         "profile stop",
         "weights send",

@@ -31,7 +31,7 @@ def with_sessions(settings: SchedulerSettings, rng: random.Random) -> SchedulerS
         max_sessions=3,
         max_turns=rng.choice([3, 30]),
         max_tokens=rng.choice([60, 300, 2_000]),
-        timeout_s=rng.choice([0.0, 40.0, 300.0]),
+        timeout_s=rng.choice([0.0, 15.0, 300.0]),
     )
     return replace(settings, sessions=limits)
 

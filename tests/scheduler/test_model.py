@@ -95,7 +95,7 @@ def run_small(seed: int) -> Counter[str]:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_pass_decides_as_the_model_says(seed: int) -> None:
     rng = random.Random(f"model {seed}")
-    settings = replace(random_settings(rng), max_step_ms=0.0)
+    settings = replace(random_settings(rng), max_step_ms=0.0, max_slowdown=-1.0)
     assert run_beside_model(settings, rng, 40).count["passes"] > 20
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(
     seed: int, depth: int
 ) -> None:
     rng = random.Random(f"poison {seed}")
-    settings = replace(random_settings(rng), prefix_cache=True, max_step_ms=0.0)
+    settings = replace(random_settings(rng), prefix_cache=True, max_step_ms=0.0, max_slowdown=-1.0)
     world = World(settings, depth, features=(PromptLogprobsFeature(),))
     world.runner.poison = 20
     drive(world, rng, 40)

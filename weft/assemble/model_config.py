@@ -19,6 +19,7 @@ from weft.assemble.model_folder import model_name
 from weft.config.config_json import get
 from weft.config.engine import EngineConfig
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel, read_json
+from weft.config.model_errors import BadConfig
 from weft.config.process import Child, ChildEnded
 from weft.executor.weights.gguf.files import ENDING
 from weft.models.transformers_backend.library import NotByLibrary, require_library
@@ -47,6 +48,8 @@ def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> M
             ) from exc
     try:
         return read_model(folder, name, weights=config.load_format != "dummy")
+    except BadConfig:
+        raise
     except UnsupportedModel as exc:
         if config.model_impl == "weft":
             raise

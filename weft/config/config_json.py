@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from weft.config.model_errors import UnsupportedModel
+from weft.config.model_errors import BadConfig, UnsupportedModel
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = 
 def size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = get(config, key, int, default)
     if value < 1:
-        raise UnsupportedModel(f"{key} is {value}; it must be at least 1")
+        raise BadConfig(f"{key} is {value}; it must be at least 1")
     return value
 
 
@@ -47,7 +47,7 @@ def number(
     value = get(config, key, float, default)
     if not (math.isfinite(value) and value >= low and value > above):
         allowed = f"greater than {above:g}" if math.isfinite(above) else f"at least {low:g}"
-        raise UnsupportedModel(f"{key} is {value:g}; it must be a number {allowed}")
+        raise BadConfig(f"{key} is {value:g}; it must be a number {allowed}")
     return value
 
 

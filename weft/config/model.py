@@ -16,7 +16,13 @@ from weft.config.config_json import get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, MoeSpec, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
-from weft.config.model_errors import BadCheckpoint, ModelError, ModelNotFound, UnsupportedModel
+from weft.config.model_errors import (
+    BadCheckpoint,
+    BadConfig,
+    ModelError,
+    ModelNotFound,
+    UnsupportedModel,
+)
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import turn_end_id
@@ -285,7 +291,7 @@ class ModelConfig:
             model = _as_decoder(model, family.read(config))
         for token in model.eos_token_ids:
             if not 0 <= token < model.vocab_size:
-                raise UnsupportedModel(
+                raise BadConfig(
                     f"eos_token_id is {token}; 0 to {model.vocab_size - 1:,} are in the vocabulary"
                 )
         if model.num_heads % model.num_kv_heads or model.head_dim % 2:

@@ -2,6 +2,7 @@
 
 ModelError              one sentence says why
 ├── UnsupportedModel    we know what it is, and do not have it
+│   └── BadConfig       config.json has a number that no model can have
 ├── ModelNotFound       no such folder or hub id, or a file is missing or unreadable
 └── BadCheckpoint       the weights do not fit the architecture
 """
@@ -15,6 +16,10 @@ class ModelError(ValueError):
 
 class UnsupportedModel(ModelError):
     """The model is valid, but of a kind that is not implemented."""
+
+
+class BadConfig(UnsupportedModel):
+    """`config.json` has a number that no model can have: other code would not run it either."""
 
 
 class ModelNotFound(ModelError):
