@@ -100,8 +100,9 @@ class Pace:
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long on the device."""
         plan = batch.plan
-        if batch.prefills:
-            self.cost.observe(StepLoad.of(plan), seconds, has_prefill=True)
+        if batch.prefills or self._max_step_s < math.inf:
+            self._learn()
+            self.cost.observe(StepLoad.of(plan), seconds, has_prefill=bool(batch.prefills))
         else:
             self._decodes.append((plan, seconds))
         self._largest = max(self._largest, plan.num_tokens)
