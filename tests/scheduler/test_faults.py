@@ -29,8 +29,9 @@ from weft.scheduler.prefill import PrefillScheduler
 
 NUM_GROUPS = 16
 # What no load calls: of policies and caches that have nothing to do with pages, or for people who look on.
-# `Scheduler.apply`, `shrink` and `doubt` are called by the engine's control and audit alone.
-NEVER_CALLED = 43
+# `Scheduler.apply`, `shrink` and `doubt` are called by the engine's control and audit alone, and so are `find_faults`,
+# `KvMemory.quarantine` and `last_owner`, and `Fault.users`.
+NEVER_CALLED = 47
 
 
 def sample(group: int) -> Iterator[tuple[Fault, int]]:
