@@ -25,10 +25,9 @@ from weft.executor.weights.packed.weight import (
     PackedCodes,
     PackedTensors,
     bits_of,
-    format_of,
     group_of,
+    grouping_of,
     num_words,
-    order_of,
 )
 from weft.executor.weights.packed.words import codes_by_output, codes_of_bytes
 from weft.executor.weights.pieces import PieceBuffer, read_whole
@@ -101,11 +100,7 @@ class CompressedLayout:
         stored = read_whole(content, entry, FLOATS[entry.dtype])
         # One scale for the whole matrix is that of each output.
         scales = stored.view(_grid(entry.shape)).expand(self._out_size, -1).contiguous()
-        format, mins = format_of(self._bits, self._group, scales, self._zero_points())
-        order = None
-        if self._index is not None:
-            order = order_of(self._index, format.group, scales.shape[1])
-        return Grouping(format, scales, mins, order)
+        return grouping_of(self._bits, self._group, scales, self._zero_points(), self._index)
 
     def _zero_points(self) -> Tensor | None:
         """[out, groups], of codes from 0 on"""

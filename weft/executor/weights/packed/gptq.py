@@ -28,10 +28,9 @@ from weft.executor.weights.packed.weight import (
     PackedCodes,
     PackedTensors,
     bits_of,
-    format_of,
     group_of,
+    grouping_of,
     num_words,
-    order_of,
 )
 from weft.executor.weights.packed.words import awq_columns, codes_by_output, codes_of_bytes
 from weft.executor.weights.pieces import PieceBuffer, read_whole
@@ -111,11 +110,7 @@ class GptqLayout:
 
     def grouping(self) -> Grouping:
         scales = _by_output(self._scales)
-        format, mins = format_of(self._bits, self._group, scales, self._zero_points())
-        order = None
-        if self._index is not None:
-            order = order_of(self._index, format.group, scales.shape[1])
-        return Grouping(format, scales, mins, order)
+        return grouping_of(self._bits, self._group, scales, self._zero_points(), self._index)
 
     def _zero_points(self) -> Tensor | None:
         """[out, groups]; None: the middle of the codes."""
@@ -150,8 +145,7 @@ def _awq_codes(codes: StoredTensor, start: int, stop: int, buffer: PieceBuffer) 
 def _awq_grouping(scales: StoredTensor, zeros: StoredTensor, group: int) -> Grouping:
     by_output = _by_output(scales)
     zero_points = awq_columns(read_whole(*zeros, torch.int32))
-    format, mins = format_of(4, group, by_output, zero_points)
-    return Grouping(format, by_output, mins)
+    return grouping_of(4, group, by_output, zero_points)
 
 
 def _by_output(scales: StoredTensor) -> Tensor:

@@ -154,6 +154,22 @@ def format_of(
     return CodeFormat(bits, group, has_mins=True, scale_type=torch.float32), mins
 
 
+def grouping_of(
+    bits: int,
+    group: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    index: StoredTensor | None = None,
+) -> Grouping:
+    """What codes with these scales [out, groups] and zero points stand for; `index` names the group
+    of each input. Raises BadCheckpoint."""
+    format, mins = format_of(bits, group, scales, zeros)
+    order = None
+    if index is not None:
+        order = order_of(index, format.group, scales.shape[1])
+    return Grouping(format, scales, mins, order)
+
+
 def bits_of(words: TensorEntry, expected: Mapping[int, tuple[int, ...]], told: Quantization) -> int:
     """The bits of codes: those of the config, or where matrices differ, those whose words have this
     shape. Raises Misfit."""
