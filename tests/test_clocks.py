@@ -35,6 +35,7 @@ DECIDES = (
 )
 TOLD = {
     "executor/profile/profile.py",  # when what the kernels noted was, on the clock of the trace
+    "client/adapters.py",  # since when an adapter is served
     "bench/results.py",  # when it was measured
     "launch/supervisor.py",  # since when the model is served
     "cli/replay.py",  # when a journal began

@@ -15,7 +15,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -24,14 +24,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.assemble.adapters import adapter_files
 from weft.assemble.prepare import Prepared, load_template, load_tokenizer, prepare
+from weft.client.adapters import AdapterNames, AdapterRefused
 from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
+from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.engine import EngineConfig
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
+from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.codec import ToEngine
 from weft.messages.replies import FinishReason, PooledPiece, TokenLogprobs
 from weft.messages.requests import PoolingParams
@@ -116,10 +120,15 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         from weft.assemble.build import build_engine
 
+        if not config.weights_root:
+            # Who writes the program may read any folder; the root is for those who ask a server.
+            config = replace(config, weights_root="/")
         prepared = prepare(config)
         tokenizer = load_tokenizer(prepared.folder)
         built = build_engine(prepared.config, prepared.folder)
         self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup)
+        for asked in parse_lora_paths(prepared.config.lora_paths):
+            self.load_adapter(asked.name, asked.path, pinned=asked.pinned)
 
     def _compose(
         self,
@@ -143,6 +152,7 @@ class LLM:
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
         self._numbers = itertools.count()
+        self._adapters = AdapterNames(adapter_files(prepared))
         # Open prompts: so few that the engine's queue never refuses one.
         self._window = max(1, prepared.config.max_queued_requests - MAX_N)
 
@@ -153,6 +163,7 @@ class LLM:
         prompts: Text | Sequence[Text],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str = "",
         progress: bool = False,
     ) -> list[Output]:
         """Complete one prompt or many, each a text, a list of token ids, or an array of input
@@ -161,12 +172,16 @@ class LLM:
         `params` are for all prompts, or one for each; without, it is `default_params`, of which a
         caller may change a few fields: `msgspec.structs.replace(llm.default_params, top_p=0.9)`.
         Returns the outputs in the order of the prompts: with `n` in the parameters, n for each
-        prompt. Raises InvalidParam, and then generates nothing more, for parameters out of range
-        and for prompts that do not fit the context. Ctrl-C aborts what is open.
+        prompt. `adapter`: the name of a loaded one. Raises InvalidParam, and then generates nothing
+        more, for parameters out of range and for prompts that do not fit the context. Ctrl-C aborts
+        what is open.
         """
         texts = _as_list(prompts)
         all_params = self._params_of_each(params, len(texts))
-        asked = (self.prompt(text, own) for text, own in zip(texts, all_params, strict=True))
+        asked = (
+            self.prompt(text, own, adapter=adapter)
+            for text, own in zip(texts, all_params, strict=True)
+        )
         by_position: list[list[Output]] = [[]] * len(texts)
         bar = Progress(len(texts), shown=progress)
         for position, completions in self.complete(asked):
@@ -195,13 +210,14 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
         *,
+        adapter: str = "",
         progress: bool = False,
     ) -> list[Output]:
         """The assistant's answer to one conversation or to many. Errors as for `generate`."""
         is_one = bool(messages) and isinstance(messages[0], dict)
         conversations: Any = [messages] if is_one else messages
         prompts = [self.chat_ids(conversation) for conversation in conversations]
-        return self.generate(prompts, params, progress=progress)
+        return self.generate(prompts, params, adapter=adapter, progress=progress)
 
     def chat_ids(self, messages: Iterable[Message]) -> list[int]:
         """The token ids that a conversation becomes by the model's chat template."""
@@ -212,17 +228,20 @@ class LLM:
         text = self._template.render(list(messages))
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def stream(self, prompt: Text, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: Text, params: SamplingParams | None = None, *, adapter: str = ""
+    ) -> Iterator[Delta]:
         """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the
         rest."""
-        request = self.prompt(prompt, params or self.default_params)
+        request = self.prompt(prompt, params or self.default_params, adapter=adapter)
         with self._client.submit([request]) as generation:
             while not generation.ended:
                 self._step()
                 yield from generation.take()
 
-    def prompt(self, text: Text, params: SamplingParams) -> Prompt:
-        """What `complete` takes. Raises InvalidParam for vectors that do not fit the model."""
+    def prompt(self, text: Text, params: SamplingParams, *, adapter: str = "") -> Prompt:
+        """What `complete` takes. Raises InvalidParam for vectors that do not fit the model, and for
+        an adapter that is not loaded."""
         vectors = b""
         if isinstance(text, np.ndarray):
             vectors = pack_input_embeds(text, self._client.engine)
@@ -232,7 +251,13 @@ class LLM:
         else:
             ids = list(text)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
-        return Prompt(ids=ids, params=params, rid=self._next_rid(), vectors=vectors)
+        return Prompt(
+            ids=ids,
+            params=params,
+            rid=self._next_rid(),
+            vectors=vectors,
+            adapter=self._uid_of(adapter),
+        )
 
     def complete(
         self, prompts: Iterable[Prompt | InvalidParam], *, strict: bool = True
@@ -280,6 +305,56 @@ class LLM:
 
     def _next_rid(self) -> str:
         return f"llm-{next(self._numbers)}"
+
+    # Adapters
+
+    def load_adapter(self, name: str, path: str | Path, *, pinned: bool = False) -> None:
+        """Load an adapter (LoRA) from a folder; prompts may name it from then on. A name that is in
+        use stands for the new one.
+
+        `pinned`: it keeps a slot, and is never unloaded for another one. Raises SettingsError if it
+        cannot be loaded.
+        """
+        asked = LoraPath(name, str(path), pinned)
+        try:
+            found = self._adapters.find(asked, replaces=True)
+            message = LoadLoraAdapter(
+                lora_path=found.folder, uid=found.uid, lora_name=name, pinned=pinned
+            )
+            old = self._adapters.loaded(asked, found, self._ask(message))
+        except AdapterRefused as exc:
+            raise SettingsError(f"the adapter {name!r} cannot be loaded: {exc}") from exc
+        if old:
+            self._ask(UnloadLoraAdapter(uid=old))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let a name stand for no adapter. Raises SettingsError if it stands for none."""
+        try:
+            uid = self._adapters.remove(name)
+        except AdapterRefused as exc:
+            raise SettingsError(str(exc)) from exc
+        if uid:
+            self._ask(UnloadLoraAdapter(uid=uid))
+
+    def _uid_of(self, adapter: str) -> str:
+        try:
+            return self._adapters.uid_of(adapter) if adapter else ""
+        except AdapterRefused as exc:
+            raise InvalidParam("adapter", str(exc)) from exc
+
+    def _ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
+        """The engine's answer. Completions of others go on meanwhile."""
+        reply = self._engine.submit(message)
+        while not isinstance(reply, AdapterReply):
+            if reply is not None:
+                self._client.deliver(reply)
+            reply = None
+            for one in self._engine.step():
+                if isinstance(one, AdapterReply):
+                    reply = one
+                else:
+                    self._client.deliver(one)
+        return reply
 
     # Vectors and scores
 

@@ -51,6 +51,7 @@ def load(setting: Setting, shape: dict[str, Any], folder: Path, **settings: Any)
     asked = EngineConfig(
         model=str(folder),
         device=setting.device,
+        speculative="off",  # steps of one token for each request are measured
         load_format="auto" if (folder / "model.safetensors").exists() else "dummy",
         **settings,
     )

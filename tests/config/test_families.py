@@ -114,7 +114,7 @@ def test_vision_models_of_qwen_rotate_text_as_others() -> None:
                 "shared_intermediate_size": 96,
                 "layer_types": ["mamba", "attention"],
             },
-            "layer_types has 'mamba'; of Granite 4 only",
+            "layer_types has 2 layers of 6",
         ),
         (
             "GraniteMoeHybridForCausalLM",

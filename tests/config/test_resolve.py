@@ -237,3 +237,23 @@ def test_streams_are_protected_from_prompts_where_steps_are_mixed() -> None:
     assert solve(max_slowdown=-1.0).config.max_slowdown == -1.0
     assert solve(mixed_chunk=False).config.max_slowdown == -1.0
     assert solve(chunked_prefill_size=-1).config.max_slowdown == -1.0
+
+
+def test_prefills_are_split_only_where_steps_can_stop_between_layers() -> None:
+    told = refusal(model=replace(MODEL, library_config="{}"), split_prefill_layers=2)
+    assert "--split-prefill-layers is 2" in told
+    assert "the package transformers" in told
+    resolved = solve(split_prefill_layers=2).config
+    assert resolved.max_slowdown == -1  # steps are not mixed
+
+
+def test_drafts_are_made_where_they_can_be() -> None:
+    assert solve().config.speculative == "prediction,tree,ngram"
+    assert solve(speculative="ngram,tree").config.speculative == "ngram,tree"
+    assert solve(split_prefill_layers=2).config.speculative == "off"
+    assert solve(speculative="off", split_prefill_layers=2).config.speculative == "off"
+    told = refusal(speculative="tree", split_prefill_layers=2)
+    assert told.startswith(
+        "--speculative is tree, but there are no drafts while prefills are split"
+    )
+    assert told.endswith("off is allowed")

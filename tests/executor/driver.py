@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +17,24 @@ from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.runner import DecoderSteps, TorchRunner
+from weft.executor.split.steps import SplitSteps
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest, SampledLogprobs, SampledLogprobsRequest
+from weft.plan.step import (
+    NO_STATE,
+    LayerSpan,
+    Plan,
+    Result,
+    Sampling,
+    StateSlots,
+    Step,
+    TableWrites,
+    find,
+)
 from weft.plan.step import ForwardMode as Mode
-from weft.plan.step import Plan, Result, Sampling, Step, TableWrites, find
 
 KV_TOKENS, MAX_ROWS, CONTEXT = 640, 8, 128
+NUM_STATES = 256
 
 # The smallest model for tests that need one but do not care which.
 MODEL = ModelConfig(
@@ -96,6 +108,20 @@ def sampler_plan(positions: Iterable[int], *ops: LogitOp | AuxRequest, **columns
     return asking(plan, *ops, **columns)
 
 
+def piece_of(
+    plan: Plan, first: int, last: int, kept: list[int] | None = None, *, num_layers: int = 6
+) -> Plan:
+    """The piece of a prefill that computes these layers."""
+    span = LayerSpan(first, last, num_layers)
+    if kept is not None:
+        span = replace(span, kept=np.array(kept, dtype=np.int64))
+    plan = replace(plan, mode=Mode.SPLIT_PREFILL, layers=span)
+    if span.is_last:
+        return plan
+    nobody = np.zeros(len(plan.rows), np.bool_)
+    return replace(plan, samples=nobody, sampling=sampling([]), outputs=())
+
+
 class ReadyBitmask(NamedTuple):
     """Bitmasks that are there, some of which may mean nothing."""
 
@@ -115,12 +141,19 @@ class Driver:
     vocab_size: int
     free: list[int]
     slots: dict[int, list[int]] = field(default_factory=dict)
+    free_states: list[int] = field(default_factory=list)  # of a model that keeps states
+    state_of: dict[int, int] = field(default_factory=dict)  # by row, the slot with its state
+    # What the next plan leaves: (row, after how many of its tokens, slot).
+    keeps: list[tuple[int, int, int]] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)  # slots of copies, which stay
     writes: list[tuple[int, int, list[int]]] = field(default_factory=list)
 
     @property
     def steps(self) -> DecoderSteps:
         """What computes those steps that are not fused."""
         steps = self.runner._steps
+        if isinstance(steps, SplitSteps):
+            steps = steps._otherwise
         if isinstance(steps, CpuFusedSteps):
             steps = steps._otherwise
         assert isinstance(steps, DecoderSteps)
@@ -130,6 +163,38 @@ class Driver:
         """Let row `target` begin with the first `num` tokens that were computed for row `source`."""
         self.slots[target] = self.slots[source][:num]
         self.writes.append((target, 0, self.slots[target]))
+
+    def keep(self, row: int, num: int) -> int:
+        """Let the next step leave a copy of the row's state behind `num` of its tokens. Returns its slot."""
+        slot = self.free_states.pop()
+        self.keeps.append((row, num, slot))
+        self.kept.add(slot)
+        return slot
+
+    def fork(self, source: int, target: int, num: int, state: int) -> None:
+        """As `share`; the row's state is the copy in a slot."""
+        self.share(source, target, num)
+        self.state_of[target] = state
+
+    def _states(self, turns: Sequence[Turn]) -> StateSlots | None:
+        """Each row moves to another slot in each step, but for every other row."""
+        if not self.free_states:
+            return None
+        reads = [self.state_of.get(turn.row, NO_STATE) for turn in turns]
+        writes = []
+        for turn, read in zip(turns, reads, strict=True):
+            stays = turn.row % 2 == 0 and read != NO_STATE and read not in self.kept
+            writes.append(read if stays else self.free_states.pop())
+            self.state_of[turn.row] = writes[-1]
+        rows = [turn.row for turn in turns]
+        keeps, self.keeps = self.keeps, []
+        return StateSlots(
+            reads=ints(reads),
+            writes=ints(writes),
+            kept_rows=ints(rows.index(row) for row, _, _ in keeps),
+            kept_lens=ints(num for _, num, _ in keeps),
+            kept_slots=ints(slot for _, _, slot in keeps),
+        )
 
     def plan(self, *turns: Turn) -> Plan:
         starts = [len(self.slots.setdefault(turn.row, [])) for turn in turns]
@@ -152,6 +217,7 @@ class Driver:
             sampling=sampling(ends),
             table=self._table(),
             outputs=(everything,),
+            states=self._states(turns),
         )
 
     def launch(self, *turns: Turn) -> Step:
@@ -187,10 +253,15 @@ def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settin
         model,
         folder=folder or Path(),
         kv_tokens=KV_TOKENS,
+        num_state_slots=NUM_STATES if model.state_bytes else 0,
         page_size=1,
         max_rows=MAX_ROWS,
         context_length=CONTEXT,
     )
+    random = np.random.default_rng(0)
     return Driver(
-        runner, model.vocab_size, np.random.default_rng(0).permutation(KV_TOKENS).tolist()
+        runner,
+        model.vocab_size,
+        random.permutation(KV_TOKENS).tolist(),
+        free_states=random.permutation(NUM_STATES).tolist() if model.state_bytes else [],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections.abc import Mapping, Sequence
@@ -37,13 +38,11 @@ def plain(tensor: Tensor) -> Stored:
     )
 
 
-def random_blocks(kind: str, shape: tuple[int, int], seed: int = 0) -> Stored:
+def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> Stored:
     """Random codes, with scales that keep weights below 1."""
     form = BLOCKS[kind]
     rng = np.random.default_rng(seed)
-    blocks = rng.integers(
-        0, 256, (shape[0] * shape[1] // form.size, form.num_bytes), dtype=np.uint8
-    )
+    blocks = rng.integers(0, 256, (math.prod(shape) // form.size, form.num_bytes), dtype=np.uint8)
     set_scales(kind, blocks, rng)
     return Stored(kind, shape, blocks.tobytes())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from tests.executor.gguf_files import Stored, paired, plain
+from weft.assemble.model_folder import model_folder
+from weft.config.engine import EngineConfig
 from weft.config.gguf_architectures import ARCHITECTURES
 from weft.config.model import ModelConfig
 from weft.executor.weights.gguf import names
-from weft.executor.weights.load import randomize
+from weft.executor.weights.load import load_weights, randomize
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 
@@ -65,6 +68,9 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "eos_token_id": 257,
 }
+ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
+EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
+WHOLE = {"gptneox": {"attn_qkv": "attention.query_key_value"}}
 CLASSES = {name: architecture.name for name, architecture in ARCHITECTURES.items()}
 _FACTORS = {
     "embedding_multiplier": 3.0,
@@ -79,6 +85,11 @@ _FACTOR_KEYS = {
     "logit_scale": 4.0,
 }
 _TIED = {"tie_word_embeddings": True}
+_YARN = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 4.0,
+    "rope__scaling__original_context_length": 32,
+}
 _GELU = "gelu_pytorch_tanh"
 _RMS = "attention__layer_norm_rms_epsilon"
 _LAYER = {_RMS: None, "attention__layer_norm_epsilon": 1e-5}
@@ -124,10 +135,219 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_LAYER, "logit_scale": 0.25, "attention__sliding_window": 16},
     ),
     "starcoder2": ({**_TIED, "norm_epsilon": 1e-5, "hidden_act": _GELU}, _LAYER),
+    "exaone": ({}, {}),
+    "internlm2": ({}, {}),
+    "exaone4": (
+        {"sliding_window": 16, "sliding_window_pattern": 2},
+        {
+            "attention__sliding_window": 16,
+            "attention__sliding_window_pattern": np.array([1, 0], dtype=np.int32),
+        },
+    ),
+    "mistral3": (
+        {
+            "architectures": ["Ministral3ForCausalLM"],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.3,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+        {
+            **_YARN,
+            "attention__temperature_scale": 0.3,
+            "rope__scaling__yarn_log_multiplier": 1.0,
+        },
+    ),
+    "olmo": ({}, {**_LAYER}),
+    "nemotron": (
+        {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
+        {**_LAYER, "rope__dimension_count": 8},
+    ),
+    "phi2": (
+        {
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu_new",
+            "partial_rotary_factor": 0.5,
+        },
+        {**_LAYER, "rope__dimension_count": 8},
+    ),
+    "phi3": (
+        {"sliding_window": 16, "partial_rotary_factor": 0.75},
+        {"attention__sliding_window": 16, "rope__dimension_count": 12},
+    ),
+    "gptneox": (
+        {
+            "layer_norm_eps": 1e-5,
+            "num_key_value_heads": 4,
+            "hidden_act": "gelu",
+            "partial_rotary_factor": 0.5,
+            "use_parallel_residual": False,
+        },
+        {
+            **_LAYER,
+            "attention__head_count_kv": None,
+            "rope__dimension_count": 8,
+            "use_parallel_residual": False,
+        },
+    ),
+    "chatglm": ({"partial_rotary_factor": 0.5}, {"rope__dimension_count": 8}),
+    "glm4": ({"partial_rotary_factor": 0.5}, {"rope__dimension_count": 8}),
     "stablelm": (
         {"layer_norm_eps": 1e-5, "use_qkv_bias": True, "partial_rotary_factor": 0.25},
         {**_LAYER, "rope__dimension_count": 4},
     ),
+}
+# The same of those with experts. Llama with experts is Mixtral.
+_KEYS = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
+_NUMBERS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
+_GROUPED_KEYS = {
+    **_KEYS,
+    "expert_shared_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+}
+EXPERT_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (
+        {
+            "architectures": ["MixtralForCausalLM"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        {"expert_count": 8, "expert_used_count": 3},
+    ),
+    "qwen2moe": (
+        {**_NUMBERS, "shared_expert_intermediate_size": 80, "norm_topk_prob": False},
+        {**_KEYS, "expert_shared_feed_forward_length": 80},
+    ),
+    "qwen3moe": ({**_NUMBERS, "norm_topk_prob": True}, _KEYS),
+    "olmoe": ({**_NUMBERS, "norm_topk_prob": False}, {**_KEYS, "expert_feed_forward_length": 96}),
+    "gpt-oss": (
+        {
+            **_NUMBERS,
+            "sliding_window": 16,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "truncate": False,
+            },
+        },
+        {**_KEYS, **_YARN, "expert_feed_forward_length": 96, "attention__sliding_window": 16},
+    ),
+    "granitemoe": (
+        {**_NUMBERS, **_FACTORS, "num_local_experts": 8},
+        {**_FACTOR_KEYS, "expert_count": 8, "expert_used_count": 3},
+    ),
+    "glm4moe": (
+        {**_GROUPED, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+        {**_GROUPED_KEYS, "rope__dimension_count": 8},
+    ),
+    "dots1": (_GROUPED, _GROUPED_KEYS),
+    "minimax-m2": (
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "partial_rotary_factor": 0.5},
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_gating_func": 2,
+            "rope__dimension_count": 8,
+        },
+    ),
+    "ernie4_5-moe": (
+        {
+            **_TIED,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+        {
+            **_KEYS,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
+}
+# The same of those with layers that keep a state. The first attention is in the second layer.
+_KV_HEADS = np.array([0, 2, 0], dtype=np.int32)
+_LFM2 = {
+    **_TIED,
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "block_auto_adjust_ff_dim": False,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_hidden_layers": 3,
+}
+_LFM2_KEYS = {
+    "block_count": 3,
+    "attention__head_count_kv": _KV_HEADS,
+    "shortconv__l_cache": 3,
+}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.5,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
+_DELTA_KEYS = {
+    "block_count": 3,
+    "ssm__group_count": 2,
+    "ssm__time_step_rank": 4,
+    "ssm__state_size": 16,
+    "ssm__inner_size": 128,
+    "ssm__conv_kernel": 4,
+    "rope__dimension_count": 8,
+    "rope__dimension_sections": np.array([2, 1, 1, 0], dtype=np.int32),
+    "full_attention_interval": 2,
+    "attention__key_length": 16,
+    "attention__value_length": 16,
+}
+_SHARED = {**_NUMBERS, "shared_expert_intermediate_size": 80}
+_SHARED_KEYS = {**_KEYS, "expert_shared_feed_forward_length": 80}
+STATE_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lfm2": (_LFM2, _LFM2_KEYS),
+    "lfm2moe": (
+        {**_LFM2, **_NUMBERS, "num_dense_layers": 1, "norm_topk_prob": True},
+        {**_LFM2_KEYS, **_KEYS, "leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
+    "qwen35": (_DELTA, _DELTA_KEYS),
+    "qwen35moe": (
+        {**_DELTA, **_SHARED},
+        {**_DELTA_KEYS, **_SHARED_KEYS, "feed_forward_length": None},
+    ),
+    "qwen3next": ({**_DELTA, **_SHARED, "norm_topk_prob": True}, {**_DELTA_KEYS, **_SHARED_KEYS}),
+}
+# Value heads stand in these along this dimension, behind so many values of keys.
+TILED = {
+    "in_proj_qkv.weight": (0, 64),
+    "in_proj_z.weight": (0, 0),
+    "in_proj_a.weight": (0, 0),
+    "in_proj_b.weight": (0, 0),
+    "dt_bias": (0, 0),
+    "A_log": (0, 0),
+    "conv1d.weight": (0, 64),
+    "out_proj.weight": (1, 0),
 }
 
 
@@ -156,29 +376,86 @@ def hf_weights(architecture: str = "llama", **config: Any) -> dict[str, Tensor]:
 
 def stored(weights: Mapping[str, Tensor], architecture: str = "llama") -> dict[str, Stored]:
     """The weights as a file has them."""
-    found = {}
+    return {name: plain(tensor) for name, tensor in tensors_of(weights, architecture).items()}
+
+
+def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> dict[str, Tensor]:
+    """The tensors of a file, under its names: those of all experts as one."""
+    found: dict[str, Tensor] = {}
+    of_experts: dict[str, list[Tensor]] = {}
     has_pairs = ARCHITECTURES[architecture].has_pairs
     for name, tensor in weights.items():
         if has_pairs and ".q_proj." in name:
             tensor = paired(tensor, 4)
         if has_pairs and ".k_proj." in name:
             tensor = paired(tensor, 2)
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
-            tensor = tensor + 1
-        found[gguf_name(name, architecture)] = plain(tensor)
-    return found
+        if architecture.startswith(ADDED_ONE) and name.endswith("norm.weight"):
+            tensor = tensor + ("linear_attn" not in name)
+        if architecture.startswith("qwen35") and "linear_attn" in name:
+            tensor = tiled(name, tensor)
+        if name.endswith("A_log"):
+            tensor = -tensor.exp()
+        if name.endswith(("conv.conv.weight", "conv1d.weight")):
+            tensor = tensor[:, 0]
+        if architecture == "qwen3next" and "in_proj_qkvz" in name:
+            found |= apart(name, tensor)
+            continue
+        if ".query_key_value." in name:
+            tensor = tensor.unflatten(0, (4, 3, -1)).transpose(0, 1).flatten(0, 2)
+        match = EXPERT.fullmatch(name)
+        if match is None:
+            theirs = gguf_name(name, architecture)
+            has_row = theirs.split(".", 2)[-1] in ARCHITECTURES[architecture].rows
+            found[theirs] = tensor[0] if has_row else tensor
+            continue
+        before, rest = match.groups()
+        for part, values in _gates_and_ups(rest, tensor):
+            of_experts.setdefault(gguf_name(before + part, architecture), []).append(values)
+    return found | {name: torch.stack(each) for name, each in of_experts.items()}
+
+
+def tiled(name: str, tensor: Tensor) -> Tensor:
+    """With the first of the two value heads of each key head before the second."""
+    for ending, (dim, num_keys) in TILED.items():
+        if name.endswith(ending):
+            keys, values = tensor.split([num_keys, tensor.shape[dim] - num_keys], dim)
+            values = values.unflatten(dim, (2, 2, -1)).transpose(dim, dim + 1)
+            return torch.cat((keys, values.flatten(dim, dim + 2)), dim)
+    return tensor
+
+
+def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The queries, keys and values of all key heads, and the gates, as two tensors."""
+    q, k, v, z = tensor.unflatten(0, (2, -1)).split([16, 16, 64, 64], 1)
+    block = name.split(".")[2]
+    qkv = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
+    return {
+        f"blk.{block}.attn_qkv.weight": qkv,
+        f"blk.{block}.attn_gate.weight": z.flatten(0, 1),
+    }
+
+
+def _gates_and_ups(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """A tensor of an expert; of gpt-oss, whose gates and ups alternate, both."""
+    if not name.startswith("gate_up_proj"):
+        return [(name, tensor)]
+    kind = "bias" if name.endswith("bias") else "weight"
+    return [(f"gate_proj.{kind}", tensor[0::2]), (f"up_proj.{kind}", tensor[1::2])]
 
 
 def gguf_name(name: str, architecture: str = "llama") -> str:
     """The name in a file of a tensor of weft's."""
+    of = ARCHITECTURES[architecture]
     base, _, kind = name.rpartition(".")
-    for theirs, ours in names._OUTSIDE.items():
+    for theirs, ours in {**names._OUTSIDE, **of.outside}.items():
         if base == ours:
             return f"{theirs}.{kind}"
-    _, _, index, part = base.split(".", 3)
-    parts = {**names._OF_A_LAYER, **ARCHITECTURES[architecture].parts}
+    index, _, part = name.removeprefix(f"{of.layers}.").partition(".")
+    parts = {**names._OF_A_LAYER, **of.parts, **WHOLE.get(architecture, {})}
     for theirs, ours in parts.items():
         if part == ours:
+            return f"blk.{index}.{theirs}"
+        if part == f"{ours}.{kind}":
             return f"blk.{index}.{theirs}.{kind}"
     raise KeyError(name)
 
@@ -192,3 +469,16 @@ def write_folder(
     (folder / "config.json").write_text(json.dumps(config))
     save_file(dict(weights), folder / "model.safetensors")
     return folder
+
+
+def described(path: Path, **settings: Any) -> Path:
+    """The model folder of a file."""
+    return model_folder(EngineConfig(model=str(path), **settings))
+
+
+def loaded(folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder in float32, as the plain twin keeps them."""
+    config = ModelConfig.from_folder(folder)
+    model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
+    load_weights(model.weights(), folder)
+    return {weight.name: weight.get() for weight in model.weights()}

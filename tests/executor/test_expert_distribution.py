@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.executor.driver import Driver, Turn, make_driver
+from tests.executor.driver import Driver, Turn, make_driver, piece_of
 from tests.models.many import Checkpoint, make_checkpoint
 from weft.config.model import ModelConfig
 from weft.plan.device import DeviceReply, RecordExperts
@@ -137,3 +137,21 @@ def test_a_model_without_experts_refuses_by_its_name() -> None:
             assert reply.message == "smallest has no experts"
     finally:
         driver.runner.close()
+
+
+def test_a_prefill_in_pieces_is_counted_once_in_each_layer(
+    checkpoint: Checkpoint, drive: Drive
+) -> None:
+    found = []
+    for layers in (0, 2):
+        driver = drive(kernels="auto", split_prefill_layers=layers)
+        assert ask(driver, "start").ok
+        plan = driver.plan(Turn(0, FIRST))
+        if layers:
+            for first in (0, 2):
+                driver.runner.launch(piece_of(plan, first, first + 2, num_layers=4)).result()
+        else:
+            driver.runner.launch(plan).result()
+        found.append(counts(ask(driver, "dump")))
+    assert (found[0] == found[1]).all()
+    assert found[0].sum() == len(FIRST) * NUM_CHOSEN

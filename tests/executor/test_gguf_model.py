@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ from tests.executor.gguf_files import (
     write_split,
 )
 from tests.executor.gguf_models import (
+    EXPERT_VARIANTS,
+    STATE_VARIANTS,
     TEMPLATE,
     VARIANTS,
+    described,
     gguf_name,
     hf_weights,
+    loaded,
     metadata,
     stored,
+    tensors_of,
     write_folder,
 )
 from weft.assemble.checkpoint import check_files, read_headers
@@ -52,7 +58,6 @@ from weft.models.registry import make_model
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Unavailable, load
 from weft.ops.cpp.ops import CppOps
-from weft.ops.plain import PlainOps
 from weft.plan.device import GetWeight, ReleaseMemory, ResumeMemory, UpdateFromDisk
 
 
@@ -60,18 +65,6 @@ from weft.plan.device import GetWeight, ReleaseMemory, ResumeMemory, UpdateFromD
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def described(path: Path, **settings: Any) -> Path:
-    return model_folder(EngineConfig(model=str(path), **settings))
-
-
-def loaded(folder: Path) -> dict[str, Tensor]:
-    """The weights of a folder in float32, as the plain twin keeps them."""
-    config = ModelConfig.from_folder(folder)
-    model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
-    load_weights(model.weights(), folder)
-    return {weight.name: weight.get() for weight in model.weights()}
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -100,11 +93,17 @@ def test_a_file_has_the_model_of_its_safetensors(tmp_path: Path, architecture: s
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
-@pytest.mark.parametrize("architecture", VARIANTS)
+ALL_VARIANTS = [
+    *((architecture, *variant) for architecture, variant in VARIANTS.items()),
+    *((architecture, *variant) for architecture, variant in EXPERT_VARIANTS.items()),
+    *((architecture, *variant) for architecture, variant in STATE_VARIANTS.items()),
+]
+
+
+@pytest.mark.parametrize(("architecture", "config", "keys"), ALL_VARIANTS)
 def test_every_architecture_computes_what_its_safetensors_do(
-    tmp_path: Path, architecture: str
+    tmp_path: Path, architecture: str, config: dict[str, Any], keys: dict[str, Any]
 ) -> None:
-    config, keys = VARIANTS[architecture]
     weights = hf_weights(architecture, **config)
     folder = write_folder(tmp_path / "folder", weights, architecture, **config)
     tensors = stored(weights, architecture)
@@ -221,8 +220,124 @@ def kept(model: str, **settings: Any) -> ModelConfig:
 
 
 def widened(stored: Stored) -> Tensor:
-    rows = np.frombuffer(stored.data, np.uint8).reshape(stored.shape[0], -1)
-    return codes_of(stored.kind, rows).dequantized()
+    """[rows, in], or [experts, rows, in]"""
+    rows = np.frombuffer(stored.data, np.uint8).reshape(math.prod(stored.shape[:-1]), -1)
+    return codes_of(stored.kind, rows).dequantized().view(stored.shape)
+
+
+QWEN3_MOE = {
+    "hidden_size": 256,
+    "head_dim": 64,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
+QWEN3_MOE_KEYS = {
+    "embedding_length": 256,
+    "rope__dimension_count": 64,
+    "expert_count": 3,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 256,
+}
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4"])
+def test_codes_of_experts_are_kept_and_computed_with(tmp_path: Path, kind: str) -> None:
+    """Of all experts in one tensor. The downs are of another type, as in a Q4_K_M."""
+    try:
+        library = load("")
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    weights = hf_weights("qwen3moe", **QWEN3_MOE)
+    tensors = stored(weights, "qwen3moe")
+    for name in [name for name in tensors if "_exps." in name]:
+        other = "Q6_K" if "down" in name else kind
+        tensors[name] = random_blocks(other, tensors[name].shape, seed=len(name))
+    file = write_gguf(tmp_path / "a.gguf", metadata("qwen3moe", **QWEN3_MOE_KEYS), tensors)
+    folder = described(file)
+    expected = loaded(folder)
+    gates = widened(tensors["blk.1.ffn_gate_exps.weight"])
+    assert torch.equal(expected["model.layers.1.mlp.experts.2.gate_proj.weight"], gates[2])
+    config = ModelConfig.from_folder(folder)
+    ops = CppOps(library, WeightFormat.BF16, keeps_codes=True)
+    model = make_model(config, ops)
+    load_weights(model.weights(), folder)
+    of_experts = [weight for weight in model.weights() if ".experts." in weight.name]
+    assert len(of_experts) == 2 * 3 * 3
+    for weight in of_experts:
+        assert torch.equal(weight.get(), expected[weight.name]), weight.name
+    logprobs = []
+    for kernels in ("torch", "auto"):
+        driver = make_driver(config, folder, kernels=kernels)
+        logprobs.append(driver.run(Turn(0, list(range(1, 30))))[0])
+        driver.runner.close()
+    # The kernels round what they multiply with codes.
+    torch.testing.assert_close(logprobs[0], logprobs[1], atol=0.02, rtol=0)
+
+
+def test_old_files_have_a_tensor_for_each_expert(tmp_path: Path) -> None:
+    config, keys = EXPERT_VARIANTS["llama"]
+    weights = hf_weights(**config)
+    tensors = stored(weights)
+    for name in [name for name in tensors if "_exps." in name]:
+        whole = torch.frombuffer(bytearray(tensors[name].data), dtype=torch.float32)
+        del tensors[name]
+        for expert, values in enumerate(whole.view(8, -1)):
+            shape = (64, 96) if "down" in name else (96, 64)
+            tensors[name.replace("_exps.", f".{expert}.")] = plain(values.view(shape))
+    file = write_gguf(tmp_path / "a.gguf", metadata(**keys), tensors)
+    assert_same(loaded(described(file)), weights)
+
+
+def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
+    config, keys = EXPERT_VARIANTS["glm4moe"]
+    weights = hf_weights("glm4moe", **config)
+    tensors = stored(weights, "glm4moe")
+    tensors["blk.2.nextn.eh_proj.weight"] = plain(torch.ones(64, 128))
+    tensors["blk.2.attn_q.weight"] = plain(torch.ones(64, 64))
+    values = metadata("glm4moe", **keys, block_count=3, nextn_predict_layers=1)
+    assert_same(loaded(described(write_gguf(tmp_path / "a.gguf", values, tensors))), weights)
+
+
+def test_queries_keys_and_values_may_be_one_tensor(tmp_path: Path) -> None:
+    config, keys = VARIANTS["phi2"]
+    weights = hf_weights("phi2", **config)
+    tensors = tensors_of(weights, "phi2")
+    for kind in ("weight", "bias"):
+        apart = [tensors.pop(f"blk.{layer}.attn_{part}.{kind}") for layer, part in LAYERS_QKV]
+        for layer in range(2):
+            whole = torch.cat(apart[3 * layer : 3 * layer + 3])
+            tensors[f"blk.{layer}.attn_qkv.{kind}"] = whole
+    written = {name: plain(tensor) for name, tensor in tensors.items()}
+    file = write_gguf(tmp_path / "a.gguf", metadata("phi2", **keys), written)
+    assert_same(loaded(described(file)), weights)
+
+
+LAYERS_QKV = [(layer, part) for layer in range(2) for part in "qkv"]
+
+
+@pytest.mark.parametrize("context_length", [32, 256])
+def test_phi_has_factors_for_short_and_for_long_contexts(
+    tmp_path: Path, context_length: int
+) -> None:
+    weights = hf_weights("phi3")
+    tensors = stored(weights, "phi3")
+    short = torch.linspace(1.0, 2.0, 8)
+    long = torch.linspace(1.0, 30.0, 8)
+    tensors["rope_factors_short.weight"] = plain(short)
+    tensors["rope_factors_long.weight"] = plain(long)
+    keys = {
+        "rope__scaling__original_context_length": 64,
+        "rope__scaling__attn_factor": 1.2,
+    }
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata("phi3", **keys), tensors))
+    rope = ModelConfig.from_folder(folder).decoder.layer(0).attention.rope
+    assert rope is not None
+    assert rope.attention_factor == pytest.approx(1.2)
+    frequencies = 1.0 / 5_000.0 ** (torch.arange(0, 16, 2) / 16)
+    found = inverse_frequencies(rope, 16, context_length)
+    torch.testing.assert_close(found, frequencies / (long if context_length > 64 else short))
 
 
 def test_tied_output_and_factors_of_rotation(tmp_path: Path) -> None:
@@ -324,7 +439,14 @@ def test_a_tokenizer_can_be_named_where_the_files_own_is_not_read(tmp_path: Path
 
 REFUSED = {
     "another architecture": ({"general.architecture": "mamba"}, "'mamba' is not supported; supp"),
-    "experts": ({"llama.expert_count": 8}, r"expert_count is 8"),
+    "experts": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2},
+        r"has no tensor blk\.1\.ffn_gate_inp",
+    ),
+    "experts of an architecture without them": (
+        {"general.architecture": "qwen2", "qwen2.expert_count": 8},
+        r"qwen2\.expert_count is 8, which is not supported",
+    ),
     "a scale of scores": ({"llama.attention.scale": 0.5}, r"attention.scale is 0.5"),
     "part of a head rotated": ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8"),
     "rotation of long texts": ({"llama.rope.scaling.type": "longrope"}, "'longrope', which is not"),

@@ -139,6 +139,13 @@ REQUESTS = [
     ),
     ("sessions open", "POST", "/open_session", {}),
     ("sessions close s", "POST", "/close_session", {"session_id": "s"}),
+    (
+        "adapters load sql a/b --pinned",
+        "POST",
+        "/load_lora_adapter",
+        {"lora_name": "sql", "lora_path": "a/b", "pinned": True},
+    ),
+    ("adapters unload sql", "POST", "/unload_lora_adapter", {"lora_name": "sql"}),
     ("weights update a/b", "POST", "/update_weights_from_disk", {"model_path": "a/b"}),
     (
         "weights update a --weight-version v2 --abort-all",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,7 +30,8 @@ class Args:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
     command = (sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
     monkeypatch.setattr(engine_process, "COMMAND", command)
-    engine = EngineProcess(Args())  # type: ignore[arg-type]
+    engine = EngineProcess()
+    engine.begin(Args())  # type: ignore[arg-type]
     yield engine
     assert engine.stop(STOP_S) == 0
 
@@ -55,7 +58,8 @@ def test_the_engine_may_use_the_processors_of_its_launcher_and_counts_no_others(
     one = {min(allowed)}
     os.sched_setaffinity(0, one)
     try:
-        engine = EngineProcess(Args())  # type: ignore[arg-type]
+        engine = EngineProcess()
+        engine.begin(Args())  # type: ignore[arg-type]
         assert os.sched_getaffinity(engine.pid) == one
         assert usable_cores() == 1
         assert engine.stop(STOP_S) == 0
@@ -71,7 +75,8 @@ def test_a_lower_priority_of_the_launcher_is_the_engines_too() -> None:
         "class Args:\n"
         "    def to_json(self): return b'{}'\n"
         "os.nice(3)\n"
-        "engine = ep.EngineProcess(Args())\n"
+        "engine = ep.EngineProcess()\n"
+        "engine.begin(Args())\n"
         "its = os.getpriority(os.PRIO_PROCESS, engine.pid)\n"
         "print(its - os.getpriority(os.PRIO_PROCESS, os.getppid()))\n"
         "engine.stop(60.0)\n"
@@ -79,3 +84,29 @@ def test_a_lower_priority_of_the_launcher_is_the_engines_too() -> None:
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert int(done.stdout) == min(own + 3, 19) - own
+
+
+def test_an_engine_that_was_never_told_to_begin_is_ended_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(3600)")
+    monkeypatch.setattr(engine_process, "COMMAND", command)
+    engine = EngineProcess()
+    assert engine.stop(STOP_S) == -signal.SIGKILL
+
+
+def test_the_engine_imports_before_it_is_told_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import importlib.abc, os, sys\n"
+        "class Seen(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'weft.launch.worker':\n"
+        "            os._exit(7)\n"
+        "sys.meta_path.insert(0, Seen())\n"
+        "from weft.launch.start_worker import main\n"
+        "main()\n"
+    )
+    monkeypatch.setattr(engine_process, "COMMAND", (sys.executable, "-c", code))
+    engine = EngineProcess()
+    assert asyncio.run(engine.ended()) == 7
+    assert engine.stop(STOP_S) == 7

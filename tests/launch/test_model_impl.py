@@ -25,6 +25,7 @@ from weft.assemble.prepare import prepare
 from weft.cli import main as cli
 from weft.config.engine import EngineConfig
 from weft.config.model import UnsupportedModel
+from weft.launch import supervisor
 from weft.messages.sampling import Grammar
 from weft.models.transformers_backend import library
 from weft.models.transformers_backend.describe import described
@@ -153,12 +154,20 @@ def test_the_front_does_not_import_transformers() -> None:
 
 @pytest.mark.parametrize("name", by_library.REFUSED)
 def test_what_cannot_run_ends_with_one_line_and_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
+    def served(*args: object) -> None:
+        raise AssertionError("it runs")
+
+    monkeypatch.setattr(supervisor, "run", served)
     kind, changes, reason = by_library.REFUSED[name]
     write_tiny_model(tmp_path)
     by_library.config_of(kind, changes).save_pretrained(tmp_path)
-    assert cli.main(["serve", str(tmp_path), "--port", "0", "--load-format", "dummy"]) == 2
+    words = ["serve", str(tmp_path), "--port", "0", "--model-impl", "transformers"]
+    assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert by_library.class_of(kind).__name__ in line
     assert reason in line

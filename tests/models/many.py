@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCAB = 512
 SHAPE: dict[str, Any] = {
@@ -77,6 +78,7 @@ ERNIE_EXPERTS = {
     "moe_num_shared_experts": 2,
 }
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
+MROPE_PARTIAL = {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -179,14 +181,72 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         {**MIXTRAL, **WINDOWS, "head_dim": 16, "rope_parameters": {**YARN, "truncate": False}},
     ),
+    "minimax-m2": ("MiniMaxM2", {**MIXTRAL, "head_dim": 16, "rope_parameters": PARTIAL}),
+    "mellum": (
+        "Mellum",
+        {
+            **EXPERTS,
+            **WINDOWS,
+            "head_dim": 16,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN},
+        },
+    ),
+    "solar-open": ("SolarOpen", {**GROUPED, "head_dim": 16, "rope_parameters": YARN}),
+    "exaone-moe": (
+        "ExaoneMoe",
+        {**GROUPED, **EXPERTS, **WINDOWS, "num_shared_experts": 2, "sliding_window_pattern": 2},
+    ),
     "dots1": ("Dots1", {**GROUPED, "sliding_window": 16, "layer_types": TYPES}),
 }
 FAMILIES |= EXPERT_FAMILIES
+# Layers that keep a state; of those of the delta rule, two value heads share a key head.
+DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
+}
+CONVS = {"layer_types": ["conv", "conv", "full_attention", "conv"], "rope_parameters": PLAIN}
+SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
+STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
+    "lfm2-bias": ("Lfm2", {**CONVS, "conv_bias": True, "block_auto_adjust_ff_dim": False}),
+    "lfm2-moe": ("Lfm2Moe", {**CONVS, **EXPERTS, "num_dense_layers": 1}),
+    "qwen3.5": ("Qwen3_5", DELTA),
+    "qwen3.5-moe": ("Qwen3_5Moe", {**DELTA, **SHARED_EXPERTS}),
+    "granite4-mamba": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE4,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_head": 16,
+            "mamba_d_state": 32,
+        },
+    ),
+    "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),
+}
+FAMILIES |= STATE_FAMILIES
 
 
 # Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that computes
 # the same, what its config.json says instead.
 RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mimo": ("qwen2", {"architectures": ["MiMoForCausalLM"], "attention_bias": True}),
+    "exaone3": (
+        "llama",
+        {
+            "architectures": ["ExaoneForCausalLM"],
+            "num_layers": 4,
+            "num_hidden_layers": None,
+            "layer_norm_epsilon": 1e-6,
+            "activation_function": "silu",
+        },
+    ),
     "internlm3": (
         "qwen2",
         {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": False},
@@ -201,10 +261,30 @@ RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Where their tensors are called otherwise: of the other family, of this one.
+RENAMED_TENSORS: dict[str, dict[str, str]] = {
+    "exaone3": {
+        "model.layers.": "transformer.h.",
+        "model.embed_tokens.": "transformer.wte.",
+        "model.norm.": "transformer.ln_f.",
+        "self_attn.o_proj": "self_attn.out_proj",
+        "self_attn.": "attn.attention.",
+        "mlp.gate_proj": "mlp.c_fc_0",
+        "mlp.up_proj": "mlp.c_fc_1",
+        "mlp.down_proj": "mlp.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    },
+}
 LIKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
     "minicpm-factors": ("Granite", {**FACTORS, "attention_multiplier": 0.25}),
 }
+
+
+# Families whose configuration in transformers is called otherwise.
+CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 
 
 class Checkpoint(NamedTuple):
@@ -221,22 +301,31 @@ class Checkpoint(NamedTuple):
 
 def make_checkpoint(name: str, folder: Path) -> Checkpoint:
     kind, changes = FAMILIES.get(name) or LIKE[name]
-    config = getattr(transformers, f"{kind}Config" if kind != "Gemma3" else "Gemma3TextConfig")(
+    config = getattr(transformers, f"{CONFIGS.get(kind, kind)}Config")(
         **{**SHAPE, **changes}, attn_implementation="eager"
     )
     return saved(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
 
 
-def make_renamed(name: str, folder: Path) -> Checkpoint:
+def make_renamed(family: str, folder: Path) -> Checkpoint:
     """The checkpoint of another family under the name and with the keys of this one."""
-    like, changes = RENAMED[name]
+    like, changes = RENAMED[family]
     checkpoint = make_checkpoint(like, folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     for key in FACTORS:
         config.pop(key, None)
     path.write_text(json.dumps({**config, **changes}))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {_renamed(name, RENAMED_TENSORS.get(family, {})): tensors[name] for name in tensors}
+    save_file(renamed, folder / "model.safetensors")
     return checkpoint
+
+
+def _renamed(name: str, parts: dict[str, str]) -> str:
+    for theirs, ours in parts.items():
+        name = name.replace(theirs, ours)
+    return name
 
 
 def saved(model: Any, folder: Path) -> Checkpoint:
@@ -266,6 +355,7 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "ministral3": ("Mistral3", "ministral3", "ministral3", {"tie_word_embeddings": True}),
     "qwen2-vl": ("Qwen2VL", "", "qwen2_vl_text", {"rope_parameters": MROPE}),
     "qwen2.5-vl": ("Qwen2_5_VL", "", "qwen2_5_vl_text", {"rope_parameters": MROPE}),
+    "qwen3.5-vl": ("Qwen3_5", "qwen3.5", "qwen3_5_text", {"rope_parameters": MROPE_PARTIAL}),
     "qwen3-vl": ("Qwen3VL", "", "qwen3_vl_text", {"rope_parameters": MROPE, "head_dim": 16}),
 }
 

@@ -107,7 +107,11 @@ def head_name(stored: Mapping[str, torch.Tensor]) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"]
+    "name",
+    [
+        *("cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"),
+        *("lfm2", "qwen3.5"),
+    ],
 )
 def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(
     drive: Drive, tmp_path: Path, name: str
@@ -154,7 +158,7 @@ def test_a_gpt_neox_of_an_older_version_is_read(drive: Drive, tmp_path: Path) ->
     assert_equal(driver.run(Turn(0, tokens))[0], checkpoint.logits(tokens)[-1])
 
 
-@pytest.mark.parametrize("name", ["gpt-neox", "phi", "phi3", "olmo", "stablelm"])
+@pytest.mark.parametrize("name", ["gpt-neox", "phi", "phi3", "olmo", "stablelm", "lfm2-bias"])
 def test_a_model_gives_its_weights_as_its_checkpoint_has_them(tmp_path: Path, name: str) -> None:
     checkpoint = make_checkpoint(name, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

@@ -36,6 +36,8 @@ DEFAULT_PATHS = [
     "weft/scheduler/*.py",
     "weft/scheduler/pace",
     "weft/scheduler/policies",
+    "weft/scheduler/states",
+    "weft/scheduler/windows",
     "weft/memory",
 ]
 DEFAULT_TESTS = ["tests/scheduler", "tests/engine", "tests/memory"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
@@ -29,13 +30,15 @@ def library_file() -> Path:
     assert folder.stat().st_uid == os.getuid()
     assert not folder.stat().st_mode & 0o077
     made = folder / library_name(BUILT)
-    if not made.exists():
-        for old in folder.glob("*.so"):
-            if (
-                time.time() - old.stat().st_mtime > DAY_S
-            ):  # a younger one may be in use by another run
-                old.unlink(missing_ok=True)
-        build(made, BUILT)
+    with (folder / "lock").open("w") as lock:
+        # Of the processes of a run, the first builds, and the others wait for it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            for old in folder.glob("*.so"):
+                # A younger one may be in use by another run.
+                if time.time() - old.stat().st_mtime > DAY_S:
+                    old.unlink(missing_ok=True)
+            build(made, BUILT)
     return made
 
 

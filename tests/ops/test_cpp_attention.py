@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -164,6 +165,23 @@ class Cached:
         kernels.run_one(args, step)
         return out
 
+    def share(self, requests: Sequence[int], num_tokens: int) -> None:
+        """These requests begin with the slots of the first of them."""
+        of_first = self.table[self.rows[requests[0]], :num_tokens].clone()
+        for request in requests[1:]:
+            self.table[self.rows[request], :num_tokens] = of_first
+
+    def alone(self, request: int) -> Cached:
+        """One of the requests, by itself."""
+        found = copy.copy(self)
+        found.starts = [self.starts[request]]
+        found.lens = [self.lens[request]]
+        found.rows = self.rows[request : request + 1]
+        found.q = self.q.split_with_sizes(list(self.lens))[request]
+        if self.gate is not None:
+            found.gate = self.gate.split_with_sizes(list(self.lens))[request]
+        return found
+
 
 def assert_right(kernels: Library, cached: Cached) -> None:
     expected = cached.expected()
@@ -291,27 +309,57 @@ def test_a_token_does_not_depend_on_how_its_prompt_was_cut(
 def test_a_token_does_not_depend_on_others_nor_on_threads(
     kernels: Library, format: KvFormat, has_sinks: bool, threads: Callable[[int], None]
 ) -> None:
-    shape = {"format": format, "heads": 6, "has_sinks": has_sinks}
-    cached = Cached([900, 0, 2000, 257, 12, 600], [1, 100, 1, 4, 1, 40], **shape)
+    starts, lens = [900, 0, 2000, 257, 12, 600], [1, 100, 1, 4, 1, 40]
+    cached = Cached(starts, lens, format, heads=6, has_sinks=has_sinks)
     threads(1)
-    together = cached.attend(kernels).split_with_sizes(list(cached.lens))
+    together = cached.attend(kernels).split_with_sizes(lens)
     for num in (2, 3, 40):
         threads(num)
         assert torch.equal(cached.attend(kernels), torch.cat(together)), num
     for request, expected in enumerate(together):
-        alone = Cached([cached.starts[request]], [cached.lens[request]], **shape)
-        alone.sinks = cached.sinks
-        alone.k, alone.v, alone.scales, alone.table = (
-            cached.k,
-            cached.v,
-            cached.scales,
-            cached.table,
-        )
-        alone.rows, alone.q = (
-            cached.rows[request : request + 1],
-            cached.q.split_with_sizes(list(cached.lens))[request],
-        )
-        assert torch.equal(alone.attend(kernels), expected), request
+        assert torch.equal(cached.alone(request).attend(kernels), expected), request
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("num_sharing", [3, 12, 100])
+def test_requests_that_share_a_prefix_get_what_each_gets_alone(
+    kernels: Library,
+    format: KvFormat,
+    has_sinks: bool,
+    num_sharing: int,
+    threads: Callable[[int], None],
+) -> None:
+    starts = [700, *range(600, 600 + num_sharing), 900, 900, 10]
+    lens = [1] * len(starts)
+    lens[2] = 3
+    lens[-1] = 30
+    cached = Cached(starts, lens, format, has_sinks=has_sinks, is_gated=True)
+    sharing = range(1, 1 + num_sharing)
+    cached.share(sharing, 590)
+    # One of them has another page in its second segment, and two others a prefix of their own.
+    cached.share([1 + num_sharing, 2 + num_sharing], 800)
+    changed = cached.rows[num_sharing]
+    cached.table[changed, 300:316] = cached.table[cached.rows[0], 300:316]
+    assert_right(kernels, cached)
+    for num in (1, 2, 5):
+        threads(num)
+        together = cached.attend(kernels).split_with_sizes(lens)
+        for request, expected in enumerate(together):
+            assert torch.equal(cached.alone(request).attend(kernels), expected), request
+
+
+def test_what_is_not_a_number_stays_with_its_request_behind_a_shared_prefix(
+    kernels: Library,
+) -> None:
+    cached = Cached([600] * 6, [1] * 6, KvFormat.F32)
+    cached.share(range(6), 560)
+    expected = cached.attend(kernels)
+    cached.v[cached.table[cached.rows[3], 570].long()] = torch.nan
+    out = cached.attend(kernels)
+    assert out[3].isnan().all()
+    others = [0, 1, 2, 4, 5]
+    assert torch.equal(out[others], expected[others])
 
 
 def test_requests_without_tokens_are_passed_over(kernels: Library) -> None:

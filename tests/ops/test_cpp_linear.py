@@ -21,6 +21,7 @@ FORMATS = tuple(WeightFormat)
 STORED = tuple(CODE_FORMATS)
 ALL = (*FORMATS, *STORED)
 Format = WeightFormat | str
+PAIRS = ("avx512_bf16", "emulated_bf16")  # round what they multiply with bfloat16
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Packed:
             x = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt() * norm.double()
         if self.has_codes:
             x = round_rows(x.float()).double()
-        elif self.format == WeightFormat.BF16 and "bf16" in self.library.instruction_set:
+        elif self.format == WeightFormat.BF16 and self.library.instruction_set in PAIRS:
             x = x.float().bfloat16().double()
         y = x @ torch.cat(self.unpacked()).double().T
         return y if bias is None else y + bias.double()

@@ -12,9 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.scheduler.oracle_runner import OracleRunner, extend_hash
+from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
 from weft.memory.allocator import slots_of
 from weft.memory.prefix_cache import PrefixCache
+
+
+def adapter_of(namespace: str) -> str:
+    """The adapter whose K and V are below the root of a namespace (`Request.cache_key`)."""
+    return namespace.split("\0")[1] if namespace.startswith("\0") else ""
 
 
 class CacheCheck:
@@ -47,7 +52,10 @@ class CacheCheck:
         self.num_tokens += len(computed)
 
     def chain(self, before: int, node: Any) -> list[int]:
-        weights = self._runner.weights
+        top = node
+        while top.parent is not None:
+            top = top.parent
+        weights = self._runner.weights + adapter_weights(adapter_of(top.namespace))
         key = before, weights, node.key
         chain = self._chains.get(key)
         if chain is None:

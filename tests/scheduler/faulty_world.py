@@ -15,6 +15,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import weft.scheduler.policies
 from tests.engine.engine_world import EngineWorld
 from tests.faults import Injected
 from tests.scheduler.oracle_runner import DeviceFailed, OracleStep
-from tests.scheduler.random_worlds import StepSeconds, random_prompt
+from tests.scheduler.random_worlds import StepSeconds, prediction, random_prompt
 from tests.scheduler.world import EOS, VOCAB
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
@@ -42,9 +43,14 @@ from weft.messages.control import (
 from weft.messages.requests import Abort
 from weft.messages.sessions import CloseSession, OpenSession, SessionParams
 from weft.plan.step import Plan
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.settings import SchedulerSettings, StateSettings, WindowSettings
+from weft.scheduler.split.planner import SplitPlanner
 
-NUM_WORLDS = 8
+NUM_WORLDS = 14
+WITH_DRAFTS = {2, 5, 6}  # of the worlds
+WINDOWED = (8, 9, 10)  # worlds in which layers with windows have pages of their own
+STATEFUL = (11, 13)  # worlds in which some layers keep a state
+LAYERED = (8, 9)  # worlds in which prefills are split by layers
 CONTROL: list[ToEngine] = [
     AuditKv(call=2),
     BlockInput(call=2),
@@ -82,7 +88,17 @@ CORE = (
     "scheduler.retraction",
     "scheduler.scheduler",
     "scheduler.pace.step_cost",
+    "scheduler.speculation.planner",
+    "scheduler.speculation.sources",
+    "scheduler.speculation.speculator",
+    "scheduler.speculation.trust",
+    "scheduler.split.planner",
+    "scheduler.split.prefill",
+    "scheduler.states.admission",
+    "scheduler.states.kv",
     "scheduler.waiting_table",
+    "scheduler.windows.admission",
+    "scheduler.windows.kv",
     "engine.kv_audit",
 )
 
@@ -130,14 +146,13 @@ def drawn_lateness(rng: random.Random, target: Target) -> bool:
 
 
 def targets() -> list[Target]:
-    """All public functions, methods and properties of the scheduler's core and of memory, but for those of layers with
-    windows, which no faulty world has."""
+    """All public functions, methods and properties of the scheduler's core and of memory."""
     names = [f"weft.{name}" for name in CORE]
     for package in (weft.memory, weft.scheduler.policies):
         names += [
             one.name
             for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-            if not one.ispkg and not one.name.startswith("weft.memory.window.")
+            if not one.ispkg
         ]
     found: list[Target] = []
     for module_name in names:
@@ -175,7 +190,7 @@ def replaced(
             after: Any
             if isinstance(before, property):
                 assert before.fget is not None
-                after = property(wrap(before.fget))
+                after = property(wrap(before.fget), before.fset)
             elif isinstance(before, staticmethod | classmethod):
                 after = type(before)(wrap(before.__func__))
             else:
@@ -212,6 +227,16 @@ def _settings(rng: random.Random, number: int) -> SchedulerSettings:
         "fair",
         "lpm",
     )
+    chunk = (32, 48, -1)[number % 3]
+    windows = None
+    if number in WINDOWED:
+        none = WindowSettings(window=20, num_pages=0)
+        least = none.least_pages(page_size, max(chunk, 0))
+        windows = WindowSettings(window=20, num_pages=least + 60 // page_size)
+    states = None
+    if number in STATEFUL:
+        # Slots for few more than all rows: copies, snapshots and rows take them from one another.
+        states = StateSettings(num_slots=8, least_border=8, least_shared=8)
     return SchedulerSettings(
         num_pages=120 // page_size + 2,
         page_size=page_size,
@@ -220,16 +245,20 @@ def _settings(rng: random.Random, number: int) -> SchedulerSettings:
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         prefix_cache=number != 5,
-        schedule_policy=policies[number],
+        schedule_policy=policies[number % len(policies)],
         aging_s=rng.choice([0.0, 0.2]),
         preemption_threshold=1,
         max_step_ms=(0.0, 20.0)[number % 2],
         max_prefill_tokens=64,
-        chunked_prefill_size=(32, 48, -1)[number % 3],
+        chunked_prefill_size=chunk,
+        num_layers=8,
+        split_prefill_layers=2 if number in LAYERED else 0,
+        windows=windows,
+        states=states,
         mixed_chunk=number % 4 >= 2,
         max_queued_requests=14,
         max_queue_s=(0.0, 0.5)[number % 2],
-        max_run_s=(0.0, 1.5)[number // 4],
+        max_run_s=(0.0, 1.5)[number // 4 % 2],
         schedule_conservativeness=0.0,
     )
 
@@ -240,7 +269,14 @@ class FaultyWorld(EngineWorld):
     def __init__(self, number: int) -> None:
         self.rng = random.Random(f"faults {number}")
         fail_steps = {17} if number % 3 == 1 else set()
-        super().__init__(_settings(self.rng, number), depth=number % 2, fail_steps=fail_steps)
+        settings = _settings(self.rng, number)
+        if number in WITH_DRAFTS:
+            settings = replace(settings, speculative="prediction,tree,ngram")
+        super().__init__(settings, depth=number % 2, fail_steps=fail_steps)
+        self.guesses = random.Random(f"guesses {number}")
+        planner = self.engine.scheduler.planner
+        if isinstance(planner, SplitPlanner):
+            planner.least_tokens = 1  # the prompts are short
         self.expected_failures = (Injected, DeviceFailed)
         self.failed_steps: set[int] = set()  # requests of steps that were to fail
         self.tick_s = 0.001
@@ -284,14 +320,23 @@ class FaultyWorld(EngineWorld):
                 self.one(rng, families)
             if rng.random() < 0.12 and self.sent:
                 self.abort(Abort(ids=(rng.randrange(len(self.sent)),)))
+            if self.num_steps % 5 == 0:
+                self.abort_open()
             if rng.random() < 0.25:
                 self.tell(rng.choice(CONTROL))
             self.step_on()
-        self.tell(UnblockInput(call=2))
-        self.tell(ContinueGeneration(call=2))
+        for _ in range(2):  # where the fault is in the first one, its sender asks again
+            self.tell(UnblockInput(call=2))
+            self.tell(ContinueGeneration(call=2))
         while self.has_work:
             self.step_on()
             assert self.num_steps < 2_000, "no end in sight"
+
+    def abort_open(self) -> None:
+        """End a request between two pieces of its prefill, if there is one."""
+        planner = self.engine.scheduler.planner
+        if isinstance(planner, SplitPlanner) and planner.open:
+            self.abort(Abort(ids=(planner.open[0].request.id,)))
 
     def one(self, rng: random.Random, families: list[list[int]]) -> None:
         """Send a request."""
@@ -300,8 +345,10 @@ class FaultyWorld(EngineWorld):
             if id in self.scheduler.requests:
                 self.prompts[id] = np.frombuffer(self.request(id).packed, dtype=np.int32).tolist()
             return
+        prompt = random_prompt(rng, families, 70)
         self.send(
-            random_prompt(rng, families, 70),
+            prompt,
+            prediction=prediction(self.guesses, prompt),
             max_new_tokens=rng.choice([1, 4, 20, 30]),
             ignore_eos=rng.random() < 0.5,
             salt=rng.choice(["", "", "other"]),

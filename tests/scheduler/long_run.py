@@ -3,7 +3,7 @@
 Every world has other settings (page size, memory, chunks, policy, overlap, mixing); every invariant is checked after
 every step, every output is compared with what the request gives on its own. In every third world are sessions, and
 what they remember is compared, too; in every fourth, time cuts prompts; in every fifth, layers with windows have pages
-of their own. A failure names the seed of its world.
+of their own; in another fifth, layers keep a state; in every other, tokens are guessed, rightly and wrongly. A failure names the seed of its world.
 
 `--faults 5000` plants so many faults instead, each into one call of a function of the scheduler's core or of memory.
 """
@@ -47,9 +47,13 @@ def run_schedules(num_requests: int, per_world: int, seed: int) -> None:
                 call = f"run_timed({seed}, num_requests={PER_TIMED_WORLD})"
                 world = run_timed(seed, num_requests=PER_TIMED_WORLD)
             else:
-                windows = seed % 5 == 0
-                call = f"run_random({seed}, num_requests={per_world}, windows={windows})"
-                world = run_random(seed, num_requests=per_world, windows=windows)
+                layers = {
+                    "windows": seed % 5 == 0,
+                    "states": seed % 5 == 1,
+                    "drafts": seed % 2 == 0,
+                }
+                call = f"run_random({seed}, num_requests={per_world}, **{layers})"
+                world = run_random(seed, num_requests=per_world, **layers)
         except AssertionError:
             print(f"world {seed} broke: {call}", flush=True)
             raise
@@ -63,6 +67,8 @@ def run_schedules(num_requests: int, per_world: int, seed: int) -> None:
             retractions=stats.total_retractions,
             evicted_tokens=stats.total_evicted_tokens,
             aborted=stats.total_aborted,
+            drafts=sum(count.num_drafts for count in world.scheduler.counters.drafts.values()),
+            right_drafts=sum(count.num_right for count in world.scheduler.counters.drafts.values()),
             failed_steps=len(world.failures),
             refused=sum(finish.status in (400, 503) for finish in world.finished.values()),
             **{f"sessions {what}": count for what, count in world.talked.items()},

@@ -11,20 +11,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.scheduler.draft_oracle import DraftOracle
+from tests.scheduler.state_oracle import StateOracle
 from tests.scheduler.window_oracle import WindowOracle
 from weft.arrays import IntArray
 from weft.plan.device import (
     DeviceReply,
     DeviceRequest,
+    LoadAdapter,
     Pending,
     ReleaseMemory,
     ResumeMemory,
+    UnloadAdapter,
     UpdateFromDisk,
 )
 from weft.plan.outputs import AuxOutput, PromptLogprobs, PromptLogprobsRequest
-from weft.plan.step import LAST_SAMPLED, Plan, Result, find
+from weft.plan.step import BASE, LAST_SAMPLED, ForwardMode, LayerSpan, Plan, Result, find
 
 MASK = (1 << 61) - 1
+IN_PART = -3  # the state of a token some of whose layers are computed: nobody may read it
 POISONED = -2  # the state of a token whose K and V are not finite, and of all that see it
 NO_SLOTS = np.empty(0, dtype=np.int32)
 
@@ -37,16 +42,21 @@ def next_token(state: int, vocab_size: int) -> int:
     return (state ^ (state >> 17)) % vocab_size
 
 
+def adapter_weights(uid: str) -> int:
+    """What an adapter adds to the weights."""
+    return 1_000 + int(uid, 16) % 1_000_003 if uid else 0
+
+
 def logprob(state: int, token: int) -> float:
     """Of a token behind what leads to this state."""
     return -float((state ^ token) % 9_973)
 
 
-def expected_logprobs(prompt: list[int], start: int) -> list[float | None]:
+def expected_logprobs(prompt: list[int], start: int, weights: int = 0) -> list[float | None]:
     """Of the tokens of a prompt from `start` on."""
     states = [0]
     for token in prompt:
-        states.append(extend_hash(states[-1], token))
+        states.append(extend_hash(states[-1], token, weights))
     told = [logprob(states[i], prompt[i]) for i in range(start + 1, len(prompt))]
     return [None, *told] if start < len(prompt) else []
 
@@ -79,7 +89,7 @@ class OracleStep:
     def result(self) -> Result:
         self.runner.pending.remove(self)
         if self.fails:
-            self.runner.windows_in_doubt()
+            self.runner.groups_in_doubt()
             raise DeviceFailed("the device failed")
         return self.runner.execute(self.plan)
 
@@ -121,20 +131,34 @@ class OracleRunner:
         self.pending: list[OracleStep] = []  # launched, and not run yet
         self.poison = 0  # one of so many tokens that are sampled from is not finite; 0: none
         self.weights = 0  # other ones give other outputs
+        # What adapters add to the weights, by place and by row of the prefill that is open by layers.
+        self.adapters: dict[int, int] = {}
+        self.carried_adapters: dict[int, int] = {}
         self.patience = 0  # how often work is asked for in vain whether it is done
         self._released: set[str] = set()
+        # Row, position and slot of each token of the prefill that is open by layers, and its layers so far.
+        self.carried: list[tuple[int, int, int]] = []
+        self.num_layers_run = 0
+        self.num_pieces = 0
+        self.in_doubt_until = -1  # the last step that may read what a failed one did not write
         # What it has of layers with windows, if these have slots of their own.
         self.windows: WindowOracle | None = None
+        self.states: StateOracle | None = None  # of layers that keep a state
+        self.draft: DraftOracle | None = None  # a model that guesses beside it
 
     def launch(self, plan: Plan) -> OracleStep:
         step = OracleStep(self, plan, fails=plan.step in self.fail_steps)
         self.pending.append(step)
         return step
 
-    def windows_in_doubt(self) -> None:
+    def groups_in_doubt(self) -> None:
         """A step has not been run: those that are launched already may read what it did not write."""
-        if self.windows is not None and self.pending:
-            self.windows.in_doubt_until = self.pending[-1].plan.step
+        if not self.pending:
+            return
+        self.in_doubt_until = self.pending[-1].plan.step
+        for group in (self.windows, self.states):
+            if group is not None:
+                group.in_doubt_until = self.in_doubt_until
 
     def pending_slots(self) -> IntArray:
         """The slots that launched steps are still to write."""
@@ -155,6 +179,13 @@ class OracleRunner:
                 self.state[:] = -1
             case ResumeMemory(tags):
                 self._released -= set(tags)
+            case LoadAdapter(place, path, uid):
+                assert place not in self.adapters, "an adapter in the place of another one"
+                ok = path != "wrong"
+                if ok:
+                    self.adapters[place] = adapter_weights(uid)
+            case UnloadAdapter(place):
+                del self.adapters[place]
         message = "" if ok else "there are no such weights"
         return DeviceReply(
             ok=ok, message=message, kv_is_stale=changed, released=tuple(sorted(self._released))
@@ -162,29 +193,49 @@ class OracleRunner:
 
     def execute(self, plan: Plan) -> Result:
         assert not self._released, "a step runs without its memory"
+        of_rows = self._weights_of(plan)
         self._follow_table(plan)
+        if plan.drafting is not None:
+            assert self.draft is not None, "there is no draft model"
+            return self.draft.execute(plan, plan.drafting)
         assert len(set(plan.slots.tolist())) == len(plan.slots), (
             "two tokens of one step share a slot"
         )
-        sampled, at = [], 0
+        if plan.layers is not None and not self._is_last_piece(plan, plan.layers):
+            self.state[plan.slots] = IN_PART
+            if self.windows is not None:
+                self.windows.follow(plan)
+            return Result(tokens=NO_SLOTS)
+        tokens, at = [], 0
         states = []
         invalid = []
-        for row, start, length in zip(
-            plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
+        for row, start, length, num_sampled in zip(
+            plan.rows.tolist(),
+            plan.starts.tolist(),
+            plan.lens.tolist(),
+            plan.num_sampled.tolist(),
+            strict=True,
         ):
+            assert num_sampled <= length
             state = int(self.state[self.table[row, start - 1]]) if start else 0
+            assert state != IN_PART or plan.step <= self.in_doubt_until, (
+                "a token is read before all of its layers are computed"
+            )
             for i in range(at, at + length):
                 token = int(plan.tokens[i])
                 token = int(self.last[row]) if token == LAST_SAMPLED else token
-                state = POISONED if state == POISONED else extend_hash(state, token, self.weights)
-                states.append((int(plan.slots[i]), state))
+                state = POISONED if state == POISONED else extend_hash(state, token, of_rows[row])
+                kept = state
+                if i >= at + length - num_sampled:
+                    invalid.append(
+                        bool(self.poison) and (state == POISONED or state % self.poison == 0)
+                    )
+                    tokens.append(next_token(state, self.vocab_size))
+                    kept = POISONED if invalid[-1] else state
+                states.append((int(plan.slots[i]), kept))
             at += length
-            invalid.append(bool(self.poison) and (state == POISONED or state % self.poison == 0))
-            sampled.append((row, next_token(state, self.vocab_size)))
-        if any(invalid):
-            ends = np.cumsum(plan.lens) - 1
-            for i in np.flatnonzero(np.array(invalid) & plan.samples):
-                states[ends[i]] = states[ends[i]][0], POISONED
+            if num_sampled:
+                self.last[row] = tokens[-1]
         for (
             slot,
             state,
@@ -194,21 +245,61 @@ class OracleRunner:
             self.state[slot] = state
         if self.windows is not None:
             self.windows.follow(plan)
+        if self.states is not None:
+            self.states.follow(plan)
         self.num_tokens_run += plan.num_tokens
-        tokens = [
-            token
-            for (row, token), samples in zip(sampled, plan.samples.tolist(), strict=True)
-            if samples
-        ]
-        for (row, token), samples in zip(sampled, plan.samples.tolist(), strict=True):
-            if samples:
-                self.last[row] = token
         assert len(plan.sampling.seeds) == len(tokens)
         return Result(
             tokens=np.array(tokens, dtype=np.int32),
-            invalid=np.array(invalid, dtype=np.bool_)[plan.samples] if self.poison else None,
+            invalid=np.array(invalid, dtype=np.bool_) if self.poison else None,
             outputs=self._outputs(plan, [state for _, state in states]),
         )
+
+    def _weights_of(self, plan: Plan) -> dict[int, int]:
+        """The weights that each row computes with."""
+        adapters = plan.adapters_of_tokens(1 + max(self.adapters, default=-1))
+        if adapters is None:
+            places = [BASE] * len(plan.rows)
+        else:
+            assert plan.adapters is not None
+            assert max(plan.adapters) > BASE, "adapters in a step without any"
+            places = plan.adapters.tolist()
+        rows = zip(plan.rows.tolist(), places, strict=True)
+        found = {
+            row: self.weights + (0 if place == BASE else self.adapters[place])
+            for row, place in rows
+        }
+        if plan.layers is not None:
+            if not plan.layers.is_first and plan.step > self.in_doubt_until:
+                assert found.items() <= self.carried_adapters.items(), "pieces of other adapters"
+            self.carried_adapters = found
+        return found
+
+    def _is_last_piece(self, plan: Plan, layers: LayerSpan) -> bool:
+        """The pieces of a prefill follow each other, over the tokens of those that stay."""
+        assert plan.mode is ForwardMode.SPLIT_PREFILL
+        assert 0 <= layers.first < layers.last <= layers.num_layers
+        ends = zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True)
+        places = [(row, start + i) for row, start, length in ends for i in range(length)]
+        tokens = [
+            (row, position, slot)
+            for (row, position), slot in zip(places, plan.slots.tolist(), strict=True)
+        ]
+        self.num_pieces += 1
+        if not layers.is_first and plan.step > self.in_doubt_until:
+            assert layers.first == self.num_layers_run, "layers are left out"
+            if layers.kept is None:
+                assert tokens == self.carried
+            else:
+                assert tokens == [self.carried[place] for place in layers.kept.tolist()]
+                assert len(tokens) < len(self.carried)
+        self.carried = tokens
+        self.num_layers_run = layers.last
+        if not layers.is_last:
+            assert not plan.samples.any()
+            assert not plan.outputs
+            self.num_tokens_run += plan.num_tokens
+        return layers.is_last
 
     @staticmethod
     def _outputs(plan: Plan, states: list[int]) -> tuple[AuxOutput, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.talk import Talk, with_sessions
 from tests.scheduler.world import EOS, VOCAB
@@ -15,7 +16,13 @@ from weft.messages.requests import Abort
 from weft.plan.step import Plan
 from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.settings import SchedulerSettings, WindowSettings
+from weft.scheduler.settings import (
+    LEAST_STATE_SLOTS,
+    DraftSettings,
+    SchedulerSettings,
+    StateSettings,
+    WindowSettings,
+)
 
 
 def random_settings(rng: random.Random) -> SchedulerSettings:
@@ -59,6 +66,57 @@ def with_windows(settings: SchedulerSettings, rng: random.Random) -> SchedulerSe
     more = rng.choice([0, 1, 5, 20, 60, 400]) // settings.page_size
     windows = WindowSettings(window=window, num_pages=least + more)
     return replace(settings, windows=windows)
+
+
+def with_states(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """Some layers keep a state, with barely enough slots to more than there are rows."""
+    states = StateSettings(
+        num_slots=LEAST_STATE_SLOTS + rng.choice([0, 1, 2, 5, 12, 40]),
+        least_border=rng.choice([1, 2, 4, 8, 16, 64]),
+        least_shared=rng.choice([1, 8, 24]),
+    )
+    return replace(settings, states=states)
+
+
+def with_drafts(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    sources = rng.choice(
+        ["prediction", "tree", "prediction,ngram", "prediction,tree", "prediction,tree,ngram"]
+    )
+    return replace(settings, speculative=sources, max_draft=rng.choice([1, 2, 5, 8, 30]))
+
+
+def with_draft_model(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """A second model guesses, alone or beside other sources; some know fewer tokens, or shorter texts."""
+    draft = DraftSettings(
+        vocab_size=rng.choice([VOCAB, VOCAB, VOCAB - 10]),
+        context_length=rng.choice([settings.context_length, 1_000, 50]),
+    )
+    return replace(
+        settings,
+        speculative=rng.choice(["draft", "draft", "prediction,tree,draft,ngram"]),
+        max_draft=rng.choice([1, 2, 4, 8, 20]),
+        draft=draft,
+    )
+
+
+def prediction(rng: random.Random, prompt: list[int]) -> list[int]:
+    """What a client expects of a prompt: right, right with mistakes, or anything."""
+    expected = expected_output(prompt, 40, VOCAB, {EOS})
+    kind = rng.random()
+    if kind < 0.3:
+        return []
+    if kind < 0.5:
+        return [rng.randrange(VOCAB) for _ in range(40)]
+    wrong = rng.choice([0.0, 0.02, 0.1, 0.3])
+    return [rng.randrange(VOCAB) if rng.random() < wrong else token for token in expected]
+
+
+def with_layers(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """Prefills are split by layers, into many pieces or two."""
+    num_layers = rng.choice([2, 3, 8, 28])
+    return replace(
+        settings, num_layers=num_layers, split_prefill_layers=rng.randrange(1, num_layers + 1)
+    )
 
 
 def timed_settings(rng: random.Random) -> SchedulerSettings:
@@ -108,11 +166,15 @@ class StepSeconds:
         return self.step_s + self.token_s * load.tokens + self.pair_s * load.pairs
 
 
-def run_timed(seed: int, num_requests: int = 24, *, puts_aside: bool = False) -> TimedWorld:
+def run_timed(
+    seed: int, num_requests: int = 24, *, puts_aside: bool = False, splits: bool = False
+) -> TimedWorld:
     """Run a random world in which time cuts prompts. If it breaks, its journal is in the file that the exception
-    names. `puts_aside` as for `run_random`."""
+    names. `puts_aside` and `splits` as for `run_random`."""
     rng = random.Random(f"time {seed}")
     settings = timed_settings(rng)
+    if splits:
+        settings = with_layers(settings, random.Random(f"layers of time {seed}"))
     depth = rng.choice([0, 1, 2])
     world = TimedWorld(settings, depth, StepSeconds.drawn(rng, settings.max_step_s))
     if puts_aside:
@@ -221,19 +283,36 @@ def run_random(
     switches: bool = False,
     puts_aside: bool = False,
     windows: bool = False,
+    states: bool = False,
+    drafts: bool = False,
+    guesses: bool = False,
+    splits: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
-    has a file of the journal for itself. `windows`: some layers have windows, and pages of their own."""
+    has a file of the journal for itself. `windows`: some layers have windows, and pages of their own. `states`: some
+    layers keep a state. `drafts`: tokens are guessed, rightly and wrongly. `guesses`: by a second model. `splits`:
+    prefills are split by layers."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if windows:
         settings = with_windows(settings, random.Random(f"windows of {seed}"))
+    if states:
+        settings = with_states(settings, random.Random(f"states of {seed}"))
+    if drafts:
+        settings = with_drafts(settings, random.Random(f"drafts of {seed}"))
+    if guesses:
+        settings = with_draft_model(settings, random.Random(f"guesses of {seed}"))
+    if splits:
+        settings = with_layers(settings, random.Random(f"layers of {seed}"))
     talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
     if talks is not None:
         settings = with_sessions(settings, talks)
     fails = {rng.randrange(5, 200) for _ in range(3)} if rng.random() < 0.2 else set()
-    world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), fail_steps=fails)
+    depth = rng.choice([0, 1, 2])
+    if (drafts or guesses) and seed % 4:
+        depth = 0  # where steps overlap, the token that a draft would follow is not known
+    world = RecordedWorld(settings, depth, fail_steps=fails)
     if puts_aside:
         world.put_aside_in_every_step()
     with journal_of_failure(world, f"weft-world-{seed}-"):
@@ -252,8 +331,13 @@ def drive(
     talk = None if talks is None else Talk(world, talks)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
     crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
-    if world.settings.max_step_s:
+    if world.settings.draft_sources:
+        world.let_steps_cost(
+            lambda plan: 0.00001 * plan.num_tokens + (0.001 if plan.drafting is None else 0.0001)
+        )
+    elif world.settings.max_step_s:
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
+    guesses = random.Random(f"guesses beside {families[0]}")
     wishes = random.Random(f"wishes beside {families[0]}")
     sent = 0
     while sent < num_requests or world.has_work:
@@ -278,6 +362,7 @@ def drive(
                     user=rng.choice("aabc"),
                     priority=rng.choice([0, 0, 0, 1, 2, 20]),
                     timeout_ms=rng.choice([0, 0, 0, 0, 0, 0, 0, 5_000, 20_000, 60_000]),
+                    prediction=prediction(guesses, prompt) if world.settings.draft_sources else [],
                 )
                 sent += 1
         if talk is not None and sent < num_requests:

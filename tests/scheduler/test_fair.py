@@ -28,7 +28,14 @@ ROWS = 12
 
 def served_settings(**changes: object) -> SchedulerSettings:
     """What `weft serve --schedule-policy fair` runs with, on a small pool."""
-    model = SimpleNamespace(vocab_size=VOCAB, hidden_size=0, eos_token_ids=(EOS,), pooling=None)
+    model = SimpleNamespace(
+        num_layers=1,
+        vocab_size=VOCAB,
+        hidden_size=0,
+        eos_token_ids=(EOS,),
+        pooling=None,
+        state_bytes=0,
+    )
     values = {
         "schedule_policy": "fair",
         "kv_tokens": 16_384,

@@ -85,7 +85,7 @@ def obey_masks(runner: OracleRunner) -> None:
         result, mask = execute(plan), find(plan.logits, GrammarMask)
         if mask is None:
             return result
-        tokens, rows = result.tokens.copy(), plan.rows[plan.samples]
+        tokens, rows = result.tokens.copy(), np.repeat(plan.rows, plan.num_sampled)
         faults = {int(mask.index[place]): fault for place, fault in mask.bitmask.faults.items()}
         for i, words in zip(mask.index.tolist(), mask.bitmask.words, strict=True):
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import extend_hash, next_token
-from tests.scheduler.random_worlds import random_prompt, random_settings
+from tests.scheduler.random_worlds import random_prompt, random_settings, with_drafts
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB, World
@@ -88,6 +88,16 @@ class Whims:
             moves.append(Advance(forced=forced))
         return moves
 
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
+        place = constraint.matcher
+        assert isinstance(place, Place)
+        count = 0
+        while count < len(tokens) and not (jumps and whim(place.name, place.length + count + 1)):
+            count += 1
+        return [constraint.mask] * count
+
 
 def whimsical(name: str, **more: Any) -> dict[str, Any]:
     return {"grammar": Grammar("ebnf", name), **more}
@@ -108,6 +118,12 @@ def expected(prompt: list[int], name: str, max_new: int, stops: set[int]) -> lis
             state = extend_hash(state, following)
 
 
+def guessed(rng: random.Random, prompt: list[int], name: str) -> list[int]:
+    """What a client expects: the answer, with some tokens that are wrong."""
+    answer = expected(prompt, name, 100, set())
+    return [rng.randrange(VOCAB) if rng.random() < 0.1 else token for token in answer]
+
+
 def check(world: World) -> None:
     """All that `World.check_outputs` says, for requests with whims."""
     for id, request in world.sent.items():
@@ -124,15 +140,24 @@ def check(world: World) -> None:
             assert (finish.completion_tokens, finish.matched) == (len(wanted), matched)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    ("seed", "drafts"),
+    [*((seed, False) for seed in range(40)), *((seed, True) for seed in range(9))],
+)
 def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(
-    seed: int,
+    seed: int, drafts: bool
 ) -> None:
     rng = random.Random(f"jump {seed}")
-    world = RecordedWorld(random_settings(rng), depth=rng.choice([0, 1, 2]), grammars=Whims())
+    settings = random_settings(rng)
+    guesses = random.Random(f"guesses of jump {seed}")
+    if drafts:
+        settings = with_drafts(settings, guesses)
+    world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), grammars=Whims())
     if seed >= 36:
         world.put_aside_in_every_step()
-    if world.settings.max_step_s:
+    if drafts:
+        world.let_steps_cost(lambda plan: 0.001 + 0.0001 * plan.num_tokens)
+    elif world.settings.max_step_s:
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
     for number in range(40):
@@ -140,6 +165,7 @@ def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_b
         world.send(
             prompt,
             **whimsical(f"{seed}.{number}"),
+            prediction=guessed(guesses, prompt, f"{seed}.{number}") if drafts else [],
             max_new_tokens=rng.choice(
                 [None, rng.randrange(1, world.scheduler.limits.max_len - len(prompt) + 1)]
             ),
@@ -182,9 +208,34 @@ def test_the_random_worlds_jump_mix_and_retract() -> None:
             world.step()
     world.run_dry()
     check(world)
-    assert modes == set(ForwardMode)
+    assert modes == {ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.MIXED}
     assert world.scheduler.counters.num_retractions
     assert jumps > 100
+
+
+def test_drafts_stand_behind_forced_tokens_and_end_where_others_are_forced() -> None:
+    world = EngineWorld(settings(speculative="prediction"), grammars=Whims())
+    world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
+    plans: list[Plan] = []
+    launch = world.runner.launch
+
+    def watch(plan: Plan) -> Any:
+        plans.append(plan)
+        return launch(plan)
+
+    world.runner.launch = watch  # type: ignore[method-assign]
+    for number in range(40):
+        name, prompt = f"d{number}", [number, *PROMPT]
+        guess = expected(prompt, name, 100, set())
+        world.send(prompt, **whimsical(name), prediction=guess, max_new_tokens=100, ignore_eos=True)
+        world.run_dry()
+    check(world)
+    drafted = [plan for plan in plans if plan.drafts is not None]
+    beside = [plan for plan in drafted if (plan.lens - plan.drafts > 1).any()]
+    assert len(drafted) > 60
+    assert len(beside) > 20
+    stats = world.scheduler.stats()
+    assert stats.total_accepted_prediction == stats.total_drafts_prediction > 100
 
 
 def test_a_jump_saves_a_step_for_each_forced_token() -> None:

@@ -49,7 +49,7 @@ def obey(runner: OracleRunner) -> list[Plan]:
 
     def run(plan: Plan) -> Result:
         plans.append(plan)
-        tokens, rows = execute(plan).tokens.copy(), plan.rows[plan.samples]
+        tokens, rows = execute(plan).tokens.copy(), np.repeat(plan.rows, plan.num_sampled)
         if (fixed := find(plan.logits, FixedTokens)) is not None:
             tokens[fixed.index] = fixed.tokens
             runner.last[rows[fixed.index]] = fixed.tokens

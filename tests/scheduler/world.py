@@ -8,12 +8,15 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.scheduler.cache_check import CacheCheck
+from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.oracle_runner import (
     DeviceFailed,
     OracleRunner,
+    adapter_weights,
     expected_logprobs,
     expected_output,
 )
+from tests.scheduler.state_oracle import StateOracle
 from tests.scheduler.window_oracle import WindowOracle
 from weft.client.aux_outputs import prompt_logprobs
 from weft.engine.loop import Loop
@@ -26,6 +29,7 @@ from weft.scheduler.feature import Feature
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.states.kv import StatefulKv
 from weft.scheduler.windows.kv import WindowedKv
 
 VOCAB = 300
@@ -53,6 +57,10 @@ class World:
         )
         if settings.windows is not None:
             self.runner.windows = WindowOracle(self.runner, settings.windows, settings.page_size)
+        if settings.states is not None:
+            self.runner.states = StateOracle(self.runner, settings.states)
+        if settings.draft is not None:
+            self.runner.draft = DraftOracle(self.runner, settings)
         self.time = 0.0
         self.tick_s = 1.0  # between two steps, besides what they cost
         self.failures: list[Exception] = []
@@ -100,6 +108,8 @@ class World:
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         rid = str(sampling.pop("rid", f"r{id}"))
+        adapter = str(sampling.pop("adapter", ""))
+        prediction = np.array(sampling.pop("prediction", []), dtype=np.int32).tobytes()
         params = SamplingParams(**sampling)
         request = GenerateRequest(
             id=id,
@@ -113,6 +123,8 @@ class World:
             user=str(user),
             priority=int(str(priority)),
             timeout_ms=timeout_ms,
+            prediction=prediction,
+            adapter=adapter,
         )
         self.sent[id] = request
         self.outputs[id] = []
@@ -195,6 +207,8 @@ class World:
             self.cache_check.check(kv.cache)
             if self.runner.windows is not None:
                 self.runner.windows.check_tails(scheduler, self.cache_check)
+            if self.runner.states is not None:
+                self.runner.states.check_snapshots(scheduler, self.cache_check)
         with_row = [r for r in scheduler.requests.values() if r.row != NO_ROW]
         assert kv.rows.num_used == len(with_row)
         assert len({r.row for r in with_row}) == len(with_row)
@@ -245,6 +259,10 @@ class World:
         if isinstance(kv, WindowedKv):
             assert kv.windows.available == kv.windows.capacity
             assert not kv.windows.pool.held.any()
+        if isinstance(kv, StatefulKv):
+            assert kv.states.available == kv.states.capacity
+            assert kv.states.num_rows == 0
+            assert kv.states.num_kept == 0
         assert set(self.finished) == set(self.sent)
 
     def check_outputs(self) -> None:
@@ -256,7 +274,8 @@ class World:
             eos = set(request.sampling.stop_token_ids) | (
                 set() if request.sampling.ignore_eos else {EOS}
             )
-            expected = expected_output(prompt, max_new, VOCAB, eos)
+            weights = adapter_weights(request.adapter)
+            expected = expected_output(prompt, max_new, VOCAB, eos, weights)
             output = self.outputs[id]
             assert output == expected[: len(output)], f"request {id} differs from a run on its own"
             if finish.reason in ("stop", "length"):
@@ -271,4 +290,6 @@ class World:
         if params.prompt_logprobs is not None:
             start, told = params.prompt_logprobs_start, prompt_logprobs(self.given.get(id, []))
             assert [one.token for one in told] == self.prompts[id][start:]
-            assert [one.logprob for one in told] == expected_logprobs(self.prompts[id], start)
+            weights = adapter_weights(self.sent[id].adapter)
+            expected = expected_logprobs(self.prompts[id], start, weights)
+            assert [one.logprob for one in told] == expected

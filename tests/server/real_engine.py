@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import httpx
 
+from weft.assemble.adapters import adapter_files
 from weft.assemble.build import Built, build_engine
-from weft.assemble.prepare import load_tokenizer, prepare
+from weft.assemble.prepare import Prepared, load_tokenizer, prepare
+from weft.client.adapters import AdapterNames
 from weft.client.client import EngineClient
 from weft.config.engine import EngineConfig
 from weft.config.limits import Limits
@@ -31,7 +33,8 @@ MACHINE = Machine(
 class RealServer:
     """`post` and `get` run the loop until the answer is there; the engine steps meanwhile."""
 
-    def __init__(self, built: Built, folder: Path, limits: Limits) -> None:
+    def __init__(self, built: Built, prepared: Prepared, limits: Limits) -> None:
+        folder = prepared.folder
         self.engine = built.engine
         self.seen: list[ToEngine] = []
         self.hold = False  # no step is made
@@ -48,7 +51,15 @@ class RealServer:
             version="0",
             started_at=time.time(),
         )
-        app = create_app(self.client, self.tokenizer, ServerConfig(), info, readiness, limits)
+        app = create_app(
+            self.client,
+            self.tokenizer,
+            ServerConfig(),
+            info,
+            readiness,
+            limits,
+            adapters=AdapterNames(adapter_files(prepared)),
+        )
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240
         )
@@ -98,7 +109,7 @@ def serving(folder: Path, limits: Limits | None = None, **settings: Any) -> Iter
         EngineConfig(model=str(folder), device="cpu", threads=1, **settings), MACHINE
     )
     built = build_engine(prepared.config, prepared.folder)
-    server = RealServer(built, prepared.folder, limits or Limits())
+    server = RealServer(built, prepared, limits or Limits())
     try:
         yield server
     finally:

@@ -310,7 +310,6 @@ def test_odd_request_names_its_field(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("lora_path", "a+"),
         ("custom_labels", {"team": "a"}),
         ("return_sampling_mask", True),
         ("return_cached_tokens_details", True),
@@ -319,7 +318,6 @@ def test_odd_request_names_its_field(
         ("documents", [1]),
         ("use_beam_search", True),
         ("modalities", ["text", "audio"]),
-        ("lora_path", "none"),
         ("function_call", "auto"),
     ],
 )

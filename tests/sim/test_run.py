@@ -160,3 +160,28 @@ def test_a_simulation_repeats_itself() -> None:
     )
     assert (first.end_s == again.end_s).all()
     assert first.meter.num_steps == again.meter.num_steps
+
+
+def test_drafts_save_steps_and_each_of_their_tokens_costs() -> None:
+    """A token takes a tenth of a step, besides it; every output is the filler, so every guess is right."""
+    cost = CostModel(1.0, 0.1)
+    guessing = replace(SETTINGS, speculative="ngram")
+    arrivals = [one(0.0, 100)]
+    plain = simulate(SETTINGS, cost, arrivals, overlap=False)
+    drafted = simulate(guessing, cost, arrivals, overlap=False)
+    assert drafted.output_len[0] == plain.output_len[0] == 100
+    steps = drafted.meter.num_steps
+    assert steps < plain.meter.num_steps * 2 / 3
+    # The last draft goes beyond the end, which nobody knows; all others are kept.
+    num_tokens = round((drafted.meter.busy_s - steps) / 0.1)
+    assert 119 <= num_tokens <= 119 + 8
+
+
+def test_adapters_share_the_slots_of_a_step() -> None:
+    settings = replace(SETTINGS, max_loras_per_batch=1, max_loaded_loras=1)
+    adapters = ["a", "b", "a", ""]
+    arrivals = [one(0.0, 4)._replace(adapter=adapter) for adapter in adapters]
+    record = simulate(settings, STEP, arrivals, overlap=False)
+    assert record.state.tolist() == [DONE] * 4
+    assert record.end_s.tolist() == [4.0, 8.0, 4.0, 12.0]
+    assert record.cached_len.tolist() == [0, 0, 0, 0]

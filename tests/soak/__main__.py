@@ -1,4 +1,6 @@
-"""`python -m tests.soak --minutes 20 --seed 1`: prints a table, and ends with 1 if anything was wrong."""
+"""`python -m tests.soak --minutes 20 --seed 1`: prints a table, and ends with 1 if anything was wrong.
+
+`--schedules 10000` runs so many random schedules of models with windows and states instead, without a server."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from tests.soak.driver import soak
 from tests.soak.report import as_json, as_table
+from tests.soak.schedules import run_schedules
 
 
 def main() -> int:
@@ -26,7 +29,16 @@ def main() -> int:
     parser.add_argument("--phase-s", type=float, default=20.0, help="seconds of a phase")
     parser.add_argument("--scale", type=float, default=1.0, help="of the lengths of outputs")
     parser.add_argument("--json", default="", help="file for the figures")
+    parser.add_argument(
+        "--schedules",
+        type=int,
+        default=0,
+        help="without a server: so many random schedules with windows and states, and all checks",
+    )
     args, options = parser.parse_known_args()
+    if args.schedules:
+        run_schedules(args.schedules, args.seed)
+        return 0
     found = as_json(
         asyncio.run(soak(args.minutes, args.seed, args.model, options, args.phase_s, args.scale))
     )

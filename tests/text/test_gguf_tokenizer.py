@@ -122,6 +122,35 @@ def with_added(tokenizer: Any) -> tokenizers.Tokenizer:
     return tokenizer.backend_tokenizer
 
 
+# As the makers' tokenizer.json files have them.
+_LIKE_LLAMA = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K = "|".join(
+    [
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
+)
+_DEEPSEEK = (
+    "\\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+EXPRESSIONS = {
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "lfm2"), (_LIKE_LLAMA,)),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
+}
+
+
 def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
     """What the makers of the models publish, with this vocabulary."""
     transformers = pytest.importorskip("transformers")
@@ -129,10 +158,12 @@ def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
     tokens = values["tokenizer.ggml.tokens"]
     vocab = {token: index for index, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]
-    if pre == "gpt-2":
+    if pre in ("gpt-2", "phi-2", "olmo", "exaone4"):
         return with_added(transformers.GPT2Tokenizer(vocab=vocab, merges=merges))
     if pre in ("qwen2", "deepseek-r1-qwen"):
         return with_added(transformers.Qwen2Tokenizer(vocab=vocab, merges=merges))
+    if pre == "qwen35":
+        return with_added(transformers.Qwen3_5Tokenizer(vocab=vocab, merges=merges))
     if pre in (
         "smollm",
         "refact",
@@ -146,6 +177,17 @@ def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
+        backend.add_special_tokens(SPECIAL)
+        backend.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+        return backend
+    if pre in EXPRESSIONS:
+        backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        splits = [
+            pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
+            for expression in EXPRESSIONS[pre]
+        ]
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
         backend.add_special_tokens(SPECIAL)
         backend.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
         return backend

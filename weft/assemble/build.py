@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.model_config import choose_model
+from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -26,6 +27,7 @@ from weft.config.pairs import parse_recv_weights
 from weft.config.resolve import kept_as, parameters, size, window_tokens
 from weft.config.scheduling import scheduling_values
 from weft.engine.engine import Engine
+from weft.executor.assembly import DraftSpec
 from weft.executor.build import load_runner
 from weft.executor.logit_processors.load import load_processors
 from weft.executor.logit_processors.processors import Processors
@@ -44,9 +46,11 @@ from weft.messages.wakeup import WakeupPipe
 from weft.observe import garbage
 from weft.plan.step import ForwardMode
 from weft.scheduler.settings import (
+    DraftSettings,
     PoolingLimits,
     SchedulerSettings,
     SessionLimits,
+    StateSettings,
     WindowSettings,
 )
 
@@ -75,22 +79,26 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
     grammars = _grammars(config, model, folder, wakeup)
+    draft = _draft_runner(config, context_length=config.context_length)
     runner = load_runner(
         config,
         model,
         folder=folder,
         kv_tokens=config.kv_tokens,
         window_tokens=window_tokens(config),
+        num_state_slots=config.max_mamba_cache_size,
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         context_length=config.context_length,
         processors=processors,
+        draft=draft,
     )
     # The weights are in memory, and so is the KV pool; nothing has been computed yet.
     loaded_s = time.monotonic()
     traces = Path(config.profile_dir) if config.profile_dir else None
     profiler = RunnerProfiler(runner, traces, has_gpu=config.device == "cuda")
-    engine = _engine(config, model, runner, profiler, journal, grammars, processors)
+    settings = scheduler_settings(config, model, None if draft is None else draft.model)
+    engine = _engine(config, settings, runner, profiler, journal, grammars, processors)
     _warm_up(engine)
     warm_s = time.monotonic()
     # What exists now stays: the garbage collector need not look at it again.
@@ -156,14 +164,17 @@ def _pools(model: ModelConfig) -> Pools | None:
     )
 
 
-def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSettings:
-    """What the scheduler needs of the engine's settings and the model."""
+def scheduler_settings(
+    config: EngineConfig, model: ModelConfig, draft: ModelConfig | None = None
+) -> SchedulerSettings:
+    """What the scheduler needs of the engine's settings, the model and its draft model."""
     return SchedulerSettings(
         **scheduling_values(config),
         num_pages=config.kv_tokens // config.page_size,
         page_size=config.page_size,
         context_length=config.context_length,
         vocab_size=model.vocab_size,
+        num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.prefix_cache,
@@ -176,6 +187,8 @@ def scheduler_settings(config: EngineConfig, model: ModelConfig) -> SchedulerSet
         ),
         pooling=_pooling_limits(model),
         windows=_windows(config, model),
+        states=_states(config, model),
+        draft=_draft(draft),
         seed=config.seed,
     )
 
@@ -187,6 +200,31 @@ def _windows(config: EngineConfig, model: ModelConfig) -> WindowSettings | None:
         return None
     widest = max(model.window(layer) for layer in range(model.num_layers))
     return WindowSettings(window=widest, num_pages=num_tokens // config.page_size)
+
+
+def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
+    """What the scheduler needs of layers that keep a state, where there are some."""
+    if not model.state_bytes:
+        return None
+    return StateSettings(num_slots=config.max_mamba_cache_size)
+
+
+def _draft_runner(config: EngineConfig, *, context_length: int) -> DraftSpec | None:
+    """What the runner needs of the draft model of settings that are resolved. Raises ModelError."""
+    if not config.draft_model:
+        return None
+    folder = Path(config.draft_model)
+    model = choose_model(draft_settings(config), folder, here=True)
+    engine = runs_as(config, model)
+    kept = replace(kept_as(engine, model), context_length=context_length)
+    return DraftSpec(engine, kept, folder)
+
+
+def _draft(draft: ModelConfig | None) -> DraftSettings | None:
+    """What the scheduler needs of a draft model, where there is one."""
+    if draft is None:
+        return None
+    return DraftSettings(vocab_size=draft.vocab_size, context_length=draft.max_position)
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
@@ -243,7 +281,7 @@ def _grammars(
 
 def _engine(
     config: EngineConfig,
-    model: ModelConfig,
+    settings: SchedulerSettings,
     runner: TorchRunner,
     profiler: RunnerProfiler,
     journal: JournalWriter | None,
@@ -257,7 +295,7 @@ def _engine(
             RecordedEngine, sink=journal, max_bytes=config.journal_max_mb * 1_000_000
         )
     return make_engine(
-        scheduler_settings(config, model),
+        settings,
         runner,
         clock=time.monotonic,
         overlap=bool(config.overlap),

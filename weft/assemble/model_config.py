@@ -28,7 +28,7 @@ from weft.models.transformers_backend.wire import from_wire
 DESCRIBE = "weft.models.transformers_backend.describe"
 DESCRIBE_S = 300.0  # longer, it hangs: a model of many layers takes some seconds
 # What the code of transformers costs, measured (docs/guides/transformers.md).
-COST = "about 1.3 (prompts) to 1.8 times (one request) slower than weft's own code would be"
+COST = "as fast as weft's own where our CPU kernels know all that it does, else up to twice as slow"
 
 
 def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> ModelConfig:

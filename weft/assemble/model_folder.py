@@ -30,7 +30,7 @@ from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.options import SettingsError
 from weft.executor.weights.fetch import DESCRIPTIONS, local_folder, local_path
 from weft.executor.weights.gguf import files
-from weft.executor.weights.gguf.names import ROPE_FACTORS
+from weft.executor.weights.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from weft.executor.weights.gguf.reader import GgufFile
 from weft.executor.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
 from weft.observe.log import EventLog
@@ -144,7 +144,8 @@ def _description(
         for part in others:
             with GgufFile(part) as other:
                 tensors |= other.header.tensors
-        model = GgufModel(str(path), metadata, tensors, _rope_factors(file))
+        factors = [_factors(file, name) for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)]
+        model = GgufModel(str(path), metadata, tensors, *factors)
         config = hf_config(model)
         # Whether a model of these sizes can be: before anything is written down.
         ModelConfig.from_hf(config, path.name)
@@ -180,18 +181,18 @@ def _tokenizer(
     yield from found.items()
 
 
-def _rope_factors(file: GgufFile) -> list[float]:
+def _factors(file: GgufFile, name: str) -> list[float]:
     """What divides the frequencies of rotation; nothing if the file has no such tensor."""
-    entry = file.header.tensors.get(ROPE_FACTORS)
+    entry = file.header.tensors.get(name)
     if entry is None:
         return []
     if entry.dtype != "F32" or entry.num_bytes > 4 * MAX_ROPE_FACTORS:
-        raise BadCheckpoint(f"{file.label}: {ROPE_FACTORS} is {entry.dtype} {list(entry.shape)}")
+        raise BadCheckpoint(f"{file.label}: {name} is {entry.dtype} {list(entry.shape)}")
     data = bytearray(entry.num_bytes)
     file.read_into(entry.start, memoryview(data))
     values = np.frombuffer(data, dtype="<f4")
     if not (np.isfinite(values) & (values > 0)).all():
-        raise BadCheckpoint(f"{file.label}: {ROPE_FACTORS} has values that are no factors")
+        raise BadCheckpoint(f"{file.label}: {name} has values that are no factors")
     return [float(value) for value in values]
 
 

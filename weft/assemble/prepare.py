@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from weft.assemble.checkpoint import check_files
+from weft.assemble.draft_model import DraftModel, find_draft_model
 from weft.assemble.model_config import COST, choose_model
 from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
@@ -22,6 +23,7 @@ from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel, own_code
 from weft.config.quantized import check_method
 from weft.config.resolve import Sizing, kept_as, resolve
+from weft.config.speculative_config import with_speculative_config
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog
 from weft.ops.cpp.build import CannotBuild, find_or_build
@@ -41,11 +43,13 @@ class Prepared(NamedTuple):
     config: EngineConfig  # with no "auto" left
     sizing: Sizing
     sampling: SamplingParams  # of requests without sampling parameters of their own
+    draft: DraftModel | None = None  # None: no model guesses for it
 
 
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     """Find the model, check its files, and fit it to the machine. Raises SettingsError or
     ModelError."""
+    config = with_speculative_config(config)
     folder = model_folder(config)
     has_weights = config.load_format != "dummy"
     check_files(folder, weights=has_weights)
@@ -66,13 +70,16 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     machine = machine or probe()
     if model.stored.has_codes and not has_kernels(config):
         machine = replace(machine, has_kernels=False)
-    resolved = resolve(config, model, machine)
+    draft = find_draft_model(config, folder)
+    if draft is not None:
+        config = replace(config, draft_model=str(draft.folder))
+    resolved = resolve(config, model, machine, None if draft is None else draft.model)
     if machine.has_gpu_fault and config.device == "auto":
         log.warning(f"the CPU computes: {machine.no_gpu_reason}")
     pooling = kept_as(resolved.config, model).pooling
     model = replace(model, dtype=resolved.config.dtype, pooling=pooling)
     sampling = _sampling(config.generation_config, folder, model)
-    return Prepared(folder, model, resolved.config, resolved.sizing, sampling)
+    return Prepared(folder, model, resolved.config, resolved.sizing, sampling, draft)
 
 
 def has_kernels(config: EngineConfig) -> bool:

@@ -22,7 +22,7 @@ from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.engine.engine import Engine
 from weft.grammar.backends import make_compiler
-from weft.grammar.masks import Words
+from weft.grammar.masks import LazyBitmaskRow, Words
 from weft.grammar.pool import GrammarPool
 from weft.grammar.protocol import (
     Advance,
@@ -98,6 +98,14 @@ class TimedGrammars:
         moves = self._grammars.advance(constraints, tokens, room)
         self.seconds += time.perf_counter() - began
         return moves
+
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
+        began = time.perf_counter()
+        masks = self._grammars.follow(constraint, tokens, jumps=jumps)
+        self.seconds += time.perf_counter() - began
+        return masks
 
 
 class TimedCompiler:

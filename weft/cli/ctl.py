@@ -191,6 +191,8 @@ ABORT_ALL = Argument(
     "--abort-all", "end open requests instead of computing them anew", None, "abort_all_requests"
 )
 TAGS = Argument("tags", "weights, kv_cache; all if none is given", many=True, optional=True)
+ADAPTER = Argument("lora_name", "the name that requests have for it")
+PINNED = Argument("--pinned", "it keeps a slot, and is never unloaded for another one", None)
 PREFIX = Argument("--prefix", "of the trace's name", field="profile_prefix")
 
 COMMANDS = (
@@ -305,6 +307,14 @@ COMMANDS = (
         ),
     ),
     CtlCommand("sessions close", "POST", "/close_session", "close it", (SESSION,)),
+    CtlCommand(
+        "adapters load",
+        "POST",
+        "/load_lora_adapter",
+        "load an adapter (LoRA)",
+        (ADAPTER, Argument("lora_path", "its folder"), PINNED),
+    ),
+    CtlCommand("adapters unload", "POST", "/unload_lora_adapter", "unload it", (ADAPTER,)),
     CtlCommand(
         "weights update",
         "POST",

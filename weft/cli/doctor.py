@@ -18,11 +18,13 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
 from weft.config.decoder import MlpSpec
+from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
 from weft.config.machine import Machine, probe
@@ -30,8 +32,9 @@ from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
 from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
-from weft.config.resolve import resolve, size
+from weft.config.resolve import parameters, resolve, size
 from weft.config.server import ServerConfig
+from weft.config.speculative_config import with_speculative_config
 
 ABOUT = (
     "Check this machine, this installation, and a model (the default one if none is named), "
@@ -266,6 +269,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     from weft.assemble.model_folder import model_folder
     from weft.assemble.prepare import load_tokenizer
 
+    config = with_speculative_config(config)
     try:
         folder = model_folder(config)
         model = choose_model(config, folder)
@@ -290,7 +294,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     is_plain = all(isinstance(layer.mlp, MlpSpec) for layer in model.decoder.layers)
     if not model.is_encoder and is_plain and not model.library_config:
         yield "layers", lambda: _layers(config, model, machine)
-    yield "fit", lambda: _fit(config, model, machine)
+    yield "fit", lambda: _fit(config, folder, model, machine)
 
 
 def _raise(exc: Exception) -> str:
@@ -372,7 +376,8 @@ def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
 
 def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     """What the mechanisms of the model cost besides its products."""
-    on_gpu = resolve(config, model, machine).config.device == "cuda"
+    alone = replace(config, draft_model="", speculative=OFF)
+    on_gpu = resolve(alone, model, machine).config.device == "cuda"
     passes = own_passes(model.decoder, model.num_layers)
     if not passes.total:
         return "norms and sums are parts of products, as in Llama"
@@ -389,8 +394,11 @@ def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     )
 
 
-def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
-    resolved = resolve(config, model, machine)
+def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machine) -> str:
+    from weft.assemble.draft_model import find_draft_model
+
+    draft = find_draft_model(config, folder)
+    resolved = resolve(config, model, machine, None if draft is None else draft.model)
     chosen = resolved.config
     types = chosen.dtype
     if chosen.quantize == STORED:
@@ -399,6 +407,8 @@ def _fit(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
         types += f", weights in {chosen.quantize}"
     running = f"at most {chosen.max_running_requests} requests together"
     text = f"on {chosen.device} in {types}: KV cache {resolved.sizing}; {running}"
+    if draft is not None:
+        text += f"; {draft.model.name} ({parameters(draft.model)}) guesses, in the same slots"
     if chosen.device == "cuda":
         text += f"; {_on_gpu(chosen)}"
     if resolved.sizing.note:

@@ -105,6 +105,9 @@ def describe_step(run: Replay) -> Iterator[str]:
         yield "no step was launched"
         return
     mode = plan.mode.name.lower()
+    if plan.layers is not None:
+        span = plan.layers
+        mode += f" (layers {span.first} to {span.last} of {span.num_layers})"
     yield f"step {plan.step}: {mode}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
     rows = zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True)
     for row, start, length in rows:
@@ -154,6 +157,7 @@ def describe_request(one: Explanation) -> Iterator[str]:
             f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were "
             f"computed again, {one.refound_tokens:,} were still cached"
         )
+    yield f"  drafts: {one.drafts}"
     for entry in one.timeline:
         yield f"  {entry}"
 

@@ -35,7 +35,7 @@ from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
 from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import CostModel
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.settings import SchedulerSettings, StateSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
 from weft.sim.cost import PRESETS, read_cost
@@ -70,6 +70,7 @@ FIXED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
     "policy": "order of waiting requests: " + ", ".join(policies.names()),
+    "state_slots": "states that are kept of layers with a state; 0: the model has none",
 }
 
 
@@ -123,7 +124,8 @@ class SimOptions:
 
 
 def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
-    """The scheduler's settings as options: all that are plain values, those of tomorrow too."""
+    """The scheduler's settings as options: all that are plain values, those of tomorrow too; and
+    the slots for states."""
     known: dict[str, str] = {}
     for each in options_of(EngineConfig):
         known[SHORT_NAMES.get(each.name, each.name)] = each.help
@@ -146,6 +148,9 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
         text = known.get(name, name.replace("_", " "))
         column = option(default, text, group="engine", everyday=name in shown)
         columns.append((name, type(default), column))
+    num_slots = defaults.get("state_slots", 0)
+    slots = option(num_slots, HELP["state_slots"], group="engine", low=0)
+    columns.append(("state_slots", int, slots))
     return make_dataclass("EngineOptions", columns, frozen=True, kw_only=True)
 
 
@@ -237,8 +242,10 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
     named = dict(values)
     for name, short in SHORT_NAMES.items():
         named[name] = named.pop(short)
+    num_slots = named.pop("state_slots")
+    states = StateSettings(num_slots=num_slots) if num_slots else None
     try:
-        return SchedulerSettings(**named)
+        return SchedulerSettings(states=states, **named)
     except ValueError as exc:
         raise SettingsError(str(exc)) from exc
 
@@ -302,6 +309,8 @@ def _plain(settings: SchedulerSettings) -> dict[str, Value]:
     for item in fields(settings):
         values[SHORT_NAMES.get(item.name, item.name)] = getattr(settings, item.name)
     values["max_queued_requests"] = DEFAULTS["max_queued_requests"]
+    if settings.states is not None:
+        values["state_slots"] = settings.states.num_slots
     return values
 
 

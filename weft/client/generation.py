@@ -35,6 +35,9 @@ class CompletionEnd(NamedTuple):
     e2e_s: float
     weight_version: str = FIRST_VERSION  # of the weights that computed its last token
     retry_after_s: int = 0  # when there may be room again; 0: unknown
+    # Of the client's prediction: drafts that came out the same, and others.
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     @property
     def failed(self) -> bool:
@@ -199,6 +202,8 @@ class Completion:
             e2e_s=time.perf_counter() - self.spec.started_s,
             weight_version=weight_version,
             retry_after_s=finish.retry_after_s,
+            accepted_prediction_tokens=finish.accepted_prediction_tokens,
+            rejected_prediction_tokens=finish.rejected_prediction_tokens,
         )
         self.generation.num_open -= 1
         return self.end

@@ -53,11 +53,13 @@ class Prompt:
     user: str = ""
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""  # uid of the adapter that it is for; nothing: none
     timeout_ms: int = 0  # the engine ends it after this time; 0: never
     session: SessionParams | None = None  # the prompt goes behind the history of this session
     # float32 [len(ids), hidden size], packed: input embeddings; the ids then mean nothing
     vectors: bytes = b""
     pooling: PoolingParams | None = None  # the request wants this instead of tokens
+    prediction: Sequence[int] = ()  # token ids that the output is expected to resemble
     stream_interval: int = 1  # tokens of a completion in one delta, except the first
 
 
@@ -97,6 +99,8 @@ def make_requests(
         vectors=prompt.vectors,
         shares_kv=not prompt.vectors,
         pooling=prompt.pooling,
+        prediction=_pack_prediction(prompt, engine),
+        adapter=prompt.adapter,
     )
     requests = [first]
     for index in range(1, params.n):
@@ -201,6 +205,13 @@ def _pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
     if not is_right:
         check_token_ids("prompt", ids, vocab_size)  # names the first that is wrong
     return wide.astype(np.int32).tobytes()
+
+
+def _pack_prediction(prompt: Prompt, engine: EngineReady) -> bytes:
+    """int32, packed. What cannot become output, for it is too long, is left out."""
+    if not prompt.prediction:
+        return b""
+    return _pack_ids(prompt.prediction[: engine.context_length], engine.vocab_size)
 
 
 # ---- what this engine can do

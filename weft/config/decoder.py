@@ -1,6 +1,7 @@
 """What a decoder is made of, said in mechanisms and not in names of families.
 
-    DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig
+    DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig, or ShortConvSpec, GatedDeltaSpec, or
+                             │  MambaSpec
                              └─ MlpSpec, or MoeSpec ─ RouterSpec
 
 `config/families/` reads these from a `config.json`; `models/decoder.py` computes them. Sizes that
@@ -9,9 +10,10 @@ all layers share are in `ModelConfig`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,139 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConvSpec:
+    """out(c · conv(b · x)), where b, c and x are projections of the input, and conv sees the last
+    `taps` tokens of each channel. It keeps those before the last token."""
+
+    channels: int
+    taps: int
+    bias: bool = False  # of the projections and of the convolution
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the tensors of float32 that a request keeps."""
+        return (conv_state_shape(self.channels, self.taps),)
+
+    @property
+    def state_floats(self) -> int:
+        return num_floats(self.state_shapes)
+
+    @property
+    def in_size(self) -> int:
+        """Numbers that its projections make of a token."""
+        return 3 * self.channels
+
+    @property
+    def out_size(self) -> int:
+        """Numbers that its output projection reads."""
+        return self.channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaSpec:
+    """Linear attention by the gated delta rule: queries, keys and values behind a convolution over
+    the last `taps` tokens; a matrix for each value head in place of a cache; a norm with a gate of
+    each head's output. Source: arXiv:2412.06464."""
+
+    key_heads: int
+    value_heads: int  # a multiple of key_heads
+    key_dim: int
+    value_dim: int
+    taps: int
+    # Value head h has key head h % key_heads; else the value heads of a key head stand together.
+    is_tiled: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: all queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.out_size
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the convolution, and the matrices."""
+        matrices = (
+            self.value_heads,
+            self.value_dim // STATE_LANES,
+            self.key_dim,
+            STATE_LANES,
+        )
+        return (conv_state_shape(self.channels, self.taps), matrices)
+
+    @property
+    def state_floats(self) -> int:
+        return num_floats(self.state_shapes)
+
+    @property
+    def in_size(self) -> int:
+        """Numbers that its projections make of a token: with gates, and two rates of each head."""
+        return self.channels + self.out_size + 2 * self.value_heads
+
+    @property
+    def out_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaSpec:
+    """Mamba 2: values, and what writes and reads a matrix for each head, behind a convolution over
+    the last `taps` tokens; a norm of the gated output. Source: arXiv:2405.21060."""
+
+    heads: int  # a multiple of groups
+    groups: int  # heads side by side that are written and read alike
+    head_dim: int
+    state_dim: int
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False  # of the projections
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: all values, and what writes and reads."""
+        return self.out_size + 2 * self.groups * self.state_dim
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the convolution, and the matrices."""
+        matrices = (
+            self.heads,
+            self.head_dim // STATE_LANES,
+            self.state_dim,
+            STATE_LANES,
+        )
+        return (conv_state_shape(self.channels, self.taps), matrices)
+
+    @property
+    def state_floats(self) -> int:
+        return num_floats(self.state_shapes)
+
+    @property
+    def in_size(self) -> int:
+        """Numbers that its projection makes of a token: with gates, and a step of each head."""
+        return self.out_size + self.channels + self.heads
+
+    @property
+    def out_size(self) -> int:
+        return self.heads * self.head_dim
+
+
+# Channels, keys and values of a state that stand side by side in memory, as kernels read them.
+STATE_LANES = 16
+
+
+def conv_state_shape(channels: int, taps: int) -> tuple[int, ...]:
+    return channels // STATE_LANES, taps - 1, STATE_LANES
+
+
+def num_floats(shapes: tuple[tuple[int, ...], ...]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+StateSpec: TypeAlias = ShortConvSpec | GatedDeltaSpec | MambaSpec
+
+
+@dataclass(frozen=True, kw_only=True)
 class MlpSpec:
+    size: int = 0  # of the inner vector; 0: `ModelConfig.intermediate_size`
     activation: str = "silu"  # one of ops.elementwise.ACTIVATIONS
     is_gated: bool = True  # down(activation(gate) * up); else down(activation(up))
     bias: bool = False
@@ -129,7 +263,9 @@ class MoeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    attention: AttentionSpec = AttentionSpec()
+    attention: AttentionSpec = AttentionSpec()  # has no meaning where there is a state
+    # In place of attention: keeps a state of fixed size for each request, no K and V.
+    state: StateSpec | None = None
     mlp: MlpSpec | MoeSpec = MlpSpec()
     norms: NormPlace = NormPlace.PRE
     residual_scale: float = 1.0  # of what attention and the feed-forward part add
@@ -156,6 +292,23 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateNames:
+    """What checkpoints call the tensors of a mixer that keeps a state, below its own name."""
+
+    mixer: str = "linear_attn"
+    # Of queries with keys and values, and of gates; or one name: their rows stand by key heads.
+    inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
+    rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # or one name, in the same way
+    conv: str = "conv1d"
+    out: str = "out_proj"
+    norm: str = "norm"
+    decay_log: str = "A_log"
+    decay_is_whole: bool = False  # the tensor is -exp(decay_log)
+    decay_bias: str = "dt_bias"
+    skip: str = "D"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorNames:
     """What checkpoints call the tensors. Those of a layer stand below `layers` and its number;
     several parts under one name are one tensor, one part below the other."""
@@ -179,6 +332,7 @@ class TensorNames:
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
     experts: ExpertNames = ExpertNames()
+    state: StateNames = StateNames()
 
 
 @dataclass(frozen=True, kw_only=True)

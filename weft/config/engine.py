@@ -37,6 +37,23 @@ class ModelOptions:
         group="model",
         elsewhere=("tokenizer_path",),
     )
+    draft_model: str = option(
+        "",
+        "a smaller model with the same tokenizer, named as --model, which guesses what comes next "
+        "(--speculative draft, and auto); on a CPU",
+        group="model",
+        elsewhere=(
+            *("model_draft", "md", "spec_draft_model", "speculative_draft_model"),
+            *("speculative_draft_model_path", "speculative_model"),
+        ),
+    )
+    speculative_config: str = option(
+        "",
+        "--speculative, --draft-model, --max-draft, --ngram-max and --ngram-min as vLLM writes "
+        "them, in JSON: method (ngram or draft_model), model, num_speculative_tokens, "
+        "prompt_lookup_max, prompt_lookup_min",
+        group="model",
+    )
     dtype: str = option(
         "auto",
         "type of weights and computation; auto takes the model's",
@@ -131,7 +148,16 @@ class ModelOptions:
         "who computes on a CPU: auto takes our kernels for the best instruction set where they "
         "can be had, else torch",
         group="device",
-        choices=("auto", "torch", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
+        choices=(
+            "auto",
+            "torch",
+            "avx512_bf16",
+            "avx512_bf16_kv",
+            "avx512_vnni",
+            "avx512",
+            "avx2",
+            "portable",
+        ),
     )
     attention_backend: str = option(
         "auto",
@@ -209,6 +235,19 @@ class ModelOptions:
         "keep all tokens in layers with sliding windows, too, in one pool with all others",
         group="memory",
         elsewhere=("disable_hybrid_kv_cache_manager",),
+    )
+    max_mamba_cache_size: int = option(
+        0,
+        "states that are kept at once, of requests and in the prefix cache, by models with layers "
+        "that keep a state (LFM2, Qwen3.5, ...); 0 takes what --mamba-full-memory-ratio says",
+        group="memory",
+        low=0,
+    )
+    mamba_full_memory_ratio: float = option(
+        0.0,
+        "memory for states, as a part of that for KV; 0 takes 0.5, and less where states are small",
+        group="memory",
+        low=0.0,
     )
     prefix_cache: bool = option(
         True,
@@ -297,6 +336,35 @@ class EngineConfig(SchedulingOptions, ModelOptions):
         True,
         "tokens about which a grammar leaves no choice are computed in one step, unsampled",
         group="grammar",
+    )
+
+    # adapters
+    enable_lora: bool = option(
+        False,
+        "let adapters (LoRA) be loaded, which requests may name; on with --lora-paths",
+        group="adapters",
+        everyday=True,
+    )
+    lora_paths: str = option(
+        "",
+        "adapters to load before the server is ready: NAME=FOLDER, or JSON with lora_name, "
+        "lora_path and pinned; several with commas or as several words",
+        group="adapters",
+        everyday=True,
+        several=True,
+        elsewhere=("lora_modules", "lora"),
+    )
+    max_lora_rank: int = option(
+        64,
+        "largest rank that an adapter may have; memory is laid out for it",
+        group="adapters",
+        low=1,
+        high=512,
+    )
+    lora_target_modules: str = option(
+        "all",
+        "modules that adapters may change, q_proj,v_proj; all: those that the model has",
+        group="adapters",
     )
 
     # logit processors

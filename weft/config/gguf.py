@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from weft.config.gguf_architectures import ARCHITECTURES
+from weft.config.families.family import FULL
+from weft.config.gguf_architectures import ARCHITECTURES, StateLayers
+from weft.config.gguf_readers import expert_size
 from weft.config.model import BadCheckpoint, UnsupportedModel
 
 T = TypeVar("T")
@@ -28,6 +30,10 @@ CHANGES_NOTHING: dict[str, tuple[float, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "use_parallel_residual": (0,),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "router_logit_softcapping": (0,),
+    "swin_norm": (0,),
 }
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 SAMPLING = {
@@ -75,6 +81,8 @@ class GgufModel(NamedTuple):
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]  # under the names in the file
     rope_factors: Sequence[float] = ()  # of `rope_freqs.weight`
+    short_factors: Sequence[float] = ()  # of `rope_factors_short.weight`
+    long_factors: Sequence[float] = ()  # of `rope_factors_long.weight`
 
 
 def hf_config(model: GgufModel) -> dict[str, Any]:
@@ -102,8 +110,8 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
     found: dict[str, Any] = {
         "architectures": [architecture.name],
         "hidden_size": hidden_size,
-        "intermediate_size": keys.number("feed_forward_length", int),
-        "num_hidden_layers": keys.number("block_count", int),
+        "intermediate_size": keys.number("feed_forward_length", int, keys.expert_size),
+        "num_hidden_layers": keys.num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.number("attention.head_count_kv", int, num_heads),
         "head_dim": head_dim,
@@ -111,7 +119,7 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
         architecture.norm_eps[1]: keys.number(architecture.norm_eps[0], float),
         "rope_parameters": _rope(keys),
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "attention_bias": _has_any(model, "blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
         "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
         "dtype": _dtype(model.tensors),
     }
@@ -122,8 +130,13 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
     }
     if architecture.is_partial:
         found["partial_rotary_factor"] = rotated / head_dim
+    if architecture.has_qk_norm:
+        found["use_qk_norm"] = "blk.0.attn_q_norm.weight" in model.tensors
+    if architecture.states is not None:
+        found["layer_types"] = keys.layer_types(architecture.states)
     found |= architecture.more(keys, found)
-    found["vocab_size"] = _vocab_size(model, found, architecture.has_gate)
+    found["vocab_size"] = _vocab_size(model, found)
+    _check_layers(keys, found)
     bos = _token_id(model, "bos_token_id")
     if bos is not None:
         found["bos_token_id"] = bos
@@ -169,6 +182,8 @@ class _Keys:
             return default
         if hasattr(value, "tolist"):
             each = set(value.tolist())
+            if self.architecture.states is not None:
+                each.discard(0)  # layers that keep a state have no heads
             if len(each) != 1:
                 raise UnsupportedModel(
                     f"{self._model.name}: {self.full(key)} differs between layers, "
@@ -200,9 +215,61 @@ class _Keys:
                     "which is not supported"
                 )
 
+    def flags(self, key: str) -> list[bool]:
+        values = self._model.metadata.get(self.full(key))
+        if values is None or not hasattr(values, "tolist"):
+            return []
+        each = [bool(value) for value in values.tolist()]
+        if len(each) < self.num_layers:
+            raise BadCheckpoint(
+                f"{self._model.name}: {self.full(key)} has {len(each)} layers of {self.num_layers}"
+            )
+        return each[: self.num_layers]
+
+    def has(self, tensor: str) -> bool:
+        layers = range(self._listed_layers())
+        return any(f"blk.{layer}.{tensor}" in self._model.tensors for layer in layers)
+
+    def layer_types(self, states: StateLayers) -> list[str]:
+        """The kind of each layer, by its tensors."""
+        kinds = []
+        for layer in range(self._listed_layers()):
+            has_state = f"blk.{layer}.{states.tensor}" in self._model.tensors
+            kinds.append(states.kind if has_state else FULL)
+        return kinds
+
+    def _listed_layers(self) -> int:
+        """The number of layers, each of which has a tensor at least. Raises BadCheckpoint."""
+        if self.num_layers > len(self._model.tensors):
+            raise BadCheckpoint(
+                f"{self._model.name}: {self.full('block_count')} is {self.num_layers:,}, but it "
+                f"has {len(self._model.tensors):,} tensors"
+            )
+        return self.num_layers
+
+    @property
+    def expert_size(self) -> int | None:
+        """That of the inner vector of an expert, if the file says it."""
+        if self._model.metadata.get(self.full("expert_feed_forward_length")) is None:
+            return None
+        return self.number("expert_feed_forward_length", int)
+
+    def short_and_long_factors(self) -> tuple[Sequence[float], Sequence[float]]:
+        return self._model.short_factors, self._model.long_factors
+
+    @property
+    def num_layers(self) -> int:
+        """Without those behind them that guess tokens ahead."""
+        num_ahead = self.number("nextn_predict_layers", int, 0)
+        return self.number("block_count", int) - num_ahead
+
     @property
     def rope_factors(self) -> Sequence[float]:
         return self._model.rope_factors
+
+    @property
+    def model(self) -> GgufModel:
+        return self._model
 
     @property
     def label(self) -> str:
@@ -227,6 +294,9 @@ def _rope(keys: _Keys) -> dict[str, Any]:
             "supported are none, linear and yarn"
         )
     found |= {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        found["beta_fast"] = keys.number("rope.scaling.yarn_beta_fast", float, 32.0)
+        found["beta_slow"] = keys.number("rope.scaling.yarn_beta_slow", float, 1.0)
     original = keys.number("rope.scaling.original_context_length", int, 0)
     if original:
         found["original_max_position_embeddings"] = original
@@ -266,30 +336,91 @@ def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     return {"num_coded": num_coded, "coded_bytes": int(num_bits / 8)}
 
 
-def _vocab_size(model: GgufModel, config: Mapping[str, Any], has_gate: bool) -> int:
-    """The rows of the token embedding. Raises BadCheckpoint for sizes in the metadata that its
-    tensors do not have: nothing is to be made in a size that the file only claims."""
-    embedding = _shape(model, "token_embd.weight")
+def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:
+    """The rows of the token embedding."""
+    num_rows = _shape(model, "token_embd.weight")[0]
+    _require_shape(model, "token_embd.weight", (num_rows, config["hidden_size"]))
+    return num_rows
+
+
+def _check_layers(keys: _Keys, config: Mapping[str, Any]) -> None:
+    """Raise BadCheckpoint for sizes in the metadata that the tensors of the first and the last
+    layer do not have: nothing is to be made in a size that the file only claims."""
+    model = keys.model
     hidden_size = config["hidden_size"]
     q_size = config["num_attention_heads"] * config["head_dim"]
     kv_size = config["num_key_value_heads"] * config["head_dim"]
-    expected = {
-        "token_embd.weight": (embedding[0], hidden_size),
-        "blk.0.attn_q.weight": (q_size, hidden_size),
-        "blk.0.attn_k.weight": (kv_size, hidden_size),
-    }
-    inner_parts = ("ffn_gate", "ffn_up") if has_gate else ("ffn_up",)
-    for part in inner_parts:
-        expected[f"blk.0.{part}.weight"] = (config["intermediate_size"], hidden_size)
-    for name, shape in expected.items():
-        if _shape(model, name) != shape:
-            raise BadCheckpoint(
-                f"{model.name}: {name} is {list(_shape(model, name))}; "
-                f"its metadata says {list(shape)}"
-            )
-    num_layers = config["num_hidden_layers"]
-    _shape(model, f"blk.{num_layers - 1}.attn_q.weight")
-    return embedding[0]
+    last = config["num_hidden_layers"] - 1
+    states = keys.architecture.states
+    kinds = config.get("layer_types", [])
+    if states is not None and states.attention_has_gate:
+        q_size *= 2
+    # The first and the last one, and the first of each kind.
+    for layer in {0, max(last, 0), *(kinds.index(kind) for kind in set(kinds))}:
+        block = f"blk.{layer}"
+        if states is not None and kinds[layer] == states.kind:
+            _check_state_layer(model, config, block)
+        elif f"{block}.attn_qkv.weight" in model.tensors:
+            size = q_size + 2 * kv_size
+            _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
+        else:
+            _require_shape(model, f"{block}.attn_q.weight", (q_size, hidden_size))
+            _require_shape(model, f"{block}.attn_k.weight", (kv_size, hidden_size))
+        is_last_of_many = layer == last and keys.number("expert_count", int, 0) > 0
+        if is_last_of_many or _has_any(model, f"{block}.ffn_gate_inp.weight"):
+            _check_experts(keys, config, block)
+        else:
+            _check_feed_forward(keys, config, block)
+
+
+def _check_state_layer(model: GgufModel, config: Mapping[str, Any], block: str) -> None:
+    hidden_size = config["hidden_size"]
+    if "linear_num_key_heads" not in config:
+        _require_shape(model, f"{block}.shortconv.in_proj.weight", (3 * hidden_size, hidden_size))
+        return
+    num_keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    num_values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    if _has_any(model, f"{block}.ssm_in.weight"):
+        size = num_keys + 2 * num_values
+        _require_shape(model, f"{block}.ssm_in.weight", (size, hidden_size))
+    else:
+        size = num_keys + num_values
+        _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
+
+
+def _check_feed_forward(keys: _Keys, config: Mapping[str, Any], block: str) -> None:
+    inner = config["intermediate_size"]
+    parts = ["ffn_gate", "ffn_up"]
+    if keys.architecture.has_gate_in_up:
+        inner *= 2
+    if keys.architecture.has_gate_in_up or not keys.architecture.has_gate:
+        parts = ["ffn_up"]
+    for part in parts:
+        shape = (inner, config["hidden_size"])
+        _require_shape(keys.model, f"{block}.{part}.weight", shape)
+
+
+def _check_experts(keys: _Keys, config: Mapping[str, Any], block: str) -> None:
+    num_experts = keys.number("expert_count", int)
+    shape = (expert_size(keys, config), config["hidden_size"])
+    _require_shape(keys.model, f"{block}.ffn_gate_inp.weight", (num_experts, shape[1]))
+    # Old files have a tensor for each expert.
+    if _has_any(keys.model, f"{block}.ffn_up.0.weight"):
+        _require_shape(keys.model, f"{block}.ffn_up.0.weight", shape)
+    else:
+        _require_shape(keys.model, f"{block}.ffn_up_exps.weight", (num_experts, *shape))
+
+
+def _has_any(model: GgufModel, *names: str) -> bool:
+    return any(name in model.tensors for name in names)
+
+
+def _require_shape(model: GgufModel, name: str, expected: tuple[int, ...]) -> None:
+    shape = _shape(model, name)
+    if shape != expected:
+        raise BadCheckpoint(
+            f"{model.name}: {name} is {list(shape)}; its metadata says {list(expected)}"
+        )
 
 
 def _shape(model: GgufModel, name: str) -> tuple[int, ...]:

@@ -7,136 +7,44 @@ pairs side by side, but transformers' order is halves, they are put into halves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
 
-T = TypeVar("T")
-Found = Mapping[str, Any]  # the part of a `config.json` that all architectures have
+from weft.config import gguf_readers as read
+from weft.config.gguf_readers import Reader
 
 RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # of GGUF, of config.json
 
 
-class ArchitectureKeys(Protocol):
-    """The keys of a file's architecture."""
+@dataclass(frozen=True, kw_only=True)
+class StateLayers:
+    """The layers that keep a state in place of K and V: those that have this tensor."""
 
-    def number(self, key: str, kind: type[T], default: T | None = None) -> T: ...
-
-
-def _nothing(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    return {}
+    tensor: str
+    kind: str  # in "layer_types"
+    attention_has_gate: bool = False  # in the other layers, below each head of the queries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     name: str  # of the class in a `config.json`
-    more: Callable[[ArchitectureKeys, Found], dict[str, Any]] = _nothing
+    more: Reader = read.nothing
     reads: tuple[str, ...] = ()  # keys that change what is computed, and that `more` reads
     norm_eps: tuple[str, str] = RMS_EPS
     has_pairs: bool = False
     has_gate: bool = True
     is_partial: bool = False  # a part of each head may rotate
-    # Tensors of a layer that are called otherwise than those of Llama, and what weft calls them.
+    has_gate_in_up: bool = False  # in one tensor, gates before ups
+    splits_qkv: bool = False  # one tensor of queries, keys and values is three for weft
+    has_qk_norm: bool = False  # if the file has its weights, "use_qk_norm" says so
+    # Tensors of a layer that are called otherwise than those of Llama, and what weft calls them;
+    # with "weight" or "bias" behind it, the whole name.
     parts: Mapping[str, str] = field(default_factory=dict)
-
-
-def _whole(key: str, keys: ArchitectureKeys) -> float:
-    """A factor, of which 0 says that there is none."""
-    return keys.number(key, float, 0.0) or 1.0
-
-
-def _llama(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    window = keys.number("attention.sliding_window", int, 0)
-    if not window:
-        return {}
-    return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-
-
-def _gemma(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    # Converters have added 1 to the weights of norms.
-    return {"norm_weights_are_whole": True}
-
-
-def _gemma2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    return {
-        **_gemma(keys, found),
-        "query_pre_attn_scalar": _query_scalar(found, largest=46),
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping", float, 50.0),
-        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 30.0),
-        "sliding_window": keys.number("attention.sliding_window", int, 4_096),
-    }
-
-
-def _gemma3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    rope = dict(found["rope_parameters"])
-    rope["rope_theta"] = keys.number("rope.freq_base", float, 1_000_000.0)
-    near = {
-        "rope_type": "default",
-        "rope_theta": keys.number("rope.freq_base_swa", float, 10_000.0),
-    }
-    return {
-        **_gemma(keys, found),
-        "query_pre_attn_scalar": _query_scalar(found, largest=62),
-        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 0.0),
-        "sliding_window": keys.number("attention.sliding_window", int, 1_024),
-        "sliding_window_pattern": keys.number("attention.sliding_window_pattern", int, 6),
-        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
-    }
-
-
-def _query_scalar(found: Found, largest: int) -> int:
-    """Files do not say it. The largest model of a release (27B), which has so many layers, scales
-    scores by the share of a head in the hidden size; the others by the size of a head."""
-    if found["num_hidden_layers"] == largest:
-        return int(found["hidden_size"] // found["num_attention_heads"])
-    return int(found["head_dim"])
-
-
-def _granite(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    scale = keys.number("attention.scale", float, 0.0)
-    return {
-        "embedding_multiplier": _whole("embedding_scale", keys),
-        "residual_multiplier": _whole("residual_scale", keys),
-        "attention_multiplier": scale or found["head_dim"] ** -0.5,
-        "logits_scaling": _whole("logit_scale", keys),
-    }
-
-
-def _olmo2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    """OLMo 3 has the name of OLMo 2, and windows; layers with a window rotate without scaling."""
-    window = keys.number("attention.sliding_window", int, 0)
-    if not window:
-        return {}
-    rope = found["rope_parameters"]
-    near = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return {
-        "architectures": ["Olmo3ForCausalLM"],
-        "sliding_window": window,
-        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
-    }
-
-
-def _cohere(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    return {"logit_scale": _whole("logit_scale", keys)}
-
-
-def _cohere2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    window = keys.number("attention.sliding_window", int, 4_096)
-    return {**_cohere(keys, found), "sliding_window": window}
-
-
-def _biases(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    return {"use_bias": found["attention_bias"], "use_qkv_bias": found["attention_bias"]}
-
-
-def _starcoder2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    window = keys.number("attention.sliding_window", int, 0)
-    return {**_biases(keys, found), "sliding_window": window}
-
-
-def _stablelm(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    is_parallel = keys.number("use_parallel_residual", bool, False)
-    return {**_biases(keys, found), "use_parallel_residual": is_parallel}
+    outside: Mapping[str, str] = field(default_factory=dict)  # those outside of layers
+    layers: str = "model.layers"
+    rows: tuple[str, ...] = ()  # vectors that are matrices of one row for weft
+    convs: tuple[str, ...] = ()  # matrices [n, m] that are [n, 1, m] for weft
+    states: StateLayers | None = None
 
 
 _FACTORS = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
@@ -145,69 +53,316 @@ _NORMS_BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA_NORMS = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+# Named by its place behind attention; it is before the feed-forward part.
+_MLP_NORM = {"post_attention_norm": "post_attention_layernorm"}
+_EXPERTS = ("expert_count", "expert_group_count", "expert_weights_scale")
+_LAYER_EPS = ("attention.layer_norm_epsilon", "layer_norm_eps")
+_MIXTRAL_NAMES = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+}
+_QWEN_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_QWEN_ROWS = ("ffn_gate_inp_shexp.weight",)
+_DELTA_NAMES = {
+    **_MLP_NORM,
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_DELTA_CONVS = ("ssm_conv1d.weight",)
+_DELTA = StateLayers(tensor="ssm_conv1d.weight", kind="linear_attention", attention_has_gate=True)
+_LFM2_EPS = ("attention.layer_norm_rms_epsilon", "norm_eps")
+_LFM2_NAMES = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_LFM2_OUTSIDE = {"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"}
+_LFM2_CONVS = ("shortconv.conv.weight",)
+_SHORT_CONV = StateLayers(tensor="shortconv.conv.weight", kind="conv")
 ARCHITECTURES = {
     # "llama" is also Mistral, SmolLM, and whatever else computes as Llama does.
-    "llama": Architecture(name="LlamaForCausalLM", more=_llama, has_pairs=True),
+    "llama": Architecture(
+        name="LlamaForCausalLM",
+        more=read.llama,
+        reads=_EXPERTS,
+        has_pairs=True,
+        parts=_MIXTRAL_NAMES,
+    ),
     "qwen2": Architecture(name="Qwen2ForCausalLM"),
     "qwen3": Architecture(name="Qwen3ForCausalLM"),
-    "gemma": Architecture(name="GemmaForCausalLM", more=_gemma),
+    "mistral3": Architecture(
+        name="MistralForCausalLM",
+        more=read.mistral3,
+        reads=_EXPERTS,
+        has_pairs=True,
+        parts=_MIXTRAL_NAMES,
+    ),
+    "internlm2": Architecture(name="LlamaForCausalLM", has_pairs=True),
+    "exaone": Architecture(name="LlamaForCausalLM"),
+    "gemma": Architecture(name="GemmaForCausalLM", more=read.gemma),
     "gemma2": Architecture(
         name="Gemma2ForCausalLM",
-        more=_gemma2,
+        more=read.gemma2,
         reads=("attn_logit_softcapping", "final_logit_softcapping"),
         parts=_GEMMA_NORMS,
     ),
     "gemma3": Architecture(
         name="Gemma3ForCausalLM",
-        more=_gemma3,
+        more=read.gemma3,
         reads=("final_logit_softcapping",),
         parts=_GEMMA_NORMS,
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",
-        more=_granite,
+        more=read.granite,
         reads=_FACTORS,
         has_pairs=True,
     ),
     # The file has the factors that follow from the sizes: those are Granite's.
     "minicpm": Architecture(
         name="GraniteForCausalLM",
-        more=_granite,
+        more=read.granite,
         reads=_FACTORS,
         has_pairs=True,
     ),
     "smollm3": Architecture(name="SmolLM3ForCausalLM", has_pairs=True),
     "arcee": Architecture(name="ArceeForCausalLM", has_pairs=True, has_gate=False),
-    "olmo2": Architecture(name="Olmo2ForCausalLM", more=_olmo2, parts=_NORMS_BEHIND),
-    "seed_oss": Architecture(
-        name="SeedOssForCausalLM",
-        parts={"post_attention_norm": "post_attention_layernorm"},
-    ),
-    "ernie4_5": Architecture(name="Ernie4_5ForCausalLM", more=_biases),
+    "olmo2": Architecture(name="Olmo2ForCausalLM", more=read.olmo2, parts=_NORMS_BEHIND),
+    "seed_oss": Architecture(name="SeedOssForCausalLM", parts=_MLP_NORM),
+    "ernie4_5": Architecture(name="Ernie4_5ForCausalLM", more=read.biases),
     "command-r": Architecture(
         name="CohereForCausalLM",
-        more=_cohere,
+        more=read.cohere,
         reads=("logit_scale",),
-        norm_eps=("attention.layer_norm_epsilon", "layer_norm_eps"),
+        norm_eps=_LAYER_EPS,
     ),
     "cohere2": Architecture(
         name="Cohere2ForCausalLM",
-        more=_cohere2,
+        more=read.cohere2,
         reads=("logit_scale",),
-        norm_eps=("attention.layer_norm_epsilon", "layer_norm_eps"),
+        norm_eps=_LAYER_EPS,
     ),
     "starcoder2": Architecture(
         name="Starcoder2ForCausalLM",
-        more=_starcoder2,
+        more=read.starcoder2,
         norm_eps=("attention.layer_norm_epsilon", "norm_epsilon"),
         has_gate=False,
         parts={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     "stablelm": Architecture(
         name="StableLmForCausalLM",
-        more=_stablelm,
+        more=read.stablelm,
         reads=("use_parallel_residual",),
-        norm_eps=("attention.layer_norm_epsilon", "layer_norm_eps"),
+        norm_eps=_LAYER_EPS,
         is_partial=True,
+    ),
+    "exaone4": Architecture(name="Exaone4ForCausalLM", more=read.exaone4, parts=_NORMS_BEHIND),
+    "olmo": Architecture(
+        name="OlmoForCausalLM",
+        norm_eps=("attention.layer_norm_epsilon", "rms_norm_eps"),
+        has_pairs=True,
+    ),
+    "nemotron": Architecture(
+        name="NemotronForCausalLM",
+        more=read.nemotron,
+        norm_eps=("attention.layer_norm_epsilon", "norm_eps"),
+        has_gate=False,
+        is_partial=True,
+    ),
+    "phi2": Architecture(
+        name="PhiForCausalLM",
+        norm_eps=_LAYER_EPS,
+        has_gate=False,
+        is_partial=True,
+        splits_qkv=True,
+        parts={"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        outside={"output_norm": "model.final_layernorm"},
+    ),
+    "phi3": Architecture(
+        name="Phi3ForCausalLM",
+        more=read.phi3,
+        is_partial=True,
+        has_gate_in_up=True,
+        parts={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    "gptneox": Architecture(
+        name="GPTNeoXForCausalLM",
+        more=read.gpt_neox,
+        reads=("use_parallel_residual",),
+        norm_eps=_LAYER_EPS,
+        has_gate=False,
+        is_partial=True,
+        splits_qkv=True,
+        parts={
+            "attn_q": "attention.query",
+            "attn_k": "attention.key",
+            "attn_v": "attention.value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        outside={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+        },
+        layers="gpt_neox.layers",
+    ),
+    "chatglm": Architecture(
+        name="GlmForCausalLM",
+        is_partial=True,
+        has_gate_in_up=True,
+        splits_qkv=True,
+        parts={"ffn_up": "mlp.gate_up_proj"},
+    ),
+    "glm4": Architecture(
+        name="Glm4ForCausalLM",
+        is_partial=True,
+        has_gate_in_up=True,
+        splits_qkv=True,
+        parts={
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
+    # Experts
+    "qwen2moe": Architecture(
+        name="Qwen2MoeForCausalLM",
+        more=read.qwen2_moe,
+        reads=_EXPERTS,
+        parts=_QWEN_SHARED,
+        rows=_QWEN_ROWS,
+    ),
+    "qwen3moe": Architecture(name="Qwen3MoeForCausalLM", more=read.qwen3_moe, reads=_EXPERTS),
+    "olmoe": Architecture(name="OlmoeForCausalLM", more=read.olmoe, reads=_EXPERTS),
+    "gpt-oss": Architecture(
+        name="GptOssForCausalLM",
+        more=read.gpt_oss,
+        reads=_EXPERTS,
+        parts={
+            **_MLP_NORM,
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+    ),
+    "granitemoe": Architecture(
+        name="GraniteMoeForCausalLM",
+        more=read.granite_moe,
+        reads=(*_FACTORS, *_EXPERTS),
+        has_pairs=True,
+        parts={
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+            "ffn_up_exps": "block_sparse_moe.experts.up_proj",
+            "ffn_down_exps": "block_sparse_moe.experts.down_proj",
+        },
+    ),
+    "glm4moe": Architecture(
+        name="Glm4MoeForCausalLM",
+        more=read.sigmoid_experts,
+        reads=_EXPERTS,
+        is_partial=True,
+        has_qk_norm=True,
+        parts=_MLP_NORM,
+    ),
+    "dots1": Architecture(
+        name="Dots1ForCausalLM",
+        more=read.sigmoid_experts,
+        reads=_EXPERTS,
+    ),
+    "minimax-m2": Architecture(
+        name="MiniMaxM2ForCausalLM",
+        more=read.minimax_m2,
+        reads=_EXPERTS,
+        is_partial=True,
+        parts={
+            **_MIXTRAL_NAMES,
+            "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+        },
+    ),
+    # Layers that keep a state
+    "lfm2": Architecture(
+        name="Lfm2ForCausalLM",
+        more=read.lfm2,
+        norm_eps=_LFM2_EPS,
+        parts=_LFM2_NAMES,
+        outside=_LFM2_OUTSIDE,
+        convs=_LFM2_CONVS,
+        states=_SHORT_CONV,
+    ),
+    "lfm2moe": Architecture(
+        name="Lfm2MoeForCausalLM",
+        more=read.lfm2_moe,
+        reads=_EXPERTS,
+        norm_eps=_LFM2_EPS,
+        parts={
+            **_LFM2_NAMES,
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.w1",
+            "ffn_up_exps": "feed_forward.experts.w3",
+            "ffn_down_exps": "feed_forward.experts.w2",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
+        },
+        outside=_LFM2_OUTSIDE,
+        convs=_LFM2_CONVS,
+        states=_SHORT_CONV,
+    ),
+    "qwen3next": Architecture(
+        name="Qwen3NextForCausalLM",
+        more=read.qwen3_next,
+        reads=_EXPERTS,
+        is_partial=True,
+        parts={**_DELTA_NAMES, **_QWEN_SHARED},
+        rows=_QWEN_ROWS,
+        convs=_DELTA_CONVS,
+        states=_DELTA,
+    ),
+    "qwen35": Architecture(
+        name="Qwen3_5ForCausalLM",
+        more=read.qwen3_5,
+        is_partial=True,
+        parts=_DELTA_NAMES,
+        convs=_DELTA_CONVS,
+        states=_DELTA,
+    ),
+    "qwen35moe": Architecture(
+        name="Qwen3_5MoeForCausalLM",
+        more=read.qwen3_5_moe,
+        reads=_EXPERTS,
+        is_partial=True,
+        parts={**_DELTA_NAMES, **_QWEN_SHARED},
+        rows=_QWEN_ROWS,
+        convs=_DELTA_CONVS,
+        states=_DELTA,
+    ),
+    "ernie4_5-moe": Architecture(
+        name="Ernie4_5_MoeForCausalLM",
+        more=read.ernie_moe,
+        reads=_EXPERTS,
+        parts={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        rows=("exp_probs_b.bias",),
     ),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.config_json import get, number, size, token_ids
-from weft.config.decoder import DecoderSpec, MoeSpec, RopeConfig
+from weft.config.decoder import DecoderSpec, MlpSpec, MoeSpec, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
 from weft.config.model_errors import (
@@ -103,7 +103,23 @@ class ModelConfig:
             if self.kv_dtype == "int8"
             else self.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
         )
-        return 2 * self.num_layers * self.num_kv_heads * head  # int8: with a float32 scale
+        return 2 * self.num_kv_layers * self.num_kv_heads * head  # int8: with a float32 scale
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers with attention: the others keep a state."""
+        return sum(1 for layer in range(self.num_layers) if self.decoder.layer(layer).state is None)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states that layers keep of one sequence instead of K and V, over all layers;
+        0: no layer does. They are float32."""
+        num_floats = 0
+        for layer in range(self.num_layers):
+            state = self.decoder.layer(layer).state
+            if state is not None:
+                num_floats += state.state_floats
+        return 4 * num_floats
 
     @property
     def num_parameters(self) -> int:
@@ -122,12 +138,27 @@ class ModelConfig:
         return any(isinstance(layer.mlp, MoeSpec) for layer in self.decoder.layers)
 
     @property
+    def mixer_size(self) -> int:
+        """Numbers that attention, or what stands in its place, makes of one token, at most."""
+        most = 0
+        for layer in self.decoder.layers:
+            num_heads = 2 * self.num_heads + 2 * self.num_kv_heads
+            if layer.attention.gate:
+                num_heads += self.num_heads
+            size = num_heads * self.head_dim
+            if layer.state is not None:
+                size = layer.state.in_size + layer.state.out_size
+            most = max(most, size)
+        return most
+
+    @property
     def inner_size(self) -> int:
         """Numbers that the feed-forward part of a layer makes of one token, at most."""
         most = 0
         for layer in self.decoder.layers:
-            size = 3 * self.intermediate_size
-            if isinstance(layer.mlp, MoeSpec):
+            if isinstance(layer.mlp, MlpSpec):
+                size = 3 * (layer.mlp.size or self.intermediate_size)
+            else:
                 # What its experts read and write, each with a row of its own.
                 wide = max(self.hidden_size, layer.mlp.size)
                 size = layer.mlp.router.num_chosen * (2 * layer.mlp.size + 2 * wide)
@@ -168,7 +199,7 @@ class ModelConfig:
     def _num_layer_parameters(self) -> int:
         num = 0
         for layer in range(self.num_layers):
-            num += self._num_attention_parameters + self._num_mlp_parameters(layer)
+            num += self._num_mixer_parameters(layer) + self._num_mlp_parameters(layer)
         return num
 
     @property
@@ -181,10 +212,13 @@ class ModelConfig:
                 num -= num_idle * 3 * self.hidden_size * mlp.size
         return num
 
-    @property
-    def _num_attention_parameters(self) -> int:
+    def _num_mixer_parameters(self, layer: int) -> int:
+        """Of attention, or what stands in its place."""
+        spec = self.decoder.layer(layer)
+        if spec.state is not None:
+            return self.hidden_size * (spec.state.in_size + spec.state.out_size)
         num_heads = 2 * self.num_heads + 2 * self.num_kv_heads
-        if self.decoder.layer(0).attention.gate:
+        if spec.attention.gate:
             num_heads += self.num_heads
         return self.hidden_size * self.head_dim * num_heads
 
@@ -197,7 +231,8 @@ class ModelConfig:
         num_matrices = 3
         if self.is_encoder or not mlp.is_gated:
             num_matrices = 2
-        return num_matrices * self.hidden_size * self.intermediate_size
+        inner = mlp.size or self.intermediate_size
+        return num_matrices * self.hidden_size * inner
 
     @property
     def _num_embedding_parameters(self) -> int:
@@ -207,8 +242,10 @@ class ModelConfig:
         return self.vocab_size * self.hidden_size * (2 if has_head else 1)
 
     def window(self, layer: int) -> int:
-        """How many tokens a token sees in this layer, itself included; 0: all."""
-        return self.decoder.layer(layer).attention.window
+        """How many tokens a token sees in this layer, itself included; 0: all, or it has a
+        state."""
+        spec = self.decoder.layer(layer)
+        return 0 if spec.state is not None else spec.attention.window
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
@@ -334,7 +371,8 @@ def _of_the_text(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     whole = {key: outer[key] for key in ("tie_word_embeddings", *TOKEN_KEYS) if key in outer}
     found = {**family.defaults, **outer, **_said(text), **whole}
     for ours, theirs in family.aliases.items():
-        found[ours] = found.get(theirs)
+        if found.get(theirs) is not None:
+            found[ours] = found[theirs]
     return found
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
@@ -60,6 +61,7 @@ def option(
     choices: tuple[str, ...] | str = (),
     low: float | None = None,
     high: float | None = None,
+    several: bool = False,
     elsewhere: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that users can set; its type is that of `default`, and a switch that is
@@ -68,10 +70,13 @@ def option(
     `everyday` options stand in the short `--help`; `changeable` ones can be changed while the
     engine runs; numbers lie in `low`..`high`. `choices` are words, or "package.module:function"
     that returns them: a package above this one then says what there is, and it is imported only
-    when the choices are asked for. `elsewhere` are the names of the same thing in other engines, so
-    that an error can point from there to here.
+    when the choices are asked for. `several`: a text of several lines, each of which is a word of
+    the command line, an item of a TOML list, or of a Python list or dictionary. `elsewhere` are the
+    names of the same thing in other engines, so that an error can point from there to here.
     """
-    spec = Option("", default, help, group, everyday, changeable, choices, low, high, elsewhere)
+    spec = Option(
+        "", default, help, group, everyday, changeable, choices, low, high, several, elsewhere
+    )
     return field(default=default, metadata={"option": spec})
 
 
@@ -86,6 +91,7 @@ class Option:
     source: tuple[str, ...] | str  # of the choices: these, or the name of a function
     low: float | None
     high: float | None
+    several: bool
     elsewhere: tuple[str, ...]
 
     @property
@@ -130,6 +136,8 @@ class Option:
 
     def from_toml(self, value: object, source: str) -> Value:
         """`value` of a TOML file, if its type fits. Raises SettingsError."""
+        if self.several and isinstance(value, list):
+            value = "\n".join(_line(item) for item in value)
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
         kind = bool if self.is_switch else type(self.default)
@@ -144,6 +152,10 @@ class Option:
         """
         if value is None and self.default is None:
             return None
+        if self.several and isinstance(value, dict):
+            value = [f"{name}={item}" for name, item in value.items()]
+        if isinstance(value, tuple):
+            value = list(value)
         if isinstance(value, Path):
             value = str(value)
         elif not isinstance(value, bool) and isinstance(value, Integral):
@@ -165,6 +177,13 @@ class Option:
                 bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,g}"
                 raise SettingsError(f"{source} is {value}; {bounds} is expected")
         return value
+
+
+def _line(item: object) -> str:
+    """An item of a list as a line of text."""
+    if isinstance(item, dict):
+        return json.dumps(item, default=str)
+    return str(item)
 
 
 def options_of(config: type[Config]) -> list[Option]:
@@ -320,6 +339,7 @@ class Command:
         and underscores in flags made dashes.
         """
         switches = {option.flag for option in self._options.values() if option.is_switch}
+        several = {option.flag for option in self._options.values() if option.several}
         words: list[str] = []
         pending = list(argv)
         while pending:
@@ -339,6 +359,13 @@ class Command:
                 flag = "--" + flag[5:]
                 equals = "="
                 text = "off"
+            elif flag in several:
+                lines = [text] if equals else [pending.pop(0)] if pending else []
+                # A word without such a sign is another argument.
+                while pending and not pending[0].startswith("-") and _is_item(pending[0]):
+                    lines.append(pending.pop(0))
+                equals = "=" if lines else ""
+                text = "\n".join(lines)
             words.append(flag + equals + text)
         return words
 
@@ -376,6 +403,11 @@ class Command:
             groups[option.group].add_argument(option.flag, metavar=_metavar(option), help=text)
         parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
         return parser
+
+
+def _is_item(word: str) -> bool:
+    """Whether a word of the command line is another item of the list before it."""
+    return "=" in word or word.startswith("{")
 
 
 def _metavar(option: Option) -> str:

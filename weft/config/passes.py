@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from weft.config.decoder import DecoderSpec, LayerSpec, NormPlace, QkNorm
+from weft.config.decoder import DecoderSpec, LayerSpec, MambaSpec, NormPlace, QkNorm, ShortConvSpec
 
 
 class Passes(NamedTuple):
@@ -26,14 +26,33 @@ class Passes(NamedTuple):
 
 # Of each layer: queries, keys and values; their rotation; attention; its output; gate and up; down.
 OPERATIONS = 6
+# With a convolution in place of attention: its inputs, itself, its output; gate and up; down.
+CONV_OPERATIONS = 5
+# With the delta rule: its inputs; its rates; a convolution; itself; its output; gate and up; down.
+DELTA_OPERATIONS = 7
+# With Mamba 2: its inputs; a convolution; itself; its output; gate and up; down.
+MAMBA_OPERATIONS = 6
 
 
 def own_passes(decoder: DecoderSpec, num_layers: int) -> Passes:
     """The passes of all layers that are no part of a product."""
     found: Counter[str] = Counter()
+    others = 0
     for index in range(num_layers):
-        _count(decoder, decoder.layer(index), found)
-    return Passes(dict(found), OPERATIONS * num_layers)
+        layer = decoder.layer(index)
+        _count(decoder, layer, found)
+        others += _operations(layer)
+    return Passes(dict(found), others)
+
+
+def _operations(layer: LayerSpec) -> int:
+    if layer.state is None:
+        return OPERATIONS
+    if isinstance(layer.state, ShortConvSpec):
+        return CONV_OPERATIONS
+    if isinstance(layer.state, MambaSpec):
+        return MAMBA_OPERATIONS
+    return DELTA_OPERATIONS
 
 
 def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
@@ -49,5 +68,5 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms of parts side by side"] += num_before
     if place in (NormPlace.POST, NormPlace.BOTH):
         found["norms behind attention and feed-forward part"] += 2
-    if layer.attention.qk_norm is QkNorm.WHOLE:
+    if layer.state is None and layer.attention.qk_norm is QkNorm.WHOLE:
         found["norms of whole queries and keys"] += 2

@@ -17,6 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from weft.config.adapters import parse_lora_paths
+from weft.config.draft_model import check_draft_model, runs_as
+from weft.config.drafts import AUTO, OFF, all_sources, parse_draft_sources
 from weft.config.engine import EngineConfig
 from weft.config.gpu import (
     MAX_RUNNING,
@@ -33,7 +36,9 @@ from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.pooling import PoolingConfig
-from weft.config.windows import TYPICAL_LEN, KvPools, one_pool, two_pools
+from weft.config.projections import adapter_bytes, projections
+from weft.config.states import with_states
+from weft.config.windows import TYPICAL_LEN, KvPools, one_pool, two_pools, with_draft
 
 GB = 1_000_000_000
 
@@ -77,7 +82,10 @@ NOT_FOR_ENCODERS = (
     "kv_dtype",
     "swa_full_tokens_ratio",
     "disable_hybrid_swa_memory",
+    "max_mamba_cache_size",
+    "mamba_full_memory_ratio",
     "chunked_prefill_size",
+    "split_prefill_layers",
     "attention_backend",
 )
 
@@ -108,6 +116,11 @@ class Sizing:
         """Tokens of layers with windows, where these have a pool of their own."""
         return self.pools.window_tokens(self.kv_tokens)
 
+    @property
+    def state_slots(self) -> int:
+        """States of layers that keep one, where a model has such layers."""
+        return self.pools.state_slots(self.kv_tokens)
+
     def __str__(self) -> str:
         if not self.kv_bytes:
             return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
@@ -119,8 +132,12 @@ class Sizing:
                 f", {self.window_tokens:,} of them in layers with windows of "
                 f"{self.pools.window:,} tokens"
             )
+        states = ""
+        if self.pools.states is not None:
+            of_one = size(self.pools.states.bytes_per_slot)
+            states = f" and {self.state_slots:,} states of {of_one}"
         return (
-            f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens{windows} "
+            f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens{windows}{states} "
             f"(page {self.pools.page_size}) · {requests}"
         )
 
@@ -130,8 +147,11 @@ class Resolved(NamedTuple):
     sizing: Sizing
 
 
-def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resolved:
-    """The settings with every "auto" filled in for this model on this machine.
+def resolve(
+    config: EngineConfig, model: ModelConfig, machine: Machine, draft: ModelConfig | None = None
+) -> Resolved:
+    """The settings with every "auto" filled in for this model on this machine. `draft` is the model
+    of `--draft-model`.
 
     Raises SettingsError for settings that contradict each other or the model,
     and for too little memory.
@@ -160,7 +180,14 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         chunked_prefill_size=_chunk_len(filled, machine),
         max_prefill_tokens=max(config.max_prefill_tokens, filled.page_size),
     )
-    filled = replace(filled, max_slowdown=_max_slowdown(filled))
+    filled = replace(
+        filled, max_slowdown=_max_slowdown(filled), speculative=_speculative(filled, model)
+    )
+    filled = _with_adapters(filled, model)
+    _check_split(config, model)
+    check_draft_model(filled, draft, _no_drafts(filled, model))
+    if draft is not None:
+        draft = kept_as(runs_as(filled, draft), draft)
     free = machine.free_bytes
     if device == "cuda":
         free = machine.gpus[0].free_bytes
@@ -168,12 +195,14 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         return _encoder(config, filled, model, free)
     if model.pooling is not None and model.pooling.kind == "mean":
         filled = replace(filled, prefix_cache=False)  # every token of a prompt counts
-    sizing = _sizing(config, filled, model, free)
+    sizing = _sizing(config, filled, model, free, draft)
     typical = min(sizing.context_length, TYPICAL_LEN)
     fitting = sizing.kv_tokens // typical
     in_windows = sizing.window_tokens
     if in_windows:
         fitting = min(fitting, in_windows // min(sizing.pools.window, typical))
+    if sizing.state_slots:
+        fitting = min(fitting, sizing.state_slots)
     running = config.max_running_requests or max(MIN_RUNNING, min(MAX_RUNNING, fitting))
     filled = replace(
         filled,
@@ -182,6 +211,7 @@ def resolve(config: EngineConfig, model: ModelConfig, machine: Machine) -> Resol
         max_running_requests=running,
         # Of whole pages: what is computed back from it is exact.
         swa_full_tokens_ratio=in_windows / sizing.kv_tokens,
+        max_mamba_cache_size=sizing.state_slots,
     )
     if device == "cuda":
         filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
@@ -236,6 +266,70 @@ def parameters(model: ModelConfig) -> str:
     if model.has_experts:
         told += f", {count(model.num_active_parameters)} active"
     return told
+
+
+def _check_split(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises SettingsError if prefills are to be split by layers, and the model's cannot be."""
+    if not config.split_prefill_layers:
+        return
+    why = ""
+    if model.library_config:
+        why = "computed by the package transformers, whose steps cannot stop between two layers"
+    elif model.state_bytes:
+        why = "a model whose layers keep states, which pieces of a prefill would not share"
+    if why:
+        raise SettingsError(
+            f"--split-prefill-layers is {config.split_prefill_layers}, but {model.name} is {why}"
+        )
+
+
+def _with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """The settings with the number of adapters that are in memory at once; 0: there are none.
+    `config` has its device. Raises SettingsError where no adapter can be computed."""
+    named = parse_lora_paths(config.lora_paths)
+    if not config.enable_lora and not named:
+        return replace(config, max_loaded_loras=0)
+    why_not = why_no_adapters(config, model)
+    if why_not:
+        raise SettingsError(f"--enable-lora: {why_not}")
+    num_loaded = config.max_loaded_loras or max(config.max_loras_per_batch, len(named))
+    if len(named) > num_loaded:
+        raise SettingsError(
+            f"--lora-paths names {len(named):,} adapters, but --max-loaded-loras is {num_loaded:,}"
+        )
+    num_pinned = sum(one.pinned for one in named)
+    if num_pinned > config.max_loras_per_batch - 1:
+        raise SettingsError(
+            f"--lora-paths pins {num_pinned:,} adapters, but --max-loras-per-batch is "
+            f"{config.max_loras_per_batch:,}: at most {config.max_loras_per_batch - 1:,} may be"
+        )
+    return replace(config, enable_lora=True, max_loaded_loras=num_loaded)
+
+
+def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
+    """Why adapters cannot be computed for this model on this device; nothing if they can."""
+    if model.is_encoder:
+        return f"{model.name} is an encoder, to which no adapter can be put"
+    if model.library_config:
+        return f"{model.name} is computed by the package transformers, which takes no adapter"
+    if not projections(model):
+        return f"{model.name} has no matrix that an adapter can change"
+    if config.device == "cuda" and config.attention_backend != "torch":
+        return (
+            "adapters are computed on a CPU (--device cpu), or by torch alone "
+            "(--attention-backend torch)"
+        )
+    return ""
+
+
+def _adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Memory for all adapters that may be loaded."""
+    if not config.max_loaded_loras:
+        return 0
+    targets = None
+    if config.lora_target_modules != "all":
+        targets = {word.strip() for word in config.lora_target_modules.split(",")}
+    return config.max_loaded_loras * adapter_bytes(model, config.max_lora_rank, targets)
 
 
 def _task(asked: str, model: ModelConfig) -> str:
@@ -351,21 +445,62 @@ def _max_slowdown(config: EngineConfig) -> float:
     """
     if config.max_slowdown:
         return config.max_slowdown
-    if config.mixed_chunk and config.chunked_prefill_size > 0:
+    is_mixed = config.mixed_chunk and not config.split_prefill_layers
+    if is_mixed and config.chunked_prefill_size > 0:
         return MAX_SLOWDOWN
     return -1.0
 
 
+def _speculative(config: EngineConfig, model: ModelConfig) -> str:
+    """`config` has its device."""
+    if config.ngram_min > config.ngram_max:
+        raise SettingsError(
+            f"--ngram-min is {config.ngram_min}, above --ngram-max ({config.ngram_max})"
+        )
+    hindrance = _no_drafts(config, model)
+    if config.speculative == AUTO:
+        return OFF if hindrance else all_sources(config.draft_model)
+    if parse_draft_sources(config.speculative, "--speculative") and hindrance:
+        raise SettingsError(
+            f"--speculative is {config.speculative}, but {hindrance}; {OFF} is allowed"
+        )
+    return config.speculative
+
+
+def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
+    """Why no tokens can be guessed; "" if they can."""
+    if config.device == "cuda":
+        return "there are no drafts on a GPU"
+    if config.split_prefill_layers:
+        return (
+            "there are no drafts while prefills are split (--split-prefill-layers is "
+            f"{config.split_prefill_layers})"
+        )
+    if model.is_encoder:
+        return f"{model.name} is an encoder, which generates nothing"
+    if model.state_bytes:
+        return f"{model.name} has layers that keep a state, which cannot go back behind a draft"
+    return ""
+
+
 def _sizing(
-    asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
+    asked: EngineConfig,
+    config: EngineConfig,
+    model: ModelConfig,
+    free_bytes: int,
+    draft: ModelConfig | None,
 ) -> Sizing:
     """Share out `free_bytes`. `config` is `asked` with device, dtype,
     context and chunk filled in.
     """
     weights = model.weights_bytes
-    work = _work_bytes(config, model)
+    work = _work_bytes(config, model) + _adapters_bytes(config, model)
+    pools = _with_states(_pools(asked, config, model), config, model)
+    if draft is not None:
+        weights += draft.weights_bytes
+        work += _draft_work_bytes(config, draft)
+        pools = with_draft(model, draft, config.page_size)
     rest = free_bytes - weights - work
-    pools = _pools(asked, config, model)
     kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
     if pools.window and pools.window_tokens(kv_tokens) >= kv_tokens:
         # Two pools would take more than one.
@@ -389,8 +524,9 @@ def _sizing(
 
 def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvPools:
     """Whether layers with windows get a pool of their own. Our kernels for GPUs read one table of
-    slots for all layers, and so does attention for the code of transformers."""
-    has_one_table = config.device != "cpu" or bool(model.library_config)
+    slots for all layers, and so does attention for the code of transformers. Beside layers that
+    keep a state, those with windows share the pool of all."""
+    has_one_table = config.device != "cpu" or bool(model.library_config or model.state_bytes)
     if config.disable_hybrid_swa_memory or has_one_table:
         return one_pool(model, config.page_size)
     return two_pools(
@@ -400,6 +536,20 @@ def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvP
         context_length=config.context_length,
         ratio=config.swa_full_tokens_ratio,
         is_given=asked.kv_tokens > 0,
+    )
+
+
+def _with_states(pools: KvPools, config: EngineConfig, model: ModelConfig) -> KvPools:
+    if model.state_bytes and config.max_mamba_cache_size == 1:
+        raise SettingsError(
+            "--max-mamba-cache-size is 1; at least 2 states are needed: the one that a request "
+            "begins behind, and its own"
+        )
+    return with_states(
+        pools,
+        model,
+        num_slots=config.max_mamba_cache_size,
+        ratio=config.mamba_full_memory_ratio,
     )
 
 
@@ -427,10 +577,6 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
     tokens = config.context_length
     if config.chunked_prefill_size > 0:
         tokens = config.chunked_prefill_size
-    num_heads = 2 * model.num_heads + 2 * model.num_kv_heads
-    if any(layer.attention.gate for layer in model.decoder.layers):
-        num_heads += model.num_heads
-    heads = num_heads * model.head_dim
     on_gpu = config.device == "cuda"
     widened = 0
     if on_gpu:
@@ -439,7 +585,7 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
             config.quantize == "int4"
         ):  # widened at each use: 10 bytes for each weight of the largest matrix
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
-    activations = tokens * (4 * model.hidden_size + model.inner_size + heads) * 4
+    activations = tokens * (4 * model.hidden_size + model.inner_size + model.mixer_size) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
     return (
         activations
@@ -448,6 +594,14 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
         + (graph_bytes(config) if on_gpu else 0)
         + LIBRARY_BYTES[config.device]
     )
+
+
+def _draft_work_bytes(config: EngineConfig, draft: ModelConfig) -> int:
+    """Memory of a draft model besides its weights and the K and V of known tokens: for what lives
+    during a step, and for K and V of its drafts."""
+    num_drafts = (config.max_running_requests or MAX_RUNNING) * config.max_draft
+    work = _work_bytes(config, draft) - LIBRARY_BYTES[config.device]
+    return work + num_drafts * draft.kv_bytes_per_token
 
 
 def _kv_budget(

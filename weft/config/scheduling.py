@@ -81,6 +81,12 @@ class SchedulingOptions:
         everyday=True,
         elsewhere=("enable_mixed_chunk",),
     )
+    split_prefill_layers: int = option(
+        0,
+        "layers of a prefill between two decode steps of running requests; 0: all, in one step",
+        group="scheduling",
+        low=0,
+    )
     max_step_ms: float = option(
         0.0,
         "bound on the time between two tokens of a running request: prompts are cut to fit; 0: "
@@ -129,6 +135,59 @@ class SchedulingOptions:
         group="scheduling",
         low=0,
         elsewhere=("priority_scheduling_preemption_threshold",),
+    )
+    speculative: str = option(
+        "auto",
+        "where guesses of the next tokens come from, which are computed together and compared: "
+        "prediction, tree, draft, ngram, or several with commas; off: nowhere; auto decides by "
+        "device. Answers stay the same",
+        group="scheduling",
+        everyday=True,
+        elsewhere=("speculative_algorithm",),
+    )
+    max_draft: int = option(
+        8,
+        "guessed tokens of a request in one step, at most",
+        group="scheduling",
+        low=1,
+        high=64,
+        elsewhere=(
+            *("draft", "draft_n", "draft_max", "draft_min", "num_speculative_tokens"),
+            *("speculative_num_draft_tokens", "speculative_num_steps", "speculative_eagle_topk"),
+        ),
+    )
+    max_loras_per_batch: int = option(
+        8,
+        "adapters that run together; the model without one counts as one, if a request runs on it",
+        group="adapters",
+        low=1,
+        high=256,
+        elsewhere=("max_loras",),
+    )
+    max_loaded_loras: int = option(
+        0,
+        "adapters that are in memory at once; another one takes the place of the one that was not "
+        "used for longest; 0: as many as may run together, or as --lora-paths names",
+        group="adapters",
+        low=0,
+        high=4096,
+        elsewhere=("max_cpu_loras",),
+    )
+    ngram_max: int = option(
+        4,
+        "--speculative ngram: tokens at the end of a text that are looked for in it, at most",
+        group="scheduling",
+        low=1,
+        high=32,
+        elsewhere=("prompt_lookup_max", "speculative_ngram_max_match_window_size"),
+    )
+    ngram_min: int = option(
+        2,
+        "and at least",
+        group="scheduling",
+        low=1,
+        high=32,
+        elsewhere=("prompt_lookup_min", "speculative_ngram_min_match_window_size"),
     )
     tenant_weights: str = option(
         "", "policy fair: shares of tenants, alice=2,bob=0.5; others have 1", group="scheduling"

@@ -23,6 +23,18 @@ LARGEST = 1 << 40  # tokens: more than any pool has
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateShare:
+    """States beside K and V, of layers that keep one for each sequence."""
+
+    bytes_per_slot: int
+    least: int  # slots
+    per_token: float  # slots for a token of KV
+
+    def slots(self, kv_tokens: int) -> int:
+        return max(self.least, int(kv_tokens * self.per_token))
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvPools:
     """What tokens of KV take. Without `window` there is one pool for all layers."""
 
@@ -32,6 +44,7 @@ class KvPools:
     window_bytes: int = 0  # of a token in layers with windows
     least: int = 0  # window tokens without which a request could not run
     ratio: float = 1.0  # of window tokens to others
+    states: StateShare | None = None  # None: no layer keeps a state
 
     def window_tokens(self, kv_tokens: int) -> int:
         """The size of the pool of layers with windows beside `kv_tokens` of the others."""
@@ -39,10 +52,17 @@ class KvPools:
             return 0
         return self._whole_pages(max(self.least, int(kv_tokens * self.ratio)))
 
+    def state_slots(self, kv_tokens: int) -> int:
+        """The states that are kept beside `kv_tokens`."""
+        return 0 if self.states is None else self.states.slots(kv_tokens)
+
     def num_bytes(self, kv_tokens: int) -> int:
-        """Bytes of both pools."""
+        """Bytes of all pools."""
         in_windows = self.window_tokens(kv_tokens) * self.window_bytes
-        return kv_tokens * self.bytes_per_token + in_windows
+        in_states = 0
+        if self.states is not None:
+            in_states = self.states.slots(kv_tokens) * self.states.bytes_per_slot
+        return kv_tokens * self.bytes_per_token + in_windows + in_states
 
     def fitting(self, num_bytes: int) -> int:
         """The most tokens, in whole pages, whose pools fit into so many bytes."""
@@ -62,6 +82,12 @@ class KvPools:
 def one_pool(model: ModelConfig, page_size: int) -> KvPools:
     """All layers keep all tokens."""
     return KvPools(bytes_per_token=model.kv_bytes_per_token, page_size=page_size)
+
+
+def with_draft(model: ModelConfig, draft: ModelConfig, page_size: int) -> KvPools:
+    """One pool, each slot of which has a token in all layers of a model and of its draft model."""
+    per_token = model.kv_bytes_per_token + draft.kv_bytes_per_token
+    return KvPools(bytes_per_token=per_token, page_size=page_size)
 
 
 def two_pools(
@@ -85,17 +111,18 @@ def two_pools(
     # A prompt that is not cut has all its tokens in its windows at once.
     if not window or chunk_len <= 0 or least >= context_length:
         return one_pool(model, page_size)
-    per_layer = model.kv_bytes_per_token // model.num_layers
+    num_layers = model.num_kv_layers
+    per_layer = model.kv_bytes_per_token // num_layers
     num_windowed = sum(1 for one in windows if one)
     typical = max(TYPICAL_LEN, context_length // TYPICAL_PART)
     row = window + 2 * page_size
     if not ratio:
         ratio = min(1.0, WINDOWS_PER_REQUEST * row / typical)
-        if num_windowed == model.num_layers and not is_given:
+        if num_windowed == num_layers and not is_given:
             # All bytes are for windows; the other pool has numbers for the longest requests.
             ratio = min(ratio, row / context_length)
     return KvPools(
-        bytes_per_token=(model.num_layers - num_windowed) * per_layer,
+        bytes_per_token=(num_layers - num_windowed) * per_layer,
         page_size=page_size,
         window=window,
         window_bytes=num_windowed * per_layer,

@@ -38,7 +38,7 @@ class JobResult(NamedTuple):
     num_requests: int  # that were aborted or are computed anew
 
 
-Answer: TypeAlias = Callable[[JobResult], FromEngine]
+Answer: TypeAlias = Callable[[JobResult], FromEngine | None]  # None: nobody waits for one
 
 
 class DeviceJob(NamedTuple):

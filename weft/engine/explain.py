@@ -28,6 +28,7 @@ from weft.scheduler.history import (
 )
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.settings import SchedulerSettings
 
 MAX_PASSES_SHOWN = 48  # of one request; the latest
 NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
@@ -222,6 +223,7 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
         recomputed_tokens=trace.recomputed_tokens,
         refound_tokens=trace.refound_tokens,
         why="",
+        drafts=_drafts(scheduler, trace),
         timeline=_timeline(scheduler, trace),
     )
     request = scheduler.requests.get(trace.id)
@@ -234,6 +236,22 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
         output_tokens=_num_output(scheduler, request),
         why=why(scheduler, request),
     )
+
+
+def _drafts(scheduler: Scheduler, trace: RequestTrace) -> str:
+    """What became of guesses of its tokens; for an open request also why its last step had none."""
+    if not scheduler.settings.draft_sources:
+        return "nothing is guessed (--speculative)"
+    found = []
+    for source, count in trace.drafts.items():
+        found.append(f"{source}: {count.num_right:,} of {count.num_drafts:,} guesses were right")
+    if not found:
+        found.append("nothing was guessed")
+    if trace.no_draft and scheduler.history.is_open(trace.id):
+        found.append(f"none for the last step: {trace.no_draft}")
+    elif trace.no_draft and not trace.drafts:
+        found.append(trace.no_draft)
+    return "; ".join(found)
 
 
 def _position(scheduler: Scheduler, request: Request, now: float) -> int | None:
@@ -371,6 +389,11 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
         case Stop.NO_WINDOW:
             return f"waits: no KV memory of layers with windows: {name} {_lack_of_memory(one)}"
+        case Stop.NO_STATE_SLOT:
+            return (
+                f"waits: no slot for a state is left for {name}: all are those of running requests "
+                "(--max-mamba-cache-size)"
+            )
         case Stop.NO_ROW:
             limit = settings.max_running_requests
             return f"waits: as many requests run as --max-running-requests allows ({limit})"
@@ -395,13 +418,18 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.DEFERRED:
             return "waits: the prefixes of many others are being computed by requests of this step"
+        case Stop.LAYERS:
+            return (
+                "waits: the layers of other prompts are computed piece by piece "
+                "(--split-prefill-layers), and no prompt begins before they are done"
+            )
         case Stop.POLICY:
             policy = settings.schedule_policy
             return f"waits: the policy {policy} lets nobody join the requests that run"
         case Stop.TURN:
             return (
                 "waits: running requests have their turn before any more of a prompt "
-                "(--max-step-ms)"
+                f"({_bound(settings)})"
             )
         case Stop.ROOM:
             return "waits: running requests are being taken back for one of a far higher priority"
@@ -412,6 +440,11 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.FULL:
             return "waits: the batch is full, and no request has ended since"
+
+
+def _bound(settings: SchedulerSettings) -> str:
+    """The option that keeps prompts from taking all steps."""
+    return "--max-step-ms" if settings.bounds_steps else "--split-prefill-layers"
 
 
 def _lack_of_memory(one: SchedulingPass) -> str:

@@ -36,14 +36,16 @@ class InputGate(Service):
         """Offer the requests that were kept, and those that come."""
         if self.state == "unblocked":
             return
+        scheduler = self._core.scheduler
+        released = list(scheduler.waiting_queue.blocked())
+        scheduler.waiting_queue.unblock()
+        # Last: what raises before it leaves an input that can be opened again.
         self.state = "unblocked"
         self._core.hooks.detach(self)
-        scheduler = self._core.scheduler
-        for request in scheduler.waiting_queue.blocked():
+        for request in released:
             scheduler.history.waits_no_more(
                 request.id, "the input is open again", now, scheduler.planner.num_steps
             )
-        scheduler.waiting_queue.unblock()
 
     def opened(self, message: GenerateRequest, now: float) -> None:
         """The history of a request says why it waits."""

@@ -8,8 +8,7 @@ import msgspec
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.messages.status import Stats
-from weft.scheduler.features.grammar import GrammarFeature
-from weft.scheduler.features.sessions import Sessions
+from weft.scheduler.features.registry import Features
 
 STATS_INTERVAL_S = 1.0
 
@@ -19,10 +18,9 @@ class LoadReporter(Service):
 
     name = "the report of the load"
 
-    def __init__(self, core: EngineCore, sessions: Sessions, grammar: GrammarFeature) -> None:
+    def __init__(self, core: EngineCore, features: Features) -> None:
         self._core = core
-        self._sessions = sessions
-        self._grammar = grammar
+        self._features = features
         self._busy_s = 0.0
         self._reported_s = 0.0  # when the last report was sent
 
@@ -40,12 +38,16 @@ class LoadReporter(Service):
     def stats(self) -> Stats:
         """All counters and gauges as they are now."""
         scheduler = self._core.scheduler
-        grammar = self._grammar
+        grammar = self._features.grammar
+        adapters = self._features.adapters
         return msgspec.structs.replace(
             scheduler.stats(),
             max_running_requests=scheduler.settings.max_running_requests,
             busy_s=self._busy_s,
-            num_sessions=len(self._sessions.by_name),
+            num_sessions=len(self._features.sessions.by_name),
+            num_adapters=len(adapters.loaded),
+            adapter_slots=adapters.max_together if adapters.num_places else 0,
+            adapter_slots_used=len(adapters.num_rows),
             num_grammar_queue=len(grammar.queue),
             total_grammars=grammar.num_asked,
             total_grammar_hits=grammar.num_hits,

@@ -6,6 +6,7 @@ module that knows all of them.
 
 from __future__ import annotations
 
+from weft.engine.adapters import AdapterService
 from weft.engine.arrivals import Arrivals
 from weft.engine.core import EngineCore
 from weft.engine.device_jobs import DeviceJobs
@@ -41,11 +42,12 @@ class Services:
         self.pause = Pause(core)
         self.input_gate = InputGate(core)
         self.device_jobs = DeviceJobs(core, around.runner, self.pause)
+        self.adapters = AdapterService(core, self.device_jobs, features.adapters)
         self.flushes = CacheFlushes(core)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
         self.idle = Idle(core, self.grammars)
-        self.load = LoadReporter(core, features.sessions, features.grammar)
+        self.load = LoadReporter(core, features)
         self._attach()
 
     def _attach(self) -> None:
@@ -62,6 +64,7 @@ class Services:
                 self.flushes,
                 self.shutdown,
                 self.grammars,
+                self.adapters,
                 self.device_jobs,
                 self.input_gate,
                 self.pause,

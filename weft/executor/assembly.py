@@ -16,17 +16,32 @@ from torch import Tensor
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
+from weft.config.projections import adapter_item_bytes
 from weft.executor.experts.recorder import ExpertRecorder
-from weft.executor.kv_pool import KVPool
+from weft.executor.kv_pool import KVPool, StatePool
 from weft.executor.logit_processors.processors import Processors
+from weft.executor.lora.folders import AdapterFolders
+from weft.executor.lora.steps import AdapterSteps
+from weft.executor.lora.table import AdapterTable
 from weft.executor.outputs.pooling import Pooler
+from weft.executor.runner import ModelSteps
 from weft.executor.weights.load import load_weights, randomize
 from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
 from weft.executor.weights.store import ModelMemory, WeightStore
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.model import TransformersModel
+from weft.ops.lora import AdapterOps
 from weft.ops.protocol import Ops
+
+
+@dataclass(frozen=True)
+class DraftSpec:
+    """A smaller model beside it that guesses what comes next."""
+
+    engine: EngineConfig
+    model: ModelConfig  # as that of `RunnerSpec`
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -38,16 +53,23 @@ class RunnerSpec:
     folder: Path  # of the checkpoint
     kv_tokens: int
     window_tokens: int  # slots of layers with windows; 0: they have those of all layers
+    num_state_slots: int  # of layers that keep a state; 0: there are none
     max_rows: int
     context_length: int
     thread: Executor  # the thread of all of the runner's calls of torch
     processors: Processors | None = None  # logit processors that requests may name
+    draft: DraftSpec | None = None  # None: there is no draft model
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of activations."""
         dtype: torch.dtype = getattr(torch, self.model.dtype)
         return dtype
+
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """In which adapters are kept, which are never quantised."""
+        return torch.float32 if adapter_item_bytes(self.model) == 4 else torch.bfloat16
 
     @property
     def is_dummy(self) -> bool:
@@ -70,6 +92,21 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
         layer_scales,
         num_window_slots=spec.window_tokens,
     )
+
+
+def make_state_pool(spec: RunnerSpec, device: torch.device) -> StatePool | None:
+    """Room for the states of layers that keep one, if there are any."""
+    if not spec.model.state_bytes:
+        return None
+    assert spec.num_state_slots, f"{spec.model.name} keeps states, and has no slots for them"
+    return StatePool(spec.model, spec.num_state_slots, device)
+
+
+def tensors_of(pool: KVPool, states: StatePool | None) -> list[Tensor]:
+    """All that requests leave on the device."""
+    if states is None:
+        return pool.tensors
+    return [*pool.tensors, *states.tensors]
 
 
 def fill_weights(
@@ -103,6 +140,7 @@ def make_weight_store(
     kv_cache: Sequence[Tensor],
     device: torch.device,
     experts: ExpertRecorder | None = None,
+    adapters: AdapterTable | None = None,
 ) -> WeightStore:
     """The store of a model whose weights and KV cache lie in these tensors."""
     memory = ModelMemory(
@@ -116,7 +154,28 @@ def make_weight_store(
     if spec.engine.weights_root:
         root = Path(spec.engine.weights_root).expanduser()
     source = None if spec.is_dummy else spec.folder.resolve()
-    return WeightStore(memory, source, WeightsRoot(root), experts)
+    return WeightStore(memory, source, WeightsRoot(root), experts, adapters)
+
+
+def make_adapter_table(
+    spec: RunnerSpec, model: DecoderModel, ops: AdapterOps | None
+) -> AdapterTable | None:
+    """The table of a model whose weights have their content; None without places."""
+    if ops is None:
+        return None
+    return AdapterTable(
+        spec.model,
+        model.weights(),
+        ops,
+        num_places=spec.engine.max_loaded_loras,
+        max_rank=spec.engine.max_lora_rank,
+        folders=AdapterFolders.of(spec.engine, spec.folder),
+    )
+
+
+def with_adapters(steps: ModelSteps, table: AdapterTable | None) -> ModelSteps:
+    """The steps, of requests that may have adapters."""
+    return steps if table is None else AdapterSteps(steps, table)
 
 
 def make_expert_recorder(spec: RunnerSpec, ops: Ops) -> ExpertRecorder | None:

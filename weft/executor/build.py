@@ -8,9 +8,10 @@ from pathlib import Path
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.resolve import kept_as
-from weft.executor.assembly import RunnerSpec
+from weft.executor.assembly import DraftSpec, RunnerSpec
 from weft.executor.cpu import build as cpu
 from weft.executor.cpu.device import worker_thread
+from weft.executor.drafting.build import draft_spec, paired
 from weft.executor.gpu import build as gpu
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.runner import TorchRunner
@@ -23,16 +24,19 @@ def load_runner(
     folder: Path,
     kv_tokens: int,
     window_tokens: int = 0,
+    num_state_slots: int = 0,
     page_size: int,
     max_rows: int,
     context_length: int,
     processors: Processors | None = None,
+    draft: DraftSpec | None = None,
 ) -> TorchRunner:
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
     Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. With `window_tokens`, layers with windows
-    have as many slots of their own. Raises `ModelError` if the weights cannot
-    be used, ValueError for an unknown attention backend.
+    have as many slots of their own. Layers that keep a state have slots 0 to num_state_slots - 1.
+    Adapters have places 0 to `engine.max_loaded_loras` - 1. A `draft` model beside it is for a CPU.
+    Raises `ModelError` if the weights cannot be used, ValueError for an unknown attention backend.
     """
     assert kv_tokens % page_size == 0, "the KV pool consists of whole pages"
     thread = worker_thread(engine.threads)
@@ -42,10 +46,12 @@ def load_runner(
         folder=folder,
         kv_tokens=kv_tokens,
         window_tokens=window_tokens,
+        num_state_slots=num_state_slots,
         max_rows=max_rows,
         context_length=context_length,
         thread=thread,
         processors=processors,
+        draft=draft,
     )
     try:
         return thread.submit(_build, spec).result()
@@ -62,4 +68,8 @@ def _build(spec: RunnerSpec) -> TorchRunner:
         return gpu.build_decoder(spec, device)
     if spec.model.is_encoder:
         return cpu.build_encoder(spec)
-    return cpu.build_decoder(spec)
+    rows = cpu.make_rows(spec)
+    runner = cpu.build_decoder(spec, rows)
+    if spec.draft is None:
+        return runner
+    return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))

@@ -11,6 +11,7 @@ Knows no request: rows and slots are numbers that the scheduler has given out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -28,13 +29,13 @@ from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One step, ready to run. S requests of it sample a token."""
+    """One step, ready to run. S tokens are sampled."""
 
     # [T] int64, below 0 where a vector stands for the token: -1 - its place in `vectors`
     tokens: Tensor
     positions: Tensor  # [T] int64
     batch: AttentionBatch
-    last: Tensor  # [S] int64, where the last token of each sampling request stands in the step
+    last: Tensor  # [S] int64, where the token stands in the step behind which one is sampled
     sampling_rows: Tensor  # [S] int64
     last_tokens: Tensor  # [S] int64, that token
     vectors: Tensor | None = None  # [V, hidden] float32
@@ -84,6 +85,13 @@ class DeviceRowTable:
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
 
+    def beside(self) -> DeviceRowTable:
+        """The table for another model that computes the same rows: the slots are the same, the
+        tokens sampled last its own."""
+        table = copy(self)
+        table.last_tokens = torch.zeros_like(self.last_tokens)
+        return table
+
     def apply(self, plan: Plan) -> Inputs:
         """Write the plan's slots into the table and lay out its tokens."""
         assert plan.lens.min(initial=1) > 0, "a request without tokens"
@@ -93,14 +101,15 @@ class DeviceRowTable:
         self.write(plan)
         rows, positions, ends = tokens_of(plan.rows, plan.starts, plan.lens)
         here = self.where(rows, positions)
+        before, sampling_rows = before_sampled(plan, ends)
         columns = (
             plan.tokens,
             positions,
             plan.slots,
             here,
             rows,
-            ends[plan.samples] - 1,
-            plan.rows[plan.samples],
+            before,
+            sampling_rows,
         )
         # All columns go to the device in one copy: each copy costs as much as a small kernel.
         layout = None
@@ -109,7 +118,7 @@ class DeviceRowTable:
             there: Sequence[Tensor] = self._to_device(*columns)
         else:
             there, layout, draws = self._stager.stage(columns, plan)
-        given, places, slots, where, of_row, last, sampling_rows = there
+        given, places, slots, where, of_row, last, rows_there = there
         self._flat_slots.index_copy_(0, where, slots.int())
         tokens = given
         # A token that was sampled in a step whose result nobody has read yet is known here alone.
@@ -137,7 +146,7 @@ class DeviceRowTable:
             positions=places,
             batch=batch,
             last=last,
-            sampling_rows=sampling_rows,
+            sampling_rows=rows_there,
             last_tokens=last_tokens,
             vectors=vectors,
             draws=draws,
@@ -213,3 +222,15 @@ def tokens_of(
         return rows, starts, np.arange(1, len(lens) + 1)
     ends = np.cumsum(lens, dtype=np.int64)
     return np.repeat(rows, lens), consecutive(starts, lens), ends
+
+
+def before_sampled(plan: Plan, ends: LongArray) -> tuple[LongArray, IntArray]:
+    """Where in the step the tokens stand behind which one is sampled [S], and their rows [S].
+
+    `ends` [R]: where the tokens of each request end.
+    """
+    if plan.drafts is None:
+        return ends[plan.samples] - 1, plan.rows[plan.samples]
+    counts = plan.num_sampled.astype(np.int64)
+    places: LongArray = consecutive(ends - counts, counts)
+    return places, np.repeat(plan.rows, counts)

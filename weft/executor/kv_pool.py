@@ -1,5 +1,5 @@
-"""The tensors that hold K and V. Which slot belongs to whom is decided elsewhere (`memory/`), in
-numpy."""
+"""The tensors that hold K and V, and the states of layers that keep one in their place. Which slot
+belongs to whom is decided elsewhere (`memory/`), in numpy."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ class KVPool:
             for layer in range(num_layers):
                 if config.window(layer):
                     lens[layer] = num_window_slots
+        for layer in range(num_layers):
+            if config.decoder.layer(layer).state is not None:
+                lens[layer] = 0  # it keeps neither K nor V
         head = (config.num_kv_heads, config.head_dim)
         self.k = [zeros((length, *head), dtype, device) for length in lens]
         self.v = [zeros((length, *head), dtype, device) for length in lens]
@@ -55,13 +58,36 @@ class KVPool:
         return [*self.k, *self.v, *self.k_scale, *self.v_scale]
 
 
+class StatePool:
+    """States of `num_slots` requests for every layer that keeps one, in float32: for each of the
+    spec's `state_shapes` a tensor [slots, *shape]."""
+
+    def __init__(self, config: ModelConfig, num_slots: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.of_layer: dict[int, list[Tensor]] = {}
+        for layer in range(config.num_layers):
+            state = config.decoder.layer(layer).state
+            if state is None:
+                continue
+            self.of_layer[layer] = [
+                zeros((num_slots, *shape), torch.float32, device) for shape in state.state_shapes
+            ]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        found = []
+        for tensors in self.of_layer.values():
+            found += tensors
+        return found
+
+
 def zeros(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Zeros that take no memory until they are written to: torch.zeros writes them, numpy asks the
-    system for them."""
+    """Zeros from a multiple of 64 bytes on, which take no memory until they are written to:
+    torch.zeros writes them, numpy asks the system for them."""
     if device.type != "cpu":
         return torch.zeros(
             shape,
@@ -69,5 +95,6 @@ def zeros(
             device=device,
         )
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
-    return memory.view(dtype).view(shape)
+    memory = torch.from_numpy(np.zeros(num_bytes + 64, dtype=np.uint8))
+    start = -memory.data_ptr() % 64
+    return memory[start : start + num_bytes].view(dtype).view(shape)

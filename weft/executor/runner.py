@@ -26,14 +26,14 @@ from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.sampler import SamplerOutput, sample
-from weft.executor.weights.store import WeightStore
 from weft.models.layers.encoder import BidirectionalAttention
+from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.ops.cpp.library import Library
 from weft.ops.sampling import SamplerOps, on
-from weft.plan.device import DeviceRequest, Pending
+from weft.plan.device import DeviceReply, DeviceRequest, Pending
 from weft.plan.outputs import AuxOutput, PooledVectors, PoolingRequest
-from weft.plan.step import Plan, Result, Step, find
+from weft.plan.step import Plan, Result, StateSlots, Step, find
 
 T = TypeVar("T")
 
@@ -42,6 +42,14 @@ class ModelSteps(Protocol):
     """Computes the steps of one model, one after the other."""
 
     def run(self, plan: Plan) -> DeviceOutput: ...
+
+
+class DeviceStore(Protocol):
+    """Carries out what is no step, one request at a time."""
+
+    def do(self, request: DeviceRequest) -> DeviceReply:
+        """Carry it out. Raises nothing: what went wrong stands in the reply."""
+        ...
 
 
 class TorchRunner:
@@ -55,7 +63,7 @@ class TorchRunner:
         self,
         steps: ModelSteps,
         *,
-        store: WeightStore,
+        store: DeviceStore,
         device: StepDevice,
         kernels: Library | None = None,
     ) -> None:
@@ -66,6 +74,11 @@ class TorchRunner:
         self._steps = steps
         self._store = store
         self._device = device
+
+    @property
+    def parts(self) -> tuple[ModelSteps, DeviceStore, StepDevice]:
+        """What it was put together from."""
+        return self._steps, self._store, self._device
 
     def launch(self, plan: Plan) -> Step:
         step = self._device.launch(self._steps.run, plan)
@@ -116,6 +129,22 @@ class CapturedSteps(Protocol):
         ...
 
 
+class StepStates(LayerStates, Protocol):
+    """The states of the layers that keep one, of the requests of a step."""
+
+    def prepare(self, lens: IntArray, slots: StateSlots) -> None:
+        """Begin a step of requests with `lens` [R] tokens. Calls until the next call of this belong
+        to that step."""
+        ...
+
+
+def slots_of_states(plan: Plan) -> StateSlots:
+    """Those of a plan for a model with states."""
+    assert plan.states is not None, "the model keeps states, and the plan has no slots for them"
+    assert len(plan.states.reads) == len(plan.states.writes) == len(plan.rows)
+    return plan.states
+
+
 class DecoderSteps:
     """The `ModelSteps` of a model that generates.
 
@@ -130,6 +159,7 @@ class DecoderSteps:
         attention: AttentionBackend,
         sampler: SamplerOps,
         rows: DeviceRowTable,
+        states: StepStates | None = None,
         graphs: CapturedSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
@@ -138,6 +168,7 @@ class DecoderSteps:
         self._attention = attention
         self._sampler = sampler
         self._rows = rows
+        self._states = states
         self._graphs = graphs
         self._pooler = pooler
         self._processors = processors
@@ -153,9 +184,15 @@ class DecoderSteps:
             inputs = self._rows.apply(plan)
             if plan.num_tokens:
                 self._attention.prepare(inputs.batch)
+                if self._states is not None:
+                    self._states.prepare(plan.lens, slots_of_states(plan))
                 hidden = self._model.forward(
                     inputs.tokens, inputs.positions, self._attention, inputs.vectors
                 )
+        return self.finish(plan, inputs, hidden)
+
+    def finish(self, plan: Plan, inputs: Inputs, hidden: Tensor) -> DecoderOutput:
+        """What a step gives, from what the last layer left of its tokens, `hidden` [T, hidden]."""
         outputs: tuple[AuxOutput, ...] = ()
         if plan.outputs:
             step = ComputedStep(plan, hidden, self._model, self._sampler, self._pooler)

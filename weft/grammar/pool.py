@@ -165,18 +165,34 @@ class GrammarPool:
         room: Sequence[int],
     ) -> list[Advance]:
         advances: list[Advance] = []
-        continuing: list[Constraint] = []
+        continuing: dict[int, Constraint] = {}  # by identity: one may have taken several tokens
         for constraint, token, most in zip(constraints, tokens, room, strict=True):
             constraint.mask.masks.finish()  # its matcher may still be in use
             advance = _consume(constraint.matcher, (token,))
             if advance is CONTINUE and self._jump and most:
                 advance = _jump(constraint.matcher, most)
             advances.append(advance)
-            if not advance.is_complete and not advance.error:
-                continuing.append(constraint)
+            if advance.is_complete or advance.error:
+                continuing.pop(id(constraint), None)
+            else:
+                continuing[id(constraint)] = constraint
         if continuing:
-            self._renew_masks(continuing)
+            self._renew_masks(list(continuing.values()))
         return advances
+
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
+        constraint.mask.masks.finish()  # its matcher may still be in use
+        matchers = _ahead(constraint.matcher, tokens, jumps=jumps and self._jump)
+        if not matchers:
+            return []
+        num_words = constraint.mask.masks.words.shape[1]
+        words = np.zeros((len(matchers), num_words), dtype=np.int32)
+        masks = LazyBitmasks(words, partial(self._fill, matchers))
+        if self._beside and len(matchers) >= FEW:
+            self._filler.submit(_finish, [masks])
+        return [LazyBitmaskRow(masks, row) for row in range(len(matchers))]
 
     def _renew_masks(self, constraints: Sequence[Constraint]) -> None:
         """Begin to find out what may come next.
@@ -382,6 +398,22 @@ def _jump(matcher: GrammarMatcher, room: int) -> Advance:
     if advance.error:
         return advance
     return advance._replace(forced=forced)
+
+
+def _ahead(matcher: GrammarMatcher, tokens: Sequence[int], *, jumps: bool) -> list[GrammarMatcher]:
+    """Copies of a matcher behind each of the tokens, up to one behind which there is no choice."""
+    found: list[GrammarMatcher] = []
+    try:
+        for token in tokens:
+            matcher = matcher.fork()
+            if not matcher.consume(token) or (jumps and matcher.forced()):
+                break
+            found.append(matcher)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a panic of the library is no Exception; what is guessed ends there
+        return found
+    return found
 
 
 def _library_failed(exc: BaseException) -> str:

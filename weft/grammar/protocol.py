@@ -139,8 +139,21 @@ class Grammars(Protocol):
     ) -> list[Advance]:
         """Give each constraint its token, then up to `room` tokens that must follow.
 
-        This begins to fill the masks of what may come next. Where an earlier mask is still being
-        filled, it is waited for first.
+        A constraint may be named several times, and takes its tokens in this order. This begins to
+        fill the masks of what may come next. Where an earlier mask is still being filled, it is
+        waited for first.
+        """
+        ...
+
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
+        """What might come next behind each of some tokens that are only guessed; the place of the
+        constraint stays.
+
+        The first n of the tokens have a mask: those that are allowed and leave a choice behind
+        them. There is none where the output would be complete, nor, with `jumps`, where tokens
+        must follow.
         """
         ...
 
@@ -170,4 +183,9 @@ class NoGrammars:
         tokens: Sequence[int],
         room: Sequence[int],
     ) -> list[Advance]:
+        raise AssertionError("there is no constraint")
+
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
         raise AssertionError("there is no constraint")

@@ -90,6 +90,10 @@ def launched(plan: Plan, version: int) -> Launched:
         logits=logits,
         outputs=outputs,
         window=0 if plan.window is None else digest(plan.window),
+        states=0 if plan.states is None else digest(plan.states),
+        layers=0 if plan.layers is None else digest(plan.layers),
+        adapters=0 if plan.adapters is None else digest(plan.adapters),
+        drafting=0 if plan.drafting is None else digest(plan.drafting),
     )
 
 

@@ -15,6 +15,7 @@ recorded twice, and nothing that the core works out by itself is recorded at all
     Ended     work for the device, no step    │
     Readied   what became of a grammar        │
     Advanced  what became of tokens in theirs │
+    Followed  how far a draft fits into one   │
     Checked   a logit processor of a request  ┘
     Launched  digest of a batch               ┐ decisions
     Answered  digest of what went out         ┘
@@ -34,7 +35,7 @@ import msgspec
 
 from weft.engine.engine import Engine
 from weft.engine.surroundings import NoProcessors, Profiler
-from weft.grammar.masks import LazyBitmaskRows
+from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows
 from weft.grammar.protocol import Advance, CompileResult, Constraint, Grammars, Key, NoGrammars
 from weft.journal.digest import answered, launched
 from weft.journal.records import (
@@ -45,6 +46,7 @@ from weft.journal.records import (
     Checked,
     Ended,
     Failed,
+    Followed,
     Lost,
     Read,
     Readied,
@@ -296,6 +298,13 @@ class RecordedGrammars:
         moves = self._grammars.advance(constraints, tokens, room)
         self._recorder.write(Advanced(tuple(moves)))
         return moves
+
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
+        masks = self._grammars.follow(constraint, tokens, jumps=jumps)
+        self._recorder.write(Followed(len(masks)))
+        return masks
 
 
 class RecordedProcessors:

@@ -80,6 +80,10 @@ class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     logits: int = 0  # from version 3 on
     outputs: int = 0  # from version 3 on
     window: int = 0  # of a model whose layers with windows have a pool of their own
+    states: int = 0  # of a model with layers that keep a state
+    layers: int = 0  # of a step that computes some of them
+    adapters: int = 0  # of a step in which a request has one
+    drafting: int = 0  # of a step of a draft model
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -181,6 +185,12 @@ class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     moves: tuple[Advance, ...]
 
 
+class Followed(msgspec.Struct, frozen=True, array_like=True, tag="w"):
+    """How many of the tokens that were guessed a grammar may take."""
+
+    num_tokens: int
+
+
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="k"):
     """The error of a logit processor that a request names, or of its parameters; "" for none."""
 
@@ -212,6 +222,7 @@ Record: TypeAlias = (
         | Ended
         | Readied
         | Advanced
+        | Followed
         | Checked
     )
     | (Launched | Answered | Broke)

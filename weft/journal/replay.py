@@ -32,6 +32,7 @@ from weft.journal.records import (
     Checked,
     Ended,
     Failed,
+    Followed,
     Launched,
     Lost,
     Read,
@@ -311,6 +312,12 @@ class _Grammars:
     ) -> list[Advance]:
         return list(self._script.expect(Advanced, self._replay, "follows grammars").moves)
 
+    def follow(
+        self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
+    ) -> list[LazyBitmaskRow]:
+        record = self._script.expect(Followed, self._replay, "cuts a draft by its grammar")
+        return [constraint.mask] * record.num_tokens
+
 
 class _Processors:
     """Says what was recorded."""
@@ -479,6 +486,8 @@ def _in_words(record: Record) -> str:
             return "learns what became of a grammar"
         case Advanced():
             return "follows grammars"
+        case Followed():
+            return "cuts a draft by its grammar"
         case Checked():
             return "asks for a logit processor"
         case Ended():

@@ -52,6 +52,9 @@ class Console:
         if config.device == "cpu":
             where = f"cpu, {threads}"
         self._print(f"weft {__version__} · {name} · {where}")
+        if prepared.draft is not None:
+            draft = prepared.draft.model
+            self._phase("draft model", f"{draft.name} ({parameters(draft)})")
         self._phase("kv cache", str(prepared.sizing))
         if prepared.sizing.note:
             self._phase("", f"{prepared.sizing.note} (--kv-tokens, --memory-fraction)")

@@ -1,7 +1,7 @@
 """The engine as a child process: started with a private folder for its sockets, noticed at once
 when it ends, and never left behind.
 
-    launcher ── stdin: one line of JSON, then open while the launcher lives ────▶ engine
+    launcher ── stdin: one line of JSON, and open while the launcher lives ─────▶ engine
              ◀─ ipc sockets in a folder of this user alone (mode 0700) ─────────▶
 
 It knows nothing of what the two say to each other there.
@@ -83,17 +83,27 @@ class EngineProcess:
     autogroup), so a priority that somebody gives to the server is the engine's, too.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
-        self.args = args
+    def __init__(self) -> None:
+        """Start it. It imports what it needs, and waits for `begin`."""
+        self._args: EngineArgs | None = None
         self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, process_group=0)
         self._exit: Future[int] = Future()
         self._exit.set_running_or_notify_cancel()
         threading.Thread(target=self._reap, name="engine-reaper", daemon=True).start()
         assert self._process.stdin is not None
         self._stdin = self._process.stdin
+
+    def begin(self, args: EngineArgs) -> None:
+        """Tell it what to serve."""
+        self._args = args
         with contextlib.suppress(BrokenPipeError):  # it has ended already: `ended` tells
             self._stdin.write(args.to_json() + b"\n")
             self._stdin.flush()
+
+    @property
+    def args(self) -> EngineArgs:
+        assert self._args is not None, "the engine has not been told to begin"
+        return self._args
 
     @property
     def pid(self) -> int:
@@ -111,8 +121,10 @@ class EngineProcess:
 
     def stop(self, timeout_s: float) -> int:
         """Hang up, which ends an engine at once;
-        kill it if that takes longer than `timeout_s`. Returns as `ended`.
+        kill it if that takes longer than `timeout_s`, or if it has not begun. Returns as `ended`.
         """
+        if self._args is None:
+            self.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:

@@ -1,7 +1,7 @@
 """The verb `serve`: settings, port, checks, engine; then `supervisor` answers HTTP.
 
-The order saves time: what can be refused is refused before anything loads, and the front's own
-modules are imported while the engine process is already at work.
+The order saves time: the engine process imports its modules while the model's files are checked and
+the front imports its own. What can be refused is refused before anything loads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weft.config.server import ServerConfig
 from weft.launch.context import LaunchContext
 
 if TYPE_CHECKING:
+    from weft.launch.engine_process import EngineProcess
     from weft.launch.signals import StartSignals
     from weft.launch.supervisor import ExitStatus
 
@@ -48,15 +49,21 @@ def serve(argv: Sequence[str]) -> int:
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
 
-    from weft.assemble.prepare import prepare
-    from weft.launch.console import Console
-    from weft.launch.listen import listen
+    from weft.launch.engine_process import EngineProcess
     from weft.launch.open_files import fit
-    from weft.launch.signals import StartSignals, Stopped
-    from weft.observe.log import EventLog
+    from weft.launch.signals import StartSignals, Stopped, ignore
 
     try:
-        with StartSignals() as signals:
+        with StartSignals() as signals, ExitStack() as started:
+            # A signal that comes here waits until all that was started is known to `started`.
+            with signals.held():
+                process = EngineProcess()
+                started.callback(process.stop, ENGINE_STOP_S)
+                started.callback(ignore)
+            from weft.assemble.prepare import prepare
+            from weft.launch.console import Console
+            from weft.launch.listen import listen
+
             asked = settings.make(Limits)
             limits = fit(asked)
             with listen(config.host, config.port) as listener:
@@ -72,9 +79,11 @@ def serve(argv: Sequence[str]) -> int:
                     listener=listener,
                     console=console,
                 )
-                end = _run(context, signals)
+                end = _run(context, process, signals)
     except Stopped:
         return 0
+    from weft.observe.log import EventLog
+
     if end.reason and config.log_format == "json":
         EventLog("serve").error("ended", reason=end.reason, status=end.status)
     elif end.reason:
@@ -91,10 +100,10 @@ def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
     return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))
 
 
-def _run(context: LaunchContext, signals: StartSignals) -> ExitStatus:
-    """Start the engine, answer HTTP until the end, stop the engine."""
+def _run(context: LaunchContext, process: EngineProcess, signals: StartSignals) -> ExitStatus:
+    """Let the engine begin, answer HTTP until the end, stop the engine."""
     from weft.config.process import EngineArgs
-    from weft.launch.engine_process import RPC_SOCKET, EngineProcess, SocketFolder
+    from weft.launch.engine_process import RPC_SOCKET, SocketFolder
     from weft.launch.signals import ignore
     from weft.observe import log
     from weft.observe.trace import make_tracer
@@ -117,7 +126,7 @@ def _run(context: LaunchContext, signals: StartSignals) -> ExitStatus:
                 log_level=config.log_level,
                 log_format=config.log_format,
             )
-            process = EngineProcess(args)
+            process.begin(args)
             started.callback(process.stop, ENGINE_STOP_S)
             started.callback(ignore)
         from weft.launch.supervisor import run

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from weft.assemble.adapters import adapter_files
 from weft.assemble.prepare import load_tokenizer
+from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
 from weft.client.engine_state import TICK_S as HANG_TICK_S
+from weft.config.adapters import parse_lora_paths
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_process import EngineProcess, explain_exit
@@ -72,12 +75,14 @@ async def _run(context: LaunchContext, process: EngineProcess, tracer: Tracer) -
     client = _client(context, tokenizer, sender, tracer)
     client.metrics.processes.add("engine", process.pid)
     readiness = Readiness()
-    http = _http(context, tokenizer, client, readiness)
+    adapters = AdapterNames(adapter_files(context.prepared))
+    http = _http(context, tokenizer, client, readiness, adapters)
+    garbage.freeze()  # imports and tokenizer stay; there is time while the engine loads
     engine = EngineWatch(process, receiver)
     receiving = asyncio.create_task(client.run(engine.receive))
     serving = asyncio.create_task(http.serve(sockets=[context.listener]))
     try:
-        end = await Supervisor(context, client, readiness, engine, signals).run(serving)
+        end = await Supervisor(context, client, readiness, engine, signals, adapters).run(serving)
     finally:
         http.should_exit = True
         await asyncio.wait({serving}, timeout=LAST_ANSWERS_S)
@@ -111,14 +116,25 @@ def _client(
 
 
 def _http(
-    context: LaunchContext, tokenizer: Tokenizer, client: EngineClient, readiness: Readiness
+    context: LaunchContext,
+    tokenizer: Tokenizer,
+    client: EngineClient,
+    readiness: Readiness,
+    adapters: AdapterNames,
 ) -> HttpServer:
     """Raises SettingsError for a chat template that cannot be used."""
     config = context.config
     limits = context.limits
     try:
         app = create_app(
-            client, tokenizer, config, _info(context), readiness, limits, context.digests
+            client,
+            tokenizer,
+            config,
+            _info(context),
+            readiness,
+            limits,
+            context.digests,
+            adapters,
         )
         return make_server(app, config, limits, client.metrics.refused)
     except (TemplateError, OSError) as exc:
@@ -201,7 +217,9 @@ class Supervisor:
         readiness: Readiness,
         engine: EngineWatch,
         signals: LoopSignals,
+        adapters: AdapterNames,
     ) -> None:
+        self._adapters = adapters
         self._context = context
         self._client = client
         self._readiness = readiness
@@ -218,10 +236,17 @@ class Supervisor:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                garbage.freeze()  # imports and tokenizer stay
-                self._readiness.mark_ready()
-                self._context.console.ready(ready.result(), self._context.port)
-                await asyncio.wait(tasks - {ready}, return_when=asyncio.FIRST_COMPLETED)
+                loaded = asyncio.create_task(self._load_adapters())
+                tasks = tasks - {ready}
+                await asyncio.wait({loaded, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                if not loaded.done():
+                    loaded.cancel()
+                elif loaded.result():
+                    return ExitStatus(2, loaded.result())
+                else:
+                    self._readiness.mark_ready()
+                    self._context.console.ready(ready.result(), self._context.port)
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return await self._drain(lost)
             if lost.done():
@@ -236,6 +261,16 @@ class Supervisor:
         finally:
             for task in (ready, stop, lost, hung):
                 task.cancel()
+
+    async def _load_adapters(self) -> str:
+        """Load the adapters that the settings name. Returns what is wrong with one, if it is."""
+        loader = AdapterLoader(self._adapters, self._client)
+        for asked in parse_lora_paths(self._context.prepared.config.lora_paths):
+            try:
+                await loader.load(asked)
+            except AdapterRefused as exc:
+                return f"--lora-paths: the adapter {asked.name!r} cannot be loaded: {exc}"
+        return ""
 
     async def _watch_for_hang(self) -> ExitStatus:
         """Look whether the engine hangs. As soon as new work is refused for that, what is open ends

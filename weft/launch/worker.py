@@ -35,7 +35,7 @@ from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
 from weft.messages.codec import FromEngine, decode_to_engine
 from weft.messages.replies import StepOutput
 from weft.messages.status import EngineFailed
-from weft.observe import log
+from weft.observe import garbage, log
 from weft.plan.step import ForwardMode
 
 IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
@@ -49,6 +49,7 @@ Send: TypeAlias = Callable[[FromEngine], None]
 
 def run(args: EngineArgs) -> None:
     """Serve until a message asks the engine to stop, or it fails; then the process ends."""
+    garbage.freeze_modules()
     # A terminal may be configured to stop a background process that writes to it.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     log.setup(args.log_level, format=args.log_format)

@@ -107,6 +107,12 @@ class PrefixCache(Protocol):
         """Where the cached prefix of the first `end` bytes of a key ends. Changes nothing."""
         ...
 
+    def following(self, key: CacheKey, num_tokens: int) -> bytes:
+        """The packed tokens, at most `num_tokens`, that stand behind those of `key` in the cache,
+        where its last ones need not fill a page; nothing if there are none. Where several ways go
+        on, that of the last use. It counts as no use."""
+        ...
+
     def insert(self, key: CacheKey, pages: IntArray) -> Inserted:
         """Offer the whole pages of a sequence, `pages` [length / page_size].
 
@@ -187,6 +193,9 @@ class NoPrefixCache:
 
     def locate(self, key: CacheKey, end: int) -> Place:
         return Place(None, 0, is_end=True)
+
+    def following(self, key: CacheKey, num_tokens: int) -> bytes:
+        return b""
 
     def insert(self, key: CacheKey, pages: IntArray) -> Inserted:
         return Inserted(None, 0, 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from weft.memory.prefix_cache import (
 )
 
 PAGE_BYTES = 4  # of a page number in Node.pages
+MAX_WAYS = 64  # on from one node, that `following` looks at
 # Made once: numpy takes longer to look the type up than to wrap a short sequence.
 INT32 = np.dtype(np.int32)
 
@@ -128,6 +130,34 @@ class RadixCache:
                 return Place(child, length, is_end=False)
             node = child
         return Place(node if length else None, length, is_end=True)
+
+    def following(self, key: CacheKey, num_tokens: int) -> bytes:
+        namespace, tokens = key
+        root = self._roots.get(namespace)
+        if root is None:
+            return b""
+        step = self._step
+        whole = len(tokens) // step * step  # bytes of whole pages
+        place = self.locate(key, whole)
+        if place.length < whole:
+            return b""
+        node: Node = place.handle or root
+        rest = b""  # behind the whole pages
+        if not place.is_end:
+            rest = node.key[_length_above(node, place.length) :]
+        tail = tokens[whole:]
+        num_bytes = len(tail) + num_tokens * TOKEN_BYTES
+        if not rest.startswith(tail[: len(rest)]):
+            return b""
+        while len(rest) < num_bytes:
+            begun = tail[len(rest) :]
+            children = islice(node.children.values(), MAX_WAYS)
+            heirs = [child for child in children if child.key.startswith(begun)]
+            if not heirs:
+                break
+            node = max(heirs, key=_last_use)
+            rest += node.key
+        return rest[len(tail) : num_bytes]
 
     def pages_of(self, handle: Node | None) -> IntArray:
         # Written out instead of `path_up`: every match comes here.
@@ -446,6 +476,19 @@ class RadixCache:
             self._roots.pop(parent.namespace, None)
         else:
             self._queue(parent)
+
+
+def _last_use(node: Node) -> tuple[int, int]:
+    return node.used, node.serial
+
+
+def _length_above(node: Node, length: int) -> int:
+    """How many of the first `length` bytes of a sequence that ends in `node` are its own."""
+    above = node.parent
+    while above is not None:
+        length -= len(above.key)
+        above = above.parent
+    return length
 
 
 def path_up(handle: Node | None) -> Iterator[Node]:

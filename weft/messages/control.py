@@ -168,6 +168,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int  # computed again after retractions
     refound_tokens: int  # not computed again, because they were still in the cache
     why: str = ""  # the reason why it waits now, if it does
+    drafts: str = ""  # what became of guesses of its tokens, and why the last step had none
     timeline: list[TimelineEntry]  # where something is left out, an entry says so
 
 

@@ -38,6 +38,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_s: float = 0.0  # from there to the first token
     retractions: int = 0
     retry_after_s: int = 0  # when there may be room, for status 503; 0: it is not known
+    # Of the client's prediction: drafts that came out the same, and others.
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -71,6 +71,9 @@ class GenerateRequest(
     # False: the ids of its prompt mean nothing; the prefix cache gives and gets nothing.
     shares_kv: bool = True
     pooling: PoolingParams | None = None  # instead of tokens
+    # int32, packed: what the client expects the output to resemble. It changes no answer.
+    prediction: bytes = b""
+    adapter: str = ""  # uid of the adapter that is put on the model; nothing: none
 
 
 class BatchGenerate(

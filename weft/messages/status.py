@@ -21,12 +21,19 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_window_tokens: int = 0  # size of the pool of layers with windows, where they have one
     kv_window_used: int = 0  # held by requests
     kv_window_evictable: int = 0  # cached and free to evict
+    state_slots: int = 0  # of layers that keep a state, where a model has some
+    state_slots_used: int = 0  # owned by requests
+    state_slots_evictable: int = 0  # snapshots that the prefix cache keeps
     num_sessions: int = 0  # that are open
+    num_adapters: int = 0  # that are loaded
+    adapter_slots: int = 0  # adapters that may run together; 0: none may be loaded
+    adapter_slots_used: int = 0  # adapters that run
     kv_quarantined: int = 0  # out of circulation, because their owner was not clear
     new_token_ratio: float = 0.0
     batch_is_full: bool = False
     total_steps: int = 0
     total_prefill_steps: int = 0
+    total_split_steps: int = 0  # that computed some layers of prompts
     total_prompt_tokens: int = 0
     total_cached_tokens: int = 0
     total_prefilled_tokens: int = 0
@@ -34,6 +41,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_retractions: int = 0
     total_evicted_tokens: int = 0
     total_evicted_window_tokens: int = 0
+    total_evicted_states: int = 0
     total_requests: int = 0
     total_aborted: int = 0
     total_queue_full: int = 0  # requests refused because the queue was full
@@ -45,6 +53,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_grammar_hits: int = 0  # of these, found in the cache
     total_grammar_refused: int = 0  # and invalid, or too much to compile
     total_forced_tokens: int = 0  # generated tokens that a grammar left no choice about
+    # Guessed tokens that were computed, by where they came from,
+    total_drafts_prediction: int = 0
+    total_drafts_tree: int = 0
+    total_drafts_draft: int = 0
+    total_drafts_ngram: int = 0
+    # and those of them that came out the same.
+    total_accepted_prediction: int = 0
+    total_accepted_tree: int = 0
+    total_accepted_draft: int = 0
+    total_accepted_ngram: int = 0
+    total_draft_runs: int = 0  # drafts of several tokens count once
     total_faults: int = 0  # found in the books of KV memory
     busy_s: float = 0.0  # time with work
 

@@ -15,6 +15,13 @@ from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp
 from weft.models.layers.moe import ExpertMLP
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
 from weft.models.layers.rope import Rope
+from weft.models.layers.states import (
+    GatedDelta,
+    LayerStates,
+    Mamba,
+    ShortConv,
+    make_state_mixer,
+)
 from weft.models.layers.weight import Weights
 from weft.ops.protocol import Ops
 
@@ -50,7 +57,8 @@ class Block:
 
 
 class DecoderLayer:
-    """Attention, then the feed-forward part; or both side by side."""
+    """Attention, or a mixer with a state in its place, then the feed-forward part; or both side by
+    side."""
 
     def __init__(
         self,
@@ -58,6 +66,7 @@ class DecoderLayer:
         layer: int,
         rope: Rope | None,
         ops: Ops,
+        states: LayerStates | None,
     ) -> None:
         spec = config.decoder.layer(layer)
         self._names = config.decoder.names
@@ -73,7 +82,12 @@ class DecoderLayer:
         scale = spec.residual_scale
         self.mix = Block(norm(pre_norms), norm(post_norms), scale)
         self.feed = Block(norm(feed_pre_norms), norm(post_norms), scale)
-        self.attention = Attention(config, layer, rope, ops)
+        self.attention: Attention | None = None
+        self.state: ShortConv | GatedDelta | Mamba | None = None
+        if spec.state is None:
+            self.attention = Attention(config, layer, rope, ops)
+        else:
+            self.state = make_state_mixer(config, spec.state, layer, ops, states)
         self.mlp = make_feed_forward(config, layer, ops)
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
@@ -84,16 +98,25 @@ class DecoderLayer:
             read_by_mlp = normed
             if self.feed.pre is not None:
                 read_by_mlp = self._ops.computed(self.feed.input(x))
-            mixed = self.attention(normed, attention)
+            mixed = self._mixed(normed, attention)
             return self.feed.add(self.mix.add(x, mixed), self.mlp(read_by_mlp))
-        x = self.mix.add(x, self.attention(self.mix.input(x), attention))
+        x = self.mix.add(x, self._mixed(self.mix.input(x), attention))
         return self.feed.add(x, self.mlp(self.feed.input(x)))
+
+    def _mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
+        if self.attention is not None:
+            return self.attention(x, attention)
+        assert self.state is not None
+        return self.state(x)
 
     def weights(self, prefix: str) -> Weights:
         names = self._names
         if self.mix.pre is not None:
             yield from self.mix.pre.weights(f"{prefix}.{names.attention_norm}")
-        yield from self.attention.weights(f"{prefix}.{names.attention}")
+        if self.attention is not None:
+            yield from self.attention.weights(f"{prefix}.{names.attention}")
+        if self.state is not None:
+            yield from self.state.weights(f"{prefix}.{names.state.mixer}")
         if self.mix.post is not None:
             yield from self.mix.post.weights(f"{prefix}.{names.attention_post_norm}")
         if self.feed.pre is not None:
@@ -111,7 +134,13 @@ def make_feed_forward(config: ModelConfig, layer: int, ops: Ops) -> GatedMLP | P
 
 
 class Decoder:
-    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        states: LayerStates | None = None,
+    ) -> None:
+        """`states`: those of the layers that keep one."""
         spec = config.decoder
         self._ops = ops
         self._names = spec.names
@@ -127,10 +156,11 @@ class Decoder:
         self.layers: list[DecoderLayer] = []
         for layer in range(config.num_layers):
             rope = None
-            rotation = spec.layer(layer).attention.rope
-            if rotation is not None:
+            of_layer = spec.layer(layer)
+            rotation = of_layer.attention.rope
+            if rotation is not None and of_layer.state is None:
                 rope = ropes.setdefault(rotation, Rope(rotation, config))
-            self.layers.append(DecoderLayer(config, layer, rope, ops))
+            self.layers.append(DecoderLayer(config, layer, rope, ops, states))
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, ops)
 
@@ -141,8 +171,20 @@ class Decoder:
         attention: PagedAttention,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        x = self.embedding(tokens, vectors)
-        for layer in self.layers:
+        return self.run_layers(0, len(self.layers), None, tokens, positions, attention, vectors)
+
+    def run_layers(
+        self,
+        first: int,
+        last: int,
+        carried: Tensor | None,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
+        x = self.embedding(tokens, vectors) if carried is None else carried
+        for layer in self.layers[first:last]:
             x = layer(x, attention)
         return self._ops.computed(x)
 

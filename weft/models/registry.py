@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.encoder import BidirectionalAttention
+from weft.models.layers.states import LayerStates
 from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Ops
@@ -73,6 +74,25 @@ class DecoderModel(Protocol):
         ...
 
 
+class LayeredModel(DecoderModel, Protocol):
+    """A model that may stop between two layers and go on later."""
+
+    def run_layers(
+        self,
+        first: int,
+        last: int,
+        carried: Tensor | None,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
+        """As `forward`, of the layers first..last-1: `carried` [T, hidden], what the layer before
+        left of the tokens -> what the last of these leaves; good until the model is called again.
+        None: the first layer follows the embedding."""
+        ...
+
+
 class EncoderModel(Protocol):
     """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in
     `DecoderModel`."""
@@ -96,8 +116,13 @@ def make_encoder(config: ModelConfig, ops: EncoderOps) -> EncoderModel:
     return cast(EncoderModel, make_model(config, ops))
 
 
-def make_model(config: ModelConfig, ops: Ops) -> DecoderModel:
-    """A model whose weights have no content yet. Raises `UnsupportedModel`."""
+def make_model(
+    config: ModelConfig,
+    ops: Ops,
+    states: LayerStates | None = None,
+) -> DecoderModel:
+    """A model whose weights have no content yet; `states`: those of its layers that keep one.
+    Raises `UnsupportedModel`."""
     place = _BY_LIBRARY if config.library_config else MODELS.get(config.architecture)
     if place is None:
         raise UnsupportedModel(
@@ -105,4 +130,7 @@ def make_model(config: ModelConfig, ops: Ops) -> DecoderModel:
             f"supported are {', '.join(MODELS)}"
         )
     module, _, name = place.partition(":")
-    return cast(DecoderModel, getattr(import_module(module), name)(config, ops))
+    make = getattr(import_module(module), name)
+    if states is not None:
+        return cast(DecoderModel, make(config, ops, states))
+    return cast(DecoderModel, make(config, ops))

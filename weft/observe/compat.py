@@ -33,6 +33,7 @@ _SAME_IN_SGLANG = (
         "num_queue_reqs",
         "token_usage",
         "swa_token_usage",
+        "mamba_usage",
         "num_used_tokens",
         "kv_available_tokens",
     ),

@@ -40,12 +40,27 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "kv_window_evictable",
         "KV tokens of these layers cached and free to evict.",
     ),
+    "max_state_slots": (
+        "state_slots",
+        "States that can be kept of layers with a state; 0: there are no such layers.",
+    ),
+    "num_used_state_slots": ("state_slots_used", "States of running requests."),
+    "evictable_state_slots": (
+        "state_slots_evictable",
+        "States that the prefix cache keeps.",
+    ),
     "max_running_reqs": ("max_running_requests", "Requests that may run together."),
     "num_queue_tokens": (
         "num_waiting_tokens",
         "Prompt tokens of requests that wait for their first admission.",
     ),
     "num_sessions": ("num_sessions", "Open sessions."),
+    "num_loaded_loras": ("num_adapters", "Adapters that are loaded."),
+    "lora_pool_slots_total": (
+        "adapter_slots",
+        "Adapters that may run together; 0: the server takes none.",
+    ),
+    "lora_pool_slots_used": ("adapter_slots_used", "Adapters that run."),
     "num_grammar_queue_reqs": ("num_grammar_queue", "Requests whose grammar is being compiled."),
     "new_token_ratio": (
         "new_token_ratio",
@@ -69,8 +84,13 @@ _COUNTERS = {
         "total_evicted_window_tokens",
         "KV tokens of layers with sliding windows evicted from the prefix cache.",
     ),
+    "evicted_states": ("total_evicted_states", "States evicted from the prefix cache."),
     "engine_steps": ("total_steps", "Steps of the engine."),
     "engine_prefill_steps": ("total_prefill_steps", "Steps that computed prompts."),
+    "engine_split_prefill_steps": (
+        "total_split_steps",
+        "Steps that computed some layers of prompts.",
+    ),
     "num_queue_full_requests": ("total_queue_full", "Requests refused because the queue was full."),
     "engine_unknown_messages": (
         "total_unknown_messages",
@@ -94,6 +114,24 @@ _COUNTERS = {
     "forced_tokens": (
         "total_forced_tokens",
         "Of the generated tokens, those about which a grammar left no choice.",
+    ),
+    "drafts_prediction": (
+        "total_drafts_prediction",
+        "Guessed tokens that were computed, from what clients expect.",
+    ),
+    "drafts_tree": ("total_drafts_tree", "Guessed tokens computed, from the prefix cache."),
+    "drafts_draft": ("total_drafts_draft", "Guessed tokens computed, of the draft model."),
+    "drafts_ngram": ("total_drafts_ngram", "Guessed tokens computed, from the request's text."),
+    "accepted_prediction": (
+        "total_accepted_prediction",
+        "Of the tokens guessed from what clients expect, those that came out the same.",
+    ),
+    "accepted_tree": ("total_accepted_tree", "Of those from the prefix cache."),
+    "accepted_draft": ("total_accepted_draft", "Of those of the draft model."),
+    "accepted_ngram": ("total_accepted_ngram", "Of those from the request's text."),
+    "draft_runs": (
+        "total_draft_runs",
+        "Drafts that were computed, of one token or several that follow each other.",
     ),
     "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
     "engine_busy_seconds": ("busy_s", "Time that the engine had work."),
@@ -138,11 +176,26 @@ class EngineNumbers(Collector):
         return used / max(self._numbers.get("kv_window_tokens", 0), 1)
 
     @property
+    def mamba_usage(self) -> float:
+        """Part of the slots for states that requests hold, 0 to 1."""
+        used = self._numbers.get("state_slots_used", 0)
+        return used / max(self._numbers.get("state_slots", 0), 1)
+
+    @property
     def cache_hit_rate(self) -> float:
         """Part of all prompt tokens that were found in the prefix cache, 0 to 1."""
         return self._numbers.get("total_cached_tokens", 0) / max(
             self._numbers.get("total_prompt_tokens", 0), 1
         )
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens of a draft that came out the same, in the mean."""
+        accepted = 0.0
+        for name, value in self._numbers.items():
+            if name.startswith("total_accepted_"):
+                accepted += value
+        return accepted / max(self._numbers.get("total_draft_runs", 0), 1)
 
     @property
     def available_tokens(self) -> float:
@@ -177,10 +230,14 @@ class EngineNumbers(Collector):
         yield self._gauge("token_usage", self.token_usage, usage)
         in_windows = "Part of the KV pool of layers with sliding windows held by requests."
         yield self._gauge("swa_token_usage", self.swa_token_usage, in_windows)
+        in_states = "Part of the slots for states of layers that keep one held by requests."
+        yield self._gauge("mamba_usage", self.mamba_usage, in_states)
         available = "KV tokens neither held nor cached."
         yield self._gauge("kv_available_tokens", self.available_tokens, available)
         hits = "Part of all prompt tokens found in the prefix cache."
         yield self._gauge("cache_hit_rate", self.cache_hit_rate, hits)
+        accepted = "Tokens of a draft that came out the same, in the mean."
+        yield self._gauge("mean_accepted_length", self.mean_accepted_length, accepted)
         throughput = "Tokens generated per second."
         yield self._gauge("gen_throughput", self.gen_throughput, throughput)
         for name, (field, help) in _COUNTERS.items():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
 from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, rms_norm, scaled_logits
+from weft.ops.lora import TorchAdapters
 from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import (
     CODE_FORMATS,
@@ -408,6 +409,8 @@ class PlainOps(TorchWeights):
     to keep them as they are. With these the inputs of products are rounded to eight bits, too: in
     groups for codes, row by row for fp8."""
 
+    adapters: TorchAdapters | None = None  # that `linear` and all that it is part of add
+
     def embed(
         self,
         tokens: Tensor,
@@ -428,7 +431,10 @@ class PlainOps(TorchWeights):
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         matrix = _plain(weight)
-        return F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
+        y = F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
+        if self.adapters is not None:
+            self.adapters.add(y, x, weight)
+        return y
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
         return gate_and_mul(self.linear(x, weight), activation)

@@ -86,6 +86,24 @@ class RecordExperts:
     action: str
 
 
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read an adapter (LoRA) into a place that is free, or leave the place free if anything is
+    wrong with its files, also if they have changed since `uid` was computed.
+    """
+
+    place: int  # 0..max_loaded_loras-1, as `Plan.adapters` names it from now on
+    path: str  # folder with adapter_config.json and adapter_model.safetensors
+    uid: str  # of the content of these files
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Forget the adapter in a place; the place is free again."""
+
+    place: int
+
+
 DeviceRequest: TypeAlias = (
     UpdateFromDisk
     | UpdateFromTensors
@@ -96,6 +114,8 @@ DeviceRequest: TypeAlias = (
     | ReleaseMemory
     | ResumeMemory
     | RecordExperts
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 

@@ -3,8 +3,15 @@ between them.
 
 The scheduler makes Plans and never sees a tensor; the runner executes them and never sees a
 request. Everything here is numpy arrays, so a Plan can be recorded, replayed, simulated, and
-broadcast to other ranks. Sizes: R requests in the step, T tokens (the sum of `lens`), S requests
-that sample a token (the number of true entries in `samples`).
+broadcast to other ranks. Sizes: R requests in the step, T tokens (the sum of `lens`), S tokens that
+are sampled: one for each request that samples, and one behind each draft.
+
+A draft is a guess of a token that is not known yet. Drafts stand behind the last known token of
+their request, and a token is sampled behind each, as if the guess were right: whoever reads the
+result keeps the tokens up to the first draft that another token was sampled for.
+
+    tokens    | known | draft | draft |      lens 3, drafts 2
+    sampled       a       b       c          a is kept; b, if a is the first draft; ...
 
 A plan is open: `inputs`, `logits` and `outputs` are tuples of operations, whose types stand in the
 files beside this one, and a step without any of them is the plain one.
@@ -27,6 +34,10 @@ from weft.plan.outputs import AuxOutput, AuxRequest
 
 # In Plan.tokens: the token sampled last for this row, which only the device knows.
 LAST_SAMPLED = -1
+# In StateSlots.reads: all zeros, for a sequence begins.
+NO_STATE = -1
+# In Plan.adapters: the model as it is.
+BASE = -1
 
 Kind = TypeVar("Kind")
 
@@ -35,6 +46,8 @@ class ForwardMode(IntEnum):
     EXTEND = 0  # prompts, or chunks of them, behind what the cache already holds
     DECODE = 1  # one token for each request
     MIXED = 2  # both
+    SPLIT_PREFILL = 3  # some layers of prompts, or chunks of them
+    DRAFT = 4  # a second, smaller model guesses what comes next
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +78,30 @@ class WindowSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Where layers that keep a state of fixed size, instead of K and V, find and leave it.
+
+    A slot has the states of all these layers for one sequence. A state is a function of the tokens
+    before it alone, however these were cut into steps. A row reads its state, takes in its tokens
+    of this step one after the other, and writes the state behind the last one. Besides, it may
+    leave copies of its state on the way:
+
+        row of 5 tokens      reads ── t0 ── t1 ── t2 ── t3 ── t4 ── writes
+        kept_lens 3                                 └── kept_slots
+
+    No slot is written twice in a step, and none that a row writes is read by another row.
+    """
+
+    reads: IntArray  # [R] slot of the state before the row's tokens; NO_STATE: all zeros
+    writes: IntArray  # [R] slot of the state behind the row's tokens; may be that of `reads`
+    kept_rows: IntArray  # [K] which of the R rows leaves a copy of its state on the way,
+    kept_lens: IntArray  # [K] behind how many of its tokens of this step, 1..lens[row],
+    kept_slots: IntArray  # [K] and into which slot
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the S requests that sample choose their token.
+    """How each of the S tokens is chosen.
 
     The noise is a function of (seed, position, token id) alone, so no request depends on another.
     """
@@ -84,6 +119,59 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """A step in which a draft model guesses tokens, one after the other. The model itself computes
+    nothing in it.
+
+    The plan's tokens are those that the draft model has not seen yet, up to the last known one of
+    each request. Behind that it draws `counts` tokens, each from those before it:
+
+        tokens    | known | known |                  lens 2
+        drawn                     | d1 | d2 | d3 |   counts 3
+        slots                     | d1 | d2 |        nothing follows the last one
+
+    The result has `counts` tokens for each request. What the draft model leaves of its drafts lies
+    in slots behind those of the KV pool, which no later step reads: what it has seen of a row are
+    the tokens that plans gave it.
+    """
+
+    counts: IntArray  # [R], at least 1
+    slots: IntArray  # [sum of counts - R] of the draft model's own
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """The layers that one piece of a split prefill computes.
+
+    The pieces of a prefill follow each other from the first layer to the last; steps of other
+    requests may run between them. What a piece gives for its tokens stays on the device until the
+    next one. At most one prefill is open in this way.
+
+        prefill   | layers 0 1 | layers 2 3 | ... | last layers, head, sampling |
+    """
+
+    first: int
+    last: int  # the one behind the last of the piece
+    num_layers: int  # of the model
+    # [T] place of each token among those of the piece before, if requests have left since; None:
+    # they are the same.
+    kept: LongArray | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.last == self.num_layers
+
+    @property
+    def part(self) -> float:
+        """Of the work of the whole model."""
+        return (self.last - self.first) / self.num_layers
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that a device needs to know about one step."""
 
@@ -96,16 +184,42 @@ class Plan:
     slots: IntArray  # [T] where to write K and V
     # [R] whether the request samples a token; not in a middle chunk, nor for a prompt-only request
     samples: BoolArray
-    sampling: Sampling  # of the S that do
+    sampling: Sampling  # of the S tokens, those of a request one after the other
     table: TableWrites | None = None
     inputs: tuple[InputOp, ...] = ()
     logits: tuple[LogitOp, ...] = ()  # in the order of `logits.ORDER`
     outputs: tuple[AuxRequest, ...] = ()  # at most one of each type
     window: WindowSlots | None = None  # None: `slots` and `table` are those of all layers
+    states: StateSlots | None = None  # None: no layer keeps a state
+    drafts: IntArray | None = None  # [R] how many of the last tokens are drafts; None: no token is
+    layers: LayerSpan | None = None  # None: all of them
+    drafting: Drafting | None = None  # None: the model itself computes the step
+    # [R] place of each request's adapter among those that are loaded (`LoadAdapter`); BASE: none;
+    # None: no request of the step has one
+    adapters: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    def adapters_of_tokens(self, num_places: int) -> IntArray | None:
+        """[T] the adapter of each token, BASE or one of the places 0..num_places-1; None: no token
+        has one."""
+        if self.adapters is None:
+            return None
+        assert len(self.adapters) == len(self.rows), "adapters and rows disagree"
+        lowest = self.adapters.min(initial=BASE)
+        highest = self.adapters.max(initial=BASE)
+        assert lowest >= BASE, "an adapter in a place below 0"
+        assert highest < num_places, f"an adapter in place {highest} of {num_places}"
+        return np.repeat(self.adapters, self.lens)
+
+    @property
+    def num_sampled(self) -> BoolArray | IntArray:
+        """[R] how many tokens are sampled for each request."""
+        if self.drafts is None:
+            return self.samples
+        return np.where(self.samples, self.drafts + 1, 0).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
-from weft.memory.prefix_cache import TOKEN_BYTES, Handle, PrefixCache
+from weft.memory.prefix_cache import TOKEN_BYTES, Handle
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
@@ -100,6 +100,7 @@ class AddResult(Enum):
 class Lack(Enum):
     MEMORY = "memory"  # of the KV pool
     WINDOWS = "windows"  # memory of the layers with windows
+    STATES = "states"  # a slot for its state
     TOKENS = "tokens"  # of this step
     TIME = "time"  # of this step: running requests wait for their next token
     OPEN_PROMPT = "open prompt"  # another one is, and at most one may be
@@ -324,7 +325,8 @@ class PrefixSharing:
     # A pass ends after as many, or it would look at every member of a large family.
     MAX_DEFERRED = 64
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, kv: KvMemory) -> None:
+        cache = kv.cache
         self._shares = cache.shares
         self._span = max(self.MIN_SHARED, cache.page_size) * TOKEN_BYTES
         self._heads: set[Head] = set()

@@ -43,15 +43,17 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Some of the requests that sample in a step: n of the S."""
+    """Some of the tokens that a step samples: n of the S. A row with drafts is there once for each
+    of its tokens."""
 
     index: IntArray  # [n] which of them, 0..S-1
     rows: list[int]  # [n]
+    lens: list[int]  # [n] tokens of its sequence that stand before it
 
 
 class Batch:
-    """What one step runs: prefilled requests first, then decoding rows. R requests, S of them
-    sample a token.
+    """What one step runs: prefilled requests first, then decoding rows. R requests, S sampled
+    tokens.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Batch:
         "prompt_only_rows",
         "rows",
         "sample_epochs",
+        "sample_lens",
         "sample_rows",
         "starts",
     )
@@ -86,6 +89,8 @@ class Batch:
         self.epochs: IntArray = columns.epoch[rows]  # [R]
         self.sample_rows: IntArray = rows[samples]  # [S]
         self.sample_epochs: IntArray = self.epochs[samples]  # [S]
+        # [S] tokens of its sequence that stand before the one that is sampled
+        self.sample_lens: IntArray = (starts + lens)[samples]
         # Rows that end here, without a token, and their epochs.
         self.prompt_only_rows: list[tuple[int, int]] = []
         for request in prefills:
@@ -97,17 +102,24 @@ class Batch:
         self.plan: Plan
 
     def sampling_in(self, rows: Container[int]) -> SampledRows:
-        """Those of the sampling requests whose row is one of `rows`."""
+        """The tokens that are sampled for one of `rows`."""
         index: list[int] = []
         found: list[int] = []
         for i, row in enumerate(self.sample_rows.tolist()):
             if row in rows:
                 index.append(i)
                 found.append(row)
-        return SampledRows(np.array(index, dtype=np.int32), found)
+        places = np.array(index, dtype=np.int32)
+        return SampledRows(places, found, self.sample_lens[places].tolist())
+
+    def num_there(self, columns: Columns) -> IntArray:
+        """[S] how many of the tokens before each sampled one have their ids in the columns: all, or
+        all but the last, which the device alone knows yet."""
+        there: IntArray = columns.known_len[self.sample_rows]
+        return there
 
     def is_live(self, columns: Columns) -> BoolArray:
-        """[S] whether each sampling request still has its row."""
+        """[S] whether each sampled token counts: its request still has its row."""
         live: BoolArray = columns.epoch[self.sample_rows] == self.sample_epochs
         return live
 
@@ -163,7 +175,7 @@ def commit(
         live &= ~result.invalid
     rows: IntArray = batch.sample_rows[live]
     tokens: IntArray = result.first_tokens[live]
-    known = columns.known_len[rows]
+    known: IntArray = batch.sample_lens[live]
     columns.tokens[rows, known] = tokens
     known += 1
     columns.known_len[rows] = known
@@ -175,11 +187,11 @@ def commit(
     for row, epoch in batch.prompt_only_rows:
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
-    stopped = _stopped(columns, rows, tokens, is_eos)
-    ended = stopped | (known >= columns.max_len[rows])
+    stops = stopped(columns, rows, tokens, is_eos)
+    ended = stops | (known >= columns.max_len[rows])
     for i in np.flatnonzero(ended).tolist():
         row = int(rows[i])
-        if stopped[i]:
+        if stops[i]:
             found[row] = End(row, "stop", int(tokens[i]))
         else:
             found.setdefault(row, End(row, "length"))
@@ -213,17 +225,17 @@ def _errors(batch: Batch, result: Result, invalid: BoolArray) -> list[End]:
     return ends
 
 
-def _stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
+def stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
     """[n] whether the token that each of the rows [n] got stops its request."""
-    stopped: BoolArray = is_eos[tokens] & columns.stops_at_eos[rows]
+    stops: BoolArray = is_eos[tokens] & columns.stops_at_eos[rows]
     special = columns.has_stop_ids[rows]
     # Few requests have stop tokens of their own.
     if special.any():
         for i in np.flatnonzero(special).tolist():
             request: Request = columns.requests[rows[i]]
             stop_ids = request.message.sampling.stop_token_ids
-            stopped[i] |= int(tokens[i]) in stop_ids
-    return stopped
+            stops[i] |= int(tokens[i]) in stop_ids
+    return stops
 
 
 def _behind_first(

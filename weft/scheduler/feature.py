@@ -6,8 +6,9 @@ it on, keeps its own state for each request, and overrides the moments that it n
 it at these moments and knows nothing else of it. `FeatureHooks` keeps the features of the open
 requests, so that a step of plain requests calls none:
 
-    arrival ── admit? ── enter_row ── prepare ── commit ── ... ── release ── ... ── end
-                           └──── while it has a row ──────────────┘   (again after a retraction)
+    arrival ── admit? ── joins? ── enter_row ── prepare ── commit ── ... ── release ── ... ── end
+                                     └──── while it has a row ──────────────┘   (again after a
+                                                                                  retraction)
 
 What a feature adds to a plan are the operations of `plan/`; the list of all features is
 `features/registry.py`.
@@ -19,10 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
+from weft.arrays import IntArray
 from weft.messages.replies import AuxPiece, FinishReason, TokenLogprobs
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -41,10 +43,20 @@ class Admission(Enum):
     WAIT = "wait"  # not in this pass; others may go before
 
 
+class QueueWalk(NamedTuple):
+    """A walk over the queue, as a feature sees it that looks at who joins whom."""
+
+    number: int  # rises from walk to walk
+    now: float
+    picked: Sequence[Request]  # in this walk, so far: they have no row yet
+    kv: KvMemory  # of those that have a row
+    is_overdue: Callable[[Request, float], bool]  # at `now`
+
+
 class StepInputs:
     """What features add to the plan of one step, in any order; `FeatureHooks` sorts it."""
 
-    __slots__ = ("blocks_overlap", "inputs", "logits", "outputs")
+    __slots__ = ("adapters", "blocks_overlap", "inputs", "logits", "outputs")
 
     def __init__(self) -> None:
         self.inputs: list[InputOp] = []
@@ -52,6 +64,7 @@ class StepInputs:
         self.outputs: list[AuxRequest] = []
         # The next step depends on the tokens of this one: it is planned when they are known.
         self.blocks_overlap = False
+        self.adapters: IntArray | None = None  # `Plan.adapters`; one feature alone writes them
 
 
 class StepEffects:
@@ -80,6 +93,13 @@ class Feature:
 
     sampling_fields: ClassVar[tuple[str, ...]] = ()  # of SamplingParams
     request_fields: ClassVar[tuple[str, ...]] = ()  # of GenerateRequest
+    # Why requests that use it have no drafts (`speculation/`). With drafts a step samples several
+    # tokens of a row, each of which counts only if `Batch.is_live` says so.
+    no_draft: ClassVar[str] = ""
+    # `prepare` says what a prompt's tokens are before the first layer, and nothing else.
+    gives_inputs: ClassVar[bool] = False
+    # `prepare` says how the layers compute: each piece of a split prefill needs it.
+    changes_layers: ClassVar[bool] = False
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
         """Why a request that would use the feature cannot run; None if it can."""
@@ -92,8 +112,18 @@ class Feature:
         """The request could be admitted in this pass: may it?"""
         return Admission.READY
 
+    def joins(self, request: Request, walk: QueueWalk) -> str:
+        """While some request uses the feature: may this one, whether it uses it or not, run beside
+        those that have a row and those that are picked? Returns why not; nothing if it may."""
+        return ""
+
     def enter_row(self, request: Request) -> None:
         """The request has got its row; its steps follow."""
+
+    def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
+        """Some tokens [n] are guessed to follow those that are known of the request: how many of
+        them may its next step compute? It may still compute fewer."""
+        return len(draft)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         """The batch is about to be launched: add operations to its plan."""
@@ -116,6 +146,7 @@ class Feature:
         """
 
 
+Joins: TypeAlias = Callable[[Request, QueueWalk], str]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
@@ -134,13 +165,9 @@ class Triggers:
 
     def add(self, kind: type[msgspec.Struct], names: Iterable[str], feature: Feature) -> None:
         """Another value than the default of one of these fields of `kind` turns the feature on."""
-        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        defaults = _defaults(kind)
         for name in names:
-            field = fields[name]
-            default = field.default
-            if field.default_factory is not msgspec.NODEFAULT:
-                default = field.default_factory()
-            self._triggers.append((name, default, feature))
+            self._triggers.append((name, defaults[name], feature))
         self._names = tuple(name for name, _, _ in self._triggers)
         self._defaults = tuple(default for _, default, _ in self._triggers)
 
@@ -154,6 +181,17 @@ class Triggers:
             if value != default:
                 found.append(feature)
         return found
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
+    """Those of all fields of `kind`. To list fields takes milliseconds, for each feature again."""
+    defaults = {}
+    for field in msgspec.structs.fields(kind):
+        defaults[field.name] = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            defaults[field.name] = field.default_factory()
+    return defaults
 
 
 @cache
@@ -180,6 +218,7 @@ class FeatureHooks:
         self._by_sampling = Triggers()
         self._by_request = Triggers()
         self._of_all: list[Feature] = []  # used by every request
+        self.joins: list[Joins] = []  # asked of every request that could be admitted
         self._prepare: list[Prepare] = []
         self._commit: list[Commit] = []
         for feature in features:
@@ -216,6 +255,14 @@ class FeatureHooks:
             return True
         return all(feature.admit(request) is Admission.READY for feature in used)
 
+    def why_apart(self, request: Request, walk: QueueWalk) -> str:
+        """Why a waiting request cannot run beside those that do; nothing if it can."""
+        for joins in self.joins:
+            why = joins(request, walk)
+            if why:
+                return why
+        return ""
+
     def prepare(self, batch: Batch, columns: Columns) -> StepInputs:
         """What the features in use add to the plan of a batch."""
         if not self._prepare:
@@ -224,6 +271,16 @@ class FeatureHooks:
         for prepare in self._prepare:
             prepare(batch, columns, step)
         step.logits = in_order(step.logits)
+        return step
+
+    def prepare_piece(self, batch: Batch, columns: Columns, *, is_first: bool) -> StepInputs:
+        """What they add to a piece of a split prefill before its last one."""
+        step = StepInputs()
+        for feature, num_users in self._num_users.items():
+            if not num_users:
+                continue
+            if feature.changes_layers or (is_first and feature.gives_inputs):
+                feature.prepare(batch, columns, step)
         return step
 
     def commit(self, batch: Batch, columns: Columns, result: Result) -> StepEffects:
@@ -256,6 +313,7 @@ class FeatureHooks:
         return used
 
     def _list_hooks(self) -> None:
+        self.joins = []
         self._prepare = []
         self._commit = []
         for feature in self._features:
@@ -263,6 +321,8 @@ class FeatureHooks:
                 continue
             # A moment that a feature does not override is not called.
             kind = type(feature)
+            if kind.joins is not Feature.joins:
+                self.joins.append(feature.joins)
             if kind.prepare is not Feature.prepare:
                 self._prepare.append(feature.prepare)
             if kind.commit is not Feature.commit:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,12 +25,34 @@ MAX_PASSES = 2_048
 NEVER = -1.0
 
 
+@dataclass(slots=True)
+class DraftCount:
+    """What has become of the tokens that a source has guessed."""
+
+    num_drafts: int = 0
+    num_right: int = 0
+    num_runs: int = 0  # of a request in a step
+
+    @property
+    def num_wrong(self) -> int:
+        return self.num_drafts - self.num_right
+
+    def add(self, num_drafts: int, num_right: int) -> None:
+        self.num_drafts += num_drafts
+        self.num_right += num_right
+        self.num_runs += 1
+
+
+NO_DRAFTS = DraftCount()
+
+
 @dataclass
 class Counters:
     """What has happened since the start."""
 
     num_steps: int = 0
     num_prefill_steps: int = 0
+    num_split_steps: int = 0  # that computed some layers of prompts
     num_requests: int = 0  # that arrived; also the number of the next one
     num_duplicates: int = 0  # messages with the number of an open request
     num_unknown: int = 0  # messages that nobody handles
@@ -44,12 +66,20 @@ class Counters:
     num_generated_tokens: int = 0
     num_retractions: int = 0
     num_faults: int = 0  # found in the books of memory, or raised by the scheduler
+    drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
 
     def totals(self) -> dict[str, int]:
         """By the names that they have in `Stats`."""
+        drafts: dict[str, int] = {}
+        for source, count in self.drafts.items():
+            drafts[f"total_drafts_{source}"] = count.num_drafts
+            drafts[f"total_accepted_{source}"] = count.num_right
         return {
+            **drafts,
+            "total_draft_runs": sum(count.num_runs for count in self.drafts.values()),
             "total_steps": self.num_steps,
             "total_prefill_steps": self.num_prefill_steps,
+            "total_split_steps": self.num_split_steps,
             "total_prompt_tokens": self.num_prompt_tokens,
             "total_cached_tokens": self.num_cached_tokens,
             "total_prefilled_tokens": self.num_prefilled_tokens,
@@ -72,6 +102,7 @@ class EventKind(Enum):
     GRAMMAR = "grammar"  # it is being compiled, or ready
     ADMITTED = "admitted"  # whole, or its first chunk
     CHUNK = "chunk"  # another piece of its prompt
+    LAYERS = "layers"  # some of them, for a piece of its prompt
     STALLED = "stalled"  # its open prompt gets no piece of this step
     DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
     # a part of the scheduler lets it wait, or the input is blocked, or generation paused
@@ -85,7 +116,8 @@ class EventKind(Enum):
 PASSED_OVER = frozenset(
     {EventKind.DEFERRED, EventKind.WAITING_REASON}
 )  # a walk that leaves it waiting for its own sake
-_REPEATED = PASSED_OVER | {EventKind.CHUNK, EventKind.STALLED}  # successive ones are counted
+# Successive ones are counted.
+_REPEATED = PASSED_OVER | {EventKind.CHUNK, EventKind.LAYERS, EventKind.STALLED}
 
 
 class Event(NamedTuple):
@@ -116,10 +148,12 @@ class Stop(Enum):
     NO_ROW = "no row"  # as many requests run as may
     NO_TOKEN = "no token"  # memory
     NO_WINDOW = "no window"  # memory of the layers with windows
+    NO_STATE_SLOT = "no state slot"  # as many states are kept as may be
     BUDGET = "budget"  # the tokens of one step
     TIME = "time"  # of one step
     OPEN_PROMPT = "open prompt"  # it would have to be cut, and another one is
     DEFERRED = "deferred"  # so many wait for prefixes of this step that the walk ended
+    LAYERS = "layers"  # a prompt has layers left to compute
     POLICY = "policy"  # it lets nobody else join what runs
     TURN = "turn"  # running requests have theirs, before any more of a prompt
     ROOM = "room"  # it is being made by taking back running requests
@@ -127,7 +161,7 @@ class Stop(Enum):
 
 
 # Why a batch is full afterwards.
-_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN, Stop.NO_WINDOW})
+_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN, Stop.NO_WINDOW, Stop.NO_STATE_SLOT})
 
 
 class SchedulingPass:
@@ -192,10 +226,12 @@ class RequestTrace:
         "arrival_order",
         "arrived_s",
         "cached_tokens",
+        "drafts",
         "events",
         "finished_s",
         "first_token_s",
         "id",
+        "no_draft",
         "num_events_dropped",
         "num_retractions",
         "num_waits_dropped",
@@ -225,6 +261,8 @@ class RequestTrace:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = 0  # at its end
         self.cached_tokens = 0  # of the prompt, found at first admission
+        self.drafts: dict[str, DraftCount] = {}  # by source
+        self.no_draft = ""  # why its last step had none
         self.arrived_s = now
         self.admitted_s = NEVER
         self.first_token_s = NEVER
@@ -234,6 +272,10 @@ class RequestTrace:
         self.refound_tokens = 0  # that had, and were still in the cache
         self.num_events_dropped = 0  # from the middle
         self.num_waits_dropped = 0  # from the middle
+
+    def drafted(self, source: str, num_drafts: int, num_right: int) -> None:
+        """The first `num_right` of the tokens that a source guessed were right."""
+        self.drafts.setdefault(source, DraftCount()).add(num_drafts, num_right)
 
     def add(self, event: Event) -> None:
         events = self.events

@@ -18,7 +18,7 @@ from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.allocator import PageAllocator, RowTable, Write, num_pages_for, slots_of
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
-from weft.plan.step import TableWrites, WindowSlots
+from weft.plan.step import Plan, TableWrites
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
 EMPTIED = "the cache was emptied"  # why a pin was lost
@@ -97,6 +97,20 @@ class KvMemory:
         self.rows.slots[request.row, start : request.extend_end] = slots
         return slots
 
+    def slots_again(self, request: Request, start: int) -> IntArray:
+        """The slots of the planned tokens from `start` on, which a step before has allocated: the
+        next one writes more of their layers."""
+        slots: IntArray = self.rows.slots[request.row, start : request.extend_end].copy()
+        return slots
+
+    def withdraw(self, request: Request, start: int) -> None:
+        """Free the pages of the tokens from `start` on, a border of pages: they were computed in
+        part and will never be whole."""
+        pages = self._pages(request.row, start, request.kv_len)
+        self.allocator.free(pages)
+        request.kv_len = start
+        self.columns.kv_len[request.row] = start
+
     def decode_tokens(self, rows: IntArray) -> int:
         """Tokens that the next decode step of `rows` computes."""
         num_tokens = self.columns.seq_len[rows] - self.columns.kv_len[rows]
@@ -139,6 +153,15 @@ class KvMemory:
         taken: IntArray = slots[rows, first] + in_page
         slots[rows, positions] = taken
         return taken
+
+    def cut(self, row: int, kv_len: int) -> None:
+        """Keep what is computed of the first `kv_len` tokens of a row; take back the pages behind
+        them. What stands behind them on the last page is written over."""
+        begin = num_pages_for(kv_len, self.page_size) * self.page_size
+        end = int(self.columns.kv_len[row])
+        if begin < end:
+            self.allocator.free(self._pages(row, begin, end))
+        self.columns.kv_len[row] = kv_len
 
     def share(self, request: Request) -> None:
         """Put the computed tokens of a row into the cache, as far as they fill pages, and keep
@@ -217,9 +240,12 @@ class KvMemory:
             return None
         return table_writes(self.rows.take_writes())
 
-    def take_window_slots(self) -> WindowSlots | None:
-        """What the next plan says of layers with windows, where these have pages of their own."""
-        return None
+    def with_groups(self, plan: Plan) -> Plan:
+        """A plan with what it has to say of layers whose memory is apart from that of all others.
+
+        Called once for each plan, behind all that takes memory for it.
+        """
+        return plan
 
     # When memory runs out
 

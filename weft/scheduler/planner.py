@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, consecutive
-from weft.plan.step import LAST_SAMPLED, ForwardMode, Plan, Sampling
+from weft.plan.step import LAST_SAMPLED, ForwardMode, LayerSpan, Plan, Result, Sampling
 from weft.scheduler.batch import NO_ROWS, Batch
-from weft.scheduler.feature import FeatureHooks
+from weft.scheduler.feature import FeatureHooks, StepInputs
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
 
@@ -29,6 +29,7 @@ class StepTokens(NamedTuple):
     tokens: IntArray  # [T]
     slots: IntArray  # [T]
     samples: BoolArray  # [R]
+    drafts: IntArray | None = None  # [R] how many of the last tokens are drafts
 
 
 def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
@@ -101,6 +102,9 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
 
 def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
     """One step of both: prefills first, then the decoding rows."""
+    drafts: IntArray | None = None
+    if decode.drafts is not None:
+        drafts = np.concatenate([np.zeros_like(extend.rows), decode.drafts])
     return StepTokens(
         rows=np.concatenate([extend.rows, decode.rows]),
         starts=np.concatenate([extend.starts, decode.starts]),
@@ -108,6 +112,7 @@ def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
         tokens=np.concatenate([extend.tokens, decode.tokens]),
         slots=np.concatenate([extend.slots, decode.slots]),
         samples=np.concatenate([extend.samples, decode.samples]),
+        drafts=drafts,
     )
 
 
@@ -122,45 +127,67 @@ class Planner:
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
         """The next step: prefills, decoding rows, or both."""
-        mode, work = self._list_tokens(prefills, decode_rows)
-        batch = Batch(
-            mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns
-        )
-        step = self._hooks.prepare(batch, self._columns)
-        batch.blocks_overlap = step.blocks_overlap
-        ends = work.starts + work.lens
-        batch.plan = Plan(
+        if prefills:
+            mode = ForwardMode.EXTEND
+            work = prepare_for_extend(self._kv, prefills)
+            if len(decode_rows):
+                mode = ForwardMode.MIXED
+                decode = self._list_decode(decode_rows, len(work.tokens))
+                work = mix_with_running(work, decode)
+        else:
+            mode = ForwardMode.DECODE
+            work = self._list_decode(decode_rows, 0)
+            if len(work.tokens) > len(work.rows):
+                mode = ForwardMode.MIXED  # with forced tokens, or drafts
+        batch = self._batch(mode, prefills, work)
+        self._add_plan(batch, work, self._hooks.prepare(batch, self._columns))
+        return batch
+
+    def row_released(self, request: Request) -> None:
+        """A request is about to give up its row."""
+
+    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
+        """The result of a batch has come: before it is taken in, say what of it counts. Returns
+        what is taken in.
+
+        `is_eos` [vocab_size] marks the model's end-of-sequence tokens.
+        """
+        return result
+
+    # Inside
+
+    def _add_plan(
+        self, batch: Batch, work: StepTokens, step: StepInputs, layers: LayerSpan | None = None
+    ) -> None:
+        """Give a batch its plan: the next step, with what features add to it."""
+        batch.blocks_overlap |= step.blocks_overlap
+        plan = Plan(
             step=self.num_steps,
-            mode=mode,
+            mode=batch.mode,
             rows=work.rows,
             starts=work.starts,
             lens=work.lens,
             tokens=work.tokens,
             slots=work.slots,
             samples=work.samples,
-            sampling=self._sampling(batch.sample_rows, positions=ends[work.samples]),
+            sampling=self._sampling(batch.sample_rows, positions=batch.sample_lens),
             table=self._kv.take_writes(),
             inputs=tuple(step.inputs),
             logits=tuple(step.logits),
             outputs=tuple(step.outputs),
-            window=self._kv.take_window_slots(),
+            drafts=work.drafts,
+            layers=layers,
+            adapters=step.adapters,
         )
+        batch.plan = self._kv.with_groups(plan)
         self.num_steps += 1
-        return batch
 
-    def _list_tokens(
-        self, prefills: list[Request], decode_rows: IntArray
-    ) -> tuple[ForwardMode, StepTokens]:
-        if not prefills:
-            decode = prepare_for_decode(self._kv, decode_rows)
-            if len(decode.tokens) > len(decode.rows):
-                return ForwardMode.MIXED, decode  # with forced tokens
-            return ForwardMode.DECODE, decode
-        extend = prepare_for_extend(self._kv, prefills)
-        if not len(decode_rows):
-            return ForwardMode.EXTEND, extend
-        decode = prepare_for_decode(self._kv, decode_rows)
-        return ForwardMode.MIXED, mix_with_running(extend, decode)
+    def _list_decode(self, rows: IntArray, num_before: int) -> StepTokens:
+        """What `rows` compute in a step that has `num_before` tokens of prompts."""
+        return prepare_for_decode(self._kv, rows)
+
+    def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:
+        return Batch(mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns)
 
     def _sampling(self, rows: IntArray, positions: IntArray) -> Sampling:
         """How `rows` [S] sample the tokens at `positions` [S] of their sequences."""

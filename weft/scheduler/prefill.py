@@ -21,7 +21,7 @@ from weft.scheduler.admission import (
     expected_tokens,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
-from weft.scheduler.feature import FeatureHooks
+from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
@@ -35,6 +35,7 @@ from weft.scheduler.settings import SchedulerSettings
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
     Lack.WINDOWS: Stop.NO_WINDOW,
+    Lack.STATES: Stop.NO_STATE_SLOT,
     Lack.TOKENS: Stop.BUDGET,
     Lack.TIME: Stop.TIME,
     Lack.OPEN_PROMPT: Stop.OPEN_PROMPT,
@@ -48,6 +49,7 @@ class PrefillScheduler:
     """
 
     adder_type: type[PrefillAdder] = PrefillAdder  # its budgets
+    sharing_type: type[PrefixSharing] = PrefixSharing  # who waits for whom
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class PrefillScheduler:
         self.chunked_req: Request | None = None  # the one whose prompt is partly computed
         self.is_full = False  # nothing can be admitted before something ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._num_queue_walks = 0  # that features were asked about
         self.seen: set[int] = set()  # requests that the last pass over the queue has looked at
 
     def apply(self, settings: SchedulerSettings) -> None:
@@ -91,6 +94,10 @@ class PrefillScheduler:
         """No request has a row any more."""
         self.chunked_req = None
         self.is_full = False
+
+    def open_prompts(self) -> list[Request]:
+        """Those that are computed in part."""
+        return [] if self.chunked_req is None else [self.chunked_req]
 
     def row_released(self, request: Request) -> None:
         """A request has given up its row."""
@@ -114,7 +121,7 @@ class PrefillScheduler:
             return None
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(decode_rows, now)
-        sharing = PrefixSharing(self._kv.cache)
+        sharing = self.sharing_type(self._kv)
         if self.chunked_req is not None:
             sharing.picked(self.chunked_req)
             self._continue_chunk(self.chunked_req, adder, now)
@@ -152,6 +159,8 @@ class PrefillScheduler:
             rows = np.array([self.chunked_req.row], dtype=np.int32)
         rows = rows[classes.far_below(first, rows)]
         if not len(rows) or not self._hooks.may_run(first):
+            return []
+        if self._hooks.joins and self._hooks.why_apart(first, self._queue_walk([], now)):
             return []
         requests = self._kv.columns.requests[rows]
         below = [request for request in requests if not queue.is_overdue(request, now)]
@@ -240,6 +249,9 @@ class PrefillScheduler:
     ) -> list[Request]:
         """Walk the queue in the policy's order and add what fits, up to the first that does not."""
         picked: list[Request] = []
+        walk: QueueWalk | None = None
+        if self._hooks.joins:
+            walk = self._queue_walk(picked, now)
         num_seen = 0
         for request in self._queue.order(now):
             num_seen += 1
@@ -250,6 +262,10 @@ class PrefillScheduler:
                 return picked
             if not self._hooks.may_run(request):
                 self._pass_over(now, request, EventKind.WAITING_REASON, "not ready yet")
+                continue
+            apart = "" if walk is None else self._hooks.why_apart(request, walk)
+            if apart:
+                self._pass_over(now, request, EventKind.WAITING_REASON, apart)
                 continue
             self._kv.match(request)
             if sharing.defers(request):
@@ -273,6 +289,10 @@ class PrefillScheduler:
         if num_seen < self._queue.num_candidates:
             self._record_pass(now, Stop.POLICY)
         return picked
+
+    def _queue_walk(self, picked: list[Request], now: float) -> QueueWalk:
+        self._num_queue_walks += 1
+        return QueueWalk(self._num_queue_walks, now, picked, self._kv, self._queue.is_overdue)
 
     def _pass_over(self, now: float, request: Request, kind: EventKind, why: str) -> None:
         self._note(now, request, kind, why)

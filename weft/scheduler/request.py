@@ -123,10 +123,14 @@ class Request:
         """The key of its first tokens, of which the packed ids are given.
 
         The one place that says what the cache compares. Today that is the ids; an image in the
-        prompt would put its hash in the place of its tokens, an adapter its name into the
-        namespace.
+        prompt would put its hash in the place of its tokens.
         """
-        return CacheKey(self.message.cache_salt, token_ids)
+        message = self.message
+        namespace = message.cache_salt
+        # No salt reaches the part of another adapter, whatever its characters.
+        if message.adapter or namespace.startswith("\0"):
+            namespace = f"\0{message.adapter}\0{namespace}"
+        return CacheKey(namespace, token_ids)
 
     @property
     def reusable_len(self) -> int:
@@ -221,6 +225,8 @@ class Columns:
     `kv_len` of them have K and V in the cache, or get them from a launched step. The usual decode
     row has one pending token, the one sampled last; a row may have more: forced (jump-forward)
     tokens (`Forced` in `batch.py`). While a prompt is computed, `seq_len` is that of the prompt.
+    While a step with drafts runs, they count in `kv_len` and stand in `tokens`, behind what is
+    known (`speculation/`).
 
     A free row is all zeros but for its epoch, so a request finds nothing of the row's last owner.
     """
@@ -291,7 +297,7 @@ class Columns:
         """The request has left its row: results for it that are still to come count no more."""
         self.epoch[row] += 1
         self.requests[row] = None
-        self.tokens[row, : self.known_len[row]] = 0
+        self.tokens[row, : self._num_written(row)] = 0
         for column in self._numbers:
             column[row] = 0
 
@@ -301,9 +307,13 @@ class Columns:
         self.requests[:] = None
         # Row by row: the whole table may be larger than what was ever touched.
         for row in np.flatnonzero(self.known_len).tolist():
-            self.tokens[row, : self.known_len[row]] = 0
+            self.tokens[row, : self._num_written(row)] = 0
         for column in self._numbers:
             column[:] = 0
+
+    def _num_written(self, row: int) -> int:
+        """Tokens of a row whose ids have been written: those that are known, and drafts."""
+        return max(int(self.known_len[row]), int(self.kv_len[row]))
 
     def packed(self, row: int, length: int) -> bytes:
         """The first `length` token ids of a row, packed."""

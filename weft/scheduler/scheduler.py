@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 
 from weft.arrays import IntArray
+from weft.config.drafts import MODEL
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import Fault
 from weft.memory.allocator import PageAllocator, RowTable
@@ -31,7 +33,7 @@ from weft.messages.status import Stats
 from weft.plan.step import Result
 from weft.scheduler.batch import Batch, End, RunningBatch, commit
 from weft.scheduler.feature import Feature, FeatureHooks
-from weft.scheduler.history import Counters, RequestHistory, Stop
+from weft.scheduler.history import NO_DRAFTS, Counters, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
@@ -51,8 +53,22 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.speculation.drafting import DraftingPlanner
+from weft.scheduler.speculation.guessing import Guesser
+from weft.scheduler.speculation.planner import SpeculativePlanner
+from weft.scheduler.speculation.sources import make_sources
+from weft.scheduler.speculation.speculator import Speculator
+from weft.scheduler.split.planner import SplitPlanner
+from weft.scheduler.split.prefill import SplitPrefills, unmixed
+from weft.scheduler.states.admission import StatefulPrefills
+from weft.scheduler.states.kv import StatefulKv
 from weft.scheduler.windows.admission import WindowedPrefills
 from weft.scheduler.windows.kv import WindowedKv
+
+
+class Memory(NamedTuple):
+    kv: KvMemory
+    prefills: type[PrefillScheduler]  # who admits requests to it
 
 
 class Scheduler:
@@ -60,7 +76,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, features: Sequence[Feature] = ()) -> None:
         self.settings = settings
-        self.kv = _make_memory(settings)
+        self.kv, passes = _make_memory(settings)
         columns = self.kv.columns
         self.counters = Counters()
         self.history = RequestHistory()
@@ -69,15 +85,29 @@ class Scheduler:
         self.limits = RequestLimits(settings, self.kv.capacity)
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
-        self.pace: Pace | None = None  # how long a step may take; None: as long as it takes
-        if settings.bounds_steps:
+        # How long a step may take, and what steps cost; None: nobody asks.
+        self.pace: Pace | None = None
+        if settings.bounds_steps or settings.draft_sources:
             self.pace = Pace(settings, columns, self.running_batch)
         context = PolicyContext(settings, columns, self.running_batch)
         policy = make_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
-        self.planner = Planner(self.kv, self.hooks)
-        prefills = PrefillScheduler if settings.windows is None else WindowedPrefills
-        self.prefills = prefills(
+        self.planner: Planner
+        self.prefills: PrefillScheduler | SplitPrefills
+        if settings.split_prefill_layers:
+            self.planner, self.prefills = self._split_passes(passes, settings)
+        else:
+            self.planner = self._whole_planner(settings)
+            self.prefills = self._passes(passes, settings, self.planner)
+        # The batch that ran last; its prefills are not in the running batch yet.
+        self.last_batch: Batch | None = None
+        self._now = 0.0  # as of the last call that brought the time
+
+    def _passes(
+        self, kind: type[PrefillScheduler], settings: SchedulerSettings, planner: Planner
+    ) -> PrefillScheduler:
+        """The passes over the queue, which plan their steps with `planner`."""
+        return kind(
             settings,
             kv=self.kv,
             queue=self.waiting_queue,
@@ -85,13 +115,46 @@ class Scheduler:
             hooks=self.hooks,
             pace=self.pace,
             limits=self.limits,
-            planner=self.planner,
+            planner=planner,
             history=self.history,
             counters=self.counters,
         )
-        # The batch that ran last; its prefills are not in the running batch yet.
-        self.last_batch: Batch | None = None
-        self._now = 0.0  # as of the last call that brought the time
+
+    def _whole_planner(self, settings: SchedulerSettings) -> Planner:
+        if not settings.draft_sources:
+            return Planner(self.kv, self.hooks)
+        assert self.pace is not None, "drafts are made by what steps cost"
+        speculator = Speculator(
+            self.kv.columns,
+            self.hooks,
+            self.pace,
+            self.history,
+            self.counters,
+            make_sources(
+                settings.draft_sources, self.kv.cache, settings.ngram_max, settings.ngram_min
+            ),
+            settings.max_draft,
+        )
+        longest = settings.max_step_tokens
+        if settings.draft is None or MODEL not in settings.draft_sources:
+            return SpeculativePlanner(self.kv, self.hooks, speculator, longest)
+        guesser = Guesser(self.kv, settings, settings.draft, speculator)
+        return DraftingPlanner(self.kv, self.hooks, speculator, guesser, longest)
+
+    def _split_passes(
+        self, kind: type[PrefillScheduler], settings: SchedulerSettings
+    ) -> tuple[SplitPlanner, SplitPrefills]:
+        planner = SplitPlanner(
+            self.kv,
+            self.hooks,
+            settings=settings,
+            running=self.running_batch,
+            queue=self.waiting_queue,
+            pace=self.pace,
+        )
+        whole = self._passes(kind, unmixed(settings), planner)
+        passes = SplitPrefills(whole, planner, history=self.history, counters=self.counters)
+        return planner, passes
 
     # Requests come
 
@@ -263,6 +326,8 @@ class Scheduler:
         num_output = finish.completion_tokens
         prefill_s = 0.0
         retry_after_s = 0
+        accepted = 0
+        rejected = 0
         try:
             for feature in features:
                 self.outbox.attempt(feature.end, request, finish.reason, self._now, self.kv)
@@ -277,10 +342,18 @@ class Scheduler:
             if finish.status == QUEUE_IS_FULL.status:
                 num_waiting = len(self.waiting_queue)
                 retry_after_s = self.limits.retry_after_s(num_waiting, self._now)
+            predicted = trace.drafts.get("prediction", NO_DRAFTS)
+            accepted = predicted.num_right
+            rejected = predicted.num_wrong
         finally:
-            self.outbox.finish(
-                msgspec.structs.replace(finish, prefill_s=prefill_s, retry_after_s=retry_after_s)
+            last_word = msgspec.structs.replace(
+                finish,
+                prefill_s=prefill_s,
+                retry_after_s=retry_after_s,
+                accepted_prediction_tokens=accepted,
+                rejected_prediction_tokens=rejected,
             )
+            self.outbox.finish(last_word)
 
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch, with all tokens known of it."""
@@ -293,6 +366,7 @@ class Scheduler:
             if follower is not None:
                 self.outbox.attempt(follower.left, request)
             self.prefills.row_released(request)
+            self.planner.row_released(request)
             self.running_batch.remove(request.row)
             self.kv.release(request, keep=keep)
 
@@ -386,8 +460,10 @@ class Scheduler:
         """
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
         if not self.kv.decode_fits(kept):
-            assert self.prefills.chunked_req is not None, "a request that fits alone has no memory"
-            self.retract(self.prefills.chunked_req)
+            open_prompts = self.prefills.open_prompts()
+            assert open_prompts, "a request that fits alone has no memory"
+            for request in open_prompts:
+                self.retract(request)
         self.prefills.new_token_ratio.learn(self.kv.columns, kept)
         return kept
 
@@ -416,8 +492,9 @@ class Scheduler:
         if now is not None:
             self._now = now
         columns = self.kv.columns
-        effects = self.hooks.commit(batch, columns, result)
         is_eos = self.limits.is_eos
+        result = self.planner.settle(batch, result, is_eos)
+        effects = self.hooks.commit(batch, columns, result)
         outcome = commit(columns, batch, result, is_eos, effects.ends, effects.forced)
         # From here on the tokens are known, so they must be reported whatever raises.
         self.outbox.put(
@@ -608,7 +685,7 @@ class Scheduler:
         return found
 
 
-def _make_memory(settings: SchedulerSettings) -> KvMemory:
+def _make_memory(settings: SchedulerSettings) -> Memory:
     page_size = settings.page_size
     num_rows = settings.sized_for.max_running_requests
     cache: PrefixCache = NoPrefixCache(page_size)
@@ -617,6 +694,10 @@ def _make_memory(settings: SchedulerSettings) -> KvMemory:
     rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
     allocator = PageAllocator(settings.num_pages, page_size)
     columns = Columns(num_rows, settings.context_length)
-    if settings.windows is None:
-        return KvMemory(rows, allocator, cache, columns)
-    return WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
+    if settings.windows is not None:
+        windowed = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
+        return Memory(windowed, WindowedPrefills)
+    if settings.states is not None:
+        stateful = StatefulKv(rows, allocator, cache, columns, settings.states)
+        return Memory(stateful, StatefulPrefills)
+    return Memory(KvMemory(rows, allocator, cache, columns), PrefillScheduler)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.drafts import AUTO, MODEL, parse_draft_sources
 from weft.config.pairs import parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
 from weft.config.windows import least_window_tokens
@@ -45,6 +46,31 @@ class WindowSettings:
         return least_window_tokens(self.window, page_size, step_tokens) // page_size
 
 
+LEAST_STATE_SLOTS = 2  # without which no request can run: one that it reads, and its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSettings:
+    """The layers that keep a state, where a model has such layers."""
+
+    num_slots: int
+    least_border: int = 64  # tokens; rows leave copies of their states at multiples of a border
+    # Tokens that two requests must share beyond a snapshot for the second to leave another there.
+    least_shared: int = 256
+
+    def border(self, page_size: int) -> int:
+        """Tokens between two places where a copy may be left: whole pages."""
+        return -(-self.least_border // page_size) * page_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """A draft model, where there is one."""
+
+    vocab_size: int  # ids that it knows; a request with another one has no drafts of it
+    context_length: int  # behind so many tokens it makes none
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings(SchedulingOptions):
     """The options of the scheduler, with values where users may write 0, and what they apply to."""
@@ -53,12 +79,15 @@ class SchedulerSettings(SchedulingOptions):
     page_size: int
     context_length: int  # prompt and output together, in tokens
     vocab_size: int
+    num_layers: int = 0  # of the model; 0: a step computes all of them
     hidden_size: int = 0  # of the vectors that may be given for tokens of a prompt; 0: none may
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     sessions: SessionLimits = SessionLimits()
     pooling: PoolingLimits | None = None  # None: the model generates
     windows: WindowSettings | None = None  # None: all layers share one pool of pages
+    states: StateSettings | None = None  # None: no layer keeps a state
+    draft: DraftSettings | None = None  # None: there is no draft model
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 
@@ -75,6 +104,11 @@ class SchedulerSettings(SchedulingOptions):
         return None
 
     @property
+    def max_step_tokens(self) -> int:
+        """Tokens that a step with prompts computes, at most."""
+        return min(self.chunk_len or self.max_prefill_tokens, self.max_prefill_tokens)
+
+    @property
     def max_step_s(self) -> float:
         """Bound on the time between two tokens of a running request; 0: none."""
         return self.max_step_ms / 1_000
@@ -83,6 +117,16 @@ class SchedulerSettings(SchedulingOptions):
     def bounds_steps(self) -> bool:
         """Whether prompts are cut so that running requests have their tokens in time."""
         return self.max_step_ms > 0 or self.max_slowdown > 0
+
+    @property
+    def draft_sources(self) -> tuple[str, ...]:
+        """Where drafts come from, by name; none: requests have no drafts. Raises SettingsError."""
+        if self.speculative == AUTO:
+            return ()  # nobody has decided
+        if self.states is not None:
+            return ()  # a state cannot go back behind a token
+        names = parse_draft_sources(self.speculative, "--speculative")
+        return tuple(name for name in names if name != MODEL or self.draft is not None)
 
     @property
     def tenant_shares(self) -> dict[str, float]:
@@ -96,6 +140,24 @@ class SchedulerSettings(SchedulingOptions):
                 f"max_running_requests is {self.max_running_requests}; it must be at least 1"
             )
         parse_tenant_weights(self.tenant_weights, "--tenant-weights")
+        if self.speculative != AUTO:
+            parse_draft_sources(self.speculative, "--speculative")
+        if self.split_prefill_layers and not self.num_layers:
+            raise ValueError(
+                f"split_prefill_layers is {self.split_prefill_layers}; "
+                "the number of the model's layers (num_layers) must be known for it"
+            )
+        if self.split_prefill_layers and self.draft_sources:
+            raise ValueError(
+                f"split_prefill_layers is {self.split_prefill_layers}; "
+                "no tokens are guessed then (speculative must be off)"
+            )
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(
+                f"ngram_min is {self.ngram_min}; it must be at most ngram_max ({self.ngram_max})"
+            )
+        if self.draft is not None and self.windows is not None:
+            raise ValueError("layers with windows have no pages of their own beside a draft model")
         if self.windows is not None:
             least = self.windows.least_pages(self.page_size, self.chunk_len or 0)
             if self.windows.num_pages < least:
@@ -103,6 +165,8 @@ class SchedulerSettings(SchedulingOptions):
                     f"{self.windows.num_pages} pages for layers with windows of "
                     f"{self.windows.window} tokens; at least {least} are needed"
                 )
+        if self.states is not None:
+            self._check_states(self.states)
         if self.chunk_len is None:
             return
         if self.chunk_len < self.page_size:
@@ -114,4 +178,20 @@ class SchedulerSettings(SchedulingOptions):
             raise ValueError(
                 f"max_prefill_tokens is {self.max_prefill_tokens}; "
                 f"it must be at least page_size ({self.page_size})"
+            )
+
+    def _check_states(self, states: StateSettings) -> None:
+        if self.split_prefill_layers:
+            raise ValueError(
+                f"split_prefill_layers is {self.split_prefill_layers}; prefills of a model with "
+                "layers that keep a state cannot be split"
+            )
+        if self.windows is not None:
+            raise ValueError(
+                "layers with windows cannot have pages of their own in a model with layers that "
+                "keep a state"
+            )
+        if states.num_slots < LEAST_STATE_SLOTS:
+            raise ValueError(
+                f"{states.num_slots} slots for states; at least {LEAST_STATE_SLOTS} are needed"
             )

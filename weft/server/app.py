@@ -15,12 +15,14 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
+from weft.server import adapters as adapter_routes
 from weft.server import aliases, health, infill, tokens
 from weft.server.admin import facts, loads, sessions, settings, weights, work
 from weft.server.anthropic import messages
@@ -63,6 +65,7 @@ OPERATIONS = (
     *work.ROUTES,
     *settings.ROUTES,
     *weights.ROUTES,
+    *adapter_routes.ROUTES,
     *aliases.ROUTES,
 )
 
@@ -75,8 +78,10 @@ def create_app(
     readiness: Readiness,
     limits: Limits | None = None,
     digests: KeyDigests | None = None,
+    adapters: AdapterNames | None = None,
 ) -> ASGIApp:
     """The application that serves one engine. The keys are those of `config` unless they are given.
+    Without `adapters` it has none, and loads none.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used.
     """
@@ -84,6 +89,7 @@ def create_app(
     if digests is None:
         digests, config = read_keys(config)
     sources = load_sources(tokenizer, config)
+    adapters = adapters or AdapterNames()
     context = ServerContext(
         client=client,
         tokenizer=tokenizer,
@@ -91,6 +97,8 @@ def create_app(
         config=config,
         info=info,
         readiness=readiness,
+        adapters=adapters,
+        loader=AdapterLoader(adapters, client),
         limits=limits,
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),

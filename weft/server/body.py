@@ -33,7 +33,7 @@ json_bytes: Callable[[Any], bytes] = msgspec.json.encode
 
 UNSUPPORTED = frozenset(
     {"suffix", "functions", "function_call", "guided_whitespace_pattern"}
-    | {"lora_path", "session_params", "watermark"}
+    | {"session_params", "watermark"}
     | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids"}
     | {"use_beam_search", "length_penalty", "beam_width"}
     | {"return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "return_entropy"}

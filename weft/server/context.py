@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
@@ -73,6 +74,8 @@ class ServerContext:
     config: ServerConfig
     info: ServerInfo
     readiness: Readiness
+    adapters: AdapterNames
+    loader: AdapterLoader
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
     readers: Workers = field(default_factory=_make_readers)

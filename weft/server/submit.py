@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from starlette.requests import Request
 
+from weft.client.adapters import AdapterRefused, NamedAdapter
 from weft.client.generation import Generation
 from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.messages.sampling import InvalidParam, SamplingParams
@@ -40,6 +41,7 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     """The fields that chat completions, text completions and `/infill` have in common."""
 
     model: str | None = None
+    lora_path: str | None = None  # name of an adapter (SGLang); one that `model` names wins
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -111,12 +113,46 @@ def sampling_of(
 
 
 def require_model(context: ServerContext, model: str | None) -> None:
-    """Raise `ApiError` 404 unless `model` is the served one, not given, or any name will do."""
+    """Raise `ApiError` 404 unless `model` is the served one, an adapter, not given, or any name
+    will do."""
     own_name = context.info.model_name
-    if model in (own_name, None, "", DEFAULT_MODEL) or context.config.any_model_name:
+    if model in (own_name, None, "", DEFAULT_MODEL):
+        return
+    if adapter_named(context, str(model)) or context.config.any_model_name:
         return
     message = f"the model {str(model)[:128]!r} does not exist; this server has {own_name!r}"
+    if context.adapters.by_name:
+        message += f" and the adapters {', '.join(map(repr, context.adapters.by_name))}"
     raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
+    """The adapter that a `model` names: by its own name, or behind that of the served model and a
+    colon. Raises `ApiError` 404 for an adapter behind a colon that is not loaded."""
+    by_name = context.adapters.by_name
+    found = by_name.get(model)
+    before = f"{context.info.model_name}:"
+    if found is not None or not model.startswith(before):
+        return found
+    name = model.removeprefix(before)
+    if name not in by_name:
+        message = context.adapters.unknown(name)
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return by_name[name]
+
+
+def adapter_of(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
+    """The uid of the adapter that a request names; nothing for the model as it is. Raises
+    `ApiError` 404 for one that is not loaded."""
+    named = adapter_named(context, model) if model else None
+    if named is not None:
+        return named.uid
+    if not lora_path:
+        return ""
+    try:
+        return context.adapters.uid_of(lora_path)
+    except AdapterRefused as exc:
+        raise ApiError(exc.status, str(exc), param="lora_path", code="model_not_found") from exc
 
 
 # ---- tokens of prompts
@@ -298,6 +334,9 @@ def prompts(
             message = "session_id and session_params exclude each other"
             raise ApiError(400, message, param="session_id")
         session = session_params(context, request, body.session_params, n=params.n * len(ids))
+    adapter = ""
+    if body.lora_path is not None or context.adapters.by_name:
+        adapter = adapter_of(context, body.model, body.lora_path)
     rid = request_name(request, body.rid, body.request_id)
     timeout = timeout_ms(context, request, body.timeout_ms)
     interval = body.stream_interval
@@ -318,6 +357,7 @@ def prompts(
             user=user,
             priority=body.priority or 0,
             cache_salt=sharing.cache_salt,
+            adapter=adapter,
             timeout_ms=timeout,
             session=session,
             stream_interval=interval,

@@ -86,7 +86,7 @@ def decode_rows_of(plan: Plan) -> int:
     """Rows of a step in which rows decode, alone or beside prompts;
     0 if there are only prompts in it.
     """
-    if plan.mode is ForwardMode.EXTEND:
+    if plan.mode in (ForwardMode.EXTEND, ForwardMode.SPLIT_PREFILL):
         return 0
     return len(plan.rows)
 

@@ -105,4 +105,5 @@ def _arrival(
         priority=message.priority,
         ignore_eos=sampling.ignore_eos and not ended_early,
         salt=message.cache_salt,
+        adapter=message.adapter,
     )

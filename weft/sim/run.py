@@ -19,6 +19,7 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
@@ -193,6 +194,7 @@ class Run:
             tenant=arrival.tenant,
             priority=arrival.priority,
             cache_salt=arrival.salt,
+            adapter=arrival.adapter,
         )
         self._engine.submit(message)
         self._has_sent = True
@@ -312,7 +314,8 @@ def simulate(
         on_failure=_fail,
     )
     tokens = TokenSource(settings.vocab_size)
-    record = Run(engine, clock, tokens, lengths).play(arrivals)
+    feature = engine.services.adapters.feature
+    record = Run(engine, clock, tokens, lengths).play(_with_adapters(feature, arrivals))
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests
     stats = engine.scheduler.stats()
@@ -321,6 +324,14 @@ def simulate(
     )
     record.evicted_tokens = stats.total_evicted_tokens
     return record
+
+
+def _with_adapters(feature: AdaptersFeature, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """The arrivals. Their adapters are loaded before they come: loading takes no virtual time."""
+    for arrival in arrivals:
+        if arrival.adapter and arrival.adapter not in feature.loaded:
+            feature.add(LoadedAdapter(arrival.adapter, len(feature.loaded), arrival.adapter))
+        yield arrival
 
 
 def _fail(exc: Exception) -> None:

@@ -49,6 +49,7 @@ class Arrival(NamedTuple):
     priority: int = 0
     ignore_eos: bool = False  # the output ends at max_new_tokens, and the scheduler knows
     salt: str = ""  # prefixes are shared only with equal salts
+    adapter: str = ""  # uid of its adapter; nothing: none
 
     @property
     def prompt_len(self) -> int:

@@ -22,11 +22,28 @@ _LLAMA_3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Combining marks belong to the word that they follow.
+_QWEN_3_5 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"
+)
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORTENED}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORTENED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SIGNS = r"!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~"
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    rf"[{_SIGNS}][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _BYTE_LEVEL = {
     "type": "ByteLevel",
@@ -38,19 +55,26 @@ _GPT_2 = _BYTE_LEVEL | {"use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
-def _split(expression: str) -> list[dict[str, Any]]:
-    splitter = {
-        "type": "Split",
-        "pattern": {"Regex": expression},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return [splitter, _BYTE_LEVEL]
+def _split(*expressions: str) -> list[dict[str, Any]]:
+    """By each expression in turn: what one has found is split by the next."""
+    splitters = [
+        {
+            "type": "Split",
+            "pattern": {"Regex": expression},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        for expression in expressions
+    ]
+    return [*splitters, _BYTE_LEVEL]
 
 
 # By the name that files give under `tokenizer.ggml.pre`.
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [_GPT_2],
+    "phi-2": [_GPT_2],
+    "olmo": [_GPT_2],
+    "exaone4": [_GPT_2],
     "smollm": [_DIGITS, _GPT_2],
     "refact": [_DIGITS, _GPT_2],  # Granite
     "starcoder": [_DIGITS, _GPT_2],
@@ -60,11 +84,21 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "llama-v3": _split(_LLAMA_3),
     "qwen2": _split(_QWEN_2),
     "deepseek-r1-qwen": _split(_QWEN_2),
+    "qwen35": _split(_QWEN_3_5),
+    "lfm2": _split(_LLAMA_3),
     "tekken": _split(_TEKKEN),
+    "dbrx": _split(_LLAMA_3),  # Phi-4, OLMo 2
+    "smaug-bpe": _split(_LLAMA_3),
+    "chatglm-bpe": _split(_LLAMA_3),
+    "glm4": _split(_LLAMA_3),
+    "gpt-4o": _split(_GPT_4O),  # gpt-oss, Phi-4-mini
+    "llama4": _split(_GPT_4O),
+    "deepseek-v3": _split(*_DEEPSEEK_3),
+    "hunyuan-dense": _split(*_DEEPSEEK_3),
 }
 # A word that is in the vocabulary is not put together from its parts.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # texts are brought into Unicode's form NFC
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # texts are brought into Unicode's form NFC
 # A text begins with the first token, unless a file denies it.
 _BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 

@@ -3,6 +3,8 @@ The rows of a head's query, key and value stand together in one tensor."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.config.config_json import get
 from weft.config.decoder import (
     AttentionSpec,
@@ -16,6 +18,7 @@ from weft.config.decoder import (
 from weft.config.families.family import Config, Family, activation, flag
 from weft.config.families.rope import read_rope
 
+QKV = ("query", "key", "value")
 NAMES = TensorNames(
     attention="attention",
     qkv=("query_key_value",),
@@ -50,7 +53,10 @@ def _gpt_neox(config: Config) -> DecoderSpec:
         ),
         norms=NormPlace.PARALLEL_TWO if is_parallel else NormPlace.PRE,
     )
-    return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=NAMES)
+    names = NAMES
+    if flag(config, "heads_are_apart"):  # in no config.json but ours (`config/gguf.py`)
+        names = replace(NAMES, qkv=QKV, qkv_by_head=False)
+    return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=names)
 
 
 FAMILIES = {"GPTNeoX": Family(read=_gpt_neox, norm_eps_key="layer_norm_eps")}

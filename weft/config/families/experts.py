@@ -101,3 +101,16 @@ def with_experts(
             layer = replace(layer, mlp=experts)
         layers.append(layer)
     return replace(spec, layers=tuple(layers))
+
+
+def sparse_layers(config: Config, num_plain: int) -> Callable[[int], bool]:
+    """Which layers have experts: those that `mlp_layer_types` calls sparse, or, without that, those
+    behind the first `num_plain`."""
+    types = get(config, "mlp_layer_types", list, [])
+
+    def has_experts(layer: int) -> bool:
+        if types:
+            return layer < len(types) and types[layer] == "sparse"
+        return layer >= num_plain
+
+    return has_experts

@@ -52,8 +52,12 @@ def scale(config: Config, key: str, default: float = 1.0) -> float:
     return number(config, key, default, above=0.0)
 
 
-def layer_types(config: Config, default: Callable[[int], str]) -> list[str]:
-    """FULL or SLIDING for each layer; `default` says it where the file does not."""
+def layer_types(
+    config: Config,
+    default: Callable[[int], str],
+    kinds: tuple[str, str] = (FULL, SLIDING),
+) -> list[str]:
+    """One of the kinds for each layer; `default` says it where the file does not."""
     num_layers = size(config, "num_hidden_layers")
     types: list[str] = get(config, "layer_types", list, [])
     if not types:
@@ -61,9 +65,10 @@ def layer_types(config: Config, default: Callable[[int], str]) -> list[str]:
     if len(types) < num_layers:
         raise UnsupportedModel(f"layer_types has {len(types)} layers of {num_layers}")
     for kind in types:
-        if kind not in (FULL, SLIDING):
+        if kind not in kinds:
             raise UnsupportedModel(
-                f"layer_types has {str(kind)[:64]!r}; only {FULL!r} and {SLIDING!r} are supported"
+                f"layer_types has {str(kind)[:64]!r}; only {kinds[0]!r} and {kinds[1]!r} are "
+                "supported"
             )
     return types[:num_layers]
 

@@ -1,5 +1,6 @@
-"""Granite 3, with experts or without, and the dense Granite 4: Llama with factors in four places.
-Granite 4 stores gate and up as one tensor, and leaves positions out in some models. NAVER's
+"""Granite 3, with experts or without, and Granite 4 without: Llama with factors in four places.
+Granite 4 stores gate and up as one tensor, leaves positions out in some models, and has Mamba 2 in
+place of attention in most layers of others. NAVER's
 HyperCLOVA X has these factors, too, and norms behind each part."""
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormPlace,
+    StateNames,
     TensorNames,
 )
 from weft.config.families.experts import softmax_experts
-from weft.config.families.family import FULL, Config, Family, activation, flag, scale
+from weft.config.families.family import FULL, Config, Family, activation, flag, layer_types, scale
 from weft.config.families.rope import read_rope
-from weft.config.model_errors import UnsupportedModel
+from weft.config.families.states import LINEAR, read_mamba, with_states
+
+_KINDS = {"attention": FULL, "mamba": LINEAR}  # as older files call them
 
 
 def _granite(config: Config) -> DecoderSpec:
@@ -61,22 +65,30 @@ def _granite_moe(config: Config) -> DecoderSpec:
 
 def _granite4(config: Config) -> DecoderSpec:
     require(config, "num_local_experts", 0)
-    for kind in get(config, "layer_types", list):
-        if kind not in (FULL, "attention"):
-            raise UnsupportedModel(
-                f"layer_types has {str(kind)[:64]!r}; of Granite 4 only models are supported "
-                "whose layers are all attention"
-            )
+    kinds = [_KINDS.get(kind, kind) for kind in get(config, "layer_types", list)]
+    told = {**config, "layer_types": kinds}
     spec = _granite(config)
     layer = spec.layer(0)
     attention = layer.attention
     if config.get("position_embedding_type") != "rope":
         attention = replace(attention, rope=None)
-    return replace(
+    spec = replace(
         spec,
         layers=(replace(layer, attention=attention),),
-        names=TensorNames(mlp="shared_mlp", gate_up=("input_linear",), down="output_linear"),
+        names=TensorNames(
+            mlp="shared_mlp",
+            gate_up=("input_linear",),
+            down="output_linear",
+            state=StateNames(mixer="mamba", inputs=("in_proj",)),
+        ),
     )
+    if LINEAR not in layer_types(told, _of_granite, (FULL, LINEAR)):
+        return spec
+    return with_states(told, spec, read_mamba(config), LINEAR, _of_granite)
+
+
+def _of_granite(layer: int) -> str:
+    return LINEAR
 
 
 def _hyperclovax(config: Config) -> DecoderSpec:

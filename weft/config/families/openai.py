@@ -33,7 +33,9 @@ def _gpt_oss(config: Config) -> DecoderSpec:
     for kind in layer_types(config, every(2)):
         of_layer = replace(attention, window=window(config, kind))
         layers.append(LayerSpec(attention=of_layer, mlp=experts))
-    names = ExpertNames(router="router", is_transposed=True, alternate=True)
+    names = ExpertNames(router="router")
+    if not flag(config, "gates_and_ups_are_apart"):  # in no config.json but ours (`config/gguf.py`)
+        names = replace(names, is_transposed=True, alternate=True)
     return DecoderSpec(layers=tuple(layers), names=TensorNames(experts=names))
 
 

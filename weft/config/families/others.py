@@ -1,6 +1,7 @@
-"""Makers of one family each: Hugging Face (SmolLM3), LG (EXAONE 4), BigCode (StarCoder 2),
-ByteDance (Seed-OSS), Baidu (ERNIE 4.5), rednote (dots), Arcee, NVIDIA (Nemotron), Kyutai (Helium),
-Stability (StableLM), Shanghai AI Laboratory (InternLM 3), OpenBMB (MiniCPM)."""
+"""Makers of one family each: Hugging Face (SmolLM3), BigCode (StarCoder 2), ByteDance (Seed-OSS),
+Baidu (ERNIE 4.5), rednote (dots), Arcee, NVIDIA (Nemotron), Kyutai (Helium), Stability (StableLM),
+Shanghai AI Laboratory (InternLM 3), OpenBMB (MiniCPM), MiniMax (M2), JetBrains (Mellum 2), Upstage
+(Solar Open)."""
 
 from __future__ import annotations
 
@@ -21,21 +22,26 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
-from weft.config.families.experts import checked, sigmoid_experts, with_experts
+from weft.config.families.experts import (
+    checked,
+    sigmoid_experts,
+    softmax_experts,
+    sparse_layers,
+    with_experts,
+)
 from weft.config.families.family import (
     FULL,
     SLIDING,
     Config,
     Family,
     activation,
-    every,
     flag,
     layer_types,
     scale,
     window,
 )
 from weft.config.families.meta import read_llama
-from weft.config.families.rope import read_rope
+from weft.config.families.rope import read_rope, rope_by_type
 
 
 def _smollm3(config: Config) -> DecoderSpec:
@@ -60,26 +66,6 @@ def _smollm3(config: Config) -> DecoderSpec:
             window=window(config, kind) if has_window else 0,
         )
         layers.append(replace(like, attention=attention))
-    return DecoderSpec(layers=tuple(layers))
-
-
-def _exaone4(config: Config) -> DecoderSpec:
-    """Where some layers have a window, only those rotate."""
-    full = LayerSpec(
-        attention=AttentionSpec(rope=read_rope(config), qk_norm=QkNorm.HEAD),
-        mlp=MlpSpec(activation=activation(config)),
-        norms=NormPlace.POST,
-    )
-    width = window(config)
-    if not width:
-        return DecoderSpec(layers=(full,))
-    sliding = replace(full, attention=replace(full.attention, window=width))
-    unrotated = replace(full, attention=replace(full.attention, rope=None))
-    pattern = config.get("sliding_window_pattern")
-    period = 4
-    if isinstance(pattern, str | int):
-        period = pattern if isinstance(pattern, int) else len(pattern)
-    layers = [unrotated if kind == FULL else sliding for kind in layer_types(config, every(period))]
     return DecoderSpec(layers=tuple(layers))
 
 
@@ -189,6 +175,69 @@ def _dots1(config: Config) -> DecoderSpec:
     )
 
 
+def _minimax_m2(config: Config) -> DecoderSpec:
+    """Its norms are over all queries and all keys; released files say how much of a head turns by
+    `rotary_dim`."""
+    head_dim = size(config, "head_dim")
+    rotation = {"partial_rotary_factor": get(config, "rotary_dim", int, head_dim) / head_dim}
+    router = RouterSpec(
+        num_experts=size(config, "num_local_experts"),
+        num_chosen=size(config, "num_experts_per_tok"),
+        scores="sigmoid",
+        is_normed=True,
+        choice_bias=True,
+    )
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope({**rotation, **config}, theta=5_000_000.0, is_partial=True),
+            qk_norm=QkNorm.WHOLE,
+        ),
+        mlp=MoeSpec(
+            router=checked(router),
+            size=size(config, "intermediate_size"),
+            activation=activation(config),
+        ),
+    )
+    names = TensorNames(
+        mlp="block_sparse_moe",
+        experts=ExpertNames(
+            choice_bias="e_score_correction_bias",
+            gate_up=("w1", "w3"),
+            down="w2",
+        ),
+    )
+    return DecoderSpec(layers=(layer,), names=names)
+
+
+def _mellum(config: Config) -> DecoderSpec:
+    """Qwen 3 with experts, and a rotation for each kind of layers."""
+    experts = softmax_experts(config, is_normed=flag(config, "norm_topk_prob", True))
+    bias = flag(config, "attention_bias")
+    layers = []
+    for kind in layer_types(config, lambda _: FULL):
+        attention = AttentionSpec(
+            rope=rope_by_type(config, kind, 500_000.0 if kind == FULL else 10_000.0),
+            window=window(config, kind),
+            qk_norm=QkNorm.HEAD,
+            qkv_bias=bias,
+            out_bias=bias,
+        )
+        layers.append(LayerSpec(attention=attention, mlp=MlpSpec(activation=activation(config))))
+    spec = DecoderSpec(layers=tuple(layers))
+    return with_experts(config, spec, experts, sparse_layers(config, 0))
+
+
+def _solar_open(config: Config) -> DecoderSpec:
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, theta=1_000_000.0, is_partial=True),
+            qkv_bias=flag(config, "attention_bias"),
+        ),
+        mlp=sigmoid_experts(config),
+    )
+    return DecoderSpec(layers=(layer,))
+
+
 def _helium(config: Config) -> DecoderSpec:
     layer = LayerSpec(
         attention=AttentionSpec(
@@ -245,9 +294,12 @@ def _nemotron(config: Config) -> DecoderSpec:
             bias=flag(config, "mlp_bias"),
         ),
     )
+    norm = NormKind.LAYER_PLUS_ONE_BIAS
+    if flag(config, "norm_weights_are_whole"):  # in no config.json but ours (`config/gguf.py`)
+        norm = NormKind.LAYER_BIAS
     return DecoderSpec(
         layers=(layer,),
-        norm=NormKind.LAYER_PLUS_ONE_BIAS,
+        norm=norm,
         names=TensorNames(gate_up=("up_proj",)),
     )
 
@@ -286,7 +338,6 @@ FAMILIES = {
     "InternLM3": Family(read=_internlm3),
     "MiniCPM": Family(read=_minicpm),
     "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),
-    "Exaone4": Family(read=_exaone4),
     "Starcoder2": Family(
         read=_starcoder2,
         defaults={"tie_word_embeddings": True},
@@ -304,6 +355,27 @@ FAMILIES = {
         },
     ),
     "Dots1": Family(read=_dots1),
+    "MiniMaxM2": Family(read=_minimax_m2, defaults={"head_dim": 128}),
+    "Mellum": Family(
+        read=_mellum,
+        defaults={
+            "head_dim": 128,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 8,
+            "sliding_window": 1_024,
+        },
+    ),
+    "SolarOpen": Family(
+        read=_solar_open,
+        aliases={"intermediate_size": "moe_intermediate_size"},
+        defaults={
+            "head_dim": 128,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+        },
+    ),
     "Helium": Family(read=_helium, defaults={"head_dim": 128}),
     "Arcee": Family(read=_arcee),
     "Nemotron": Family(

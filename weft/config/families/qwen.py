@@ -66,20 +66,20 @@ def _qwen2_moe(config: Config) -> DecoderSpec:
         shared_size=size(config, "shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    spec = _some_with_experts(config, _layers(config, attention), experts)
+    spec = some_with_experts(config, _layers(config, attention), experts)
     names = ExpertNames(shared="shared_expert")
     return replace(spec, names=TensorNames(experts=names))
 
 
 def _qwen3_moe(config: Config) -> DecoderSpec:
-    return _some_with_experts(config, _qwen3(config), _experts(config))
+    return some_with_experts(config, _qwen3(config), _experts(config))
 
 
 def _experts(config: Config) -> MoeSpec:
     return softmax_experts(config, is_normed=flag(config, "norm_topk_prob"))
 
 
-def _some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> DecoderSpec:
+def some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> DecoderSpec:
     """Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`."""
     step = size(config, "decoder_sparse_step", 1)
     plain = get(config, "mlp_only_layers", list, [])
@@ -90,7 +90,7 @@ def _some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> D
     return with_experts(config, spec, experts, has_experts)
 
 
-def _of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], DecoderSpec]:
+def of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], DecoderSpec]:
     """The reader of a model that also sees. Its positions have three parts (mrope), which are equal
     in text: then it rotates as others do."""
 
@@ -99,7 +99,7 @@ def _of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], Decode
         for key in ("rope_scaling", "rope_parameters"):
             values = get(config, key, dict, {})
             if "mrope" in (values.get("type"), values.get("rope_type")):
-                text[key] = {"rope_type": "default", "rope_theta": values.get("rope_theta")}
+                text[key] = {**values, "type": "default", "rope_type": "default"}
         return read(text)
 
     return read_text
@@ -107,13 +107,15 @@ def _of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], Decode
 
 FAMILIES = {
     "Qwen2": Family(read=_qwen2),
+    # Xiaomi's: Qwen 2, and layers that guess ahead, which are not read.
+    "MiMo": Family(read=_qwen2),
     "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}),
     "Qwen2Moe": Family(read=_qwen2_moe),
     "Qwen3Moe": Family(read=_qwen3_moe),
 }
-_QWEN2_VL = Family(read=_of_text(_qwen2))
+_QWEN2_VL = Family(read=of_text(_qwen2))
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": _QWEN2_VL,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
-    "Qwen3VLForConditionalGeneration": Family(read=_of_text(_qwen3), defaults={"head_dim": 128}),
+    "Qwen3VLForConditionalGeneration": Family(read=of_text(_qwen3), defaults={"head_dim": 128}),
 }

@@ -10,12 +10,15 @@ from weft.config.families import (
     eleuther,
     google,
     ibm,
+    lg,
+    liquid,
     meta,
     microsoft,
     mistral,
     openai,
     others,
     qwen,
+    qwen_hybrid,
     zhipu,
 )
 from weft.config.families.family import Family
@@ -26,14 +29,17 @@ DECODERS: dict[str, Family] = {
     **meta.FAMILIES,
     **mistral.FAMILIES,
     **qwen.FAMILIES,
+    **qwen_hybrid.FAMILIES,
     **google.FAMILIES,
     **microsoft.FAMILIES,
     **ibm.FAMILIES,
+    **lg.FAMILIES,
     **allenai.FAMILIES,
     **cohere.FAMILIES,
     **eleuther.FAMILIES,
     **zhipu.FAMILIES,
     **openai.FAMILIES,
+    **liquid.FAMILIES,
     **others.FAMILIES,
 }
 _BERT = Family(norm_eps_key="layer_norm_eps")
@@ -46,7 +52,7 @@ def _architectures() -> dict[str, Family]:
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in (DECODERS | ENCODERS).items():
             found[f"{name}{kind}"] = replace(family, task=task)
-    for maker in (qwen, google, mistral):
+    for maker in (qwen, qwen_hybrid, google, mistral):
         found.update(maker.ARCHITECTURES)
     return found
 

@@ -9,14 +9,16 @@ and reads the time from them alone, so that a journal with its message can be re
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias, get_args
 
 import msgspec
 
 from weft.engine import explain
-from weft.engine.control import experts, profile, settings, weights, work
+from weft.engine.control import adapters, experts, profile, settings, weights, work
 from weft.engine.services import Services
+from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.by_name import methods
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import ToEngine
@@ -84,7 +86,8 @@ def flush_cache(services: Services, message: FlushCache) -> None:
 
 
 def freeze_gc(services: Services, message: FreezeGC) -> FreezeGCReply:
-    return FreezeGCReply(frozen_objects=garbage.freeze())
+    garbage.freeze()
+    return FreezeGCReply(frozen_objects=gc.get_freeze_count())
 
 
 def audit_kv(services: Services, message: AuditKv) -> None:
@@ -183,6 +186,8 @@ HANDLERS: dict[type, Handler] = {
     InitWeightsUpdateGroup: weights.init_weights_update_group,
     DestroyWeightsUpdateGroup: weights.destroy_weights_update_group,
     GetWeightsByName: weights.get_weights_by_name,
+    LoadLoraAdapter: adapters.load_lora_adapter,
+    UnloadLoraAdapter: adapters.unload_lora_adapter,
     ReleaseMemoryOccupation: weights.release_memory_occupation,
     ResumeMemoryOccupation: weights.resume_memory_occupation,
     UnreadableMessages: count_unreadable,

@@ -37,17 +37,17 @@ class CppProducts:
 
     def __init__(self, library: Library, format: WeightFormat, *, keeps_codes: bool) -> None:
         self._library = library
-        self._ops = CppOps(library, format, keeps_codes=keeps_codes)
+        self.ops = CppOps(library, format, keeps_codes=keeps_codes)
         self._calls: dict[Matrix, MatrixCall] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._step = StepArgs()
 
     @property
     def tensors(self) -> list[Tensor]:
-        return self._ops.tensors
+        return self.ops.tensors
 
     def vector(self, size: int, *, exact: bool = False) -> Tensor:
-        return self._ops.vector(size, exact=exact)
+        return self.ops.vector(size, exact=exact)
 
     def matrix(
         self,
@@ -58,7 +58,7 @@ class CppProducts:
         gated: bool = False,
         precise: bool = False,
     ) -> Matrix:
-        return self._ops.matrix(in_size, sizes, bias=bias, gated=gated, precise=precise)
+        return self.ops.matrix(in_size, sizes, bias=bias, gated=gated, precise=precise)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         packed = cast(PackedMatrix, weight)

@@ -95,7 +95,7 @@ class CppPaged:
             heads=config.num_heads,
             q_norm=q_norm,
             k_norm=k_norm,
-            eps=config.norm_eps,
+            eps=0.0 if heads.q_norm is None else heads.q_norm.eps,
         )
         if heads.is_gated:
             rotary_store.q_head_stride = 2 * config.head_dim

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from weft.config.model import ModelError
 from weft.executor.assembly import (
     RunnerSpec,
     fill_weights,
+    make_adapter_table,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
+    make_state_pool,
     make_weight_store,
+    tensors_of,
+    with_adapters,
 )
+from weft.executor.backend import AttentionBackend
 from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
+from weft.executor.cpu.staged_model import StagedModel, WholeModel
+from weft.executor.cpu.states import CppStates
 from weft.executor.device import StepDevice
 from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
-from weft.models.registry import make_encoder, make_model
+from weft.executor.split.steps import split
+from weft.models.registry import DecoderModel, LayeredModel, make_encoder, make_model
 from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library, Unavailable, load
+from weft.ops.cpp.lora import CppAdapters
 from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sampling import CppSamplerOps
 
@@ -50,11 +61,15 @@ class KernelsUnavailable(ModelError):
     """The user asked for kernels by name, and they cannot be had."""
 
 
-def build_decoder(spec: RunnerSpec) -> TorchRunner:
-    """A runner of programs. Steps that our kernels compute whole run as one call of the library."""
-    library = find_kernels(spec)
+def make_rows(spec: RunnerSpec) -> DeviceRowTable:
     has_windows = spec.window_tokens > 0
-    rows = DeviceRowTable(spec.max_rows, spec.context_length, CPU, has_windows=has_windows)
+    return DeviceRowTable(spec.max_rows, spec.context_length, CPU, has_windows=has_windows)
+
+
+def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
+    """A runner of programs, with this table. Steps that our kernels compute whole run as one call
+    of the library."""
+    library = find_kernels(spec)
     if library is None:
         if spec.model.kv_dtype == "int8":
             raise KernelsUnavailable(
@@ -72,47 +87,88 @@ def build_decoder(spec: RunnerSpec) -> TorchRunner:
         ops,
         spec.context_length,
     )
-    decoder = make_model(spec.model, ops)
+    state_pool = make_state_pool(spec, CPU)
+    states = None
+    if state_pool is not None:
+        states = CppStates(spec.model, state_pool, ops, attention.step)
+    decoder = cast(LayeredModel, make_model(spec.model, ops, states))
     model = ProgramModel(
         decoder,
         ops,
         attention,
         spec.model.hidden_size,
+        spec.model.num_layers,
     )
     fill_weights(spec, model, CPU)
-    steps = DecoderSteps(
+    adapter_ops = None
+    if spec.engine.max_loaded_loras:
+        adapter_ops = CppAdapters(
+            spec.engine.max_loaded_loras, spec.engine.max_lora_rank, spec.adapter_dtype
+        )
+        ops.adapters = adapter_ops
+    adapters = make_adapter_table(spec, model, adapter_ops)
+    whole = DecoderSteps(
         model=model,
         attention=attention,
         sampler=CppSamplerOps(library),
         rows=rows,
+        states=states,
         pooler=make_pooler(spec, model, CPU),
         processors=spec.processors,
     )
     experts = make_expert_recorder(spec, ops)
+    fused = CpuFusedSteps(
+        model,
+        rows,
+        library,
+        otherwise=whole,
+        num_state_slots=0 if state_pool is None else state_pool.num_slots,
+    )
+    if adapter_ops is not None:
+        adapter_ops.of_steps(attention.step, fused.step)
+    kept = tensors_of(pool, state_pool)
+    steps = split(
+        spec,
+        recorded(fused, experts),
+        whole,
+        model=model,
+        attention=attention,
+        rows=rows,
+        experts=experts,
+    )
     return TorchRunner(
-        recorded(CpuFusedSteps(model, rows, library, otherwise=steps), experts),
-        store=make_weight_store(spec, model, ops.tensors, pool.tensors, CPU, experts),
+        with_adapters(steps, adapters),
+        store=make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters),
         device=_device(spec),
         kernels=library,
     )
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:
-    """A runner whose matrix products, attention and sampling are our kernels, and whose model is
-    Python at every step."""
+    """A runner of a model whose code is that of transformers: its translation into programs, or,
+    where its code cannot be written down, the code itself with our products and attention."""
     # torch's threads and ours would wait for each other on the same cores: torch, which has the
     # small work between products, gets one. This is the thread that computes.
     torch.set_num_threads(1)
     pool = make_kv_pool(spec, CPU)
     products = CppProducts(library, _weight_format(spec), keeps_codes=spec.model.keeps_codes)
-    attention = CppPagedAtOnce(
-        spec.model,
-        pool,
-        library,
-        spec.context_length,
-    )
-    model = TransformersModel(spec.model, products)
-    fill_weights(spec, model, CPU)
+    loaded = TransformersModel(spec.model, products, translates=True)
+    fill_weights(spec, loaded, CPU)
+    model: DecoderModel = loaded
+    attention: AttentionBackend
+    whole: ProgramModel | None = None
+    if loaded.translation is None:
+        log.info("not_translated", reason=loaded.untranslated)
+        attention = CppPagedAtOnce(spec.model, pool, library, spec.context_length)
+    else:
+        ops = products.ops
+        attention = CppPaged(spec.model, pool, ops, spec.context_length)
+        staged = StagedModel(loaded, loaded.translation, ops, attention, spec.model.hidden_size)
+        model = staged
+        if staged.is_whole:
+            said = WholeModel(loaded, loaded.translation, ops)
+            whole = ProgramModel(said, ops, attention, spec.model.hidden_size)
+            model = whole
     require_same_steps(spec, model, attention, rows)
     steps = DecoderSteps(
         model=model,
@@ -122,12 +178,11 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
         pooler=make_pooler(spec, model, CPU),
         processors=spec.processors,
     )
-    return TorchRunner(
-        steps,
-        store=make_weight_store(spec, model, products.tensors, pool.tensors, CPU),
-        device=CpuDevice(spec.thread),
-        kernels=library,
-    )
+    store = make_weight_store(spec, loaded, products.tensors, pool.tensors, CPU)
+    if whole is None:
+        return TorchRunner(steps, store=store, device=CpuDevice(spec.thread), kernels=library)
+    fused = CpuFusedSteps(whole, rows, library, otherwise=steps)
+    return TorchRunner(fused, store=store, device=_device(spec), kernels=library)
 
 
 def build_encoder(spec: RunnerSpec) -> TorchRunner:

@@ -22,12 +22,12 @@ from weft.arrays import BoolArray, IntArray
 from weft.executor.cpu.program_model import ProgramModel, SizedProgram
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.runner import ModelSteps
+from weft.executor.runner import ModelSteps, slots_of_states
 from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
 from weft.plan.logits import GrammarMask
-from weft.plan.step import Plan, Result, Sampling, find
+from weft.plan.step import Plan, Result, Sampling, StateSlots, find
 
 DRAWS = {  # of `Sampling`, in the order and the types of `abi.DrawArgs`
     "temperature": np.float32,
@@ -55,12 +55,13 @@ class SamplingBuffers:
     """The fixed memory in which the head of a fused step leaves its tokens, and from which it
     draws."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.chosen = np.empty(num_rows, np.int64)
-        self.max_logits = np.empty(num_rows, np.float32)
-        self.tokens = np.empty(num_rows, np.int32)
-        self.invalid = np.empty(num_rows, np.bool_)
-        self.draws = {name: np.empty(num_rows, dtype) for name, dtype in DRAWS.items()}
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity  # tokens that are sampled in one step
+        self.chosen = np.empty(capacity, np.int64)
+        self.max_logits = np.empty(capacity, np.float32)
+        self.tokens = np.empty(capacity, np.int32)
+        self.invalid = np.empty(capacity, np.bool_)
+        self.draws = {name: np.empty(capacity, dtype) for name, dtype in DRAWS.items()}
 
 
 class CpuFusedSteps:
@@ -72,8 +73,11 @@ class CpuFusedSteps:
         rows: DeviceRowTable,
         library: Library,
         otherwise: ModelSteps,
+        *,
+        num_state_slots: int = 0,
     ) -> None:
-        """`otherwise` computes the steps that these kernels do not."""
+        """`otherwise` computes the steps that these kernels do not. `num_state_slots` of layers
+        that keep a state; 0: none does."""
         self._otherwise = otherwise
         self._model = model
         self._rows = rows
@@ -90,21 +94,19 @@ class CpuFusedSteps:
         # The arrays that `_mask` points to.
         self._masked_rows = np.empty(0)
         self._words = np.empty(0)
-        self._step = abi.FusedStep(
+        # What the library reads. Adapters of its tokens are told by whoever has them.
+        self.step = abi.FusedStep(
             table=rows.slots.data_ptr(),
             num_rows=num_rows,
             table_stride=context_length,
             last_tokens=rows.last_tokens.data_ptr(),
-            chosen=self._buffers.chosen.ctypes.data,
-            max_logits=self._buffers.max_logits.ctypes.data,
-            tokens=self._buffers.tokens.ctypes.data,
-            invalid=self._buffers.invalid.ctypes.data,
         )
         # Numbers of a token: its id, and its slot in each pool.
         self._num_of_token = 2
         if rows.window_slots is not None:
             self._num_of_token = 3
-            self._step.window_table = rows.window_slots.data_ptr()
+            self.step.window_table = rows.window_slots.data_ptr()
+        self.step.num_state_slots = num_state_slots
 
     def takes(self, plan: Plan) -> bool:
         """Whether a step is one call of the kernels."""
@@ -120,7 +122,7 @@ class CpuFusedSteps:
             return self._otherwise.run(plan)
         if plan.table is not None or plan.window is not None:
             self._rows.write(plan)
-        step = self._step
+        step = self.step
         num_requests = len(plan.rows)
         num_sampling = len(plan.sampling.positions)
         step.num_tokens = plan.num_tokens
@@ -132,13 +134,18 @@ class CpuFusedSteps:
             plan.rows,
             plan.starts,
             plan.lens,
-            plan.samples,
+            plan.samples if plan.drafts is None else plan.num_sampled,
             plan.tokens,
             plan.slots,
         )
         if plan.window is not None:
             columns = (*columns, plan.window.slots)
         num_numbers = 4 * num_requests + self._num_of_token * plan.num_tokens
+        if step.num_state_slots:
+            states = slots_of_states(plan)
+            step.num_kept = len(states.kept_rows)
+            columns = (*columns, *state_columns(states))
+            num_numbers += 2 * num_requests + 3 * step.num_kept
         np.concatenate(columns, out=self._numbers[:num_numbers])
         self._mask.num_masks = 0
         mask = find(plan.logits, GrammarMask)
@@ -181,18 +188,23 @@ class CpuFusedSteps:
         if body is not self._body:
             self._body = body
             self._use_body(body)
+        if num_sampling > self._buffers.capacity:
+            self._buffers = SamplingBuffers(2 * num_sampling)
+            self._head = None
         head = self._model.head.for_rows(num_sampling)
         if head is not self._head:
             self._head = head
             self._use_head(head)
 
     def _use_body(self, body: SizedProgram) -> None:
-        num_rows = len(self._buffers.tokens)
+        num_rows = len(self._rows.slots)
         num_numbers = 4 * num_rows + self._num_of_token * body.capacity
+        if self.step.num_state_slots:
+            num_numbers += 2 * num_rows + 3 * body.capacity  # at most one copy behind each token
         self._numbers = np.empty(num_numbers, np.int32)
         # Ids, positions, and slots in each pool.
         self._columns = np.empty((1 + self._num_of_token) * body.capacity, np.int64)
-        step = self._step
+        step = self.step
         step.numbers = self._numbers.ctypes.data
         step.columns = self._columns.ctypes.data
         step.body = body.program.address
@@ -201,16 +213,22 @@ class CpuFusedSteps:
         step.hidden_size = body.output.shape[1]
 
     def _use_head(self, head: SizedProgram) -> None:
-        self._step.last = head.input.data_ptr()
+        step = self.step
+        buffers = self._buffers
+        max_logits = buffers.max_logits.ctypes.data
+        chosen = buffers.chosen.ctypes.data
+        step.max_logits = max_logits
+        step.chosen = chosen
+        step.tokens = buffers.tokens.ctypes.data
+        step.invalid = buffers.invalid.ctypes.data
+        step.last = head.input.data_ptr()
         logits = head.output.data_ptr()
         vocab_size = head.output.shape[1]
         stride = head.output.stride(0)
         self._mask.logits = logits
         self._mask.vocab_size = vocab_size
         self._mask.stride = stride
-        max_logits = self._buffers.max_logits.ctypes.data
-        chosen = self._buffers.chosen.ctypes.data
-        draws = [column.ctypes.data for column in self._buffers.draws.values()]
+        draws = [column.ctypes.data for column in buffers.draws.values()]
         argmax = abi.ArgmaxArgs(
             logits,
             vocab_size,
@@ -228,6 +246,12 @@ class CpuFusedSteps:
         )
         self._greedy = head.program.then(self._mask, argmax)
         self._drawing = self._greedy.then(draw)
+
+
+def state_columns(states: StateSlots) -> tuple[IntArray, ...]:
+    """In the order in which the kernels read them."""
+    kept = (states.kept_rows, states.kept_lens, states.kept_slots)
+    return (states.reads, states.writes, *kept)
 
 
 def _with_faults(result: Result, mask: GrammarMask) -> Result:

@@ -7,8 +7,9 @@ twice as many.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
-from weft.models.registry import DecoderModel, EncoderModel
+from weft.models.registry import DecoderModel, EncoderModel, LayeredModel
 from weft.ops.cpp.abi import StepArgs
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library
@@ -26,6 +27,13 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.program import Program
 
 FIRST_CAPACITY = 64  # tokens of the first program
+
+
+class LayerOps(NamedTuple):
+    """Where a layer ends in a program."""
+
+    end: int  # of its operations
+    output: Tensor  # [capacity, hidden]
 
 
 class SizedProgram:
@@ -37,11 +45,13 @@ class SizedProgram:
         capacity: int,
         input: Tensor,
         output: Tensor,
+        layers: Sequence[LayerOps] = (),
     ) -> None:
         self.program = program
         self.capacity = capacity
         self.input = input
         self.output = output
+        self.layers = layers  # of the body of a model
 
     def run(self, library: Library, rows: Tensor) -> Tensor:
         """Run it on `rows`. The output is good until the next run."""
@@ -70,7 +80,7 @@ class GrowingProgram:
 
 
 class ProgramModel:
-    """The `DecoderModel` of the CPU kernels around one that is written against `Ops`."""
+    """The `LayeredModel` of the CPU kernels around one that is written against `Ops`."""
 
     def __init__(
         self,
@@ -78,8 +88,11 @@ class ProgramModel:
         ops: CppOps,
         attention: CppPaged,
         hidden_size: int,
+        num_layers: int = 0,
     ) -> None:
+        """`num_layers` of a `LayeredModel`; 0: the model is none, and nor is this one."""
         self._model = model
+        self._num_layers = num_layers
         self._ops = ops
         self._attention = attention
         # From tokens to hidden states. It reads nothing but its step.
@@ -95,14 +108,29 @@ class ProgramModel:
         attention: PagedAttention,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        assert attention is self._attention, "the program was recorded with another attention"
-        body = self.body.for_rows(len(tokens))
-        step = self._attention.step
-        step.num_tokens = len(tokens)
-        step.tokens = tokens.data_ptr()
-        step.vectors = None if vectors is None else vectors.data_ptr()
-        body.program.run(self._ops.library, step)
+        body = self._body_for(tokens, attention, vectors)
+        body.program.run(self._ops.library, self._attention.step)
         return body.output[: len(tokens)]
+
+    def run_layers(
+        self,
+        first: int,
+        last: int,
+        carried: Tensor | None,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
+        body = self._body_for(tokens, attention, vectors)
+        begin = 0
+        if carried is not None:
+            before = body.layers[first - 1]
+            before.output[: len(tokens)].copy_(carried)
+            begin = before.end
+        end, output = body.layers[last - 1]
+        body.program.run_part(self._ops.library, self._attention.step, begin, end)
+        return output[: len(tokens)]
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self._norm.for_rows(len(hidden)).run(self._ops.library, hidden)
@@ -117,13 +145,33 @@ class ProgramModel:
         self._ops.begin(capacity)
         # A program takes tokens and positions from its step.
         nothing = torch.empty(0, dtype=torch.int64)
-        output = self._model.forward(nothing, nothing, self._attention)
-        return SizedProgram(
-            self._ops.finish(),
-            capacity,
-            nothing,
-            output,
-        )
+        if not self._num_layers:
+            output = self._model.forward(nothing, nothing, self._attention)
+            return SizedProgram(self._ops.finish(), capacity, nothing, output)
+        layers = self._record_layers(nothing)
+        output = layers[-1].output
+        return SizedProgram(self._ops.finish(), capacity, nothing, output, layers)
+
+    def _record_layers(self, nothing: Tensor) -> list[LayerOps]:
+        """Record one layer after the other. What stands between two is in memory of its own."""
+        model = cast(LayeredModel, self._model)
+        carried: Tensor | None = None
+        layers: list[LayerOps] = []
+        for layer in range(self._num_layers):
+            carried = model.run_layers(layer, layer + 1, carried, nothing, nothing, self._attention)
+            layers.append(LayerOps(self._ops.recorder.num_ops, carried))
+        return layers
+
+    def _body_for(
+        self, tokens: Tensor, attention: PagedAttention, vectors: Tensor | None
+    ) -> SizedProgram:
+        """The program for a step of these tokens, which it will read."""
+        assert attention is self._attention, "the program was recorded with another attention"
+        step = self._attention.step
+        step.num_tokens = len(tokens)
+        step.tokens = tokens.data_ptr()
+        step.vectors = None if vectors is None else vectors.data_ptr()
+        return self.body.for_rows(len(tokens))
 
 
 class ProgramEncoder:

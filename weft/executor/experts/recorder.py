@@ -85,15 +85,29 @@ class ExpertRecorder:
         num_tokens = plan.num_tokens
         if not num_tokens:
             return
-        chosen = [self._chosen[layer][:num_tokens].cpu().numpy() for layer in self._layers]
+        computed = self._computed(plan)
+        if not computed:
+            return
+        chosen = []
+        for place in computed:
+            of_layer = self._chosen[self._layers[place]]
+            chosen.append(of_layer[:num_tokens].cpu().numpy())
         is_decode = _decodes(plan)
         for mode, mask in enumerate((~is_decode, is_decode)):
             if mask.any():
-                self._counts[mode] += self._counted([rows[mask] for rows in chosen])
+                self._counts[mode, computed] += self._counted([rows[mask] for rows in chosen])
+
+    def _computed(self, plan: Plan) -> list[int]:
+        """The places of the layers with experts that the step computes."""
+        places = range(len(self._layers))
+        if plan.layers is None:
+            return list(places)
+        span = range(plan.layers.first, plan.layers.last)
+        return [place for place in places if self._layers[place] in span]
 
     def _counted(self, chosen: list[NDArray[np.int32]]) -> LongArray:
         """[layers, experts] of the experts [tokens, k] of each layer."""
-        num_layers = len(self._layers)
+        num_layers = len(chosen)
         firsts = np.arange(num_layers)[:, None] * self._num_experts
         places = np.stack(chosen).reshape(num_layers, -1) + firsts
         found = np.bincount(places.ravel(), minlength=num_layers * self._num_experts)

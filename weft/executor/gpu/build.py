@@ -12,7 +12,7 @@ import torch
 
 from weft.config.engine import GPU_ATTENTION_BACKENDS, EngineConfig
 from weft.config.gpu import graph_sizes, prompt_graph_sizes
-from weft.config.model import ModelConfig, ModelError
+from weft.config.model import ModelConfig, ModelError, UnsupportedModel
 from weft.executor.assembly import (
     RunnerSpec,
     fill_weights,
@@ -32,6 +32,7 @@ from weft.executor.kv_pool import KVPool
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.runner import DecoderSteps, TorchRunner
+from weft.executor.split.steps import split
 from weft.models.registry import make_model
 from weft.ops.protocol import Ops
 from weft.ops.sampling import SamplerOps
@@ -70,7 +71,13 @@ def find_gpu() -> Gpu:
 
 
 def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
-    """A runner whose decode steps and short prompts are captured as graphs."""
+    """A runner whose decode steps and short prompts are captured as graphs. Raises
+    UnsupportedModel for a model with states."""
+    if spec.model.state_bytes:
+        raise UnsupportedModel(
+            f"{spec.model.name} has layers that keep a state in place of K and V, which only a CPU "
+            "computes: --device cpu"
+        )
     device = GpuDevice(gpu, spec.thread)
     buffer = H2DBuffer(gpu)
     # Steps of graphs are filled up with a row that no request has.
@@ -128,7 +135,16 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         processors=spec.processors,
     )
     experts = make_expert_recorder(spec, kernels.ops)
-    steps = recorded(steps_with(graphs=graphs), experts, steps_with(graphs=None))
+    eager = steps_with(graphs=None)
+    steps = split(
+        spec,
+        recorded(steps_with(graphs=graphs), experts, eager),
+        eager,
+        model=model,
+        attention=kernels.attention,
+        rows=rows,
+        experts=experts,
+    )
     tensors = kernels.ops.tensors
     store = make_weight_store(spec, model, tensors, pool.tensors, gpu.device, experts)
     return TorchRunner(steps, store=store, device=device)

@@ -69,7 +69,7 @@ class TorchPaged:
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
-        token_bytes = keys[0].numel() * keys.element_size()
+        token_bytes = keys.shape[1:].numel() * keys.element_size()
         self._group_tokens = GROUP_BYTES // token_bytes
         self._masks: dict[int, CausalMask] = {}  # by window
         for window in self._windows:

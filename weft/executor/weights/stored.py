@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint
@@ -23,6 +24,8 @@ from weft.models.layers.weight import Stack, Weight
 from weft.ops.codes import Codes
 from weft.ops.protocol import ROW_STEP
 from weft.ops.quantize import INT8_BY_OUTPUT
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 class StoredWeight(Protocol):
@@ -235,5 +238,9 @@ def _in_halves(piece: Tensor, paired_rows: int) -> Tensor:
     [heads, 2, D / 2]."""
     if not paired_rows:
         return piece
-    pairs = piece.view(-1, paired_rows // 2, 2, *piece.shape[1:])
-    return pairs.transpose(1, 2).reshape(piece.shape)
+    # By numpy, which has no bfloat16: torch would wake its threads, and wait for them longer than
+    # the copy takes.
+    bits = piece.view(BITS[piece.element_size()]).numpy()
+    pairs = bits.reshape(-1, paired_rows // 2, 2, *piece.shape[1:])
+    halves = pairs.swapaxes(1, 2).reshape(piece.shape)
+    return torch.from_numpy(halves).view(piece.dtype)

@@ -7,9 +7,11 @@ of that in this order never leaves a model half changed by bad content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from weft.config.model import BadCheckpoint
@@ -54,6 +56,7 @@ OTHER_PARTS = (
     "visual.",
     "multi_modal_projector.",
     "mtp.",
+    "mtp_layers.",
 )
 # Tensors that not every use of a checkpoint needs.
 HEADS = (
@@ -226,8 +229,21 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
     buffer = PieceBuffer()
     for weight, stored in matches:
         stored.offer(weight)
-    for weight, stored in matches:
-        stored.put_into(weight, buffer)
+    with _without_threads():
+        for weight, stored in matches:
+            stored.put_into(weight, buffer)
+
+
+@contextmanager
+def _without_threads() -> Iterator[None]:
+    """Torch computes on this thread alone: what is done with a piece takes less time than to wake
+    other threads."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def put_tensor(weight: Weight, values: Tensor) -> None:

@@ -69,16 +69,27 @@ def find_faults(
 
     Raises AccountingError for a page outside of the pool.
     """
+    return find_faults_among(allocator, cache.owned_pages(), owned)
+
+
+def find_faults_among(
+    allocator: PageAllocator,
+    cached: IntArray,
+    owned: Mapping[str, IntArray],
+    *,
+    pool: str = "",
+) -> list[Fault]:
+    """As `find_faults`, of a pool of which the cache owns the pages `cached`."""
     owners: dict[str, IntArray] = {
         FREE: allocator.free_pages(),
-        CACHE: cache.owned_pages(),
+        CACHE: cached,
         QUARANTINE: np.array(sorted(allocator.quarantined), dtype=np.int32),
         **owned,
     }
     num_pages = allocator.num_pages
     for name, pages in owners.items():
         if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < num_pages):
-            raise AccountingError(f"{name} has a page outside of the pool")
+            raise AccountingError(f"{name} has a {pool}page outside of the pool")
     count = np.bincount(np.concatenate(list(owners.values())), minlength=num_pages)
     found = np.flatnonzero(count != 1)[:MAX_FAULTS]
     if not len(found):
@@ -87,4 +98,4 @@ def find_faults(
     for name, pages in owners.items():
         for page in pages[np.isin(pages, found)].tolist():
             names[page].append(name)
-    return [Fault(page, names[page]) for page in names]
+    return [Fault(page, names[page], pool) for page in names]

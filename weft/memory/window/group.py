@@ -106,6 +106,16 @@ class WindowGroup:
         self.slots[rows, positions] = taken
         return taken
 
+    def cut(self, row: int, kv_len: int, before: int) -> None:
+        """A row of `before` tokens keeps the first `kv_len`: take back the pages behind them."""
+        begin = num_pages_for(kv_len, self.page_size) * self.page_size
+        if begin < before:
+            self.pool.give_back(self._pages(row, begin, before))
+
+    def withdraw(self, row: int, start: int, end: int) -> None:
+        """Take back what a row holds from `start` on, a border of pages, to its `end`."""
+        self.pool.give_back(self._pages(row, start, end))
+
     def give_back(self, rows: IntArray, kv_len: IntArray) -> None:
         """Give back what lies before `first` of rows [n] of `kv_len` [n] tokens.
 

@@ -75,7 +75,7 @@ def _gates_and_ups_apart(
         )
         if sizes.has_bias:
             stack = Stack(f"{base}.{name}.bias", (sizes.num_experts, inner), expert)
-            yield _bias_part(f"{base}.{expert}.{name}.bias", matrix, part, stack)
+            yield _bias_part(f"{base}.{expert}.{name}.bias", matrix, part, (stack,))
 
 
 def _gates_and_ups_together(
@@ -141,8 +141,12 @@ def _downs(
         tuple(stacks),
     )
     if sizes.has_bias:
-        stack = Stack(f"{whole}_bias", (sizes.num_experts, sizes.hidden), expert)
-        yield _bias_part(f"{base}.{expert}.{names.down}.bias", matrix, expert, stack)
+        shape = (sizes.num_experts, sizes.hidden)
+        biases = (
+            Stack(f"{whole}_bias", shape, expert),
+            Stack(f"{base}.{names.down}.bias", shape, expert),
+        )
+        yield _bias_part(f"{base}.{expert}.{names.down}.bias", matrix, expert, biases)
 
 
 class GatesAndUps:
@@ -239,5 +243,5 @@ def _matrix_part(
     )
 
 
-def _bias_part(name: str, matrix: Matrix, part: int, stack: Stack) -> Weight:
-    return bias_weight(name, matrix, part)._replace(stacks=(stack,))
+def _bias_part(name: str, matrix: Matrix, part: int, stacks: tuple[Stack, ...]) -> Weight:
+    return bias_weight(name, matrix, part)._replace(stacks=stacks)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.models.layers.weight import Weight, Weights
+from weft.models.layers.weight import MatrixRows, RowRun, Weight, Weights
 from weft.ops.codes import CodeFormat, Codes
 from weft.ops.protocol import Matrix, Ops
 
@@ -31,6 +30,7 @@ class Projections:
         ops: Ops,
         *,
         gated: bool = False,
+        precise: bool = False,
     ) -> None:
         self.names = tuple(parts)
         self.in_size = in_size
@@ -41,6 +41,7 @@ class Projections:
             sizes,
             bias=bias,
             gated=gated,
+            precise=precise,
         )
 
     def weights(self, prefix: str) -> Weights:
@@ -52,6 +53,7 @@ class Projections:
                 get=partial(self.matrix.get, part),
                 keep_as=partial(self.matrix.keep_as, part),
                 put_codes=partial(self.matrix.put_codes, part),
+                rows=MatrixRows(self.matrix, (RowRun(part, 0, 0, size),)),
             )
             if self.bias:
                 yield bias_weight(f"{prefix}.{name}.bias", self.matrix, part)
@@ -66,8 +68,10 @@ class Linear(Projections):
         parts: Mapping[str, int],
         bias: bool,
         ops: Ops,
+        *,
+        precise: bool = False,
     ) -> None:
-        super().__init__(in_size, parts, bias, ops)
+        super().__init__(in_size, parts, bias, ops, precise=precise)
         self._ops = ops
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -87,17 +91,19 @@ class HeadwiseLinear(Linear):
         num_heads: int,
         bias: bool,
         ops: Ops,
+        *,
+        precise: bool = False,
     ) -> None:
         parts = {str(part): size for part, size in enumerate(sizes)}
-        super().__init__(in_size, parts, bias, ops)
+        super().__init__(in_size, parts, bias, ops, precise=precise)
         self._name = name
         self._runs = headwise_runs(sizes, num_heads)
 
     def weights(self, prefix: str) -> Weights:
         name = f"{prefix}.{self._name}"
-        yield _stacked(f"{name}.weight", self.matrix, self.in_size, self._runs)
+        yield stacked(f"{name}.weight", self.matrix, self.in_size, self._runs)
         if self.bias:
-            yield _stacked_bias(f"{name}.bias", self.matrix, self._runs)
+            yield stacked_bias(f"{name}.bias", self.matrix, self._runs)
 
 
 class GatedLinear(Projections):
@@ -137,16 +143,7 @@ class GatedLinear(Projections):
             return
         assert not self.bias, "gate and up in one tensor have no bias"
         runs = stacked_runs(self.matrix.sizes)
-        yield _stacked(f"{prefix}.{self.names[0]}.weight", self.matrix, self.in_size, runs)
-
-
-class RowRun(NamedTuple):
-    """Rows of a tensor that are rows of one part of a matrix."""
-
-    part: int
-    first: int  # row of the part
-    begin: int  # row of the tensor
-    size: int
+        yield stacked(f"{prefix}.{self.names[0]}.weight", self.matrix, self.in_size, runs)
 
 
 def stacked_runs(sizes: Sequence[int]) -> list[RowRun]:
@@ -166,13 +163,14 @@ def headwise_runs(sizes: Sequence[int], num_heads: int) -> list[RowRun]:
     return runs
 
 
-def _stacked(
+def stacked(
     name: str,
     matrix: Matrix,
     in_size: int,
     runs: Sequence[RowRun],
 ) -> Weight:
-    """One tensor that holds all parts of a matrix; `runs` say where."""
+    """One tensor that holds whole parts of a matrix; `runs` say where."""
+    num_rows = sum(run.size for run in runs)
 
     def pieces(start: int, stop: int) -> Iterator[tuple[RowRun, slice]]:
         """What is there of each run in content that has these rows: as a run, and where in the
@@ -200,14 +198,14 @@ def _stacked(
             )
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
-        stop = sum(matrix.sizes) if stop is None else stop
+        stop = num_rows if stop is None else stop
         found = []
         for run, _ in pieces(start, stop):
             found.append(matrix.get(run.part, run.first, run.first + run.size))
         return torch.cat(found)
 
     def keep_as(format: CodeFormat, order: Tensor | None = None) -> None:
-        for part in range(len(matrix.sizes)):
+        for part in _parts(runs):
             matrix.keep_as(part, format, order)
 
     def put_codes(codes: Codes, start: int = 0) -> None:
@@ -216,15 +214,16 @@ def _stacked(
 
     return Weight(
         name,
-        (sum(matrix.sizes), in_size),
+        (num_rows, in_size),
         put,
         get,
         keep_as,
         put_codes,
+        rows=MatrixRows(matrix, tuple(runs)),
     )
 
 
-def _stacked_bias(name: str, matrix: Matrix, runs: Sequence[RowRun]) -> Weight:
+def stacked_bias(name: str, matrix: Matrix, runs: Sequence[RowRun]) -> Weight:
     """The bias of such a tensor, which comes whole."""
 
     def put(
@@ -234,21 +233,27 @@ def _stacked_bias(name: str, matrix: Matrix, runs: Sequence[RowRun]) -> Weight:
     ) -> None:
         assert start == 0
         assert scales is None
-        for part in range(len(matrix.sizes)):
-            mine = [content[run.begin : run.begin + run.size] for run in runs if run.part == part]
-            matrix.put_bias(part, torch.cat(mine))
+        for part in _parts(runs):
+            mine = [run for run in runs if run.part == part]
+            mine.sort(key=lambda run: run.first)
+            pieces = [content[run.begin : run.begin + run.size] for run in mine]
+            matrix.put_bias(part, torch.cat(pieces))
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
-        parts = [matrix.get_bias(part) for part in range(len(matrix.sizes))]
+        parts = {part: matrix.get_bias(part) for part in _parts(runs)}
         found = [parts[run.part][run.first : run.first + run.size] for run in runs]
         return torch.cat(found)[start:stop]
 
     return Weight(
         name,
-        (sum(matrix.sizes),),
+        (sum(run.size for run in runs),),
         put,
         get,
     )
+
+
+def _parts(runs: Sequence[RowRun]) -> list[int]:
+    return sorted({run.part for run in runs})
 
 
 def bias_weight(

@@ -24,7 +24,7 @@ class GatedMLP:
     ) -> None:
         """`size` of the inner vector, if it is not the usual one of the model."""
         hidden = config.hidden_size
-        inner = size or config.intermediate_size
+        inner = size or spec.size or config.intermediate_size
         names = config.decoder.names
         self.gate_up = GatedLinear(
             hidden,
@@ -60,7 +60,7 @@ class PlainMLP:
         ops: Ops,
     ) -> None:
         hidden = config.hidden_size
-        inner = config.intermediate_size
+        inner = spec.size or config.intermediate_size
         names = config.decoder.names
         self._ops = ops
         self._activation = spec.activation

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from weft.ops.codes import CodeFormat, Codes
+from weft.ops.protocol import Matrix
 
 
 class Put(Protocol):
@@ -55,6 +56,22 @@ class Stack(NamedTuple):
     is_transposed: bool = False
 
 
+class RowRun(NamedTuple):
+    """Rows of a tensor that are rows of one part of a matrix."""
+
+    part: int
+    first: int  # row of the part
+    begin: int  # row of the tensor
+    size: int
+
+
+class MatrixRows(NamedTuple):
+    """Where the rows of a tensor are kept."""
+
+    matrix: Matrix
+    runs: tuple[RowRun, ...]
+
+
 class Weight(NamedTuple):
     """One tensor of a checkpoint, or a part of one."""
 
@@ -66,6 +83,7 @@ class Weight(NamedTuple):
     put_codes: PutCodes | None = None
     # Tensors of which one may hold it, in place of one with its own name.
     stacks: tuple[Stack, ...] = ()
+    rows: MatrixRows | None = None  # of a projection
 
 
 Weights: TypeAlias = Iterator[Weight]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,18 @@ from weft.models.layers.attention import Heads, PagedAttention
 from weft.models.layers.weight import Weight, Weights
 from weft.models.transformers_backend.attention import NAME, AttentionCall, listening, register
 from weft.models.transformers_backend.library import causal_class, library_config
-from weft.models.transformers_backend.packed import PackedModule, Packing, Products
+from weft.models.transformers_backend.packed import (
+    PackedEmbedding,
+    PackedExperts,
+    PackedLinear,
+    PackedModule,
+    Packing,
+    Products,
+    TiedLinear,
+)
+from weft.models.transformers_backend.translate.emit import Matrices
+from weft.models.transformers_backend.translate.graph import Leaves, Untranslatable
+from weft.models.transformers_backend.translate.translation import Translation
 
 
 class PagedListener:
@@ -65,7 +76,11 @@ class TransformersModel:
     """Hidden states here are those behind the final norm, which is a part of the library's
     decoder."""
 
-    def __init__(self, config: ModelConfig, products: Products) -> None:
+    def __init__(
+        self, config: ModelConfig, products: Products, *, translates: bool = False
+    ) -> None:
+        """`translates`: the caller is going to compute `translation`, where there is one; then
+        the modules themselves are never called."""
         self._config = config
         like = products.vector(0)
         self._device = like.device
@@ -83,6 +98,13 @@ class TransformersModel:
         module = self._empty()
         self._packing.pack(module)
         self._use(module)
+        # What the modules do, in the words of `Ops`; None: it cannot be said, or is not to be.
+        self.translation: Translation | None = None
+        self.untranslated = ""  # why there is none, though it was asked for
+        if translates:
+            self._translate()
+        groups = self.translation.groups if self.translation else ()
+        self._packing.allocate(groups)
 
     def forward(
         self,
@@ -119,27 +141,24 @@ class TransformersModel:
         return widened
 
     def weights(self) -> Weights:
-        """Named as in the library's modules; content is put into what computes at that time."""
-        seen: set[int] = set()
+        """Named as in the library's modules."""
         for name, module in self._module.named_modules():
             if isinstance(module, PackedModule):
                 yield from module.weights(name)
-                continue
-            for key in _stored_tensors(module):
-                values = getattr(module, key)
-                if id(values) not in seen:
-                    seen.add(id(values))
-                    yield self._loose(f"{name}.{key}" if name else key, values)
+        for name, values in self._loose_tensors():
+            yield self._loose(name, values)
 
     def load(self, folder: Path) -> None:
         """Take the weights in a folder. Raises `BadCheckpoint`; then nothing has changed."""
         self.adopt(self.read(folder))
 
     def adopt(self, module: nn.Module) -> None:
-        """Let `module`, from `read`, be the model. Its matrices are packed and dropped, one after
+        """Take the content of `module`, from `read`. Its matrices are packed and dropped, one after
         the other."""
         self._packing.fill(module)
-        self._use(module)
+        for name, values in self._loose_tensors():
+            values.copy_(operator.attrgetter(name)(module).data)
+        self._refresh()
 
     def read(self, folder: Path) -> Any:
         """A checkpoint as the library reads it, with its renamings and mergers. Raises
@@ -169,21 +188,80 @@ class TransformersModel:
                 )
         return module
 
+    def _loose_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a checkpoint that stay the library's own, once each."""
+        seen: set[int] = set()
+        for name, module in self._module.named_modules():
+            if isinstance(module, PackedModule):
+                continue
+            for key in _stored_tensors(module):
+                values = getattr(module, key)
+                if id(values) not in seen:
+                    seen.add(id(values))
+                    yield (f"{name}.{key}" if name else key), values.data
+
     def _loose(self, name: str, values: Tensor) -> Weight:
-        """A tensor that stays the library's own."""
-
-        def now() -> Tensor:
-            found: Tensor = operator.attrgetter(name)(self._module)
-            return found.data
-
         def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
             assert scales is None
-            now()[start : start + len(content)].copy_(content)
+            values[start : start + len(content)].copy_(content)
+            self._refresh()
 
         def get(start: int = 0, stop: int | None = None) -> Tensor:
-            return now()[start:stop].clone()
+            return values[start:stop].clone()
 
         return Weight(name, tuple(values.shape), put, get)
+
+    def _refresh(self) -> None:
+        if self.translation is not None:
+            self.translation.refresh()
+
+    def _translate(self) -> None:
+        context_length = self._config.context_length or self._config.max_position
+        try:
+            self.translation = Translation(
+                self._module, self._leaves(), self._body_run, self._head_run, context_length
+            )
+        except Exception as exc:
+            # Whatever the library's code does that cannot be written down, it can be run.
+            self.untranslated = f"{type(exc).__name__}: {exc}"[:200]
+
+    def _leaves(self) -> Leaves:
+        found: dict[type, dict[str, nn.Module]] = {}
+        for name, module in self._packing.modules.items():
+            if isinstance(module, TiedLinear) and module.bias is not None:
+                raise Untranslatable("its head is its table with a bias")
+            kind = PackedLinear if isinstance(module, TiedLinear) else type(module)
+            found.setdefault(kind, {})[name] = module
+        return Leaves(
+            matrices=found.get(PackedLinear, {}),
+            tables=found.get(PackedEmbedding, {}),
+            experts=found.get(PackedExperts, {}),
+        )
+
+    def _body_run(self, num_tokens: int) -> tuple[tuple[Tensor, ...], Callable[[], Tensor]]:
+        ids = torch.zeros(1, num_tokens, dtype=torch.long)
+        positions = torch.zeros(1, num_tokens, dtype=torch.long)
+
+        def compute() -> Tensor:
+            output = self._decoder(
+                input_ids=ids, position_ids=positions, use_cache=False, return_dict=True
+            )
+            self._output = type(output)
+            hidden: Tensor = output.last_hidden_state
+            return hidden
+
+        return (ids, positions), compute
+
+    def _head_run(self, num_tokens: int) -> tuple[tuple[Tensor, ...], Callable[[], Tensor]]:
+        hidden = torch.zeros(1, num_tokens, self._config.hidden_size, dtype=self._dtype)
+        ids = torch.zeros(1, num_tokens, dtype=torch.long)
+
+        def compute() -> Tensor:
+            with _giving(self._decoder, self._output(last_hidden_state=hidden)):
+                logits: Tensor = self._module(input_ids=ids, use_cache=False).logits
+            return logits.float()
+
+        return (hidden,), compute
 
     def _empty(self) -> Any:
         """The model on the CPU, its parameters without content, which take no memory until they are
@@ -196,6 +274,11 @@ class TransformersModel:
             )
         module.tie_weights()
         return module
+
+    @property
+    def matrices(self) -> Matrices:
+        """The weights, as `translation` names them."""
+        return self._packing
 
     def _use(self, module: nn.Module) -> None:
         """Let a packed model compute, with its remaining tensors in the type and on the device of

@@ -1,18 +1,22 @@
 """Modules that stand where a model of transformers has matrices: their products are weft's, so that
 weights may be kept in fewer bits, and computed by our kernels.
 
-`swap` puts them in; everything else in the model stays the library's own code.
+Everything else in the model stays the library's own code. Where a `Translation` of that code says
+so, several matrices of the model are kept as one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from weft.models.layers.weight import Weight, Weights, vector
+from weft.models.layers.linear import stacked, stacked_bias
+from weft.models.layers.weight import RowRun, Weight, Weights, vector
+from weft.models.transformers_backend.translate.meaning import Group
 from weft.ops.protocol import Matrix
 
 
@@ -47,6 +51,9 @@ class Products(Protocol):
 class PackedModule(nn.Module):
     """Holds matrices that are no parameters."""
 
+    def allocate(self) -> None:
+        """Make room for the content, unless that lies in the matrix of another."""
+
     def weights(self, prefix: str) -> Weights:
         raise NotImplementedError
 
@@ -55,31 +62,55 @@ class PackedModule(nn.Module):
         raise NotImplementedError
 
 
-class PackedLinear(PackedModule):
-    """y = W x + b, for a `Linear`; or for a `Conv1D`, whose weight is stored as [in, out]."""
+class LinearShape(NamedTuple):
+    in_size: int
+    out_size: int
+    has_bias: bool
+    is_transposed: bool  # the weight is stored as [in, out]
+    is_precise: bool  # as `Ops.matrix` has it
 
-    def __init__(
-        self,
-        products: Products,
-        matrix: Matrix,
-        in_size: int,
-        dtype: torch.dtype,
-        *,
-        bias: bool,
-        is_transposed: bool = False,
-    ) -> None:
+
+class PackedLinear(PackedModule):
+    """y = W x + b, for a `Linear`; or for a `Conv1D`, whose weight is stored as [in, out].
+
+    It has a matrix to itself, or some rows of one that several share; then it is computed with
+    the others, and never called.
+    """
+
+    def __init__(self, products: Products, shape: LinearShape, dtype: torch.dtype) -> None:
         super().__init__()
-        self.matrix = matrix
-        self.in_features = in_size
-        self.out_features = sum(matrix.sizes)
+        self.shape = shape
+        self.in_features = shape.in_size
+        self.out_features = shape.out_size
         # Code that asks for the type or the device of the weight gets an answer; code that computes
         # with it gets an error.
         self.weight = torch.empty(0, dtype=dtype)
+        self._matrix: Matrix | None = None
+        # Which of its rows is which of the matrix.
+        self._runs = [RowRun(0, 0, 0, shape.out_size)]
         self._products = products
         self._dtype = dtype
-        self._has_bias = bias
-        self._is_transposed = is_transposed
         self._staged = torch.empty(0)
+
+    @property
+    def matrix(self) -> Matrix:
+        assert self._matrix is not None, "there is no room for its content yet"
+        return self._matrix
+
+    def allocate(self) -> None:
+        if self._matrix is None:
+            shape = self.shape
+            self._matrix = self._products.matrix(
+                shape.in_size,
+                (shape.out_size,),
+                bias=shape.has_bias,
+                precise=shape.is_precise,
+            )
+
+    def lie_in(self, matrix: Matrix, runs: list[RowRun]) -> None:
+        """Let its content lie in these rows of a matrix that others share."""
+        self._matrix = matrix
+        self._runs = runs
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).to(self._dtype)
@@ -88,28 +119,28 @@ class PackedLinear(PackedModule):
 
     def take(self, module: nn.Module) -> None:
         content = module.get_parameter("weight").data
-        if self._is_transposed:
+        if self.shape.is_transposed:
             content = content.T
-        self.matrix.put(0, content)
-        if self._has_bias:
-            self.matrix.put_bias(0, module.get_parameter("bias").data)
+        self._rows("weight").put(content)
+        if self.shape.has_bias:
+            self._bias("bias").put(module.get_parameter("bias").data)
 
     def weights(self, prefix: str) -> Weights:
-        matrix = self.matrix
-        if self._is_transposed:
-            shape = (self.in_features, self.out_features)
-            yield Weight(f"{prefix}.weight", shape, self._put_columns, self._get_columns)
+        shape = self.shape
+        name = f"{prefix}.weight"
+        if shape.is_transposed:
+            by_column = (shape.in_size, shape.out_size)
+            yield Weight(name, by_column, self._put_columns, self._get_columns)
         else:
-            yield Weight(
-                f"{prefix}.weight",
-                (self.out_features, self.in_features),
-                partial(matrix.put, 0),
-                partial(matrix.get, 0),
-                partial(matrix.keep_as, 0),
-                partial(matrix.put_codes, 0),
-            )
-        if self._has_bias:
-            yield Weight(f"{prefix}.bias", (self.out_features,), self._put_bias, self._get_bias)
+            yield self._rows(name)
+        if shape.has_bias:
+            yield self._bias(f"{prefix}.bias")
+
+    def _rows(self, name: str) -> Weight:
+        return stacked(name, self.matrix, self.in_features, self._runs)
+
+    def _bias(self, name: str) -> Weight:
+        return stacked_bias(name, self.matrix, self._runs)
 
     def _put_columns(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         """Pieces are collected: a matrix takes rows of outputs, and these are of inputs."""
@@ -120,18 +151,11 @@ class PackedLinear(PackedModule):
         end = start + len(content)
         self._staged[start:end].copy_(content)
         if end == self.in_features:
-            self.matrix.put(0, self._staged.T)
+            self._rows("weight").put(self._staged.T)
             self._staged = torch.empty(0)
 
     def _get_columns(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.matrix.get(0).T[start:stop].contiguous()
-
-    def _put_bias(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
-        assert scales is None
-        self.matrix.put_bias(0, content)
-
-    def _get_bias(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.matrix.get_bias(0)[start:stop]
+        return self._rows("weight").get().T[start:stop].contiguous()
 
 
 class PackedEmbedding(PackedModule):
@@ -140,23 +164,32 @@ class PackedEmbedding(PackedModule):
     def __init__(
         self,
         products: Products,
-        matrix: Matrix,
-        size: int,
+        size: tuple[int, int],
         dtype: torch.dtype,
         scale: float,
     ) -> None:
         super().__init__()
-        self.matrix = matrix
-        self.num_embeddings = sum(matrix.sizes)
-        self.embedding_dim = size
+        self.num_embeddings, self.embedding_dim = size
         self.weight = torch.empty(0, dtype=dtype)
+        self.scale = scale
+        self._matrix: Matrix | None = None
         self._products = products
         self._dtype = dtype
-        self._scale = scale
+
+    @property
+    def matrix(self) -> Matrix:
+        assert self._matrix is not None, "there is no room for its content yet"
+        return self._matrix
+
+    def allocate(self) -> None:
+        if self._matrix is None:
+            self._matrix = self._products.matrix(
+                self.embedding_dim, (self.num_embeddings,), precise=True
+            )
 
     def forward(self, tokens: Tensor) -> Tensor:
         products = self._products
-        rows = products.embed(tokens.reshape(-1), self.matrix, None, self._scale)
+        rows = products.embed(tokens.reshape(-1), self.matrix, None, self.scale)
         return products.computed(rows).view(*tokens.shape, -1).to(self._dtype)
 
     def take(self, module: nn.Module) -> None:
@@ -179,17 +212,24 @@ class TiedLinear(PackedModule):
     def __init__(
         self,
         products: Products,
-        matrix: Matrix,
+        table: PackedEmbedding,
         dtype: torch.dtype,
         bias: Tensor | None,
     ) -> None:
         """`bias` [out] has no content yet."""
         super().__init__()
-        self.matrix = matrix
+        # In a list, so that the table is no part of this module.
+        self._table = [table]
         self.bias = bias
+        self.out_features = table.num_embeddings
         self.weight = torch.empty(0, dtype=dtype)
         self._products = products
         self._dtype = dtype
+
+    @property
+    def matrix(self) -> Matrix:
+        (table,) = self._table
+        return table.matrix
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(self._dtype)
@@ -329,8 +369,8 @@ def is_experts(module: nn.Module) -> bool:
 
 
 class Packing:
-    """Makes packed modules for a model of the library, which is the same from one content to the
-    next."""
+    """The packed modules of a model of the library: first empty ones, then their matrices, which
+    may be shared by several, then content, and again other content."""
 
     def __init__(
         self, products: Products, dtype: torch.dtype, stored: torch.dtype, vocab_size: int
@@ -341,28 +381,65 @@ class Packing:
         self._stored = stored
         self._vocab_size = vocab_size
         self.modules: dict[str, PackedModule] = {}  # by their places in the model
+        self._together: dict[Group, Matrix] = {}
 
     def pack(self, root: nn.Module) -> None:
-        """Make the modules for the matrices of `root`, without content, and put them in."""
-        tables: dict[int, Matrix] = {}  # by the address of the parameter
+        """Put modules without room for content in the places of the matrices of `root`."""
+        tables: dict[int, PackedEmbedding] = {}  # by the address of the parameter
         for name, module in list(root.named_modules()):
             packed = self._packed(module, tables)
             if packed is not None:
                 self.modules[name] = packed
-        self._put_into(root)
+        for name, packed in self.modules.items():
+            _put(root, name, packed)
+
+    def allocate(self, groups: Sequence[Group] = ()) -> None:
+        """Make room for all content; that of each group in one matrix."""
+        for group in groups:
+            members: dict[str, PackedLinear] = {}
+            for name in group.runs:
+                member = self.modules[name]
+                assert isinstance(member, PackedLinear)
+                members[name] = member
+            shapes = [member.shape for member in members.values()]
+            matrix = self._products.matrix(
+                shapes[0].in_size,
+                group.sizes,
+                bias=any(shape.has_bias for shape in shapes),
+                gated=group.is_gated,
+            )
+            self._together[group] = matrix
+            for name, runs in group.runs.items():
+                members[name].lie_in(matrix, runs)
+        for packed in self.modules.values():
+            packed.allocate()
 
     def fill(self, root: nn.Module) -> None:
-        """Take the content of `root`, module by module, which loses it; and put the modules in."""
+        """Take the content of `root`, module by module, which loses it."""
         for name, packed in self.modules.items():
             packed.take(root.get_submodule(name))
-            _put(root, name, packed)
-        self._put_into(root)
+            _put(root, name, nn.Identity())
 
-    def _put_into(self, root: nn.Module) -> None:
-        for name, packed in self.modules.items():
-            _put(root, name, packed)
+    # As the `Matrices` of a translation
 
-    def _packed(self, module: nn.Module, tables: dict[int, Matrix]) -> PackedModule | None:
+    def matrix(self, name: str) -> Matrix:
+        module = self.modules[name]
+        assert isinstance(module, PackedLinear | PackedEmbedding | TiedLinear)
+        return module.matrix
+
+    def scale(self, name: str) -> float:
+        module = self.modules[name]
+        assert isinstance(module, PackedEmbedding)
+        return module.scale
+
+    def together(self, group: Group) -> Matrix:
+        return self._together[group]
+
+    def call(self, name: str, *args: Any) -> Tensor:
+        result: Tensor = self.modules[name](*args)
+        return result
+
+    def _packed(self, module: nn.Module, tables: dict[int, PackedEmbedding]) -> PackedModule | None:
         if is_table(module, self._vocab_size):
             return self._table(module, tables)
         if is_linear(module):
@@ -371,16 +448,16 @@ class Packing:
             return PackedExperts(self._products, module, self._dtype)
         return None
 
-    def _table(self, module: nn.Module, tables: dict[int, Matrix]) -> PackedModule:
+    def _table(self, module: nn.Module, tables: dict[int, PackedEmbedding]) -> PackedModule:
         weight = module.get_parameter("weight")
         num_rows, size = weight.shape
-        matrix = self._products.matrix(size, (num_rows,), precise=True)
-        tables[id(weight)] = matrix
         # Models are trained with the factor as their type has it.
         factor = torch.tensor(float(getattr(module, "embed_scale", 1.0)), dtype=self._stored)
-        return PackedEmbedding(self._products, matrix, size, self._dtype, float(factor))
+        table = PackedEmbedding(self._products, (num_rows, size), self._dtype, float(factor))
+        tables[id(weight)] = table
+        return table
 
-    def _linear(self, module: nn.Module, tables: dict[int, Matrix]) -> PackedModule:
+    def _linear(self, module: nn.Module, tables: dict[int, PackedEmbedding]) -> PackedModule:
         weight = module.get_parameter("weight")
         out_size, in_size = weight.shape
         if is_transposed(module):
@@ -389,23 +466,17 @@ class Packing:
         if id(weight) in tables:
             bias = self._products.vector(out_size) if has_bias else None
             return TiedLinear(self._products, tables[id(weight)], self._dtype, bias)
-        matrix = self._products.matrix(
+        shape = LinearShape(
             in_size,
-            (out_size,),
-            bias=has_bias,
-            precise=out_size >= self._vocab_size,
+            out_size,
+            has_bias,
+            is_transposed(module),
+            is_precise=out_size >= self._vocab_size,
         )
-        return PackedLinear(
-            self._products,
-            matrix,
-            in_size,
-            self._dtype,
-            bias=has_bias,
-            is_transposed=is_transposed(module),
-        )
+        return PackedLinear(self._products, shape, self._dtype)
 
 
-def _put(root: nn.Module, name: str, packed: PackedModule) -> None:
+def _put(root: nn.Module, name: str, packed: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
     owner: Any = root.get_submodule(parent)
     setattr(owner, last, packed)

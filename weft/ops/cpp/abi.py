@@ -27,6 +27,9 @@ class OpKind(IntEnum):
     ROUTE = 15
     EXPERTS = 16
     GATE_ROWS = 17
+    CONV = 18
+    DELTA = 19
+    SCAN = 20
 
 
 class WeightFormat(IntEnum):
@@ -78,6 +81,20 @@ class ExpertScores(IntEnum):
 PANEL = 32  # outputs of a panel
 IN_STEP = 64  # inputs are padded to a multiple of this
 COARSE = 256  # inputs that share a coarse factor
+LORA_ROWS = 12  # of a block of rows with one adapter, at most
+LORA_TILE = 16  # ranks are padded to a multiple of this
+SLAB = 64  # ranks that a token's inner numbers are kept in
+DELTA_FACTORS = 8  # floats of scratch for a token and value head of the delta rule
+SCAN_FACTORS = 2  # floats of scratch for a token and head of Mamba 2
+
+
+# Of a step: where the adapters of its tokens are.
+ADAPTER_FIELDS = (
+    ("adapters", c_void_p),
+    ("num_lora_blocks", c_int64),
+    ("lora_blocks", c_void_p),
+    ("lora_rows", c_void_p),
+)
 
 
 class StepArgs(ctypes.Structure):
@@ -95,6 +112,13 @@ class StepArgs(ctypes.Structure):
         ("vectors", c_void_p),
         ("window_slots", c_void_p),
         ("window_table", c_void_p),
+        ("state_reads", c_void_p),
+        ("state_writes", c_void_p),
+        ("num_kept", c_int64),
+        ("kept_rows", c_void_p),
+        ("kept_lens", c_void_p),
+        ("kept_slots", c_void_p),
+        *ADAPTER_FIELDS,
     )
 
 
@@ -126,6 +150,9 @@ class FusedStep(ctypes.Structure):
         ("invalid", c_void_p),
         ("num_invalid", c_int64),
         ("window_table", c_void_p),
+        ("num_state_slots", c_int64),
+        ("num_kept", c_int64),
+        *ADAPTER_FIELDS,
     )
 
 
@@ -191,6 +218,25 @@ class LinearArgs(ctypes.Structure):
         ("y_stride", c_int64),
         ("scratch", c_void_p),
         ("scale", c_float),
+        ("lora", c_void_p),
+    )
+
+
+class PackedLoraPart(ctypes.Structure):
+    _fields_ = (("rank", c_int64), ("a", c_void_p), ("b", c_void_p), ("scale", c_float))
+
+
+class LoraRange(ctypes.Structure):
+    _fields_ = (("first_panel", c_int64), ("num_panels", c_int64), ("step", c_int64))
+
+
+class Lora(ctypes.Structure):
+    _fields_ = (
+        ("num_parts", c_int64),
+        ("ranges", c_void_p),
+        ("parts", c_void_p),
+        ("is_bf16", c_int64),
+        ("max_rank", c_int64),
     )
 
 
@@ -297,6 +343,72 @@ class AttentionArgs(ctypes.Structure):
         ("sinks", c_void_p),
         ("head_stride", c_int64),
         ("gate", c_void_p),
+    )
+
+
+class ConvArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("in_gate", c_void_p),
+        ("out_gate", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("channels", c_int64),
+        ("taps", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("has_silu", c_int64),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+    )
+
+
+class DeltaArgs(ctypes.Structure):
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("rates", c_void_p),
+        ("rates_stride", c_int64),
+        ("out", c_void_p),
+        ("key_heads", c_int64),
+        ("value_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("is_tiled", c_int64),
+        ("decay_log", c_void_p),
+        ("decay_bias", c_void_p),
+        ("norm_weight", c_void_p),
+        ("eps", c_float),
+        ("factors", c_void_p),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+    )
+
+
+class ScanArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("steps", c_void_p),
+        ("steps_stride", c_int64),
+        ("out", c_void_p),
+        ("heads", c_int64),
+        ("groups", c_int64),
+        ("head_dim", c_int64),
+        ("state_dim", c_int64),
+        ("decay_log", c_void_p),
+        ("step_bias", c_void_p),
+        ("skip", c_void_p),
+        ("norm_weight", c_void_p),
+        ("eps", c_float),
+        ("factors", c_void_p),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
     )
 
 
@@ -423,6 +535,8 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     ),
     *(FusedStep, LayerNormArgs, EmbedSumArgs, ScaleLogitsArgs),
     *(RouteArgs, ExpertsArgs, GateRowsArgs),
+    *(ConvArgs, DeltaArgs, ScanArgs),
+    *(PackedLoraPart, LoraRange, Lora),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -441,4 +555,7 @@ KIND_OF = {
     RouteArgs: OpKind.ROUTE,
     ExpertsArgs: OpKind.EXPERTS,
     GateRowsArgs: OpKind.GATE_ROWS,
+    ConvArgs: OpKind.CONV,
+    DeltaArgs: OpKind.DELTA,
+    ScanArgs: OpKind.SCAN,
 }

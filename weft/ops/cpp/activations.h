@@ -14,7 +14,7 @@ namespace WEFT_NAMESPACE {
 enum ActivationType { kFloats, kPairs, kBytes };
 
 WEFT_INLINE ActivationType activation_type(const Weight& w) {
-#if defined(WEFT_BF16)
+#if defined(WEFT_BF16_PRODUCTS)
   if (w.format == kBf16) return kPairs;
 #endif
   return has_codes(w) ? kBytes : kFloats;

@@ -204,6 +204,12 @@ struct Attention {
     }
   }
 
+  // What the group of a block has of its query in this row.
+  float* common_partial(const Common& before, int64_t head, int64_t row, int64_t segment) const {
+    const int64_t number = (head * before.rows + before.row + row) * before.num_segments + segment;
+    return attention_partials + (before.partials + number) * state;
+  }
+
   // A segment's result of a query.
   float* partial(const Block& block, int64_t head, int64_t row, int64_t segment) const {
     const int64_t number = (head * block.rows + row) * block.num_segments + segment - block.first_segment;
@@ -378,9 +384,13 @@ struct Attention {
     const Block& block = item.block;
     for (int64_t head = item.first_head; head < item.first_head + item.num_heads; head++) {
       for (int64_t row = 0; row < block.rows; row++) {
-        begin(head, row, states + row * state);
+        float* const to = states + row * state;
+        begin(head, row, to);
+        for (int64_t s = 0; s < block.before.num_segments; s++) {
+          merge(to, common_partial(block.before, head, row, s), dims);
+        }
         for (int64_t s = 0; s < block.num_segments; s++) {
-          merge(states + row * state, partial(block, head, row, block.first_segment + s), dims);
+          merge(to, partial(block, head, row, block.first_segment + s), dims);
         }
       }
       store_results(block, head, states);
@@ -412,7 +422,9 @@ static void attention_of(const AttentionArgs& args, const Step& step, Team& team
   team.barrier();
   for (int64_t i = team.take(); i < plan.num_items && can_work; i = team.take()) {
     const Item& item = plan.items[i];
-    if (item.block.partials >= 0 && item.first_segment == item.block.first_segment) work.merge_partials(item);
+    const Block& block = item.block;
+    const bool is_first = item.first_segment == block.first_segment;
+    if (block.partials >= 0 && is_first && !block.is_common) work.merge_partials(item);
   }
 }
 

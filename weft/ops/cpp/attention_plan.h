@@ -4,6 +4,15 @@
 // some of the segments of keys that the block sees. Where an item has not all segments of its block, each segment's
 // result is kept (a partial), and they are merged when all items are done. How a step is cut decides nothing but who
 // does what: results are the same (attention_softmax.h).
+//
+// Requests side by side that begin with the same slots, as those behind one system prompt do, are a group. The segments
+// that they have in common are one block of all their queries, whose results are partials; the rest of each request is a
+// block behind it:
+//
+//              segment 0   1   2   3   4
+//   request 0  [ common       ][ own  ]
+//   request 1  [  block       ][ own     ]
+//   request 2  [              ][ own  ]
 #pragma once
 
 namespace weft {
@@ -12,12 +21,31 @@ namespace WEFT_NAMESPACE {
 constexpr int64_t kBlockRows = 32 * kTileRows;  // queries of one KV head in a block: they share packed keys and values
 constexpr int64_t kItemsPerThread = 4;          // so that a thread which is held up leaves more to others
 constexpr int64_t kSegmentCost = 10;            // reading a segment costs about as much as computing so many queries
+constexpr int64_t kMostGroups = 64;             // of a step; requests of any more are by themselves
+constexpr int64_t kLeastSaved = 4;              // segments that a group need not read: below, it does not pay
 
 struct Shape {
   int64_t kv_heads;
   int64_t group;   // queries of a token that share a KV head
   int64_t window;  // 0: none
   bool bidirectional;  // tokens see those behind them
+};
+
+// Requests first .. first + num - 1 of a step, the first `num_segments` segments of which are the same.
+struct Group {
+  int64_t first;
+  int64_t num;
+  int64_t num_segments;
+  int64_t num_tokens;
+  int64_t partials;  // number of the first that the common block has
+};
+
+// Results of a block's rows that a common block has: those of segment 0, 1 .. num_segments - 1.
+struct Common {
+  int64_t num_segments = 0;
+  int64_t partials = 0;  // number of the first, [kv_heads][rows][num_segments]
+  int64_t rows = 0;
+  int64_t row = 0;  // of the block's first row
 };
 
 struct Block {
@@ -30,6 +58,8 @@ struct Block {
   int64_t first_segment;  // the segments that these are in
   int64_t num_segments;
   int64_t partials;  // number of its first partial, -1: none; [kv_heads][rows][num_segments]
+  Common before;
+  bool is_common;
 
   bool is_direct() const { return rows <= kDirectRows; }
   int64_t cost() const { return num_segments * (rows + kSegmentCost); }  // of one KV head
@@ -43,6 +73,8 @@ struct Item {
 
 struct Plan {
   Item* items;  // null: they are only counted
+  Group groups[kMostGroups];  // in the order of their requests
+  int64_t num_groups;
   int64_t num_items;
   int64_t num_partials;
 };
@@ -51,33 +83,132 @@ WEFT_INLINE int64_t tokens_of_block(Shape shape) { return most(kBlockRows / shap
 
 // No plan has more items.
 WEFT_INLINE int64_t most_items(const Step& step, Shape shape, int threads) {
-  const int64_t most_blocks = step.num_requests + step.num_tokens / tokens_of_block(shape);
+  const int64_t most_blocks = 2 * step.num_requests + step.num_tokens / tokens_of_block(shape);
   return most_blocks * (shape.kv_heads + 1) + 2 * kItemsPerThread * threads;
 }
 
+// ---------------------------------------------------------------- groups
+
+// Whole segments that stand before request r's tokens, if it may join a group: it has few queries, which see all of that.
+static int64_t segments_to_share(const Step& step, Shape shape, int64_t r) {
+  const bool is_few = step.lens[r] > 0 && step.lens[r] * shape.group <= kDirectRows;
+  return is_few && !shape.window && !shape.bidirectional ? step.starts[r] / kSegment : 0;
+}
+
+// The first segments that two requests have in common, of `num`.
+static int64_t common_segments(const Step& step, int64_t a, int64_t b, int64_t num) {
+  const int32_t* const slots = step.table + step.rows[a] * step.table_stride;
+  const int32_t* const others = step.table + step.rows[b] * step.table_stride;
+  int64_t found = 0;
+  for (; found < num; found++) {
+    const int64_t first = found * kSegment;
+    if (memcmp(slots + first, others + first, kSegment * sizeof *slots)) break;
+  }
+  return found;
+}
+
+// The group that begins with request `first`, maybe alone. One more joins if that saves more segments than it costs those
+// before it.
+static Group group_from(const Step& step, Shape shape, int64_t first) {
+  Group group{first, 1, segments_to_share(step, shape, first), step.lens[first], 0};
+  for (int64_t r = first + 1; r < step.num_requests && group.num_segments > 0; r++) {
+    if (group.num_tokens + step.lens[r] > tokens_of_block(shape)) break;
+    const int64_t most_segments = least(group.num_segments, segments_to_share(step, shape, r));
+    const int64_t common = common_segments(step, first, r, most_segments);
+    if (common * group.num <= group.num_segments * (group.num - 1)) break;
+    group.num++;
+    group.num_segments = common;
+    group.num_tokens += step.lens[r];
+  }
+  return group;
+}
+
+static void find_groups(const Step& step, Shape shape, Plan& plan) {
+  plan.num_groups = plan.num_partials = 0;
+  for (int64_t r = 0; r < step.num_requests && plan.num_groups < kMostGroups;) {
+    Group group = group_from(step, shape, r);
+    r += group.num;
+    if (group.num_segments * (group.num - 1) < kLeastSaved) continue;
+    group.partials = plan.num_partials;
+    plan.num_partials += shape.kv_heads * group.num_tokens * shape.group * group.num_segments;
+    plan.groups[plan.num_groups++] = group;
+  }
+}
+
+// ---------------------------------------------------------------- blocks
+
+// Tokens first .. last - 1 of request r, which has `token` tokens of the step before it.
+static Block block_of_request(const Step& step, Shape shape, int64_t r, int64_t token, int64_t first, int64_t last) {
+  Block block;
+  block.token = token + first;
+  block.num_tokens = last - first;
+  block.rows = block.num_tokens * shape.group;
+  block.position = step.starts[r] + first;
+  block.slots = step.table + step.rows[r] * step.table_stride;
+  block.seen = {shape.window ? most(block.position + 1 - shape.window, 0) : 0,
+                step.starts[r] + (shape.bidirectional ? step.lens[r] : last)};
+  block.first_segment = block.seen.first / kSegment;
+  block.num_segments = ceil_div(block.seen.last, kSegment) - block.first_segment;
+  block.partials = -1;
+  block.before = Common();
+  block.is_common = false;
+  return block;
+}
+
+// What the requests of a group have in common: queries that stand behind it and see it all.
+static Block common_block(const Step& step, Shape shape, const Group& group, int64_t token) {
+  Block block = block_of_request(step, shape, group.first, token, 0, group.num_tokens);
+  block.position = group.num_segments * kSegment;
+  block.seen = {0, block.position};
+  block.num_segments = group.num_segments;
+  block.partials = group.partials;
+  block.is_common = true;
+  return block;
+}
+
+// use(block) for all blocks of a group, the common one first.
 template <class Use>
-WEFT_INLINE void for_each_block(const Step& step, Shape shape, Use use) {
-  int64_t token = 0;
-  for (int64_t r = 0; r < step.num_requests; r++) {
-    const int64_t len = step.lens[r], most_tokens = tokens_of_block(shape);
-    const int64_t num_blocks = len <= most_tokens ? len > 0 : ceil_div(len, most_tokens);
-    for (int64_t i = 0; i < num_blocks; i++) {
-      const int64_t first = num_blocks == 1 ? 0 : len * i / num_blocks;
-      const int64_t last = num_blocks == 1 ? len : len * (i + 1) / num_blocks;
-      Block block;
-      block.token = token + first;
-      block.num_tokens = last - first;
-      block.rows = block.num_tokens * shape.group;
-      block.position = step.starts[r] + first;
-      block.slots = step.table + step.rows[r] * step.table_stride;
-      block.seen = {shape.window ? most(block.position + 1 - shape.window, 0) : 0,
-                    step.starts[r] + (shape.bidirectional ? len : last)};
-      block.first_segment = block.seen.first / kSegment;
-      block.num_segments = ceil_div(block.seen.last, kSegment) - block.first_segment;
-      block.partials = -1;
-      use(block);
+WEFT_INLINE void for_blocks_of_group(const Step& step, Shape shape, const Group& group, int64_t token, Use use) {
+  Block common = common_block(step, shape, group, token);
+  use(common);
+  Common before{group.num_segments, group.partials, common.rows, 0};
+  for (int64_t r = group.first; r < group.first + group.num; r++) {
+    Block block = block_of_request(step, shape, r, token, 0, step.lens[r]);
+    block.first_segment += group.num_segments;
+    block.num_segments -= group.num_segments;
+    block.before = before;
+    use(block);
+    before.row += block.rows;
+    token += step.lens[r];
+  }
+}
+
+// The same for the pieces of a request by itself.
+template <class Use>
+WEFT_INLINE void for_blocks_of_request(const Step& step, Shape shape, int64_t r, int64_t token, Use use) {
+  const int64_t len = step.lens[r], most_tokens = tokens_of_block(shape);
+  const int64_t num_blocks = len <= most_tokens ? len > 0 : ceil_div(len, most_tokens);
+  for (int64_t i = 0; i < num_blocks; i++) {
+    const int64_t first = num_blocks == 1 ? 0 : len * i / num_blocks;
+    const int64_t last = num_blocks == 1 ? len : len * (i + 1) / num_blocks;
+    Block block = block_of_request(step, shape, r, token, first, last);
+    use(block);
+  }
+}
+
+template <class Use>
+WEFT_INLINE void for_each_block(const Step& step, Shape shape, const Plan& plan, Use use) {
+  int64_t token = 0, g = 0;
+  for (int64_t r = 0; r < step.num_requests;) {
+    if (g < plan.num_groups && plan.groups[g].first == r) {
+      const Group& group = plan.groups[g++];
+      for_blocks_of_group(step, shape, group, token, use);
+      token += group.num_tokens;
+      r += group.num;
+    } else {
+      for_blocks_of_request(step, shape, r, token, use);
+      token += step.lens[r++];
     }
-    token += len;
   }
 }
 
@@ -89,7 +220,7 @@ static void add_items(Block& block, Shape shape, int64_t cost, Plan& plan) {
   const int64_t pieces = whole <= cost ? 1 : ceil_div(whole, cost);
   const int64_t by_segments = least(pieces, block.num_segments);
   const int64_t by_heads = direct ? least(ceil_div(pieces, by_segments), shape.kv_heads) : shape.kv_heads;
-  if (by_segments > 1) {
+  if (!block.is_common && (by_segments > 1 || block.before.num_segments > 0)) {
     block.partials = plan.num_partials;
     plan.num_partials += shape.kv_heads * block.rows * block.num_segments;
   }
@@ -109,14 +240,15 @@ static void add_items(Block& block, Shape shape, int64_t cost, Plan& plan) {
 // Items are to be taken from the last to the first: what is left at the end is then small.
 static void make_plan(const Step& step, Shape shape, int threads, Plan& plan) {
   int64_t cost = 0, num_packed = 0;
-  for_each_block(step, shape, [&](const Block& block) {
+  find_groups(step, shape, plan);
+  for_each_block(step, shape, plan, [&](const Block& block) {
     cost += block.cost() * shape.kv_heads;
     num_packed += !block.is_direct();
   });
-  plan.num_items = plan.num_partials = 0;
+  plan.num_items = 0;
   const int64_t cost_of_item = cost / (kItemsPerThread * threads) + 1;
   for (int packed = 0; packed <= (num_packed > 0); packed++) {
-    for_each_block(step, shape, [&](Block& block) {
+    for_each_block(step, shape, plan, [&](Block& block) {
       if (block.is_direct() != bool(packed)) add_items(block, shape, cost_of_item, plan);
     });
   }

@@ -44,6 +44,7 @@ AVX512 = (
     "-mavx512dq",
     "-mfma",
     "-mf16c",
+    "-mprfchw",
 )
 
 
@@ -53,17 +54,23 @@ class InstructionSet(NamedTuple):
     name: str
     flags: tuple[str, ...]
     needs: frozenset[str] = frozenset()  # of the processor, as Linux spells it
+    slow_on: str = ""  # the maker whose processors have it, but are faster with the next one
 
 
 _AVX2 = frozenset(("avx2", "fma", "f16c"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _VNNI = _AVX512 | {"avx512_vnni"}
+_BF16 = (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-mavx512bf16")
 X86 = (  # the best first
     InstructionSet(
         "avx512_bf16",
-        (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-mavx512bf16"),
+        (*_BF16, "-DWEFT_BF16_PRODUCTS"),
         _VNNI | {"avx512_bf16"},
+        # Sapphire and Emerald Rapids multiply pairs of bfloat16 at half the rate of floats.
+        slow_on="GenuineIntel",
     ),
+    # Pairs in attention alone, which waits for memory; matrix products by floats.
+    InstructionSet("avx512_bf16_kv", _BF16, _VNNI | {"avx512_bf16"}),
     InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni"), _VNNI),
     InstructionSet("avx512", AVX512, _AVX512),
     InstructionSet("avx2", ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c"), _AVX2),
@@ -71,7 +78,15 @@ X86 = (  # the best first
 PORTABLE = InstructionSet("portable", ())
 # avx512_bf16 with its instructions computed by others: for tests on processors without them.
 EMULATED = InstructionSet(
-    "emulated_bf16", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni", "-DWEFT_BF16", "-DWEFT_EMULATE")
+    "emulated_bf16",
+    (
+        *AVX512,
+        "-DWEFT_VNNI",
+        "-mavx512vnni",
+        "-DWEFT_BF16",
+        "-DWEFT_BF16_PRODUCTS",
+        "-DWEFT_EMULATE",
+    ),
 )
 
 
@@ -132,13 +147,14 @@ def all_sets() -> tuple[InstructionSet, ...]:
 
 
 def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
-    """The set of this name, or all that this processor has, the best first; and the one that every
-    processor has."""
+    """The set of this name, or all that this processor has and is fast with, the best first; and
+    the one that every processor has."""
     flags = _processor_flags()
     if wanted:
         found = [one for one in all_sets() if one.name == wanted]
     else:
-        found = [one for one in all_sets() if one.needs <= flags]
+        maker = _processor_maker()
+        found = [one for one in all_sets() if one.needs <= flags and one.slow_on != maker]
     return tuple(dict.fromkeys((*found, PORTABLE)))
 
 
@@ -251,12 +267,21 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _processor_flags() -> frozenset[str]:
+    return frozenset(_processor_line("flags").split())
+
+
+def _processor_maker() -> str:
+    return _processor_line("vendor_id")
+
+
+def _processor_line(name: str) -> str:
+    """What Linux says of the first processor under this name; "" if it says nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return frozenset()
-    found = next((line for line in lines if line.startswith("flags")), "")
-    return frozenset(found.partition(":")[2].split())
+        return ""
+    found = next((line for line in lines if line.startswith(name)), "")
+    return found.partition(":")[2].strip()
 
 
 def _is_ours(path: Path) -> bool:

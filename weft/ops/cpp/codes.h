@@ -72,12 +72,20 @@ WEFT_INLINE F32 scales_at(const char* place, const char* coarse, int column) {
   }
 }
 
+// Without a division for each span: with one row they would be seen.
 template <int64_t kType>
 static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
   const int64_t span = span_of(w);
+  const int64_t stride = (w.has_mins ? 2 : 1) * kPanel * bytes_of_scale(w);
+  int64_t group = k / w.group;
+  int64_t group_end = (group + 1) * w.group;
+  const char* place = place_of_scale(w, panel, group, is_min);
   for (int64_t i = k; i < k + num; i += span, out += kPanel) {
-    const char* place = place_of_scale(w, panel, i / w.group, is_min);
-    const char* coarse = place_of_coarse(w, panel, i / kCoarse, is_min);
+    if (i >= group_end) {
+      group_end += w.group;
+      place += stride;
+    }
+    const char* coarse = kType == kScaleCoarse ? place_of_coarse(w, panel, i / kCoarse, is_min) : nullptr;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfPanel; v++) {
       store(out + v * kLanes, scales_at<kType>(place, coarse, v * kLanes));

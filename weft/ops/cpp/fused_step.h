@@ -8,6 +8,28 @@
 
 namespace weft {
 
+// The numbers of states, which stand behind those of all tokens: reads.
+static const int32_t* state_numbers(const FusedStep& fused) {
+  const int64_t of_token = fused.window_table ? 3 : 2;
+  return fused.numbers + 4 * fused.num_requests + of_token * fused.num_tokens;
+}
+
+static bool has_sound_states(const FusedStep& fused) {
+  if (!fused.num_state_slots) return true;
+  const int64_t num = fused.num_requests, num_slots = fused.num_state_slots;
+  const int32_t *reads = state_numbers(fused), *writes = reads + num, *lens = fused.numbers + 2 * num;
+  for (int64_t r = 0; r < num; r++) {
+    if (reads[r] < -1 || reads[r] >= num_slots || writes[r] < 0 || writes[r] >= num_slots) return false;
+  }
+  const int32_t *kept_rows = writes + num, *kept_lens = kept_rows + fused.num_kept;
+  const int32_t* const kept_slots = kept_lens + fused.num_kept;
+  for (int64_t i = 0; i < fused.num_kept; i++) {
+    if (kept_rows[i] < 0 || kept_rows[i] >= num || kept_slots[i] < 0 || kept_slots[i] >= num_slots) return false;
+    if (kept_lens[i] < 1 || kept_lens[i] > lens[kept_rows[i]]) return false;
+  }
+  return true;
+}
+
 // Whether the plan holds together and stays inside the table.
 static bool is_sound(const FusedStep& fused) {
   const int64_t num = fused.num_requests;
@@ -16,10 +38,11 @@ static bool is_sound(const FusedStep& fused) {
   for (int64_t r = 0; r < num; r++) {
     if (rows[r] < 0 || rows[r] >= fused.num_rows || starts[r] < 0 || lens[r] < 1) return false;
     if (int64_t(starts[r]) + lens[r] > fused.table_stride) return false;
+    if (samples[r] < 0 || samples[r] > lens[r]) return false;
     num_tokens += lens[r];
     num_sampling += samples[r];
   }
-  return num_tokens == fused.num_tokens && num_sampling == fused.num_sampling;
+  return num_tokens == fused.num_tokens && num_sampling == fused.num_sampling && has_sound_states(fused);
 }
 
 // Write the plan's slots into the table; its columns, widened, are what the step points to.
@@ -42,18 +65,32 @@ static Step lay_out(const FusedStep& fused) {
       fused.window_table[rows[r] * fused.table_stride + positions[t]] = new_window_slots[t];
     }
   }
-  return {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr,
-          window_slots, fused.window_table};
+  Step step = {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr,
+               window_slots, fused.window_table};
+  if (fused.num_state_slots) {
+    step.state_reads = state_numbers(fused);
+    step.state_writes = step.state_reads + num;
+    step.num_kept = fused.num_kept;
+    step.kept_rows = step.state_writes + num;
+    step.kept_lens = step.kept_rows + fused.num_kept;
+    step.kept_slots = step.kept_lens + fused.num_kept;
+  }
+  step.adapters = fused.adapters;
+  step.num_lora_blocks = fused.num_lora_blocks;
+  step.lora_blocks = fused.lora_blocks;
+  step.lora_rows = fused.lora_rows;
+  return step;
 }
 
-// Put what is left of the last token of each request that samples side by side.
+// Put what is left of the tokens behind which one is sampled, the last ones of each request, side by side.
 static void gather_last(const FusedStep& fused) {
   const int32_t *lens = fused.numbers + 2 * fused.num_requests, *samples = lens + fused.num_requests;
-  int64_t num = 0, t = -1;
+  int64_t num = 0, end = 0;
   for (int64_t r = 0; r < fused.num_requests; r++) {
-    t += lens[r];
-    if (!samples[r]) continue;
-    memcpy(fused.last + num++ * fused.hidden_size, fused.hidden + t * fused.hidden_size, size_t(fused.hidden_size) * 4);
+    end += lens[r];
+    const float* const first = fused.hidden + (end - samples[r]) * fused.hidden_size;
+    memcpy(fused.last + num * fused.hidden_size, first, size_t(samples[r] * fused.hidden_size) * 4);
+    num += samples[r];
   }
 }
 
@@ -61,14 +98,14 @@ static void gather_last(const FusedStep& fused) {
 static void keep_tokens(FusedStep& fused) {
   const int32_t *rows = fused.numbers, *samples = rows + 3 * fused.num_requests;
   int64_t num = 0;
-  for (int64_t r = 0; r < fused.num_requests; r++) {
-    if (!samples[r]) continue;
-    const bool invalid = fused.max_logits[num] - fused.max_logits[num] != 0;  // infinities and NaN
-    fused.num_invalid += invalid;
-    fused.invalid[num] = invalid;
-    fused.tokens[num] = invalid ? 0 : int32_t(fused.chosen[num]);
-    fused.last_tokens[rows[r]] = fused.tokens[num++];
-  }
+  for (int64_t r = 0; r < fused.num_requests; r++)
+    for (int64_t i = 0; i < samples[r]; i++, num++) {
+      const bool invalid = fused.max_logits[num] - fused.max_logits[num] != 0;  // infinities and NaN
+      fused.num_invalid += invalid;
+      fused.invalid[num] = invalid;
+      fused.tokens[num] = invalid ? 0 : int32_t(fused.chosen[num]);
+      fused.last_tokens[rows[r]] = fused.tokens[num];
+    }
 }
 
 }  // namespace weft

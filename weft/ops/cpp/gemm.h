@@ -43,6 +43,9 @@ struct Product {
   bool add;
   const char* ahead = nullptr;  // memory that is wanted soon: brought to the cache on the way, ..
   int64_t ahead_step = 0;       // .. so many bytes with each step of k
+  const char* target = nullptr;  // where the rows will be written, `target_bytes` of each: asked for tile by tile, ..
+  int64_t target_stride = 0;     // .. because other cores have these lines (bytes)
+  int64_t target_bytes = 0;
 };
 
 // ---------------------------------------------------------------- one step of k, for each kind of panel
@@ -235,6 +238,15 @@ static void tile_of(int64_t rows, const Product<typename Panel::A, typename Pane
 WEFT_INLINE int64_t passes_of(int64_t rows) { return ceil_div(rows, kTileRows); }
 WEFT_INLINE int64_t pass_start(int64_t rows, int64_t pass) { return rows * pass / passes_of(rows); }
 
+// Ask for what `num` rows will be written to, from row `row` on.
+template <class P>
+WEFT_INLINE void fetch_target(const P& p, int64_t row, int64_t num) {
+  for (int64_t r = row; r < row + num; r++) {
+    const char* line = p.target + r * p.target_stride;
+    for (int64_t at = 0; at < p.target_bytes; at += 64) __builtin_prefetch(line + at, 1);
+  }
+}
+
 // The whole product, for any number of rows and 1 or 2 panels.
 template <class Panel>
 static void multiply(Product<typename Panel::A, typename Panel::B, typename Panel::C> p, int64_t rows,
@@ -256,7 +268,9 @@ static void multiply(Product<typename Panel::A, typename Panel::B, typename Pane
       const int64_t row = pass_start(rows, pass);
       p.a = a + row * kSlab;
       p.c = c + row * p.c_stride + v * kLanes;
-      tile_of<Panel, kTileRows, kTileVectors>(pass_start(rows, pass + 1) - row, p);
+      const int64_t num = pass_start(rows, pass + 1) - row;
+      if (p.target && v == 0) fetch_target(p, row, num);
+      tile_of<Panel, kTileRows, kTileVectors>(num, p);
       p.ahead += p.ahead_step * ceil_div(p.k, Panel::kInputs);
     }
   }

@@ -15,6 +15,7 @@
 #include "encoder.h"
 #include "linear.h"
 #include "moe.h"
+#include "state.h"
 #include "rotary.h"
 #include "attention.h"
 #include "sampling.h"
@@ -44,6 +45,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),         KERNEL(penalise, PenaltiesArgs),
     KERNEL(embed_sum, EmbedSumArgs), KERNEL(layer_norm, LayerNormArgs),      KERNEL(scale_logits, ScaleLogitsArgs),
     KERNEL(route, RouteArgs),        KERNEL(experts, ExpertsArgs),          KERNEL(gate_rows, GateRowsArgs),
+    KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
 };
 
 }  // namespace weft

@@ -35,12 +35,22 @@ bool supported(const char* name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  if (!strcmp(name, "avx512_bf16")) return vnni && __builtin_cpu_supports("avx512bf16");
+  if (!strcmp(name, "avx512_bf16") || !strcmp(name, "avx512_bf16_kv")) return vnni && __builtin_cpu_supports("avx512bf16");
   if (!strcmp(name, "avx512_vnni") || !strcmp(name, "emulated_bf16")) return vnni;
   if (!strcmp(name, "avx512")) return avx512;
   if (!strcmp(name, "avx2")) return avx2;
 #endif
   return !strcmp(name, "portable");
+}
+
+// The same rule as `slow_on` in build.py: products of pairs of bfloat16 have half the rate of floats there.
+bool slow(const char* name) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return !strcmp(name, "avx512_bf16") && __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
 }
 
 #define SET(name) {#name, kernels_##name},
@@ -122,7 +132,9 @@ void* shared_memory(int64_t bytes) {
 // The number of an instruction set by its name, or of the best for "". -1 if this processor or the library lacks it.
 API int weft_find(const char* name) {
   for (int i = 0; i < kNumSets; i++) {
-    if ((!*name || !strcmp(name, all_sets[i].name)) && supported(all_sets[i].name)) return i;
+    const char* const here = all_sets[i].name;
+    const bool wanted = *name ? !strcmp(name, here) : !slow(here);
+    if (wanted && supported(here)) return i;
   }
   return -1;
 }
@@ -136,7 +148,9 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(RotaryStoreArgs), sizeof(AttentionArgs), sizeof(ArgmaxArgs), sizeof(MaskArgs),
                            sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs), sizeof(FusedStep),
                            sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs),
-                           sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs)};
+                           sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs),
+                           sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
+                           sizeof(LoraRange),    sizeof(Lora)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 

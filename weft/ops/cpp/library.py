@@ -21,6 +21,7 @@ from weft.ops.cpp.abi import (
 )
 from weft.ops.cpp.build import CannotBuild, find_or_build
 from weft.ops.cpp.timing import Timings
+from weft.ops.cpp.weight_memory import WeightMemory
 
 OUT_OF_MEMORY = "the kernels ran out of memory"
 UNSOUND = -2  # weft_run_fused returns it for a plan that it refuses
@@ -43,6 +44,7 @@ class Library:
         Raises `Unavailable`.
         """
         self.path = path
+        self.memory = WeightMemory()
         self.timings: Timings | None = None  # takes the times of all operations, if it is there
         # Threads that compute together, the caller's among them; 0: as many as torch would use.
         self.num_threads = 0
@@ -122,7 +124,7 @@ class Library:
         )
         if timings is not None:
             timings.end()
-        assert failed != UNSOUND, "a plan that contradicts itself, or leaves the row table"
+        assert failed != UNSOUND, "a plan that contradicts itself, or leaves its tables"
         if failed:
             raise MemoryError(OUT_OF_MEMORY)
 

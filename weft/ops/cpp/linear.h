@@ -15,6 +15,7 @@
 #include "activations.h"
 #include "encoder_pointwise.h"
 #include "gemm_codes.h"
+#include "lora.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
@@ -22,7 +23,7 @@ namespace WEFT_NAMESPACE {
 constexpr int64_t kPieceBytes = 16 * 1024;      // of a panel, for all rows of a block: about the first-level cache
 constexpr int64_t kBlockBytes = 512 * 1024;     // of rows, for all panels: about the second-level cache
 constexpr int64_t kLinearRows = 96;             // of a block at most: their sums stay in the first-level cache
-constexpr int64_t kRowsAhead = 8;               // rows of y are far apart: ask for their lines before writing them
+constexpr int64_t kRowsAhead = 8;               // behind products of codes: ask for so many rows of y before writing them
 constexpr int64_t kRowsTogether = 16;           // made ready by one thread: their scales share lines of memory
 constexpr int64_t kOwnActivations = 8 * 1024;   // up to so many inputs in all, each thread makes all rows ready itself
 constexpr int64_t kReadAsTheyAre = 2 * kTileRows;  // up to so many rows, panels are read as they are
@@ -36,6 +37,13 @@ struct LinearItem {
   int64_t num_panels;
   int64_t row;
   int64_t num_rows;
+};
+
+// Where the first row of an item will be written, in bytes; null: not said.
+struct Target {
+  const char* rows;
+  int64_t stride;
+  int64_t bytes;
 };
 
 // How a linear is cut.
@@ -100,32 +108,36 @@ static void make_floats_of_bf16(const bf16* pairs, int64_t k, float* floats) {
 // sums[num_rows][..] of one panel at `b`, piece by piece of k; or of several panels, if the rows are few.
 template <class Panel>
 static void multiply_panel(const Weight& w, const Activations& x, const LinearItem& item, const char* b,
-                           const char* ahead, typename Panel::C* sums, int64_t num_panels) {
+                           const char* ahead, const Target& target, typename Panel::C* sums, int64_t num_panels) {
   using B = typename Panel::B;
   constexpr int64_t kRowBytes = kPanel * int64_t(sizeof(B));  // of one input
   constexpr int64_t kPiece = kPieceBytes / kRowBytes;
   for (int64_t k = 0; k < w.padded_in; k += kPiece) {
-    const char* wanted = k + kPiece < w.padded_in ? b + (k + kPiece) * kRowBytes : ahead;
+    const bool is_last = k + kPiece >= w.padded_in;
+    const char* wanted = is_last ? ahead : b + (k + kPiece) * kRowBytes;
     const auto* a = reinterpret_cast<const typename Panel::A*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab;
     multiply<Panel>({a, x.slab_stride, least(kPiece, w.padded_in - k), reinterpret_cast<const B*>(b + k * kRowBytes),
                      w.padded_in * kPanel, sums, item.num_panels * kPanel, k > 0, wanted,
-                     ahead_step(Panel::kInputs * kRowBytes, item.num_rows)},
+                     ahead_step(Panel::kInputs * kRowBytes, item.num_rows), is_last ? target.rows : nullptr,
+                     target.stride, target.bytes},
                     item.num_rows, num_panels);
   }
 }
 
 // The same for bf16, made floats first.
 static void multiply_as_floats(const Weight& w, const Activations& x, const LinearItem& item, const char* b,
-                               const char* ahead, const LinearSpace& space, float* sums) {
+                               const char* ahead, const Target& target, const LinearSpace& space, float* sums) {
   constexpr int64_t kRowBytes = kPanel * 2, kPiece = kPieceBytes / (kPanel * 4);
   float* floats = reinterpret_cast<float*>(space.piece);
   for (int64_t k = 0; k < w.padded_in; k += kPiece) {
     const float* a = reinterpret_cast<const float*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab;
     const int64_t num = least(kPiece, w.padded_in - k);
-    const char* wanted = k + kPiece < w.padded_in ? b + (k + kPiece) * kRowBytes : ahead;
+    const bool is_last = k + kPiece >= w.padded_in;
+    const char* wanted = is_last ? ahead : b + (k + kPiece) * kRowBytes;
     make_floats_of_bf16(reinterpret_cast<const bf16*>(b + k * kRowBytes), num, floats);
-    multiply<FloatPanel>({a, x.slab_stride, num, floats, 0, sums, item.num_panels * kPanel, k > 0,
-                          wanted, ahead_step(kRowBytes, item.num_rows)},
+    multiply<FloatPanel>({a, x.slab_stride, num, floats, 0, sums, item.num_panels * kPanel, k > 0, wanted,
+                          ahead_step(kRowBytes, item.num_rows), is_last ? target.rows : nullptr, target.stride,
+                          target.bytes},
                          item.num_rows);
   }
 }
@@ -180,24 +192,27 @@ static void multiply_panel_of_codes(const Weight& w, const Activations& x, const
 }
 
 static void multiply_item(const Weight& w, const Activations& x, const LinearItem& item, int64_t next_panel,
-                          const LinearSpace& space) {
+                          const LinearSpace& space, const Target& target = {}) {
   const int64_t panel_bytes = bytes_of_panel(w);
   // Few rows take the panels of a unit together.
   const int64_t together = item.num_rows <= kFewRows && !has_codes(w) ? item.num_panels : 1;
   for (int64_t i = 0; i < item.num_panels; i += together) {
     char* b = static_cast<char*>(w.panels) + (item.panel + i) * panel_bytes;
-    const char* ahead = static_cast<const char*>(w.panels) + (next_panel + i) * panel_bytes;
+    // What is read next: the panel behind these, or the first of the next item.
+    const bool is_last = i + together >= item.num_panels;
+    const char* ahead = is_last ? static_cast<const char*>(w.panels) + next_panel * panel_bytes : b + together * panel_bytes;
     char* sums = space.sums + i * kPanel * 4;
+    const Target now = i + together < item.num_panels ? Target{} : target;
     switch (w.format) {
-      case kF32: multiply_panel<FloatPanel>(w, x, item, b, ahead, (float*)sums, together); break;
+      case kF32: multiply_panel<FloatPanel>(w, x, item, b, ahead, now, (float*)sums, together); break;
       case kBf16:
-#if defined(WEFT_BF16)
-        multiply_panel<PairPanel>(w, x, item, b, ahead, (float*)sums, together);
+#if defined(WEFT_BF16_PRODUCTS)
+        multiply_panel<PairPanel>(w, x, item, b, ahead, now, (float*)sums, together);
 #else
         if (item.num_rows > kReadAsTheyAre) {
-          multiply_as_floats(w, x, item, b, ahead, space, (float*)sums);
+          multiply_as_floats(w, x, item, b, ahead, now, space, (float*)sums);
         } else {
-          multiply_panel<Bf16Panel>(w, x, item, b, ahead, (float*)sums, together);
+          multiply_panel<Bf16Panel>(w, x, item, b, ahead, now, (float*)sums, together);
         }
 #endif
         break;
@@ -224,13 +239,23 @@ WEFT_INLINE void put(float* y, F32 x, int64_t valid) {
   }
 }
 
+// Where an item will be written.
+static Target target_of(const LinearArgs& args, const LinearItem& item) {
+  const int64_t columns = is_gated(args) ? kPanel : item.num_panels * kPanel;
+  const int64_t first = item.panel * kPanel / (is_gated(args) ? 2 : 1);
+  const int64_t size = is_gated(args) ? args.weight->out / 2 : args.weight->out;
+  const float* y = args.y + item.row * args.y_stride + first;
+  return {reinterpret_cast<const char*>(y), args.y_stride * 4, least(columns, size - first) * 4};
+}
+
 static void write_item(const LinearArgs& args, const LinearItem& item, const LinearSpace& space) {
   const int64_t first = item.panel * kPanel, columns = item.num_panels * kPanel;
   const bool gated = is_gated(args);
+  const bool asks_for_lines = has_codes(*args.weight);  // the other products have done so
   for (int64_t r = 0; r < item.num_rows; r++) {
     const int64_t row = item.row + r;
     const char* sums = space.sums + r * columns * 4;
-    if (r + kRowsAhead < item.num_rows) {
+    if (asks_for_lines && r + kRowsAhead < item.num_rows) {
       const float* later = args.y + (row + kRowsAhead) * args.y_stride + (gated ? first / 2 : first);
       for (int64_t i = 0; i < (gated ? kPanel : columns); i += 16) __builtin_prefetch(later + i, 1);
     }
@@ -266,6 +291,12 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
   const LinearCut cut = cut_work(args, num_rows, team.size);
   const bool as_it_is = num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in == w.padded_in;
   const bool own = num_rows * w.padded_in <= kOwnActivations;
+  float* inner = nullptr;
+  if (has_adapters(args, step)) {
+    inner = place_inner(args, num_rows);
+    shrink(args, step, team, inner);
+    team.barrier();
+  }
 
   const int64_t activation_bytes = own && !as_it_is ? size_of_activations(w, num_rows) : 0;
   const int64_t sums_bytes = ceil_div(num_rows, cut.num_blocks) * cut.unit * kPanel * 4;
@@ -289,7 +320,10 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
   for (int64_t index = team.take(), next; index < num_items; index = next) {
     next = team.take();
     const LinearItem item = LinearCut::item(cut, index);
-    multiply_item(w, x, item, LinearCut::item(cut, least(next, num_items - 1)).panel, space);
+    const int64_t next_panel = LinearCut::item(cut, least(next, num_items - 1)).panel;
+    if (inner) fetch_adapters(args, step, item.row, item.num_rows, item.panel, item.num_panels);
+    multiply_item(w, x, item, next_panel, space, target_of(args, item));
+    if (inner) expand(args, step, item.row, item.num_rows, item.panel, item.num_panels, inner, (float*)sums);
     write_item(args, item, space);
   }
 }

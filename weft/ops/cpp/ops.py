@@ -7,9 +7,8 @@ import ctypes
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from weft.ops.cpp.abi import ContentType, Epilogue, ScaleType, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program, ProgramRecorder
 from weft.ops.cpp.routes import Routes, make_routes, route_args
+from weft.ops.cpp.weight_memory import WeightMemory
 from weft.ops.elementwise import CLAMPED
 from weft.ops.fusion import (
     Normed,
@@ -55,11 +55,22 @@ class KeptCodes(NamedTuple):
     order: bytes = b""  # of its inputs, int32; nothing: they stand as those of x
 
 
+class PartPlace(NamedTuple):
+    """Where the outputs of a part of a matrix stand within a piece."""
+
+    part: int
+    first_panel: int
+    first_column: int  # of that panel
+    num_panels: int
+    step: int  # from one of its panels to the next
+
+
 class Panels:
     """Some outputs of a weight, all in one format: a weight of the kernels."""
 
     def __init__(
         self,
+        source: WeightMemory,
         in_size: int,
         out_size: int,
         num_panels: int,
@@ -68,6 +79,8 @@ class Panels:
         order: bytes = b"",
     ) -> None:
         self.codes = codes
+        self._source = source
+        self._memory: Tensor | None = None
         self.order: Tensor | None = None
         self.padded_in = _round_up(in_size, abi.IN_STEP)
         self.struct = abi.PackedWeight(
@@ -81,14 +94,22 @@ class Panels:
         else:
             self._describe(codes)
             panel_bytes = self._head_bytes() + self.padded_in * abi.PANEL * codes.bits // 8
-        self.memory = _zeros(num_panels * panel_bytes)
+        self._num_bytes = num_panels * panel_bytes
         if order:
             self.order = torch.frombuffer(bytearray(order), dtype=torch.int32)
             self.struct.order = self.order.data_ptr()
-        self.struct.panels = self.memory.data_ptr()
+
+    @property
+    def memory(self) -> Tensor:
+        """Taken when it is first wanted: other panels may come in the place of these before."""
+        if self._memory is None:
+            self._memory = self._source.zeros(self._num_bytes)
+        return self._memory
 
     @property
     def address(self) -> int:
+        """Of the structure, which points to the panels from now on."""
+        self.struct.panels = self.memory.data_ptr()
         return ctypes.addressof(self.struct)
 
     def _describe(self, codes: CodeFormat) -> None:
@@ -173,6 +194,17 @@ class PackedMatrix:
     def pieces(self) -> list[Panels]:
         """From the first output to the last."""
         return list(dict.fromkeys(panels for panels, _ in self._places))
+
+    def parts_of(self, panels: Panels) -> list[PartPlace]:
+        """The parts that stand in a piece."""
+        found = []
+        for part, (piece, first) in enumerate(self._places):
+            if piece is not panels:
+                continue
+            panel, column = divmod(first, abi.PANEL)
+            num_panels = -(-(column + self.sizes[part]) // abi.PANEL)
+            found.append(PartPlace(part, panel, column, num_panels, 2 if self._gated else 1))
+        return found
 
     @property
     def padded_in(self) -> int:
@@ -330,7 +362,9 @@ class PackedMatrix:
         self, out_size: int, format: WeightFormat, codes: CodeFormat | None, order: bytes = b""
     ) -> Panels:
         num_panels = self._num_experts * self._num_panels(out_size)
-        return Panels(self.in_size, out_size, num_panels, format, codes, order)
+        return Panels(
+            self._library.memory, self.in_size, out_size, num_panels, format, codes, order
+        )
 
     def _pack_args(
         self,
@@ -353,6 +387,18 @@ class PackedMatrix:
         )
 
 
+class RecordedAdapters(Protocol):
+    """The adapters of recorded products (`lora.py`)."""
+
+    def of_panels(self, panels: Panels) -> abi.Lora | None:
+        """What adapters add to these panels, if they may."""
+        ...
+
+    def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
+        """That a product needs besides, for so many tokens."""
+        ...
+
+
 class CppOps:
     """Records into `recorder`; `recording` begins, `finish` ends a program."""
 
@@ -371,6 +417,7 @@ class CppOps:
         self._matrices: list[Matrix] = []
         self._format = format
         self._recorder: ProgramRecorder | None = None
+        self.adapters: RecordedAdapters | None = None
         self.chosen: dict[int, Tensor] = {}
 
     @property
@@ -593,7 +640,13 @@ class CppOps:
                 args.eps = source.norm.eps
             if packed.bias is not None:
                 args.bias = packed.bias[column:].data_ptr()
-            self.recorder.needs_scratch(args, self.recorder.capacity * (4 * packed.padded_in + 64))
+            capacity = self.recorder.capacity
+            scratch_bytes = capacity * (4 * packed.padded_in + 64)
+            lora = None if self.adapters is None else self.adapters.of_panels(panels)
+            if self.adapters is not None and lora is not None:
+                args.lora = ctypes.addressof(lora)
+                scratch_bytes += self.adapters.scratch_bytes(lora, capacity)
+            self.recorder.needs_scratch(args, scratch_bytes)
             self.recorder.add(args)
             column += panels.struct.out_size
 
@@ -716,14 +769,6 @@ def _is_kept(format: CodeFormat) -> bool:
 
 def _round_up(size: int, step: int) -> int:
     return -(-size // step) * step
-
-
-def _zeros(num_bytes: int) -> Tensor:
-    """Zero bytes from a multiple of 64 on, which take no memory until they are written: torch.zeros
-    would write them all, and the weights once more."""
-    memory = torch.from_numpy(np.zeros(num_bytes + 64, dtype=np.uint8))
-    start = -memory.data_ptr() % 64
-    return memory[start : start + num_bytes]
 
 
 def _in_panels(values: Tensor) -> Tensor:

@@ -9,6 +9,15 @@
 
 namespace weft {
 
+// Neighbours in `Step.lora_rows` that have one adapter, at most kLoraRows.
+struct LoraBlock {
+  int32_t adapter;
+  int32_t first;
+  int32_t num_rows;
+};
+
+constexpr int kLoraRows = 12;
+
 // One step: T tokens of R requests. Request r has lens[r] tokens, which stand after those of the requests before it; the
 // first of them has starts[r] tokens of its sequence before it, which are in the cache. T = sum of lens.
 struct Step {
@@ -25,6 +34,18 @@ struct Step {
   const float* vectors;      // [.., in of the embedding] what tokens below 0 stand for: token -1 - k for row k
   const int64_t* window_slots;  // [T] the same as `slots` for caches that are `windowed`
   const int32_t* window_table;  // [.., table_stride] the same as `table`
+  // Slots of the layers that keep a state of fixed size for each request. No slot is written twice, and none that a request
+  // writes is read by another.
+  const int32_t* state_reads;   // [R] slot of the state before the request's tokens; -1: zeros
+  const int32_t* state_writes;  // [R] slot of the state behind them
+  int64_t num_kept;             // K
+  const int32_t* kept_rows;     // [K] which of the R requests leaves a copy of its state,
+  const int32_t* kept_lens;     // [K] after how many of its tokens,
+  const int32_t* kept_slots;    // [K] and where
+  const int32_t* adapters;      // [T] the adapter of each token, -1: none; null: no token has one
+  int64_t num_lora_blocks;
+  const LoraBlock* lora_blocks;  // of all tokens that have one
+  const int32_t* lora_rows;      // these tokens, those of an adapter side by side
 };
 
 enum OpKind : int64_t {
@@ -46,7 +67,10 @@ enum OpKind : int64_t {
   kRoute = 15,
   kExperts = 16,
   kGateRows = 17,
-  kNumOps = 18,
+  kConv = 18,
+  kDelta = 19,
+  kScan = 20,
+  kNumOps = 21,
 };
 
 struct Op {
@@ -62,8 +86,8 @@ struct FusedStep {
   int64_t num_requests;
   int64_t num_sampling;    // S
   const int32_t* numbers;  // rows [R], starts [R], lens [R], whether it samples [R], ids [T] (below 0: the token sampled
-                           // last for its row), slots [T], and, with a window_table, its slots [T]; all one behind
-                           // the other
+                           // last for its row), slots [T]; with a window_table, its slots [T]; with states, reads
+                           // [R], writes [R], kept rows, lens and slots [K]; all one behind the other
   const Op* body;
   int64_t num_body;
   const Op* head;  // up to `chosen` and `max_logits`
@@ -82,6 +106,12 @@ struct FusedStep {
   uint8_t* invalid;       // [S] result: 1 where they are not
   int64_t num_invalid;    // result
   int32_t* window_table;  // [num_rows, table_stride] of the layers with windows, or null: `table` is that of all layers
+  int64_t num_state_slots;  // 0: no layer keeps a state
+  int64_t num_kept;         // K
+  const int32_t* adapters;  // as in Step, and so on
+  int64_t num_lora_blocks;
+  const LoraBlock* lora_blocks;
+  const int32_t* lora_rows;
 };
 
 // ---------------------------------------------------------------- weights
@@ -183,6 +213,32 @@ enum Epilogue : int64_t {
 constexpr float kClamp = 7.0f;
 constexpr float kClampedAlpha = 1.702f;
 
+constexpr int kLoraTile = 16;  // ranks are padded to a multiple of this
+
+// What one adapter adds to a part of a weight: scale B (A x).
+struct LoraPart {
+  int64_t rank;   // with what fills it up; 0: nothing is added
+  const void* a;  // [rank / kLoraTile][padded_in][kLoraTile] float, or [..][padded_in / 2][kLoraTile][2] bf16
+  const void* b;  // [num_panels][rank][kPanel] float, or [..][rank / 2][kPanel][2] bf16; zeros for outputs of others
+  float scale;
+};
+
+// The panels of a weight that have outputs of a part: num_panels of them, each `step` behind the one before.
+struct LoraRange {
+  int64_t first_panel;
+  int64_t num_panels;
+  int64_t step;
+};
+
+// What adapters add to a weight. Its parts are the matrices that adapters change each by itself.
+struct Lora {
+  int64_t num_parts;
+  const LoraRange* ranges;  // [num_parts]
+  const LoraPart* parts;    // [adapters, num_parts]
+  int64_t is_bf16;
+  int64_t max_rank;  // of a part
+};
+
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
 // for kAdd and kAddScaled also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of
 // each 32 at 127.
@@ -196,8 +252,10 @@ struct LinearArgs {
   int64_t epilogue;
   float* y;
   int64_t y_stride;
-  void* scratch;  // max_tokens * (4 padded_in + 64) bytes, shared by all threads, 64-byte aligned
+  void* scratch;  // max_tokens * (4 padded_in + 64) bytes, shared by all threads, 64-byte aligned; with adapters, 256 for
+                  // each token, part and 64 ranks more
   float scale;    // kAddScaled
+  const Lora* lora;  // or null: no adapter changes this weight
 };
 
 // ---------------------------------------------------------------- experts
@@ -314,6 +372,88 @@ struct AttentionArgs {
   const float* sinks;     // [heads] a score of each that joins the sum of its softmax, and has no value; or null
   int64_t head_stride;    // of q and gate; 0: head_dim
   const float* gate;      // [T, q_stride] as q: out becomes out sigmoid(gate); or null
+};
+
+// ---------------------------------------------------------------- states
+
+// A slot of a state is made of blocks of kStateLanes neighbours, one behind the other (state.h); the numbers of channels,
+// of keys and of values of a head are multiples of it.
+constexpr int kStateLanes = 16;
+
+// y[t] = sum over j of weight[j] u[t - taps + 1 + j], + bias, of each channel by itself. u = x, or x in_gate; y becomes
+// silu(y), or y out_gate. The state of a slot: [channels / kStateLanes][taps - 1][kStateLanes], the last u, the oldest first.
+struct ConvArgs {
+  const float* x;         // [T, x_stride]
+  const float* in_gate;   // [T, x_stride] or null
+  const float* out_gate;  // [T, x_stride] or null
+  int64_t x_stride;
+  float* y;  // [T, y_stride]; may be x
+  int64_t y_stride;
+  int64_t channels;
+  int64_t taps;         // 2 to 4
+  const float* weight;  // [taps, channels]
+  const float* bias;    // [channels] or null
+  int64_t has_silu;
+  float* states;  // [slots, state_stride]
+  int64_t state_stride;
+};
+
+constexpr int kDeltaFactors = 8;  // floats of scratch for a token and value head
+constexpr float kDeltaEps = 1e-6f;
+
+// The gated delta rule. For each value head a state S [key_dim, value_dim], with k and q of its key head, which are
+// divided by their lengths (and q by sqrt(key_dim)), rate b and decay a:
+//   S <- a S;  S <- S + k b (v - S k);  out = norm(S q) silu(gate)
+// b = sigmoid(first rate), a = exp(-exp(decay_log) softplus(second rate + decay_bias)). The state of a slot:
+// [value_heads][value_dim / kStateLanes][key_dim][kStateLanes].
+struct DeltaArgs {
+  const float* qkv;  // [T, qkv_stride]: q and k [key_heads, key_dim], v [value_heads, value_dim]
+  int64_t qkv_stride;
+  const float* gate;  // [T, gate_stride]: [value_heads, value_dim]
+  int64_t gate_stride;
+  const float* rates;  // [T, rates_stride]: two numbers of each value head, [2, value_heads]
+  int64_t rates_stride;
+  float* out;  // [T, value_heads * value_dim]
+  int64_t key_heads;
+  int64_t value_heads;  // a multiple of key_heads
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t is_tiled;          // value head h has key head h % key_heads; else heads of a key head stand together
+  const float* decay_log;    // [value_heads]
+  const float* decay_bias;   // [value_heads]
+  const float* norm_weight;  // [value_dim]
+  float eps;
+  float* factors;  // scratch [T, value_heads, kDeltaFactors]
+  float* states;   // [slots, state_stride]
+  int64_t state_stride;
+};
+
+constexpr int kScanFactors = 2;  // floats of scratch for a token and head
+
+// Mamba 2. For each head a state S [state_dim, head_dim], with b and c of its group (the heads of a group stand together),
+// a step d = softplus(step + step_bias) and a decay a = exp(-exp(decay_log) d):
+//   S <- a S + b (d x);  y = S c + skip x;  out = norm(y silu(gate)), over all heads of a group
+// The state of a slot: [heads][head_dim / kStateLanes][state_dim][kStateLanes].
+struct ScanArgs {
+  const float* x;  // [T, x_stride]: x [heads, head_dim], b and c [groups, state_dim]
+  int64_t x_stride;
+  const float* gate;  // [T, gate_stride]: [heads, head_dim]
+  int64_t gate_stride;
+  const float* steps;  // [T, steps_stride]: [heads]
+  int64_t steps_stride;
+  float* out;  // [T, heads * head_dim]
+  int64_t heads;
+  int64_t groups;  // heads is a multiple of it
+  int64_t head_dim;
+  int64_t state_dim;
+  const float* decay_log;    // [heads]
+  const float* step_bias;    // [heads]
+  const float* skip;         // [heads]
+  const float* norm_weight;  // [heads * head_dim]
+  float eps;
+  float* factors;  // scratch [T, heads, kScanFactors]
+  float* states;   // [slots, state_stride]
+  int64_t state_stride;
 };
 
 // ---------------------------------------------------------------- encoders

@@ -34,6 +34,11 @@ class Program:
         """Raises MemoryError."""
         library.run(self.address, len(self.args), step)
 
+    def run_part(self, library: Library, step: StepArgs, begin: int, end: int) -> None:
+        """Run its operations begin..end-1. Raises MemoryError."""
+        address = self.address + begin * ctypes.sizeof(Op)
+        library.run(address, end - begin, step)
+
     def then(self, *args: ctypes.Structure) -> Program:
         """A program that does this one's operations and then some more."""
         return Program([*self.args, *args], [self])
@@ -52,6 +57,11 @@ class ProgramRecorder:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_users: list[ctypes.Structure] = []
+
+    @property
+    def num_ops(self) -> int:
+        """Operations that have been recorded."""
+        return len(self._args)
 
     def add(self, args: ctypes.Structure) -> None:
         self._args.append(args)
@@ -78,7 +88,14 @@ class ProgramRecorder:
             self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
         self._scratch_users.append(args)
 
+    def part(self) -> Program:
+        """The operations since the last part. It can be run once the rest is recorded, too."""
+        part = Program(self._args, [self._buffers])
+        self._args = []
+        return part
+
     def finish(self) -> Program:
+        """The operations since the last part, or all."""
         for args in self._scratch_users:
             args.scratch = -(-self._scratch.data_ptr() // 64) * 64
         return Program(self._args, [self._buffers, self._scratch])

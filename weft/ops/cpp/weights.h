@@ -78,14 +78,24 @@ static void write_bf16(const Weight& w, int64_t panel, int64_t column, int64_t k
   for (int i = 0; i < kInStep; i++) to[i / 2 * 2 * kPanel + i % 2] = to_bf16(x[i]);
 }
 
+// The same from bfloat16, as it is.
+static void copy_bf16(const Weight& w, int64_t panel, int64_t column, int64_t k, const bf16* x) {
+  bf16* to = (bf16*)place_in_panel(w, panel, column, k);
+  for (int i = 0; i < kInStep; i += 2) memcpy(to + i * kPanel, x + i, 4);
+}
+
 static void write_codes(const Weight& w, int64_t panel, int64_t column, int64_t k, const uint8_t* codes) {
   char* to = place_in_panel(w, panel, column, k);
   if (w.format == kI8) {
     for (int i = 0; i < kInStep; i += 4) memcpy(to + i * kPanel, codes + i, 4);
     return;
   }
-  for (int i = 0; i < kInStep; i += 8) {
-    for (int j = 0; j < 4; j++) to[i / 2 * kPanel + j] = char(codes[i + j] | codes[i + 4 + j] << 4);
+  for (int i = 0; i < kInStep; i += 8) {  // four bytes at once: none has more than four bits
+    uint32_t low, high;
+    memcpy(&low, codes + i, 4);
+    memcpy(&high, codes + i + 4, 4);
+    const uint32_t both = low | high << 4;
+    memcpy(to + i / 2 * kPanel, &both, 4);
   }
 }
 
@@ -141,12 +151,15 @@ static void copy_codes(const PackArgs& args, const Strip& strip) {
                   place_of_coarse(w, panel, 0, kind) + column * 2, kinds * kPanel * 2);
     }
   }
-  uint8_t codes[kInStep];
+  uint8_t filled_up[kInStep];
   for (int64_t k = 0; k < w.padded_in; k += kInStep) {
     for (int64_t i = 0; i < strip.count; i++) {
-      const int64_t num = least(kInStep, w.in - k);
-      memset(codes, 0, kInStep);
-      memcpy(codes, static_cast<const uint8_t*>(args.matrix) + (strip.row + i) * w.in + k, num);
+      const uint8_t* codes = static_cast<const uint8_t*>(args.matrix) + (strip.row + i) * w.in + k;
+      if (k + kInStep > w.in) {
+        memset(filled_up, 0, kInStep);
+        memcpy(filled_up, codes, most(w.in - k, 0));
+        codes = filled_up;
+      }
       write_codes(w, strip.panel, strip.column + i, k, codes);
     }
   }
@@ -155,8 +168,13 @@ static void copy_codes(const PackArgs& args, const Strip& strip) {
 static void copy_floats(const PackArgs& args, const Strip& strip) {
   const Weight& w = *args.weight;
   float x[kInStep];
+  const bool is_bf16 = w.format == kBf16 && args.content == kBf16Content;
   for (int64_t k = 0; k < w.padded_in; k += kInStep) {  // all rows of a slab before the next: it stays in the cache
     for (int64_t i = 0; i < strip.count; i++) {
+      if (is_bf16 && k + kInStep <= w.in) {
+        copy_bf16(w, strip.panel, strip.column + i, k, static_cast<const bf16*>(args.matrix) + (strip.row + i) * w.in + k);
+        continue;
+      }
       read_row(args, strip.row + i, k, x);
       if (w.format == kF32) {
         write_f32(w, strip.panel, strip.column + i, k, x);

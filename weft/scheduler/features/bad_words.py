@@ -81,8 +81,8 @@ class BadWordsFeature(Feature):
         found = batch.sampling_in(self._words)
         counts: list[int] = []
         pairs: list[Pair] = []
-        for row in found.rows:
-            forbidden = self._forbidden(row, columns)
+        for row, length in zip(found.rows, found.lens, strict=True):
+            forbidden = self._forbidden(row, length, columns)
             counts.append(len(forbidden))
             pairs += forbidden
         if not pairs:
@@ -100,10 +100,11 @@ class BadWordsFeature(Feature):
     def release(self, request: Request) -> None:
         self._words.pop(request.row, None)
 
-    def _forbidden(self, row: int, columns: Columns) -> list[Pair]:
+    def _forbidden(self, row: int, length: int, columns: Columns) -> list[Pair]:
+        """What may not follow the first `length` tokens of a row."""
         words = self._words[row]
         begin = int(columns.prompt_len[row])
-        last = int(columns.seq_len[row]) - 2  # position of the output's last token
+        last = length - 1  # position of the output's last token
         # More of the output than the longest word has cannot matter.
         start = max(begin, last - words.longest)
         end = max(begin, last)

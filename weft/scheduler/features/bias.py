@@ -56,12 +56,13 @@ class LogitBiasFeature(Feature):
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         biases: list[LogitBias] = []
+        lens = batch.sample_lens.tolist()
         for i, row in enumerate(batch.sample_rows.tolist()):
             bias = self._biases.get(row)
             if bias is not None:
                 biases.append(bias_of(i, bias.tokens, bias.values))
             ending = self._endings.get(row)
-            if ending is not None and columns.seq_len[row] <= ending.min_len:
+            if ending is not None and lens[i] < ending.min_len:
                 biases.append(forbidden(i, ending.tokens))
         if biases:
             step.logits.append(joined(biases))

@@ -10,9 +10,17 @@ Where the grammar allows only one text, its tokens are appended without being sa
 together in the next step. A grammar may hold from the end of the reasoning on: until then its
 request has no bitmask, but its steps block the overlap all the same, for each token may be the one
 that ends the reasoning, and the output may not end before its structure has come.
+
+A draft goes as far as the grammar allows it and leaves a choice behind it (`follow`). There is a
+bitmask for each place of it, made on a copy: the grammar itself takes the tokens that are kept.
+
+    known | d1 | d2 | </think> | d4 | d5        d1 to d5 are drafts
+     any   any   any   grammar   grammar ...    what may be sampled behind each
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +53,8 @@ class GrammarFeature(Feature):
         # Of requests whose grammar does not hold yet, or perhaps not.
         self._thinking: dict[int, ThinkingMarks] = {}
         self._sampled: set[int] = set()  # requests for which no token is forced
+        # What may come next behind each draft of the step that is being planned.
+        self._ahead: dict[int, list[LazyBitmaskRow | None]] = {}
         self.queue: dict[int, Key] = {}  # requests whose grammar is being compiled, as they came
         self.num_asked = 0
         self.num_hits = 0
@@ -81,20 +91,39 @@ class GrammarFeature(Feature):
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.queue else Admission.READY
 
+    def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
+        id = request.id
+        constraint = self._constraints[id]
+        known = columns.tokens[request.row, : columns.known_len[request.row]]
+        ahead = _reasoning_ahead(constraint, self._thinking.get(id), known, draft)
+        held = draft[len(ahead) :].tolist()
+        if held:
+            ahead += self._grammars.follow(constraint, held, jumps=id not in self._sampled)
+        self._ahead[id] = ahead
+        return len(ahead)
+
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         masked: list[int] = []
         masks: list[LazyBitmaskRow] = []
         open_ended: list[int] = []  # that reason still: they may not end yet
-        for i, id in enumerate(columns.ids[batch.sample_rows].tolist()):
-            if id not in self._constraints:
+        rows = batch.sample_rows
+        num_drafts = batch.sample_lens - columns.known_len[rows]  # before each sampled token
+        places = zip(columns.ids[rows].tolist(), num_drafts.tolist(), strict=True)
+        for i, (id, place) in enumerate(places):
+            constraint = self._constraints.get(id)
+            if constraint is None:
                 continue
             step.blocks_overlap = True
-            mask = self._mask(id)
+            if place > 0:
+                mask = self._ahead[id][place - 1]
+            else:
+                mask = _mask_at(constraint, self._thinking.get(id))
             if mask is not None:
                 masked.append(i)
                 masks.append(mask)
-            elif columns.stops_at_eos[batch.sample_rows[i]]:
+            elif columns.stops_at_eos[rows[i]]:
                 open_ended.append(i)
+        self._ahead.clear()
         if masked:
             index = np.array(masked, dtype=np.int32)
             step.logits.append(GrammarMask(index, LazyBitmaskRows(masks)))
@@ -106,21 +135,23 @@ class GrammarFeature(Feature):
         if result.invalid is not None:
             live &= ~result.invalid
         rows: IntArray = batch.sample_rows[live]
-        ids = columns.ids[rows].tolist()
-        tokens = result.first_tokens[live].tolist()
+        ends: IntArray = batch.sample_lens[live]
+        tokens: IntArray = result.first_tokens[live]
         # Tokens that fit behind the sampled one.
-        left = (columns.max_len[rows] - columns.known_len[rows] - 1).tolist()
+        left = columns.max_len[rows] - ends - 1
+        sampled = zip(rows.tolist(), ends.tolist(), tokens.tolist(), left.tolist(), strict=True)
         taken_rows: list[int] = []
         constraints: list[Constraint] = []
         taken: list[int] = []
         room: list[int] = []
-        for id, row, token, most in zip(ids, rows.tolist(), tokens, left, strict=True):
+        for id, (row, end, token, most) in zip(columns.ids[rows].tolist(), sampled, strict=True):
             constraint = self._constraints.get(id)
-            if constraint is not None and self._holds(id, row, token, columns):
-                taken_rows.append(row)
-                constraints.append(constraint)
-                taken.append(token)
-                room.append(0 if id in self._sampled else min(most, MAX_JUMP))
+            if constraint is None or not self._holds(id, columns.tokens[row, :end], token):
+                continue
+            taken_rows.append(row)
+            constraints.append(constraint)
+            taken.append(token)
+            room.append(0 if id in self._sampled else min(most, MAX_JUMP))
         if not taken:
             return
         advances = self._grammars.advance(constraints, taken, room)
@@ -135,30 +166,18 @@ class GrammarFeature(Feature):
             elif advance.is_complete:
                 effects.ends.append(End(row, "stop"))
 
-    def _mask(self, id: int) -> LazyBitmaskRow | None:
-        """The tokens that may come next for the request; None: any."""
-        mask = self._constraints[id].mask
-        marks = self._thinking.get(id)
-        if marks is None:
-            return mask
-        if marks.is_open:
-            return None
-        return mask._replace(also=marks.begin[0])
-
-    def _holds(self, id: int, row: int, token: int, columns: Columns) -> bool:
-        """Whether a token that was sampled is the grammar's, and not of the reasoning before it."""
+    def _holds(self, id: int, before: IntArray, token: int) -> bool:
+        """Whether a token that was sampled behind `before` is the grammar's, and not of the
+        reasoning before it."""
         marks = self._thinking.get(id)
         if marks is None:
             return True
-        if marks.is_open:
-            if _ends_with(marks.end, row, token, columns):
-                del self._thinking[id]
-            return False
-        if (token,) == marks.begin:
-            self._thinking[id] = ThinkingMarks(marks.begin, marks.end, is_open=True)
-            return False
-        del self._thinking[id]  # it does not think
-        return True
+        stage = _stage(marks, before, token)
+        if stage.marks is None:
+            del self._thinking[id]
+        else:
+            self._thinking[id] = stage.marks
+        return stage.is_held
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         self._constraints.pop(request.id, None)
@@ -168,11 +187,59 @@ class GrammarFeature(Feature):
             self._grammars.cancel(request.id)
 
 
-def _ends_with(end: tuple[int, ...], row: int, token: int, columns: Columns) -> bool:
-    """Whether the known tokens of a row, and `token` behind them, end with these."""
-    known = int(columns.known_len[row])
-    before = columns.tokens[row, max(known - len(end) + 1, 0) : known].tolist()
-    return (*before, token) == end
+class Stage(NamedTuple):
+    """Where an output is behind a token."""
+
+    marks: ThinkingMarks | None  # of the reasoning that is open, or may come; None: neither
+    is_held: bool  # the token is the grammar's
+
+
+HELD = Stage(None, is_held=True)
+
+
+def _stage(marks: ThinkingMarks | None, before: IntArray, token: int) -> Stage:
+    """Where an output is behind `token`, which follows the tokens `before` [n]. Without `marks`,
+    its grammar holds already."""
+    if marks is None:
+        return HELD
+    if marks.is_open:
+        num_before = len(marks.end) - 1
+        tail = before[len(before) - num_before :].tolist() if num_before else []
+        if (*tail, token) == marks.end:
+            return Stage(None, is_held=False)
+        return Stage(marks, is_held=False)
+    if (token,) == marks.begin:
+        return Stage(ThinkingMarks(marks.begin, marks.end, is_open=True), is_held=False)
+    return HELD  # it does not think
+
+
+def _reasoning_ahead(
+    constraint: Constraint, marks: ThinkingMarks | None, known: IntArray, draft: IntArray
+) -> list[LazyBitmaskRow | None]:
+    """What may come next behind each token of a draft, up to the first one that is the
+    grammar's."""
+    ahead: list[LazyBitmaskRow | None] = []
+    if marks is None:
+        return ahead
+    text = np.concatenate([known[-len(marks.end) :], draft])
+    for place in range(len(text) - len(draft), len(text)):
+        stage = _stage(marks, text[:place], int(text[place]))
+        if stage.is_held:
+            break
+        marks = stage.marks
+        ahead.append(_mask_at(constraint, marks))
+        if marks is None:
+            break
+    return ahead
+
+
+def _mask_at(constraint: Constraint, marks: ThinkingMarks | None) -> LazyBitmaskRow | None:
+    """The tokens that may come next; None: any."""
+    if marks is None:
+        return constraint.mask
+    if marks.is_open:
+        return None
+    return constraint.mask._replace(also=marks.begin[0])
 
 
 def _samples_all(sampling: SamplingParams) -> bool:

@@ -26,6 +26,7 @@ class HiddenStatesFeature(Feature):
     for."""
 
     sampling_fields = ("hidden_states",)
+    no_draft = "it asks for hidden states, and those of wrong guesses would be sent"
 
     def __init__(self) -> None:
         self._rows: dict[int, Request] = {}  # that ask

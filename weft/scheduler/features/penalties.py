@@ -35,13 +35,15 @@ class PenaltiesFeature(Feature):
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         found = batch.sampling_in(self._by_row)
         if found.rows:
-            step.logits.append(self._penalties(found, columns))
+            num_there = batch.num_there(columns)[found.index]
+            step.logits.append(self._penalties(found, num_there, columns))
 
     def release(self, request: Request) -> None:
         self._by_row.pop(request.row, None)
         self._begins.pop(request.row, None)
 
-    def _penalties(self, found: SampledRows, columns: Columns) -> Penalties:
+    def _penalties(self, found: SampledRows, num_there: IntArray, columns: Columns) -> Penalties:
+        """`num_there` [n]: how many tokens of each row stand in the columns."""
         rows = found.rows
         begins: IntArray = np.zeros(len(rows), dtype=np.int32)
         offsets: IntArray = np.zeros(len(rows) + 1, dtype=np.int32)
@@ -49,7 +51,7 @@ class PenaltiesFeature(Feature):
         histories: list[IntArray] = []
         for place, row in enumerate(rows):
             begin = self._begins[row]
-            history = columns.tokens[row, begin : columns.known_len[row]]
+            history = columns.tokens[row, begin : num_there[place]]
             histories.append(history)
             begins[place] = begin
             offsets[place + 1] = offsets[place] + len(history)
@@ -62,5 +64,5 @@ class PenaltiesFeature(Feature):
             history=np.concatenate(histories),
             offsets=offsets,
             output_starts=offsets[:-1] + columns.prompt_len[rows] - begins,
-            lacks_last=columns.known_len[rows] < columns.seq_len[rows] - 1,
+            lacks_last=num_there < np.array(found.lens, dtype=np.int32),
         )

@@ -64,15 +64,16 @@ class ProcessorsFeature(Feature):
         """First the first ones of all requests, those of one name together; then the second ones;
         ...
         """
-        tokens: dict[int, IntArray] = {}
+        tokens: list[IntArray] = []
         longest = 0
-        for row in found.rows:
-            tokens[row] = columns.tokens[row, : columns.seq_len[row] - 1].copy()
+        for row, length in zip(found.rows, found.lens, strict=True):
+            tokens.append(columns.tokens[row, :length].copy())
             longest = max(longest, len(self._by_row[row]))
         calls: list[ProcessorCall] = []
         for place in range(longest):
             by_name: dict[str, _Callers] = {}
-            for i, row in zip(found.index.tolist(), found.rows, strict=True):
+            index = found.index.tolist()
+            for i, row, before in zip(index, found.rows, tokens, strict=True):
                 processors = self._by_row[row]
                 if place >= len(processors):
                     continue
@@ -80,7 +81,7 @@ class ProcessorsFeature(Feature):
                 callers = by_name.setdefault(processor.name, _Callers())
                 callers.index.append(i)
                 callers.params.append(processor.params)
-                callers.tokens.append(tokens[row])
+                callers.tokens.append(before)
                 callers.prompt_lens.append(int(columns.prompt_len[row]))
             for name, callers in by_name.items():
                 calls.append(callers.call(name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weft.grammar.protocol import Grammars
 from weft.scheduler.feature import Feature
+from weft.scheduler.features.adapters import AdaptersFeature
 from weft.scheduler.features.allowed import AllowedTokensFeature
 from weft.scheduler.features.bad_words import BadWordsFeature
 from weft.scheduler.features.bias import LogitBiasFeature
@@ -33,6 +34,11 @@ class Features:
         self.vectors = InputVectorsFeature(settings.hidden_size)
         self.sessions = Sessions(settings.sessions)
         self.grammar = GrammarFeature(grammars, settings.eos_token_ids)
+        self.adapters = AdaptersFeature(
+            settings.max_loras_per_batch,
+            settings.max_loaded_loras,
+            settings.sized_for.max_running_requests,
+        )
         self.all: tuple[Feature, ...] = (
             LogitBiasFeature(settings.eos_token_ids, settings.vocab_size),
             PenaltiesFeature(),
@@ -45,6 +51,7 @@ class Features:
             BadWordsFeature(),
             ThinkingBudgetFeature(),
             ProcessorsFeature(checks),
+            self.adapters,
             self.sessions,
             self.grammar,
         )

@@ -40,17 +40,22 @@ class ThinkingBudgetFeature(Feature):
         index: list[int] = []
         tokens: list[int] = []
         found = batch.sampling_in(self._budgets)
-        for i, row in zip(found.index.tolist(), found.rows, strict=True):
+        num_known = columns.known_len[found.rows].tolist()
+        places = zip(found.index.tolist(), found.rows, found.lens, num_known, strict=True)
+        for i, row, end, known in places:
+            if row not in self._budgets:
+                continue  # its reasoning is over, as the place before has shown
             budget, marks = self._budgets[row]
             begin = int(columns.prompt_len[row])
-            end = int(columns.seq_len[row]) - 1
             if end - begin < budget - 1:
                 continue
             token = NOTHING
             if end - begin >= budget:
                 token = due(columns.tokens[row, begin:end], marks, budget)
             if token == OVER:
-                del self._budgets[row]
+                # What drafts say may turn out to be wrong.
+                if end <= known:
+                    del self._budgets[row]
                 continue
             step.blocks_overlap = True
             if token != NOTHING:

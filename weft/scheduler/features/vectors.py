@@ -27,6 +27,7 @@ class InputVectorsFeature(Feature):
     """Keeps the vectors of open requests."""
 
     request_fields = ("vectors",)
+    gives_inputs = True
 
     def __init__(self, hidden_size: int) -> None:
         """`hidden_size` of the model; 0: it takes no vectors."""

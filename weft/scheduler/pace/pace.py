@@ -20,7 +20,8 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.plan.step import Plan
 from weft.scheduler.batch import Batch, RunningBatch
-from weft.scheduler.pace.step_cost import CostEstimator, StepLoad
+from weft.scheduler.pace.draft_cost import DraftCost
+from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
 
@@ -31,6 +32,7 @@ MIN_TOKENS = 16  # of a prompt, worth a step
 # pieces cost prompts more than they give to streams.
 LEAST_BOUND_S = 0.01
 NUM_KEPT = 32  # measured decode steps that wait to be learnt from
+REFIT_STEPS = 64  # measured steps between two fits for who asks in every step
 
 
 class StepBudget:
@@ -59,6 +61,13 @@ class StepBudget:
             fits = min(fits, left_s / linear)
         return max(int(fits), self._min_tokens)
 
+    def layers(self, load: StepLoad) -> float:
+        """How many layers fit of a prefill of this load, where rates are those of a layer."""
+        layer_s = self._token_s * load.tokens + self._pair_s * load.pairs
+        if layer_s <= 0:
+            return math.inf
+        return max(self._left_s, 0.0) / layer_s
+
     def spend(self, start: int, num_tokens: int) -> None:
         linear_s = self._token_s * num_tokens
         pairs_s = self._pair_s * num_tokens * (start + num_tokens / 2)
@@ -85,31 +94,44 @@ class Pace:
         self, settings: SchedulerSettings, columns: Columns, running: RunningBatch
     ) -> None:
         self.cost = CostEstimator()
+        self.draft_cost = DraftCost()
         self._max_step_s = settings.max_step_s or math.inf
         self._max_slowdown = settings.max_slowdown
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
+        # A prefill may stop behind each layer: a step then has room for as many tokens as one layer
+        # has.
+        self._num_pieces = settings.num_layers if settings.split_prefill_layers else 1
         self._columns = columns
         self._running = running
         self._largest = FIRST_TOKENS // 2  # tokens of a measured step
         # Most steps only decode, and most of them are not needed to know what a step costs. So they
         # are kept as they are until the cost is asked for.
         self._decodes: deque[tuple[Plan, float]] = deque(maxlen=NUM_KEPT)
+        self._model: CostModel | None = None  # as of the last fit for who asks in every step
+        self._num_since_fit = 0  # measured steps
         # What the steps take that were planned since the running requests' last one.
         self._since_s = 0.0
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long on the device."""
         plan = batch.plan
-        if batch.prefills or self._max_step_s < math.inf:
+        if plan.drafting is not None:
+            self.draft_cost.observe(plan, plan.drafting, seconds)
+            return
+        has_prefill = bool(batch.prefills) or plan.layers is not None
+        if has_prefill or self._max_step_s < math.inf:
             self._learn()
-            self.cost.observe(StepLoad.of(plan), seconds, has_prefill=bool(batch.prefills))
+            self.cost.observe(StepLoad.of(plan), seconds, has_prefill=has_prefill)
         else:
             self._decodes.append((plan, seconds))
         self._largest = max(self._largest, plan.num_tokens)
+        self._num_since_fit += 1
 
     def planned(self, batch: Batch) -> None:
         """This is the next step."""
-        has_decodes = len(batch.rows) > len(batch.prefills)
+        if batch.plan.drafting is not None:
+            return  # the running requests wait on
+        has_decodes = batch.plan.layers is None and len(batch.rows) > len(batch.prefills)
         if has_decodes or not self._load(self._next_rows()).tokens:
             self._since_s = 0.0
             return
@@ -118,6 +140,15 @@ class Pace:
             self._since_s += self.cost.seconds(StepLoad.of(batch.plan))
         else:
             self._since_s = math.inf
+
+    def model(self) -> CostModel | None:
+        """What steps cost, without the last few; None as long as too little is known."""
+        if self._model is None or self._num_since_fit >= REFIT_STEPS:
+            self._learn()
+            self._num_since_fit = 0
+            if self.cost.is_known:
+                self._model = self.cost.model()
+        return self._model
 
     @property
     def has_prefilled(self) -> bool:
@@ -151,7 +182,16 @@ class Pace:
         if not mixes:
             # The running requests then have a step of their own, behind this one.
             left_s -= cost.step_s
-        return StepBudget(left_s, (cost.token_s, cost.pair_s), max_tokens, min_tokens)
+        rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
+        return StepBudget(left_s, rates, max_tokens, min_tokens)
+
+    def layers_in_time(self, load: StepLoad, waiting: Waiting) -> float:
+        """How many layers of a prefill, which is this load as a whole, fit before the running
+        requests' next step."""
+        budget = self.budget(waiting, mixes=False)
+        if budget is None:
+            return math.inf
+        return budget.layers(load)
 
     def _slowdown(self, rows: IntArray, waiting: Waiting) -> float:
         """How many times as long the next step of `rows` may take because of the prompts.

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.plan.step import Plan
 
 Matrix = list[list[float]]
@@ -41,13 +42,26 @@ class StepLoad(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan) -> StepLoad:
-        lens = plan.lens.astype(np.int64)
-        pairs = lens * plan.starts + lens * (lens + 1) // 2
-        return cls(
-            tokens=plan.num_tokens,
-            pairs=int(pairs.sum()),
-            context=int(plan.starts.sum()) + plan.num_tokens,
-            samples=len(plan.sampling.seeds),
+        load = cls.of_tokens(plan.starts, plan.lens)
+        load = load._replace(samples=len(plan.sampling.seeds))
+        if plan.layers is None:
+            return load
+        return load.times(plan.layers.part)
+
+    @classmethod
+    def of_tokens(cls, starts: IntArray, lens: IntArray) -> StepLoad:
+        """To compute `lens` [R] tokens behind `starts` [R] others of each request."""
+        long_lens = lens.astype(np.int64)
+        pairs = long_lens * starts + long_lens * (long_lens + 1) // 2
+        num_tokens = int(long_lens.sum())
+        return cls(num_tokens, int(pairs.sum()), context=int(starts.sum()) + num_tokens)
+
+    def times(self, part: float) -> StepLoad:
+        """What a step of this part of the layers has to do."""
+        return self._replace(
+            tokens=int(self.tokens * part),
+            pairs=int(self.pairs * part),
+            context=int(self.context * part),
         )
 
 

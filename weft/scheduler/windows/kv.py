@@ -8,6 +8,7 @@ its window. It knows no queue, policy or plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.prefix_cache import Inserted, PrefixCache
 from weft.memory.window.audit import WINDOWS, audit_windows, find_window_faults
 from weft.memory.window.group import WindowGroup
-from weft.plan.step import WindowSlots
+from weft.plan.step import Plan, WindowSlots
 from weft.scheduler.kv import KvMemory, table_writes
 from weft.scheduler.request import CachedPrefix, Columns, Request
 from weft.scheduler.settings import WindowSettings
@@ -119,6 +120,15 @@ class WindowedKv(KvMemory):
         )
         return slots
 
+    def slots_again(self, request: Request, start: int) -> IntArray:
+        in_windows = self.windows.slots[request.row, start : request.extend_end]
+        self._step_slots.append(in_windows.copy())
+        return super().slots_again(request, start)
+
+    def withdraw(self, request: Request, start: int) -> None:
+        self.windows.withdraw(request.row, start, request.kv_len)
+        super().withdraw(request, start)
+
     def decode_fits(self, rows: IntArray) -> bool:
         self._give_back(rows)
         return super().decode_fits(rows)
@@ -132,6 +142,10 @@ class WindowedKv(KvMemory):
         ids = self.columns.ids[rows[begins_page]]
         self._step_slots.append(self.windows.extend_running(rows, positions, ids))
         return slots
+
+    def cut(self, row: int, kv_len: int) -> None:
+        self.windows.cut(row, kv_len, int(self.columns.kv_len[row]))
+        super().cut(row, kv_len)
 
     def share(self, request: Request) -> None:
         super().share(request)
@@ -151,14 +165,14 @@ class WindowedKv(KvMemory):
         self._step_slots = []
         super().reset()
 
-    def take_window_slots(self) -> WindowSlots | None:
+    def with_groups(self, plan: Plan) -> Plan:
         slots = np.concatenate(self._step_slots)
         self._step_slots = []
         table = None
         if self.windows.writes:
             table = table_writes(self.windows.writes)
             self.windows.writes = []
-        return WindowSlots(slots, table)
+        return replace(plan, window=WindowSlots(slots, table))
 
     # When memory runs out
 

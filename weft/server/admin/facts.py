@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from weft.client.adapters import NamedAdapter
 from weft.config.generation import KINDS
 from weft.messages.status import EngineReady
 from weft.server.admin.loads import load_of, refresh
@@ -21,11 +25,11 @@ from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.openai.models import ModelCard, ModelList
 from weft.server.operation import get
-from weft.server.submit import require_model
+from weft.server.submit import adapter_named, require_model
 
 METRICS_TYPE = "text/plain; version=0.0.4"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0"
-HIDDEN_OF_ENGINE = ("generation_config", "journal", "profile_dir", "weights_root")
+HIDDEN_OF_ENGINE = ("generation_config", "journal", "profile_dir", "weights_root", "lora_paths")
 HIDDEN_OF_SERVER = (
     "api_key",
     "api_key_file",
@@ -42,21 +46,38 @@ HIDDEN_OF_SERVER = (
 async def models(context: ServerContext, request: Request) -> ASGIApp:
     """The models that can be asked now: none, while the engine loads."""
     _ = context.client.engine
-    found = _model(context)
-    return json_response(ModelList(data=[found], first_id=found.id, last_id=found.id))
+    found = [_model(context), *map(partial(_adapter, context), context.adapters.by_name.values())]
+    return json_response(ModelList(data=found, first_id=found[0].id, last_id=found[-1].id))
 
 
 async def model(context: ServerContext, request: Request) -> ASGIApp:
     """The served model, under its name."""
     _ = context.client.engine
-    require_model(context, request.path_params["id"])
+    name = request.path_params["id"]
+    require_model(context, name)
+    adapter = adapter_named(context, name)
+    if adapter is not None:
+        return json_response(_adapter(context, adapter))
     return json_response(_model(context))
 
 
+def _adapter(context: ServerContext, adapter: NamedAdapter) -> ModelCard:
+    """`root` is the folder as it was asked for; of one with its whole path, the last part."""
+    path = Path(adapter.path)
+    return msgspec.structs.replace(
+        _card(context, adapter.name, adapter.loaded_at),
+        root=path.name if path.is_absolute() else adapter.path,
+        parent=context.info.model_name,
+    )
+
+
 def _model(context: ServerContext) -> ModelCard:
+    return _card(context, context.info.model_name, context.info.started_at)
+
+
+def _card(context: ServerContext, name: str, since: float) -> ModelCard:
     info = context.info
-    name = info.model_name
-    created = int(info.started_at)
+    created = int(since)
     created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return ModelCard(
         id=name,

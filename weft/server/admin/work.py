@@ -6,6 +6,7 @@ a route is given as a message of `weft.messages`, it is that message.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import msgspec
@@ -177,7 +178,8 @@ async def audit(context: ServerContext, request: Request) -> ASGIApp:
 async def freeze_gc(context: ServerContext, request: Request) -> ASGIApp:
     """Freeze the garbage collectors of the engine and of this process."""
     reply = await context.client.call(FreezeGC())
-    here = garbage.freeze()
+    garbage.freeze()
+    here = gc.get_freeze_count()
     log.info("freeze_gc", frozen_objects=reply.frozen_objects, front_frozen_objects=here)
     return json_response({**plain(reply), "front_frozen_objects": here})
 

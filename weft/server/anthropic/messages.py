@@ -22,7 +22,8 @@ from weft.server.submit import require_model
 async def messages(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, MessagesRequest)
     conversation = await start_chat(context, request, sampled_request(body))
-    reply = MessagesReply(answer_header(context, "msg_", conversation.prompt.rid), conversation)
+    header = answer_header(context, "msg_", conversation.prompt.rid, body.model)
+    reply = MessagesReply(header, conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 
 

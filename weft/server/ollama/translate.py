@@ -23,7 +23,12 @@ from weft.server.submit import require_model
 
 def require_tagged_model(context: ServerContext, name: str | None) -> None:
     """Names may carry a tag; there is one version of the model here. Raises `ApiError` 404."""
-    require_model(context, name.removesuffix(":latest") if name else name)
+    require_model(context, untagged(name))
+
+
+def untagged(name: str | None) -> str | None:
+    """A name without the tag that stands for the only version."""
+    return name.removesuffix(":latest") if name else name
 
 
 def chat_request(body: OllamaChatRequest) -> ChatRequest:
@@ -76,7 +81,7 @@ def _call(function: OllamaFunctionCall) -> dict[str, Any]:
 
 def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     """`request` with what `body` says of sampling, reasoning and the form of the answer."""
-    request.model = None  # looked at before, with its tag
+    request.model = untagged(body.model)
     request.stream = body.stream is not False
     request.logprobs = body.logprobs
     request.top_logprobs = body.top_logprobs

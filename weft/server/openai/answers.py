@@ -46,9 +46,15 @@ class AnswerHeader(NamedTuple):
     model: str
 
 
-def answer_header(context: ServerContext, prefix: str, rid: str) -> AnswerHeader:
-    """`prefix`: the beginning of the ids of such answers, before the name of the request."""
-    return AnswerHeader(f"{prefix}{rid}", int(time.time()), context.info.model_name)
+def answer_header(
+    context: ServerContext, prefix: str, rid: str, model: str | None = None
+) -> AnswerHeader:
+    """`prefix`: the beginning of the ids of such answers, before the name of the request. `model`:
+    as it was asked for; an answer names the adapter that gave it."""
+    name = context.info.model_name
+    if model in context.adapters.by_name:
+        name = str(model)
+    return AnswerHeader(f"{prefix}{rid}", int(time.time()), name)
 
 
 def event(chunk: Any) -> bytes:
@@ -67,10 +73,15 @@ class UsageCount:
         self._n = n
         self._prompt_lens = prompt_lens
         self._cached_tokens = 0  # known when a completion has ended
+        self.accepted_prediction_tokens = 0
+        self.rejected_prediction_tokens = 0
         self._num_tokens = [0] * (len(prompt_lens) * n)
 
     def add(self, delta: Delta) -> None:
         self._num_tokens[delta.choice] = delta.num_tokens
+        if delta.end is not None:
+            self.accepted_prediction_tokens += delta.end.accepted_prediction_tokens
+            self.rejected_prediction_tokens += delta.end.rejected_prediction_tokens
         if delta.end is not None and delta.choice % self._n == 0:
             self._cached_tokens += delta.end.cached_tokens
             self._prompt_lens[delta.choice // self._n] = delta.end.prompt_tokens

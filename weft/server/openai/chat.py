@@ -33,6 +33,7 @@ from weft.server.openai.models import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    CompletionTokensDetails,
     CustomInput,
     CustomToolCall,
     FunctionCall,
@@ -78,7 +79,7 @@ class ChatReply:
         ids = conversation.prompt.ids
         self._client = context.client
         self._tokenizer = context.tokenizer
-        self._header = answer_header(context, "chatcmpl-", conversation.prompt.rid)
+        self._header = answer_header(context, "chatcmpl-", conversation.prompt.rid, body.model)
         self._conversation = conversation
         self._count = UsageCount([len(ids)], conversation.params.n)
         self._options = body.stream_options or StreamOptions()
@@ -257,11 +258,18 @@ class ChatReply:
         return meta_info(completion, delta, self._client.state.weight_version)
 
     def _usage(self) -> Usage:
-        usage = self._count.usage()
-        if self._conversation.has_reasoning:
-            details = reasoning_details(self._tokenizer, self._conversation.outputs)
-            usage.completion_tokens_details = details
+        count = self._count
+        usage = count.usage()
+        conversation = self._conversation
+        details = CompletionTokensDetails()
+        if conversation.has_reasoning:
+            details = reasoning_details(self._tokenizer, conversation.outputs)
             usage.reasoning_tokens = details.reasoning_tokens
+        if conversation.prompt.prediction:
+            details.accepted_prediction_tokens = count.accepted_prediction_tokens
+            details.rejected_prediction_tokens = count.rejected_prediction_tokens
+        if conversation.has_reasoning or conversation.prompt.prediction:
+            usage.completion_tokens_details = details
         return usage
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, PromptLogprob] | None]:

@@ -7,7 +7,7 @@ module knows templates, tools and reasoning; what an answer looks like is each A
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from weft.server.openai.custom_tools import (
     as_functions,
     with_function_calls,
 )
-from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.openai.models import ChatMessage, ChatRequest, PredictedContent
 from weft.server.openai.tools import NO_TOOLS, ToolUse, strict_tag, tool_use
 from weft.server.submit import encode_texts, prompts, require_model, sampling_of, submit, truncation
 from weft.text.parsers.events import Event
@@ -102,6 +102,8 @@ async def start_chat(
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
+        if body.prediction is not None:
+            prompt = replace(prompt, prediction=await _predicted(context, body.prediction))
         generation = submit(context, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
         if exc.param == "prompt":  # as text and client call it
@@ -207,6 +209,18 @@ def _behind_reasoning(
 
 
 # ---- the prompt
+
+
+async def _predicted(context: ServerContext, prediction: PredictedContent) -> list[int]:
+    """The ids of the text that the client expects. One that is longer than an answer can be is cut:
+    it is no fault, and changes nothing."""
+    content = prediction.content
+    if not isinstance(content, str):
+        content = "".join(part.text or "" for part in content)
+    if not content:
+        return []
+    [ids] = await encode_texts(context, [content], add_special_tokens=False, truncates=True)
+    return ids
 
 
 async def _prompt_ids(

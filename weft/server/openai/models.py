@@ -32,6 +32,13 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasoning: str | None = None
 
 
+class PredictedContent(msgspec.Struct, kw_only=True):
+    """A text that the client expects the answer to resemble, as an editor does of a file."""
+
+    type: Literal["content"] = "content"
+    content: str | list[ContentPart]
+
+
 class ChatRequest(SampledRequest, kw_only=True):
     messages: list[ChatMessage]
     input_ids: list[int] | None = None  # the prompt itself: the messages are not rendered
@@ -53,6 +60,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     return_meta_info: bool | None = None  # of SGLang's /generate
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    prediction: PredictedContent | None = None
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
@@ -68,7 +76,9 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    reasoning_tokens: int
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct):

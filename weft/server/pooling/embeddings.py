@@ -17,7 +17,7 @@ from weft.messages.requests import PoolingParams
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.ollama.translate import require_tagged_model
+from weft.server.ollama.translate import require_tagged_model, untagged
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Vector,
@@ -119,9 +119,9 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     # Clients send nothing to have a model loaded.
     if body.input is None or not any(texts):
         return json_response({"model": name, "embeddings": []})
-    plain = PooledRequest(truncate_prompt_tokens=-1)
+    plain = PooledRequest(model=untagged(body.model), truncate_prompt_tokens=-1)
     if body.truncate is False:
-        plain = PooledRequest()
+        plain.truncate_prompt_tokens = None
     inputs = await encoded(context, texts, plain, param="input")
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
 
@@ -145,7 +145,7 @@ async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp
     require_pools(context, "embed", EMBED)
     if not body.prompt:
         return json_response({"embedding": []})
-    plain = PooledRequest(truncate_prompt_tokens=-1)
+    plain = PooledRequest(model=untagged(body.model), truncate_prompt_tokens=-1)
     inputs = await encoded(context, [body.prompt], plain, param="prompt")
     generation = start(context, request, plain, inputs, PoolingParams())
 

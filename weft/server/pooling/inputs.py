@@ -24,7 +24,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
-from weft.server.submit import request_name, sharing_of, submit, timeout_ms
+from weft.server.submit import adapter_of, request_name, sharing_of, submit, timeout_ms
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
@@ -160,6 +160,7 @@ def start(
     user = (body.user or "")[: context.limits.max_user_len]
     sharing = sharing_of(context, request, user=user)
     timeout = timeout_ms(context, request, body.timeout_ms)
+    adapter = adapter_of(context, body.model, body.lora_path)
     prompts = []
     for tokens in inputs:
         own_pooling = pooling
@@ -173,6 +174,7 @@ def start(
             tenant=sharing.tenant,
             user=user,
             cache_salt=sharing.cache_salt,
+            adapter=adapter,
             priority=body.priority or 0,
             timeout_ms=timeout,
             pooling=own_pooling,

@@ -18,6 +18,7 @@ class PooledRequest(msgspec.Struct, kw_only=True):
     """The fields that all of them have in common."""
 
     model: str | None = None
+    lora_path: str | None = None  # name of an adapter
     truncate_prompt_tokens: int | None = None  # tokens of an input to keep; -1: as many as fit
     truncation_side: Side | None = None  # where tokens are dropped; right if not given
     add_special_tokens: bool | None = None

@@ -30,6 +30,7 @@ from weft.server.stream import Answer
 from weft.server.submit import (
     Side,
     Truncation,
+    adapter_of,
     encode_mixed,
     request_name,
     require_model,
@@ -80,6 +81,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     model: str | None = None
+    lora_path: str | list[str | None] | None = None  # names of adapters
 
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
@@ -246,6 +248,10 @@ async def _prompts(
         require_start(own.params, own_ids, behind_history=body.session_params is not None)
     sharing = sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key)
     timeout = timeout_ms(context, request, body.timeout_ms)
+    adapters = [""] * len(asked)
+    if body.lora_path is not None or context.adapters.by_name:
+        paths = _spread("lora_path", body.lora_path, len(asked))
+        adapters = [adapter_of(context, body.model, path) for path in paths]
     found = []
     for index, own in enumerate(asked):
         params = own.params
@@ -261,6 +267,7 @@ async def _prompts(
             tenant=sharing.tenant,
             priority=body.priority or 0,
             cache_salt=sharing.cache_salt,
+            adapter=adapters[index],
             timeout_ms=timeout,
             session=sessions[index],
             vectors=vectors[index],

@@ -8,16 +8,18 @@ transformers rotates the halves of a head, [heads, 2, D / 2].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from weft.config.gguf_architectures import ARCHITECTURES, Architecture
 from weft.executor.weights.safetensors import TensorEntry
 
-# Tables of angles, which follow from the configuration, and factors of frequencies, which
-# `config/gguf.py` reads.
+# Factors of frequencies, which `config/gguf.py` reads, and tables of angles, which follow from the
+# configuration.
 ROPE_FACTORS = "rope_freqs.weight"
-IGNORED = (ROPE_FACTORS, "attn_rot_embd.weight")
+SHORT_FACTORS = "rope_factors_short.weight"
+LONG_FACTORS = "rope_factors_long.weight"
+IGNORED = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS, "attn_rot_embd.weight")
 
 _OUTSIDE = {
     "token_embd": "model.embed_tokens",
@@ -36,7 +38,31 @@ _OF_A_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    # Experts: a tensor for all of them.
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+
+
+class _Place(NamedTuple):
+    """Where a tensor is, by its name."""
+
+    layer: int | None  # None: outside of layers
+    part: str  # "attn_q"
+    kind: str  # "weight" or "bias"; "": the name has none
+
+    @property
+    def whole(self) -> str:
+        if not self.kind:
+            return self.part
+        return f"{self.part}.{self.kind}"
 
 
 def renamed(
@@ -46,14 +72,24 @@ def renamed(
     refused with it."""
     found: dict[str, TensorEntry] = {}
     architecture = _architecture(metadata)
+    num_layers = _num_layers(metadata)
     for name, entry in tensors.items():
         if name.endswith(IGNORED):
             continue
-        ours = _name(name, architecture)
-        paired_rows = 0
-        if architecture.has_pairs:
-            paired_rows = _paired_rows(name, entry, metadata)
-        found[ours] = entry._replace(name=ours, paired_rows=paired_rows)
+        place = _place(name)
+        # The layers behind the last one guess tokens ahead, which weft does not.
+        if place.layer is not None and num_layers is not None and place.layer >= num_layers:
+            continue
+        for one, part in _split(place, entry, architecture, metadata):
+            if one.whole in architecture.rows:
+                part = part._replace(shape=(1, *part.shape))
+            if one.whole in architecture.convs and len(part.shape) == 2:
+                part = part._replace(shape=(part.shape[0], 1, part.shape[1]))
+            ours = _name(one, architecture) or name
+            paired_rows = 0
+            if architecture.has_pairs:
+                paired_rows = _paired_rows(one, part, metadata)
+            found[ours] = part._replace(name=ours, paired_rows=paired_rows)
     return found
 
 
@@ -63,28 +99,94 @@ def _architecture(metadata: Mapping[str, Any]) -> Architecture:
     return ARCHITECTURES.get(str(name), ARCHITECTURES["llama"])
 
 
-def _name(name: str, architecture: Architecture) -> str:
-    base, _, kind = name.rpartition(".")
-    if base in _OUTSIDE:
-        return f"{_OUTSIDE[base]}.{kind}"
-    block, _, rest = base.partition(".")
-    index, _, part = rest.partition(".")
-    ours = architecture.parts.get(part) or _OF_A_LAYER.get(part)
-    if block == "blk" and index.isascii() and index.isdigit() and ours is not None:
-        return f"model.layers.{int(index)}.{ours}.{kind}"
-    return name
-
-
-def _paired_rows(name: str, entry: TensorEntry, metadata: Mapping[str, Any]) -> int:
-    """The rows of a head, if their pairs lie side by side; 0 for rows in weft's order."""
+def _num_layers(metadata: Mapping[str, Any]) -> int | None:
+    """Those of the model; None if all that are there are its own."""
     architecture = metadata.get("general.architecture")
-    part = name.rpartition(".")[0].rpartition(".")[2]
-    if part not in ("attn_q", "attn_k"):
-        return 0
-    num_heads = metadata.get(f"{architecture}.attention.head_count", 0)
-    if part == "attn_k":
-        num_heads = metadata.get(f"{architecture}.attention.head_count_kv", num_heads)
+    num_ahead = metadata.get(f"{architecture}.nextn_predict_layers", 0)
+    num_blocks = metadata.get(f"{architecture}.block_count")
+    if not num_ahead or not isinstance(num_ahead, int) or not isinstance(num_blocks, int):
+        return None
+    return num_blocks - num_ahead
+
+
+def _place(name: str) -> _Place:
+    block, _, rest = name.partition(".")
+    index, _, inner = rest.partition(".")
+    if block == "blk" and index.isascii() and index.isdigit():
+        part, dot, kind = inner.rpartition(".")
+        if not dot:
+            return _Place(int(index), inner, "")
+        return _Place(int(index), part, kind)
+    base, _, kind = name.rpartition(".")
+    return _Place(None, base, kind)
+
+
+def _name(place: _Place, architecture: Architecture) -> str:
+    """What weft calls it; "": it is not known."""
+    if place.layer is None:
+        ours = architecture.outside.get(place.part) or _OUTSIDE.get(place.part, "")
+        return ours and f"{ours}.{place.kind}"
+    names = {**_OF_A_LAYER, **architecture.parts}
+    prefix = f"{architecture.layers}.{place.layer}"
+    if place.whole in names:
+        return f"{prefix}.{names[place.whole]}"
+    if place.part in names:
+        return f"{prefix}.{names[place.part]}.{place.kind}"
+    part, _, expert = place.part.partition(".")
+    # Old files have a tensor for each expert: ffn_up.3 is expert 3 of ffn_up_exps.
+    experts, _, last = names.get(f"{part}_exps", "").rpartition(".")
+    if not experts or not expert.isascii() or not expert.isdigit():
+        return ""
+    return f"{prefix}.{experts}.{int(expert)}.{last}.{place.kind}"
+
+
+def _split(
+    place: _Place, entry: TensorEntry, architecture: Architecture, metadata: Mapping[str, Any]
+) -> Iterator[tuple[_Place, TensorEntry]]:
+    """A tensor; queries, keys and values each by itself, if it holds all of them and the
+    architecture has them apart."""
+    num_heads, num_kv_heads = _num_heads(metadata)
+    num_rows = entry.shape[0]
+    heads_in_all = num_heads + 2 * num_kv_heads
     # Where the heads do not divide the rows, the shapes are refused a little later.
-    if not isinstance(num_heads, int) or num_heads < 1 or entry.shape[0] % (2 * num_heads):
+    if place.part != "attn_qkv" or not architecture.splits_qkv or num_rows % heads_in_all:
+        yield place, entry
+        return
+    row_bytes = entry.num_bytes // num_rows
+    first = 0
+    for part, heads in (("attn_q", num_heads), ("attn_k", num_kv_heads), ("attn_v", num_kv_heads)):
+        num = num_rows // heads_in_all * heads
+        yield (
+            place._replace(part=part),
+            entry._replace(
+                shape=(num, *entry.shape[1:]),
+                start=entry.start + first * row_bytes,
+                num_bytes=num * row_bytes,
+            ),
+        )
+        first += num
+
+
+def _num_heads(metadata: Mapping[str, Any]) -> tuple[int, int]:
+    """Heads of queries, and of keys. What is no number is refused where the configuration is
+    read."""
+    architecture = metadata.get("general.architecture")
+    num_heads = metadata.get(f"{architecture}.attention.head_count")
+    if not isinstance(num_heads, int) or num_heads < 1:
+        num_heads = 1
+    num_kv_heads = metadata.get(f"{architecture}.attention.head_count_kv")
+    if not isinstance(num_kv_heads, int) or num_kv_heads < 1:
+        num_kv_heads = num_heads
+    return num_heads, num_kv_heads
+
+
+def _paired_rows(place: _Place, entry: TensorEntry, metadata: Mapping[str, Any]) -> int:
+    """The rows of a head, if their pairs lie side by side; 0 for rows in weft's order."""
+    num_heads, num_kv_heads = _num_heads(metadata)
+    if place.part == "attn_k":
+        num_heads = num_kv_heads
+    elif place.part != "attn_q":
+        return 0
+    if entry.shape[0] % (2 * num_heads):
         return 0
     return entry.shape[0] // num_heads

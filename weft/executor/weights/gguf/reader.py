@@ -258,9 +258,15 @@ class _HeaderReader:
         if count * 8 > self._limit - self._position:
             raise self._ends_early()
         start = self._position
+        end = start
+        length_at = struct.Struct("<Q").unpack_from
+        # A vocabulary has hundreds of thousands: no call for each of them but that.
         for _ in range(count):
-            self._skip(self._number("<Q"))
-        return Strings(self._label, bytes(self._data[start : self._position]), count)
+            if end + 8 > len(self._data):
+                self._fill(end + 8)
+            end += 8 + length_at(self._data, end)[0]
+        self._position = start
+        return Strings(self._label, self._take(end - start), count)
 
     def _name(self) -> str:
         """A name that an error can show on its line."""

@@ -1,0 +1,68 @@
+"""How much faster drafts make a model, in turns with none, in one process.
+
+python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft
+python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft --requests 32 --tokens 100
+python benchmarks/drafts.py FOLDER --temperature 0 --same
+
+Each round sends other prompts, or with --same always those of the first. The outputs must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from weft import LLM, SamplingParams
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure drafts in turns with none.")
+    parser.add_argument("model")
+    parser.add_argument("--draft-model", default="")
+    parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--same", action="store_true")
+    asked = parser.parse_args()
+    settings: dict[str, Any] = {"threads": asked.threads, "kv_tokens": 16_384}
+    plain = LLM(asked.model, speculative="off", **settings)
+    drafting = LLM(asked.model, draft_model=asked.draft_model, **settings)
+    gains: list[float] = []
+    for i in range(asked.rounds):
+        number = 0 if asked.same else i
+        plain_s, outputs = run(plain, asked, number)
+        drafting_s, others = run(drafting, asked, number)
+        assert outputs == others, "drafts have changed an output"
+        gains.append(plain_s / drafting_s)
+        told = f"{1_000 * plain_s:.2f} ms a token without drafts, {1_000 * drafting_s:.2f} with"
+        print(f"round {i}: {told}, {gains[-1]:.2f} times as fast", flush=True)
+    print(f"median behind the first round: {statistics.median(gains[1:]):.2f}")
+
+
+def run(llm: LLM, asked: argparse.Namespace, number: int) -> tuple[float, list[list[int]]]:
+    """Seconds of a token of each request, and the tokens."""
+    prompts: list[str] = []
+    params: list[SamplingParams] = []
+    for i in range(asked.requests):
+        question = f"What does function number {i} of module {number} do?"
+        prompts.append(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+        params.append(
+            SamplingParams(
+                max_new_tokens=asked.tokens,
+                temperature=asked.temperature,
+                seed=100 * number + i,
+                ignore_eos=True,
+            )
+        )
+    began_s = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    seconds = time.perf_counter() - began_s
+    return seconds / asked.tokens, [one.token_ids for one in outputs]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.config.test_resolve import MODEL, machine
+from weft.config.decoder import DecoderSpec, LayerSpec, MlpSpec, MoeSpec, RouterSpec, TensorNames
+from weft.config.engine import EngineConfig
+from weft.config.machine import GpuCard
+from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
+from weft.config.projections import Projection, adapter_bytes, projections
+from weft.config.resolve import GB, resolve
+
+
+def of_layer_0(model: ModelConfig) -> dict[str, Projection]:
+    prefix = "model.layers.0."
+    found = projections(model).items()
+    return {name.removeprefix(prefix): size for name, size in found if name.startswith(prefix)}
+
+
+def made_of(**layer: object) -> ModelConfig:
+    return replace(MODEL, decoder=DecoderSpec(layers=(LayerSpec(**layer),)))  # type: ignore[arg-type]
+
+
+def test_projections_have_the_names_and_sizes_of_checkpoints() -> None:
+    assert of_layer_0(MODEL) == {
+        "self_attn.q_proj": (100, 100),
+        "self_attn.k_proj": (100, 10),
+        "self_attn.v_proj": (100, 10),
+        "self_attn.o_proj": (100, 100),
+        "mlp.gate_proj": (100, 400),
+        "mlp.up_proj": (100, 400),
+        "mlp.down_proj": (400, 100),
+    }
+    assert len(projections(MODEL)) == 7 * MODEL.num_layers
+
+
+def test_one_tensor_of_several_parts_is_one_projection() -> None:
+    names = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+    found = of_layer_0(replace(MODEL, decoder=DecoderSpec(names=names)))
+    assert found["self_attn.qkv_proj"] == (100, 120)
+    assert found["mlp.gate_up_proj"] == (100, 800)
+
+
+def test_experts_have_no_projections_and_attention_beside_them_has() -> None:
+    experts = MoeSpec(router=RouterSpec(num_experts=4, num_chosen=2), size=50)
+    assert all(name.startswith("self_attn") for name in of_layer_0(made_of(mlp=experts)))
+    assert set(of_layer_0(made_of(mlp=MlpSpec(is_gated=False)))) & {"mlp.gate_proj"} == set()
+
+
+def test_other_models_have_none() -> None:
+    assert projections(replace(MODEL, is_encoder=True)) == {}
+    assert projections(replace(MODEL, library_config="{}")) == {}
+
+
+def test_memory_for_adapters_is_taken_from_that_of_the_kv_cache() -> None:
+    # 16 ranks for 1,850 inputs and outputs in 25 layers, which are filled up to blocks.
+    least = 16 * 25 * (5 * 100 + 2 * 100 + 400 + 100 + 20 + 400 + 400 + 100) * 2
+    assert least < adapter_bytes(MODEL, 9) < 1.5 * least
+    assert adapter_bytes(MODEL, 16, {"q_proj"}) == 16 * 25 * (128 + 128) * 2
+    asked = {"enable_lora": True, "max_loaded_loras": 100, "max_lora_rank": 16}
+    without = resolve(EngineConfig(), MODEL, machine(1.0)).sizing
+    sizing = resolve(EngineConfig(**asked), MODEL, machine(1.0)).sizing
+    assert sizing.work_bytes - without.work_bytes == 100 * adapter_bytes(MODEL, 16)
+    assert sizing.kv_tokens < without.kv_tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (replace(MODEL, is_encoder=True), "is an encoder"),
+        (replace(MODEL, library_config="{}"), "by the package transformers"),
+    ],
+)
+def test_models_that_take_no_adapter_are_refused_at_the_start(
+    model: ModelConfig, said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        resolve(EngineConfig(enable_lora=True), model, machine())
+
+
+def test_a_gpu_computes_adapters_by_torch_alone() -> None:
+    gpu = machine(gpus=(GpuCard("card", 40 * GB, 40 * GB, (9, 0)),))
+    with pytest.raises(SettingsError, match="--attention-backend torch"):
+        resolve(EngineConfig(enable_lora=True), MODEL, gpu)
+    config = EngineConfig(enable_lora=True, attention_backend="torch")
+    assert resolve(config, MODEL, gpu).config.max_loaded_loras == 8

@@ -1,0 +1,91 @@
+"""Models with layers that keep a state, served: transformers' tokens, whatever the cache and the scheduler do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.models.many import VOCAB, Checkpoint, make_checkpoint
+from tests.models.windowed import Served, assert_greedy
+
+CONTEXT = 128  # as the tiny checkpoints have it
+LENGTHS = [5, 64, 66, 90]
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3.5", "granite4-mamba"])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    served: list[Served] = []
+
+    def start(folder: Path, **settings: object) -> Served:
+        served.append(Served(folder, context_length=CONTEXT, **settings))
+        return served[-1]
+
+    yield start
+    for one in served:
+        one.runner.close()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk_len", [48, 512])
+def test_tokens_are_those_of_transformers(
+    checkpoint: Checkpoint, serve: Serve, kernels: str, page_size: int, chunk_len: int
+) -> None:
+    served = serve(
+        checkpoint.folder,
+        kernels=kernels,
+        page_size=page_size,
+        chunked_prefill_size=chunk_len,
+        kv_tokens=2_048,
+        max_mamba_cache_size=24,
+    )
+    prompts = [prompt(length, length) for length in LENGTHS]
+    for id, one in zip(served.run(*prompts), prompts, strict=True):
+        assert_greedy(checkpoint, one, served.outputs[id])
+    # The same ones again, and their continuations, begin behind what is cached.
+    again = [[*one, *served.outputs[id], *prompt(7, 9)] for id, one in enumerate(prompts)]
+    hits = served.run(*prompts, *again, max_new=4)
+    for id, one in zip(hits, [*prompts, *again], strict=True):
+        assert_greedy(checkpoint, one, served.outputs[id])
+    assert served.cached[hits[len(LENGTHS) - 1]] == 64
+    assert served.cached[hits[-1]] >= 64
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_retracted_requests_and_few_states_give_the_same_tokens(
+    checkpoint: Checkpoint, serve: Serve, overlap: bool
+) -> None:
+    served = serve(
+        checkpoint.folder,
+        page_size=1,
+        chunked_prefill_size=32,
+        kv_tokens=256,
+        max_mamba_cache_size=9,
+        max_running_requests=16,
+        schedule_conservativeness=0.0,
+        overlap=overlap,
+    )
+    prompts = [prompt(100 + i, 5) for i in range(12)]
+    # Where one ends, others come in that are not expected to grow.
+    for i, one in enumerate(prompts):
+        served.send(one, 2 if i % 3 == 0 else 90)
+    served.run()
+    for id, one in enumerate(prompts):
+        assert_greedy(checkpoint, one, served.outputs[id])
+    assert served.engine.scheduler.stats().total_retractions > 0

@@ -1,0 +1,52 @@
+"""Random schedules of models some layers of which have windows or keep a state: every invariant of each pool is checked
+after every step, every output is compared with what its request gives alone, and journals are replayed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+from tests.scheduler.random_worlds import run_random
+from weft.journal.replay import Replay
+
+NUM_REQUESTS = 12  # of one schedule
+REPLAYED = 10  # of so many schedules one is replayed from its journal
+TOLD = 500  # after so many schedules the sums are printed
+
+
+def run_schedules(num: int, seed: int) -> Counter[str]:
+    """Run so many, with windows and with states in turns. Raises AssertionError with the call that breaks."""
+    logging.getLogger("weft").setLevel(logging.CRITICAL)
+    began = time.monotonic()
+    totals = Counter[str]()
+    for number in range(seed, seed + num):
+        layers = {"windows": number % 2 == 0, "states": number % 2 == 1}
+        try:
+            run_one(number, layers, totals)
+        except AssertionError as exc:
+            exc.add_note(f"run_random({number}, {NUM_REQUESTS}, **{layers})")
+            raise
+        if totals["schedules"] % TOLD == 0:
+            print(f"{time.monotonic() - began:6.0f} s  {dict(totals)}", flush=True)
+    print(f"{time.monotonic() - began:6.0f} s  {dict(totals)}  no broken invariant")
+    return totals
+
+
+def run_one(number: int, layers: dict[str, bool], totals: Counter[str]) -> None:
+    world = run_random(number, NUM_REQUESTS, **layers)
+    stats = world.scheduler.stats()
+    totals.update(
+        schedules=1,
+        requests=len(world.sent),
+        steps=world.num_steps,
+        cached_tokens=stats.total_cached_tokens,
+        retractions=stats.total_retractions,
+        evicted_states=stats.total_evicted_states,
+        evicted_window_tokens=stats.total_evicted_window_tokens,
+    )
+    if number % (2 * REPLAYED) < 2:
+        replay = Replay(world.records, check=True)
+        assert replay.run(), replay.difference
+        assert replay.engine.scheduler.stats() == stats
+        totals["replayed"] += 1

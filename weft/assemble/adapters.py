@@ -1,0 +1,53 @@
+"""Where adapters (LoRA) come from: the folders that may be read, and what is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.assemble.prepare import Prepared
+from weft.client.adapters import AdapterRefused, FoundAdapter
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig, ModelError
+from weft.executor.lora.folders import AdapterFolders
+from weft.executor.lora.read import inspect_adapter
+
+ALL = "all"
+
+
+def adapter_files(prepared: Prepared) -> AdapterFolder | None:
+    """Those of the model, as the settings allow them; None if they allow none."""
+    config = prepared.config
+    if not config.max_loaded_loras:
+        return None
+    return AdapterFolder(config, prepared.model, prepared.folder)
+
+
+class AdapterFolder:
+    """`AdapterFiles` of one model. `config` is resolved."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path) -> None:
+        """`folder` of the model."""
+        self._folders = AdapterFolders.of(config, folder)
+        self._model = model
+        self._max_rank = config.max_lora_rank
+        self._targets = config.lora_target_modules
+
+    def find(self, path: str) -> FoundAdapter:
+        try:
+            folder = self._folders.folder(path)
+            info = inspect_adapter(folder, self._model, max_rank=self._max_rank)
+        except ModelError as exc:
+            raise AdapterRefused(str(exc)) from exc
+        self._require_targets(info.targets)
+        return FoundAdapter(info.uid, str(folder), info.rank)
+
+    def _require_targets(self, targets: tuple[str, ...]) -> None:
+        if self._targets in ("", ALL):
+            return
+        allowed = [name.strip() for name in self._targets.split(",")]
+        for target in targets:
+            if target not in allowed:
+                raise AdapterRefused(
+                    f"the adapter changes {target!r}; {', '.join(allowed)} may be changed "
+                    "(--lora-target-modules)"
+                )

@@ -1,0 +1,66 @@
+"""The draft model that the settings name: found, checked, and compared with the model that it
+guesses for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.assemble.checkpoint import check_files
+from weft.assemble.model_config import choose_model
+from weft.assemble.model_folder import TOKENIZER, model_folder
+from weft.config.draft_model import draft_settings
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig, ModelError
+from weft.config.options import SettingsError
+
+
+class DraftModel(NamedTuple):
+    folder: Path
+    model: ModelConfig
+
+
+def find_draft_model(config: EngineConfig, folder: Path) -> DraftModel | None:
+    """The draft model of the model in `folder`; None if the settings name none.
+
+    Raises SettingsError, which names the option.
+    """
+    if not config.draft_model:
+        return None
+    settings = draft_settings(config)
+    try:
+        own = model_folder(settings)
+        check_files(own, weights=config.load_format != "dummy")
+        model = choose_model(settings, own)
+    except (ModelError, SettingsError) as exc:
+        raise SettingsError(f"--draft-model is {config.draft_model}: {exc}") from exc
+    difference = _first_difference(folder, own)
+    if difference:
+        raise SettingsError(
+            f"--draft-model is {config.draft_model}, but its tokenizer is another one: {difference}"
+        )
+    return DraftModel(own, model)
+
+
+def _first_difference(folder: Path, other: Path) -> str:
+    """The first id that stands for another token in the other folder; "" if there is none."""
+    one = _vocabulary(folder)
+    two = _vocabulary(other)
+    for id in sorted(one.keys() & two.keys()):
+        if one[id] != two[id]:
+            return f"token {id} is {two[id]!r} in it, and {one[id]!r} in the model's"
+    return ""
+
+
+def _vocabulary(folder: Path) -> dict[int, str]:
+    """The tokens of a model by their ids."""
+    content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
+    words = content["model"]["vocab"]
+    if isinstance(words, dict):
+        found = {id: word for word, id in words.items()}
+    else:  # of unigrams, each with its score
+        found = {id: word for id, (word, _) in enumerate(words)}
+    for added in content.get("added_tokens", ()):
+        found[added["id"]] = added["content"]
+    return found

@@ -1,0 +1,165 @@
+"""The names of adapters (LoRA): what each stands for, and which one a request means.
+
+The engine knows adapters by their content (`messages/adapters.py`); names are known here alone, so
+a name that gets another content stands for that from the next request on. Several names may stand
+for the same content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from weft.client.client import EngineClient
+from weft.config.adapters import LoraPath, wrong_name
+from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
+
+TIMEOUT_S = 3_600.0  # for requests to end that use an adapter
+NO_ADAPTERS = "this server takes no adapters; it would with --enable-lora"
+
+
+class AdapterRefused(Exception):
+    """An adapter cannot be loaded, unloaded or used; the message is for the user."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status  # as an HTTP status
+
+
+class FoundAdapter(NamedTuple):
+    """An adapter on disk that fits the model."""
+
+    uid: str
+    folder: str  # absolute
+    rank: int
+
+
+class AdapterFiles(Protocol):
+    """Where adapters come from."""
+
+    def find(self, path: str) -> FoundAdapter:
+        """Look at the adapter in a folder, and compute its uid. Takes as long as to read its files.
+        Raises `AdapterRefused` if it cannot be used, or may not be read."""
+        ...
+
+
+class NamedAdapter(NamedTuple):
+    """An adapter that is loaded."""
+
+    name: str
+    uid: str
+    path: str  # as it was asked for
+    is_pinned: bool
+    loaded_at: float  # Unix time
+
+
+class AdapterNames:
+    """The adapters that are loaded, by name."""
+
+    def __init__(self, files: AdapterFiles | None = None) -> None:
+        """`files` None: the engine takes no adapters."""
+        self.by_name: dict[str, NamedAdapter] = {}
+        self._files = files
+
+    def uid_of(self, name: str) -> str:
+        """Raises `AdapterRefused` 404 for a name that stands for none."""
+        found = self.by_name.get(name)
+        if found is None:
+            raise AdapterRefused(self.unknown(name), 404)
+        return found.uid
+
+    def unknown(self, name: str) -> str:
+        """What to say about a name that stands for nothing."""
+        if self._files is None:
+            return f"there is no adapter {name[:128]!r}: {NO_ADAPTERS}"
+        loaded = ", ".join(map(repr, self.by_name)) or "none"
+        return f"the adapter {name[:128]!r} does not exist; loaded are: {loaded}"
+
+    def find(self, asked: LoraPath, *, replaces: bool = False) -> FoundAdapter:
+        """The adapter to load under a name. Raises `AdapterRefused`."""
+        if self._files is None:
+            raise AdapterRefused(NO_ADAPTERS)
+        why_not = wrong_name(asked.name)
+        if why_not:
+            raise AdapterRefused(why_not)
+        if asked.name in self.by_name and not replaces:
+            raise AdapterRefused(
+                f"the adapter {asked.name!r} is loaded already; unload it first, or replace it "
+                "with load_inplace"
+            )
+        return self._files.find(asked.path)
+
+    def loaded(self, asked: LoraPath, found: FoundAdapter, reply: AdapterReply) -> str:
+        """The engine has answered that it loads an adapter. Returns the uid that nothing names any
+        more, if there is one. Raises `AdapterRefused` if the engine does not load it."""
+        self.forget(reply.evicted)
+        if not reply.success:
+            raise AdapterRefused(reply.message, reply.status)
+        before = self.by_name.get(asked.name)
+        self.by_name[asked.name] = NamedAdapter(
+            asked.name, found.uid, asked.path, asked.pinned, time.time()
+        )
+        if before is None or self._is_named(before.uid):
+            return ""
+        return before.uid
+
+    def remove(self, name: str) -> str:
+        """A name stands for nothing from now on. Returns the uid that nothing names any more, if
+        there is one. Raises `AdapterRefused` 404."""
+        uid = self.uid_of(name)
+        del self.by_name[name]
+        return "" if self._is_named(uid) else uid
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """These adapters are not loaded any more."""
+        gone = set(uids)
+        for name, adapter in list(self.by_name.items()):
+            if adapter.uid in gone:
+                del self.by_name[name]
+
+    def _is_named(self, uid: str) -> bool:
+        return any(adapter.uid == uid for adapter in self.by_name.values())
+
+
+class AdapterLoader:
+    """Loads and unloads adapters by name, one after the other. For one event loop."""
+
+    def __init__(self, names: AdapterNames, client: EngineClient) -> None:
+        self._names = names
+        self._client = client
+        self._lock = asyncio.Lock()
+        self._unloading: set[asyncio.Task[Any]] = set()
+
+    async def load(self, asked: LoraPath, *, replaces: bool = False) -> FoundAdapter:
+        """Load an adapter under a name. Requests may use it when this returns.
+
+        `replaces`: the name may stand for another one, which is unloaded when its requests have
+        ended. Raises `AdapterRefused`.
+        """
+        async with self._lock:
+            found = await asyncio.to_thread(self._names.find, asked, replaces=replaces)
+            message = LoadLoraAdapter(
+                lora_path=found.folder, uid=found.uid, lora_name=asked.name, pinned=asked.pinned
+            )
+            old = self._names.loaded(asked, found, await self._call(message))
+        if old:
+            task = asyncio.ensure_future(self._call(UnloadLoraAdapter(uid=old)))
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+        return found
+
+    async def _call(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
+        return await self._client.call(message, TIMEOUT_S)
+
+    async def unload(self, name: str) -> None:
+        """Let a name stand for nothing, and wait until its requests have ended. Raises
+        `AdapterRefused`."""
+        async with self._lock:
+            uid = self._names.remove(name)
+        if not uid:
+            return
+        reply = await self._call(UnloadLoraAdapter(uid=uid))
+        if not reply.success:
+            raise AdapterRefused(reply.message, reply.status)

@@ -1,0 +1,73 @@
+"""A draft model (`--draft-model`) beside a model: with which settings it runs, and which models can
+guess for which.
+
+It runs in the types of the model that it guesses for. What of it cannot be known from a
+configuration, its vocabulary, is compared elsewhere (`assemble/draft_model.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.drafts import MODEL, parse_draft_sources
+from weft.config.engine import EngineConfig
+from weft.config.gpu import STORED
+from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
+
+
+def draft_settings(config: EngineConfig) -> EngineConfig:
+    """The settings of the draft model that `config` names."""
+    return replace(
+        config,
+        model=config.draft_model,
+        draft_model="",
+        revision="",
+        tokenizer="",
+        load_format="dummy" if config.load_format == "dummy" else "auto",
+        quantization="auto",
+        task="generate",
+        max_loaded_loras=0,
+    )
+
+
+def runs_as(config: EngineConfig, draft: ModelConfig) -> EngineConfig:
+    """The settings of the draft model beside the model of `config`, which is resolved."""
+    settings = draft_settings(config)
+    if settings.quantize == STORED and not draft.stored.has_codes:
+        settings = replace(settings, quantize="none")
+    return settings
+
+
+def check_draft_model(config: EngineConfig, draft: ModelConfig | None, hindrance: str) -> None:
+    """Raises SettingsError unless the draft model can be used, or there is none.
+
+    `config` has its sources of drafts. `hindrance`: why there are none; "" if there can be.
+    """
+    is_asked = MODEL in parse_draft_sources(config.speculative, "--speculative")
+    if draft is None:
+        if is_asked:
+            raise SettingsError(
+                f"--speculative is {config.speculative}, but no draft model is given: "
+                "--draft-model names one"
+            )
+        return
+    why = hindrance or _unfit(draft)
+    if not why and not is_asked:
+        why = f"--speculative is {config.speculative}, which does not use it"
+    if why:
+        raise SettingsError(f"--draft-model is {config.draft_model}, but {why}")
+
+
+def _unfit(draft: ModelConfig) -> str:
+    """Why this model can guess for no other; "" if it can."""
+    if draft.is_encoder:
+        return "that is an encoder, which generates nothing"
+    if draft.state_bytes:
+        return "its layers keep a state, which cannot go back behind a draft"
+    if draft.library_config:
+        return (
+            f"{draft.architecture} is run by the code of transformers, which would be no faster "
+            "than what it guesses for"
+        )
+    return ""

@@ -1,0 +1,105 @@
+"""LG's EXAONE. EXAONE 3 is Llama with names of its own; in EXAONE 4 norms stand behind each part;
+K-EXAONE has experts, and norms before each part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, size
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertNames,
+    LayerSpec,
+    MlpSpec,
+    NormPlace,
+    QkNorm,
+    TensorNames,
+)
+from weft.config.families.experts import sigmoid_experts, sparse_layers, with_experts
+from weft.config.families.family import (
+    FULL,
+    Config,
+    Family,
+    activation,
+    every,
+    layer_types,
+    window,
+)
+from weft.config.families.rope import read_rope
+
+
+def _exaone3(config: Config) -> DecoderSpec:
+    layer = LayerSpec(
+        attention=AttentionSpec(rope=read_rope(config)),
+        mlp=MlpSpec(activation=activation(config, key="activation_function")),
+    )
+    names = TensorNames(
+        attention="attn.attention",
+        out="out_proj",
+        gate_up=("c_fc_0", "c_fc_1"),
+        down="c_proj",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        norm="transformer.ln_f",
+        embedding="transformer.wte",
+        layers="transformer.h",
+    )
+    return DecoderSpec(layers=(layer,), names=names)
+
+
+def _exaone4(config: Config) -> DecoderSpec:
+    """Where some layers have a window, only those rotate."""
+    full = LayerSpec(
+        attention=AttentionSpec(rope=read_rope(config), qk_norm=QkNorm.HEAD),
+        mlp=MlpSpec(activation=activation(config)),
+        norms=NormPlace.POST,
+    )
+    width = window(config)
+    if not width:
+        return DecoderSpec(layers=(full,))
+    sliding = replace(full, attention=replace(full.attention, window=width))
+    unrotated = replace(full, attention=replace(full.attention, rope=None))
+    pattern = config.get("sliding_window_pattern")
+    period = 4
+    if isinstance(pattern, str | int):
+        period = pattern if isinstance(pattern, int) else len(pattern)
+    layers = [unrotated if kind == FULL else sliding for kind in layer_types(config, every(period))]
+    return DecoderSpec(layers=tuple(layers))
+
+
+def _exaone_moe(config: Config) -> DecoderSpec:
+    spec = _exaone4(config)
+    layers = tuple(replace(layer, norms=NormPlace.PRE) for layer in spec.layers)
+    counts = {
+        "n_routed_experts": size(config, "num_experts"),
+        "n_shared_experts": get(config, "num_shared_experts", int, 0),
+    }
+    names = ExpertNames(choice_bias="e_score_correction_bias")
+    return with_experts(
+        config,
+        replace(spec, layers=layers, names=TensorNames(experts=names)),
+        sigmoid_experts({**config, **counts}),
+        sparse_layers(config, get(config, "first_k_dense_replace", int, 1)),
+    )
+
+
+FAMILIES = {
+    "Exaone": Family(
+        read=_exaone3,
+        aliases={"num_hidden_layers": "num_layers"},
+        norm_eps_key="layer_norm_epsilon",
+    ),
+    "Exaone4": Family(read=_exaone4),
+    "ExaoneMoe": Family(
+        read=_exaone_moe,
+        defaults={
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": 4_096,
+        },
+    ),
+}

@@ -1,0 +1,101 @@
+"""Liquid AI: LFM2, of short convolutions with attention in a few layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, size
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertNames,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    QkNorm,
+    RouterSpec,
+    StateNames,
+    TensorNames,
+)
+from weft.config.families.experts import checked, with_experts
+from weft.config.families.family import FULL, Config, Family, flag, scale
+from weft.config.families.rope import read_rope
+from weft.config.families.states import CONV, read_short_conv, with_states
+
+_NAMES = TensorNames(
+    out="out_proj",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    mlp="feed_forward",
+    gate_up=("w1", "w3"),
+    down="w2",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    norm="model.embedding_norm",
+    state=StateNames(mixer="conv", inputs=("in_proj",), conv="conv"),
+    experts=ExpertNames(
+        choice_bias="expert_bias",
+        gate_up=("w1", "w3"),
+        down="w2",
+    ),
+)
+
+
+def _lfm2(config: Config) -> DecoderSpec:
+    return _layers(config, MlpSpec(size=_inner_size(config)))
+
+
+def _layers(config: Config, mlp: MlpSpec) -> DecoderSpec:
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, theta=1_000_000.0),
+            qk_norm=QkNorm.HEAD,
+        ),
+        mlp=mlp,
+    )
+    with_attention = get(config, "full_attn_idxs", list, [])
+
+    def kind_of(index: int) -> str:
+        return FULL if index in with_attention else CONV
+
+    spec = DecoderSpec(layers=(layer,), names=_NAMES)
+    return with_states(config, spec, read_short_conv(config), CONV, kind_of)
+
+
+def _inner_size(config: Config) -> int:
+    """Two thirds of what the file says, times a factor, up to the next multiple, unless it says
+    that its size is the real one."""
+    inner = size(config, "intermediate_size")
+    if not flag(config, "block_auto_adjust_ff_dim", True):
+        return inner
+    inner = int(scale(config, "block_ffn_dim_multiplier") * int(2 * inner / 3))
+    step = size(config, "block_multiple_of", 256)
+    return -(-inner // step) * step
+
+
+def _lfm2_moe(config: Config) -> DecoderSpec:
+    """The layers behind the first `num_dense_layers` have experts."""
+    num_plain = get(config, "num_dense_layers", int, 2)
+    router = RouterSpec(
+        num_experts=size(config, "num_experts"),
+        num_chosen=size(config, "num_experts_per_tok"),
+        scores="sigmoid",
+        is_normed=flag(config, "norm_topk_prob", True),
+        scale=scale(config, "routed_scaling_factor"),
+        choice_bias=flag(config, "use_expert_bias", True),
+    )
+    experts = MoeSpec(router=checked(router), size=size(config, "moe_intermediate_size"))
+    spec = _layers(config, MlpSpec())
+    return with_experts(config, spec, experts, lambda layer: layer >= num_plain)
+
+
+_FAMILY = Family(
+    read=_lfm2,
+    defaults={"tie_word_embeddings": True},
+    aliases={"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"},
+    norm_eps_key="norm_eps",
+)
+FAMILIES = {
+    "Lfm2": _FAMILY,
+    "Lfm2Moe": replace(_FAMILY, read=_lfm2_moe),
+}

@@ -1,0 +1,105 @@
+"""Qwen3-Next and Qwen3.5: of four layers three keep a state by the gated delta rule; the fourth has
+attention with a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.config.config_json import get, size
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertNames,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    NormKind,
+    QkNorm,
+    StateNames,
+    TensorNames,
+)
+from weft.config.families.experts import softmax_experts, with_experts
+from weft.config.families.family import FULL, Config, Family, activation, flag
+from weft.config.families.qwen import of_text, some_with_experts
+from weft.config.families.rope import read_rope
+from weft.config.families.states import LINEAR, read_gated_delta, with_states
+
+_NAMES = TensorNames(experts=ExpertNames(shared="shared_expert"))
+_FUSED = StateNames(inputs=("in_proj_qkvz",), rates=("in_proj_ba",))
+_HALF_FUSED = StateNames(rates=("in_proj_ba",))
+
+
+def _qwen3_5(config: Config) -> DecoderSpec:
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope(config, is_partial=True),
+            gate=True,
+            qk_norm=QkNorm.HEAD,
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+    )
+    period = size(config, "full_attention_interval", 4)
+
+    def kind_of(index: int) -> str:
+        return LINEAR if (index + 1) % period else FULL
+
+    norm = NormKind.RMS_PLUS_ONE
+    if flag(config, "norm_weights_are_whole"):
+        norm = NormKind.RMS_EXACT
+    names = _with_state_names(config, StateNames())
+    spec = DecoderSpec(layers=(layer,), norm=norm, names=names)
+    return with_states(config, spec, read_gated_delta(config), LINEAR, kind_of)
+
+
+def _qwen3_5_moe(config: Config) -> DecoderSpec:
+    experts = _experts(config, is_normed=True)
+    return with_experts(config, _qwen3_5(config), experts, lambda _: True)
+
+
+def _qwen3_next(config: Config) -> DecoderSpec:
+    """The projections of the delta rule are two tensors, whose rows stand by key heads; in GGUF
+    files the first may be two."""
+    spec = _qwen3_5(config)
+    names = _FUSED
+    if flag(config, "linear_inputs_are_apart"):
+        names = _HALF_FUSED
+    spec = replace(spec, names=_with_state_names(config, names))
+    if not get(config, "num_experts", int, 0):
+        return spec
+    experts = _experts(config, is_normed=flag(config, "norm_topk_prob", True))
+    return some_with_experts(config, spec, experts)
+
+
+def _with_state_names(config: Config, names: StateNames) -> TensorNames:
+    is_whole = flag(config, "decays_are_whole")
+    return replace(_NAMES, state=replace(names, decay_is_whole=is_whole))
+
+
+def _experts(config: Config, *, is_normed: bool) -> MoeSpec:
+    return replace(
+        softmax_experts(config, is_normed=is_normed),
+        shared_size=size(config, "shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
+_DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
+_QWEN3_5 = Family(read=of_text(_qwen3_5), defaults=_DEFAULTS)
+_QWEN3_5_MOE = Family(
+    read=of_text(_qwen3_5_moe),
+    defaults=_DEFAULTS,
+    # The files have no plain feed-forward part.
+    aliases={"intermediate_size": "moe_intermediate_size"},
+)
+FAMILIES = {
+    "Qwen3Next": Family(read=_qwen3_next, defaults=_DEFAULTS),
+    "Qwen3_5": _QWEN3_5,
+    "Qwen3_5Moe": _QWEN3_5_MOE,
+}
+ARCHITECTURES = {
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
+}

@@ -1,0 +1,125 @@
+"""Reads the mixers of a `config.json` that keep a state in place of K and V, and refuses sizes that
+are not computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from weft.config.config_json import get, size
+from weft.config.decoder import (
+    STATE_LANES,
+    DecoderSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    MambaSpec,
+    ShortConvSpec,
+    StateSpec,
+)
+from weft.config.families.family import FULL, Config, flag, layer_types
+from weft.config.model_errors import UnsupportedModel
+
+MAX_TAPS = 4  # of a convolution in our kernels
+LINEAR = "linear_attention"
+CONV = "conv"
+# Of the steps of Mamba 2, as files have written it.
+NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+
+
+def read_gated_delta(config: Config) -> GatedDeltaSpec:
+    """The gated delta rule of Qwen3-Next and Qwen3.5."""
+    spec = GatedDeltaSpec(
+        key_heads=size(config, "linear_num_key_heads", 16),
+        value_heads=size(config, "linear_num_value_heads", 32),
+        key_dim=size(config, "linear_key_head_dim", 128),
+        value_dim=size(config, "linear_value_head_dim", 128),
+        taps=size(config, "linear_conv_kernel_dim", 4),
+        is_tiled=flag(config, "value_heads_are_tiled"),
+    )
+    _check_taps(spec.taps, "linear_conv_kernel_dim")
+    _check_lanes(spec.key_dim, "linear_key_head_dim")
+    _check_lanes(spec.value_dim, "linear_value_head_dim")
+    if spec.value_heads % spec.key_heads:
+        raise UnsupportedModel(
+            f"linear_num_value_heads is {spec.value_heads}; it must be a multiple of "
+            f"linear_num_key_heads, which is {spec.key_heads}"
+        )
+    return spec
+
+
+def read_short_conv(config: Config) -> ShortConvSpec:
+    """The short convolution of LFM2."""
+    spec = ShortConvSpec(
+        channels=size(config, "hidden_size"),
+        taps=size(config, "conv_L_cache", 3),
+        bias=flag(config, "conv_bias"),
+    )
+    _check_taps(spec.taps, "conv_L_cache")
+    _check_lanes(spec.channels, "hidden_size")
+    return spec
+
+
+def read_mamba(config: Config) -> MambaSpec:
+    """Mamba 2, as Granite 4 has it."""
+    inner = size(config, "mamba_expand", 2) * size(config, "hidden_size")
+    heads = size(config, "mamba_n_heads", 128)
+    head_dim = inner // heads
+    if config.get("mamba_d_head", "auto") != "auto":
+        head_dim = size(config, "mamba_d_head")
+    if head_dim * heads != inner:
+        raise UnsupportedModel(
+            f"mamba_d_head is {head_dim}; times mamba_n_heads, which is {heads}, it must be "
+            f"mamba_expand times hidden_size: {inner}"
+        )
+    limit = get(config, "time_step_limit", list, NO_LIMITS[0])
+    if limit not in NO_LIMITS:
+        raise UnsupportedModel(f"time_step_limit is {str(limit)[:64]}; no limit is supported")
+    spec = MambaSpec(
+        heads=heads,
+        groups=size(config, "mamba_n_groups", 1),
+        head_dim=head_dim,
+        state_dim=size(config, "mamba_d_state", 256),
+        taps=size(config, "mamba_d_conv", 4),
+        conv_bias=flag(config, "mamba_conv_bias", True),
+        bias=flag(config, "mamba_proj_bias"),
+    )
+    _check_taps(spec.taps, "mamba_d_conv")
+    _check_lanes(spec.head_dim, "mamba_d_head")
+    _check_lanes(spec.state_dim, "mamba_d_state")
+    if heads % spec.groups:
+        raise UnsupportedModel(
+            f"mamba_n_heads is {heads}; it must be a multiple of mamba_n_groups, which is "
+            f"{spec.groups}"
+        )
+    return spec
+
+
+def with_states(
+    config: Config,
+    spec: DecoderSpec,
+    state: StateSpec,
+    kind: str,
+    default: Callable[[int], str],
+) -> DecoderSpec:
+    """The decoder with this state in place of attention in its layers of this kind; `default` says
+    the kind of a layer where the file does not."""
+    layers: list[LayerSpec] = []
+    for index, found in enumerate(layer_types(config, default, (FULL, kind))):
+        layer = spec.layer(index)
+        if found == kind:
+            layer = replace(layer, state=state)
+        layers.append(layer)
+    if all(layer.state is not None for layer in layers):
+        raise UnsupportedModel(f"all layers are {kind}; a model without attention is not supported")
+    return replace(spec, layers=tuple(layers))
+
+
+def _check_taps(taps: int, key: str) -> None:
+    if not 2 <= taps <= MAX_TAPS:
+        raise UnsupportedModel(f"{key} is {taps}; 2 to {MAX_TAPS} are supported")
+
+
+def _check_lanes(value: int, key: str) -> None:
+    if value % STATE_LANES:
+        raise UnsupportedModel(f"{key} is {value}; multiples of {STATE_LANES} are supported")

@@ -1,0 +1,428 @@
+"""What the metadata of a GGUF file says of one architecture, as `config.json` says it: a function
+for each architecture that has keys of its own. Knows neither tensors nor names of architectures
+(`gguf_architectures.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from weft.config.model_errors import UnsupportedModel
+
+T = TypeVar("T")
+Found = Mapping[str, Any]  # the part of a `config.json` that all architectures have
+
+
+class ArchitectureKeys(Protocol):
+    """The keys of a file's architecture."""
+
+    def number(self, key: str, kind: type[T], default: T | None = None) -> T: ...
+
+    def flags(self, key: str) -> list[bool]:
+        """One for each layer; none if the file does not say it."""
+        ...
+
+    def has(self, tensor: str) -> bool:
+        """Whether a layer has a tensor of this name."""
+        ...
+
+    def short_and_long_factors(self) -> tuple[Sequence[float], Sequence[float]]:
+        """What divides the frequencies of short and of long contexts, if the file has both."""
+        ...
+
+    def full(self, key: str) -> str:
+        """The key with the name of the architecture, for errors."""
+        ...
+
+
+Reader: TypeAlias = Callable[[ArchitectureKeys, Found], dict[str, Any]]
+
+
+class GgufKey(NamedTuple):
+    """A key of a file, and what it is where a file does not say it."""
+
+    name: str
+    kind: type
+    default: Any = None  # None: it must be there
+    like: str = ""  # in place of a default: what was found under this key of `config.json`
+
+
+def said(keys: ArchitectureKeys, found: Found, wanted: Mapping[str, GgufKey]) -> dict[str, Any]:
+    """What a file says, under the keys of `config.json`."""
+    values = {}
+    for name, key in wanted.items():
+        default = found[key.like] if key.like else key.default
+        values[name] = keys.number(key.name, key.kind, default)
+    return values
+
+
+def nothing(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {}
+
+
+def _whole(key: str, keys: ArchitectureKeys) -> float:
+    """A factor, of which 0 says that there is none."""
+    return keys.number(key, float, 0.0) or 1.0
+
+
+def llama(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """With experts it is Mixtral."""
+    if keys.number("expert_count", int, 0):
+        return mixtral(keys, found)
+    window = keys.number("attention.sliding_window", int, 0)
+    if not window:
+        return {}
+    return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+def gemma(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    # Converters have added 1 to the weights of norms.
+    return {"norm_weights_are_whole": True}
+
+
+def gemma2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {
+        **gemma(keys, found),
+        "query_pre_attn_scalar": _query_scalar(found, largest=46),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", float, 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 30.0),
+        "sliding_window": keys.number("attention.sliding_window", int, 4_096),
+    }
+
+
+def gemma3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    rope = dict(found["rope_parameters"])
+    rope["rope_theta"] = keys.number("rope.freq_base", float, 1_000_000.0)
+    near = {
+        "rope_type": "default",
+        "rope_theta": keys.number("rope.freq_base_swa", float, 10_000.0),
+    }
+    return {
+        **gemma(keys, found),
+        "query_pre_attn_scalar": _query_scalar(found, largest=62),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 0.0),
+        "sliding_window": keys.number("attention.sliding_window", int, 1_024),
+        "sliding_window_pattern": keys.number("attention.sliding_window_pattern", int, 6),
+        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
+    }
+
+
+def _query_scalar(found: Found, largest: int) -> int:
+    """Files do not say it. The largest model of a release (27B), which has so many layers, scales
+    scores by the share of a head in the hidden size; the others by the size of a head."""
+    if found["num_hidden_layers"] == largest:
+        return int(found["hidden_size"] // found["num_attention_heads"])
+    return int(found["head_dim"])
+
+
+def granite(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    # So files say that queries and keys have no positions.
+    if not keys.number("rope.scaling.finetuned", bool, True):
+        raise UnsupportedModel(
+            f"{keys.full('rope.scaling.finetuned')} is false: without positions, Granite is not "
+            "supported as a GGUF file"
+        )
+    scale = keys.number("attention.scale", float, 0.0)
+    return {
+        "embedding_multiplier": _whole("embedding_scale", keys),
+        "residual_multiplier": _whole("residual_scale", keys),
+        "attention_multiplier": scale or found["head_dim"] ** -0.5,
+        "logits_scaling": _whole("logit_scale", keys),
+    }
+
+
+def olmo2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """OLMo 3 has the name of OLMo 2, and windows; layers with a window rotate without scaling."""
+    window = keys.number("attention.sliding_window", int, 0)
+    if not window:
+        return {}
+    rope = found["rope_parameters"]
+    near = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
+    }
+
+
+def cohere(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {"logit_scale": _whole("logit_scale", keys)}
+
+
+def cohere2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    window = keys.number("attention.sliding_window", int, 4_096)
+    return {**cohere(keys, found), "sliding_window": window}
+
+
+def biases(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {"use_bias": found["attention_bias"], "use_qkv_bias": found["attention_bias"]}
+
+
+def starcoder2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    window = keys.number("attention.sliding_window", int, 0)
+    return {**biases(keys, found), "sliding_window": window}
+
+
+def stablelm(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    is_parallel = keys.number("use_parallel_residual", bool, False)
+    return {**biases(keys, found), "use_parallel_residual": is_parallel}
+
+
+def gpt_neox(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Converters have put the queries of all heads together, then their keys, then their values."""
+    return {
+        "heads_are_apart": True,
+        "hidden_act": "gelu",
+        "use_parallel_residual": keys.number("use_parallel_residual", bool, True),
+    }
+
+
+def phi3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """A file has two lists of factors if the model was stretched."""
+    more: dict[str, Any] = {"sliding_window": keys.number("attention.sliding_window", int, 0)}
+    short, long = keys.short_and_long_factors()
+    if not long:
+        return more
+    original = keys.number("rope.scaling.original_context_length", int)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": keys.number("rope.freq_base", float, 10_000.0),
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": original,
+        "attention_factor": keys.number("rope.scaling.attn_factor", float, 1.0),
+    }
+    return {**more, "rope_parameters": rope, "original_max_position_embeddings": original}
+
+
+def nemotron(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    # Converters have added 1 to the weights of norms.
+    return {"norm_weights_are_whole": True, "hidden_act": "relu2"}
+
+
+def exaone4(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Of the first release, files of the model with 64 layers do not say its windows."""
+    of_32b = found["num_hidden_layers"] == 64
+    window = keys.number("attention.sliding_window", int, 4_096 if of_32b else 0)
+    more: dict[str, Any] = {"sliding_window": window}
+    has_window = keys.flags("attention.sliding_window_pattern")
+    if window and has_window:
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        more["layer_types"] = [kinds[each] for each in has_window]
+    return more
+
+
+def mistral3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Ministral 3, if queries grow with their positions; else Mistral."""
+    growth = keys.number("attention.temperature_scale", float, 0.0)
+    if not growth:
+        return llama(keys, found)
+    rope = {**found["rope_parameters"], "llama_4_scaling_beta": growth}
+    mscale = keys.number("rope.scaling.yarn_log_multiplier", float, 0.0)
+    if mscale:
+        rope |= {"mscale": mscale, "mscale_all_dim": mscale}
+    return {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": rope}
+
+
+# Experts
+
+SOFTMAX = 1
+SIGMOID = 2
+SOFTMAX_OF_CHOSEN = 3
+_CHOSEN = {"num_experts_per_tok": GgufKey("expert_used_count", int)}
+_COUNTS = {"num_experts": GgufKey("expert_count", int), **_CHOSEN}
+_SIZE = GgufKey("expert_feed_forward_length", int, like="intermediate_size")
+_WINDOW = "attention.sliding_window"
+_NORMED = "expert_weights_norm"
+
+
+def experts(scores: int, wanted: Mapping[str, GgufKey], *others: Reader) -> Reader:
+    """The reader of an architecture whose experts are chosen by these scores, and of what else it
+    has."""
+
+    def read(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+        kind = keys.number("expert_gating_func", int, scores)
+        if kind not in (0, scores):
+            raise UnsupportedModel(f"{keys.full('expert_gating_func')} is {kind}; read is {scores}")
+        values = said(keys, found, wanted)
+        for other in others:
+            values |= other(keys, found)
+        return values
+
+    return read
+
+
+def expert_size(keys: ArchitectureKeys, found: Found) -> int:
+    """Of the inner vector of an expert."""
+    return int(said(keys, found, {"size": _SIZE})["size"])
+
+
+def _is_mixtral(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {"architectures": ["MixtralForCausalLM"]}
+
+
+def _qkv_bias(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {"qkv_bias": found["attention_bias"]}
+
+
+def _scaled(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {"routed_scaling_factor": _whole("expert_weights_scale", keys)}
+
+
+def _gpt_oss(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    rope = {**found["rope_parameters"], "truncate": False}
+    return {"gates_and_ups_are_apart": True, "rope_parameters": rope}
+
+
+def _no_shared_part(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    if keys.number("expert_shared_feed_forward_length", int, 0):
+        raise UnsupportedModel(
+            f"{keys.full('expert_shared_feed_forward_length')} is not 0: a part that all tokens "
+            "share is not supported here"
+        )
+    return {}
+
+
+def _groups(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    wanted = {
+        "n_group": GgufKey("expert_group_count", int, 1),
+        "topk_group": GgufKey("expert_group_used_count", int, 1),
+    }
+    # Files say 0 where there is one.
+    return {name: max(num, 1) for name, num in said(keys, found, wanted).items()}
+
+
+mixtral = experts(
+    SOFTMAX,
+    {**_COUNTS, "intermediate_size": _SIZE, "sliding_window": GgufKey(_WINDOW, int, 0)},
+    _is_mixtral,
+)
+olmoe = experts(
+    SOFTMAX,
+    {**_COUNTS, "intermediate_size": _SIZE, "norm_topk_prob": GgufKey(_NORMED, bool, False)},
+)
+qwen2_moe = experts(
+    SOFTMAX,
+    {
+        **_COUNTS,
+        "moe_intermediate_size": _SIZE,
+        "shared_expert_intermediate_size": GgufKey(
+            "expert_shared_feed_forward_length", int, like="intermediate_size"
+        ),
+        "norm_topk_prob": GgufKey(_NORMED, bool, False),
+    },
+    _qkv_bias,
+)
+qwen3_moe = experts(
+    SOFTMAX,
+    {**_COUNTS, "moe_intermediate_size": _SIZE, "norm_topk_prob": GgufKey(_NORMED, bool, True)},
+)
+gpt_oss = experts(
+    SOFTMAX_OF_CHOSEN,
+    {**_COUNTS, "intermediate_size": _SIZE, "sliding_window": GgufKey(_WINDOW, int, 128)},
+    _gpt_oss,
+)
+# Softmax of all and a sum of one are softmax of the chosen.
+granite_moe = experts(SOFTMAX, {**_COUNTS, "intermediate_size": _SIZE}, _no_shared_part, granite)
+# GLM 4.5, dots 1: experts as those of DeepSeek V3.
+sigmoid_experts = experts(
+    SIGMOID,
+    {
+        **_CHOSEN,
+        "n_routed_experts": GgufKey("expert_count", int),
+        "moe_intermediate_size": _SIZE,
+        "n_shared_experts": GgufKey("expert_shared_count", int, 0),
+        "first_k_dense_replace": GgufKey("leading_dense_block_count", int, 0),
+        "norm_topk_prob": GgufKey(_NORMED, bool, False),
+    },
+    _scaled,
+    _groups,
+)
+minimax_m2 = experts(
+    SIGMOID,
+    {**_CHOSEN, "num_local_experts": GgufKey("expert_count", int), "intermediate_size": _SIZE},
+)
+ernie_moe = experts(
+    SOFTMAX,
+    {
+        "moe_num_experts": GgufKey("expert_count", int),
+        "moe_k": GgufKey("expert_used_count", int),
+        "moe_intermediate_size": _SIZE,
+        "moe_num_shared_experts": GgufKey("expert_shared_count", int, 0),
+        "moe_layer_start_index": GgufKey("leading_dense_block_count", int, 0),
+        "moe_layer_interval": GgufKey("interleave_moe_layer_step", int, 1),
+    },
+    biases,
+)
+
+
+# Layers that keep a state
+
+
+def lfm2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    # The size of the feed-forward part is the one that is computed with.
+    wanted = {"conv_L_cache": GgufKey("shortconv.l_cache", int)}
+    return {**said(keys, found, wanted), "block_auto_adjust_ff_dim": False}
+
+
+def _choice_bias(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    return {"use_expert_bias": keys.has("exp_probs_b.bias")}
+
+
+lfm2_moe = experts(
+    SIGMOID,
+    {
+        **_COUNTS,
+        "moe_intermediate_size": _SIZE,
+        "num_dense_layers": GgufKey("leading_dense_block_count", int, 0),
+        "norm_topk_prob": GgufKey(_NORMED, bool, True),
+    },
+    lfm2,
+    _choice_bias,
+    _scaled,
+)
+
+
+def gated_delta(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Converters have added 1 to the weights of norms, and written what a state decays by."""
+    wanted = {
+        "linear_num_key_heads": GgufKey("ssm.group_count", int),
+        "linear_num_value_heads": GgufKey("ssm.time_step_rank", int),
+        "linear_key_head_dim": GgufKey("ssm.state_size", int),
+        "linear_conv_kernel_dim": GgufKey("ssm.conv_kernel", int),
+    }
+    values = said(keys, found, wanted)
+    inner_size = keys.number("ssm.inner_size", int)
+    num_heads = values["linear_num_value_heads"]
+    if num_heads < 1 or inner_size % num_heads:
+        raise UnsupportedModel(
+            f"{keys.full('ssm.inner_size')} is {inner_size}; it must be a multiple of "
+            f"{keys.full('ssm.time_step_rank')}, which is {num_heads}"
+        )
+    return {
+        **values,
+        "linear_value_head_dim": inner_size // num_heads,
+        "norm_weights_are_whole": True,
+        "decays_are_whole": True,
+    }
+
+
+def qwen3_5(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Converters have put the first value head of every key head before the second."""
+    return {**gated_delta(keys, found), "value_heads_are_tiled": True}
+
+
+def _linear_inputs(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Files of the first converter have one tensor, as the model's own."""
+    return {"linear_inputs_are_apart": keys.has("attn_gate.weight")}
+
+
+_QWEN_EXPERTS = {
+    **_COUNTS,
+    "moe_intermediate_size": _SIZE,
+    "shared_expert_intermediate_size": GgufKey("expert_shared_feed_forward_length", int),
+    "norm_topk_prob": GgufKey(_NORMED, bool, True),
+}
+qwen3_next = experts(SOFTMAX, _QWEN_EXPERTS, gated_delta, _linear_inputs)
+qwen3_5_moe = experts(SOFTMAX, _QWEN_EXPERTS, qwen3_5)

@@ -1,0 +1,70 @@
+"""`--speculative-config`: what vLLM says of drafts in JSON, as weft's own options.
+
+{"method": "draft_model", "model": "weft-nano-draft", "num_speculative_tokens": 4}
+{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from weft.config.drafts import AUTO, MODEL, SOURCES, source_named
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError, did_you_mean, options_of
+
+FLAG = "--speculative-config"
+METHOD = "method"
+OPTIONS = {  # by key
+    "model": "draft_model",
+    "num_speculative_tokens": "max_draft",
+    "prompt_lookup_max": "ngram_max",
+    "prompt_lookup_min": "ngram_min",
+}
+
+
+def with_speculative_config(config: EngineConfig) -> EngineConfig:
+    """The settings with what stands in `--speculative-config`. Raises SettingsError."""
+    if not config.speculative_config:
+        return config
+    content = _read(config.speculative_config)
+    options = {option.name: option for option in options_of(EngineConfig)}
+    values: dict[str, Any] = {"speculative_config": "", "speculative": _method(content)}
+    for key, name in OPTIONS.items():
+        if key in content:
+            values[name] = options[name].from_python(content[key], f"{FLAG}: {key}")
+    for name in values:
+        option = options[name]
+        if name != "speculative_config" and getattr(config, name) != option.default:
+            raise SettingsError(f"{FLAG} and {option.flag} are both given; one is enough")
+    return replace(config, **values)
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as exc:
+        raise SettingsError(f"{FLAG} is {text!r:.200}, which is no JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise SettingsError(f"{FLAG} is {text!r:.200}; an object is expected")
+    known = (METHOD, *OPTIONS)
+    for key in content:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise SettingsError(f"{FLAG} has {key!r}; there are {', '.join(known)}{hint}")
+    return content
+
+
+def _method(content: dict[str, Any]) -> str:
+    """The sources of drafts: of a method that is not named, what the keys are for."""
+    method = content.get(METHOD)
+    if method is None:
+        return MODEL if "model" in content else "ngram"
+    name = source_named(str(method), f"{FLAG}: {METHOD}")
+    if name not in (AUTO, *SOURCES):
+        raise SettingsError(
+            f"{FLAG}: {METHOD} is {method!r}; one of ngram, draft_model, {AUTO} and "
+            f"{', '.join(SOURCES)} is expected"
+        )
+    return name

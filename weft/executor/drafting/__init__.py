@@ -1,0 +1,1 @@
+"""A second, smaller model on the device, which guesses what comes next."""

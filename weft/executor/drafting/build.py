@@ -1,0 +1,37 @@
+"""Puts a runner and that of its draft model together into one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.executor.assembly import RunnerSpec
+from weft.executor.drafting.steps import DraftingSteps
+from weft.executor.drafting.store import PairedStore
+from weft.executor.runner import TorchRunner
+
+
+def draft_spec(spec: RunnerSpec) -> RunnerSpec:
+    """What the runner of the draft model is made of: as many slots as the model has, and its own
+    for drafts."""
+    assert spec.draft is not None, "there is no draft model"
+    return replace(
+        spec,
+        engine=spec.draft.engine,
+        model=spec.draft.model,
+        folder=spec.draft.folder,
+        kv_tokens=spec.kv_tokens + spec.max_rows * spec.engine.max_draft,
+        processors=None,
+        draft=None,
+    )
+
+
+def paired(runner: TorchRunner, draft: TorchRunner) -> TorchRunner:
+    """A runner of both. Their tables of slots are one."""
+    steps, store, device = runner.parts
+    draft_steps, draft_store, _ = draft.parts
+    return TorchRunner(
+        DraftingSteps(steps, draft_steps),
+        store=PairedStore(store, draft_store),
+        device=device,
+        kernels=runner.kernels,
+    )

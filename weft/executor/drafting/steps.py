@@ -1,0 +1,103 @@
+"""Steps in which a draft model guesses tokens, one after the other.
+
+Each pass of the draft model is a step as any other of that model: it is computed by the same
+functions, and draws with the noise of the token that it guesses. It knows no request, and nothing
+of what becomes of the guesses.
+
+    plan       | known | known | d1 | d2 | d3 |
+    1st pass   |_______________|                 draws d1
+    2nd pass                   |____|            draws d2
+    3rd pass                        |____|       draws d3
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import IntArray, LongArray
+from weft.executor.cpu.fused_step import HostResult
+from weft.executor.device import DeviceOutput
+from weft.executor.runner import ModelSteps
+from weft.plan.step import Drafting, ForwardMode, Plan, Result, Sampling
+
+
+class DraftingSteps:
+    """The `ModelSteps` of a model beside which another one guesses.
+
+    Both have the same table of slots, and `draft` has K and V in slots of the same numbers, and in
+    those that plans name for its drafts.
+    """
+
+    def __init__(self, otherwise: ModelSteps, draft: ModelSteps) -> None:
+        self._otherwise = otherwise
+        self._draft = draft
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        if plan.drafting is None:
+            return self._otherwise.run(plan)
+        return HostResult(Result(self._guess(plan, plan.drafting)))
+
+    def _guess(self, plan: Plan, drafting: Drafting) -> IntArray:
+        """The guessed tokens [sum of counts]."""
+        counts = drafting.counts
+        begins = np.cumsum(counts) - counts
+        drawn: IntArray = np.zeros(int(counts.sum()), np.int32)
+        draws = counts > 0
+        of_first = begins[draws]
+        first = replace(
+            plan,
+            mode=ForwardMode.MIXED,
+            samples=draws,
+            sampling=taken(plan.sampling, of_first),
+            drafting=None,
+        )
+        drawn[of_first] = self._tokens(first)
+        chain = _Chain(plan, drafting.slots, begins, np.cumsum(counts - draws) - (counts - draws))
+        for i in range(1, int(counts.max(initial=0))):
+            goes_on = np.flatnonzero(counts > i)
+            drawn[begins[goes_on] + i] = self._tokens(chain.step(goes_on, i, drawn))
+        return drawn
+
+    def _tokens(self, plan: Plan) -> IntArray:
+        return self._draft.run(plan).result().tokens
+
+
+class _Chain(NamedTuple):
+    """The passes behind the first one."""
+
+    plan: Plan
+    slots: IntArray  # of drafts
+    begins: LongArray  # [R] of each request's drafts
+    slot_begins: LongArray  # [R] of their slots
+
+    def step(self, which: LongArray, i: int, drawn: IntArray) -> Plan:
+        """The step that computes draft i of some requests, counted from 1, and draws the next."""
+        plan = self.plan
+        index = self.begins[which] + i
+        ones = np.ones(len(which), np.int32)
+        return Plan(
+            step=plan.step,
+            mode=ForwardMode.DECODE,
+            rows=plan.rows[which],
+            starts=(plan.starts + plan.lens)[which] + np.int32(i - 1),
+            lens=ones,
+            tokens=drawn[index - 1],
+            slots=self.slots[self.slot_begins[which] + (i - 1)],
+            samples=ones.astype(np.bool_),
+            sampling=taken(plan.sampling, index),
+        )
+
+
+def taken(sampling: Sampling, index: LongArray) -> Sampling:
+    """How some of the tokens are chosen."""
+    return Sampling(
+        temperature=sampling.temperature[index],
+        top_p=sampling.top_p[index],
+        top_k=sampling.top_k[index],
+        min_p=sampling.min_p[index],
+        seeds=sampling.seeds[index],
+        positions=sampling.positions[index],
+    )

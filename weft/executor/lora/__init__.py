@@ -1,0 +1,1 @@
+"""Adapters (LoRA): reading them, and where they stand while a model runs."""

@@ -1,0 +1,54 @@
+"""The values of an adapter: A and B of each module, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.config.model import ModelConfig
+from weft.executor.lora.read import AdapterError, AdapterInfo, read_files
+from weft.executor.weights.pieces import is_finite, read_whole
+from weft.executor.weights.safetensors import BytesContent, TensorEntry
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class LoraPair(NamedTuple):
+    """y += scale B (A x)"""
+
+    a: Tensor  # [rank, in]
+    b: Tensor  # [out, rank]
+    scale: float
+
+
+class Adapter(NamedTuple):
+    info: AdapterInfo
+    pairs: Mapping[str, LoraPair]  # by the name of the module in the base model
+
+
+def read_adapter(
+    folder: Path | str,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    max_rank: int = 0,
+) -> Adapter:
+    """Read and check the adapter in a folder; its values become `dtype`. Raises AdapterError."""
+    files = read_files(folder, model, max_rank=max_rank)
+    pairs = {}
+    for module, stored in files.pairs.items():
+        a = _values(files.content, stored.a, dtype)
+        b = _values(files.content, stored.b, dtype)
+        pairs[module] = LoraPair(a, b, stored.scale)
+    return Adapter(files.info, pairs)
+
+
+def _values(content: BytesContent, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
+    values = read_whole(content, entry, DTYPES[entry.dtype]).to(dtype)
+    if not is_finite(values):
+        raise AdapterError(f"{entry.name[:200]} has values that are not finite")
+    return values

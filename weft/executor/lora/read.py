@@ -1,0 +1,402 @@
+"""Adapters (LoRA) as the package peft writes them: what a folder holds, and whether it is read.
+
+    adapter_config.json          rank, scale, and what else was trained
+    adapter_model.safetensors    base_model.model.<module>.lora_A.weight [rank, in], .lora_B.weight
+
+A module of the model becomes y = W x + scale B (A x). Which modules an adapter changes is what its
+tensors say. Whatever would need another formula, or other weights of the model, is refused by its
+name. Nothing is unpickled. Knows no torch: values are read by `pairs.py`.
+
+Source: LoRA, arXiv:2106.09685; the scale of use_rslora: arXiv:2312.03732.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError
+from weft.config.projections import Projection, projections
+from weft.executor.weights.base import in_base
+from weft.executor.weights.regular_file import RegularFile
+from weft.executor.weights.safetensors import BytesContent, FileContent, TensorEntry
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+ADDED_TOKENS = "added_tokens.json"
+
+MAX_RANK = 512  # where no other limit is set
+MAX_CONFIG_BYTES = 1 << 20
+MAX_ENTRY_BYTES = 1024  # of a tensor in the header
+PIECE_BYTES = 1 << 20  # that are digested at once
+MAX_PATTERN_LEN = 300
+MAX_PATTERN_REPEATS = 2  # so that a pattern takes no time that matters
+
+PREFIX = "base_model.model."
+SIDES = (".lora_A.weight", ".lora_B.weight")
+FLOATS = ("F32", "F16", "BF16")
+# Of `init_lora_weights`: all others change the weights of the model, which is then another one.
+STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+# Settings that change the formula, or train something besides A and B.
+OTHER_METHODS = {
+    "use_dora": "DoRA",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "BD-LoRA",
+    "lora_bias": "a bias of B",
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "replicated layers",
+    "target_parameters": "parameters of experts",
+    "modules_to_save": "whole modules",
+    "trainable_token_indices": "embeddings of single tokens",
+    "arrow_config": "routing between adapters",
+}
+# Settings of which peft has always some, without a meaning once an adapter is trained.
+HARMLESS = ("megatron_config", "loftq_config", "eva_config", "corda_config", "runtime_config")
+
+
+class AdapterError(ModelError):
+    """The adapter cannot be used; the message says why, without a path."""
+
+
+class AdapterInfo(NamedTuple):
+    """What an adapter is, before its values are read."""
+
+    uid: str  # 32 hexadecimal digits of the digest of both files
+    rank: int  # the largest of its modules
+    num_bytes: int  # of its tensors, as they are stored
+    targets: tuple[str, ...]  # last parts of the names of its modules, sorted
+
+
+class StoredPair(NamedTuple):
+    """A and B of one module, where they lie in the file."""
+
+    a: TensorEntry
+    b: TensorEntry
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+class LoadedFiles(NamedTuple):
+    """Both files in memory, checked but for the values."""
+
+    info: AdapterInfo
+    pairs: dict[str, StoredPair]  # by module, in the base model
+    content: BytesContent
+
+
+def inspect_adapter(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> AdapterInfo:
+    """Look at the adapter in a folder: all but its values is checked against the model.
+
+    `max_rank` 0: MAX_RANK. Takes the memory of a header, and the time to digest the file. Raises
+    AdapterError.
+    """
+    folder = Path(folder)
+    known = projections(model)
+    config = _read_small(folder, CONFIG)
+    try:
+        with FileContent(_tensor_file(folder, known, max_rank or MAX_RANK), TENSORS) as file:
+            pairs = _pairs(_parsed(config, CONFIG), file.entries, known, max_rank or MAX_RANK)
+            _check_tokens(folder, model)
+            digest = hashlib.sha256(config)
+            for start in range(0, file.num_bytes, PIECE_BYTES):
+                piece = bytearray(min(PIECE_BYTES, file.num_bytes - start))
+                file.read_into(start, memoryview(piece))
+                digest.update(piece)
+    except BadCheckpoint as exc:
+        raise AdapterError(str(exc)) from exc
+    return _info(digest.hexdigest(), pairs)
+
+
+def read_files(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> LoadedFiles:
+    """The same, with the files in memory, read once: their digest is that of what is used. Raises
+    AdapterError."""
+    folder = Path(folder)
+    known = projections(model)
+    config = _read_small(folder, CONFIG)
+    try:
+        with RegularFile(_tensor_file(folder, known, max_rank or MAX_RANK), TENSORS) as file:
+            data = bytearray(file.num_bytes)
+            file.read_into(0, memoryview(data))
+        content = BytesContent(bytes(data), TENSORS)
+    except BadCheckpoint as exc:
+        raise AdapterError(str(exc)) from exc
+    pairs = _pairs(_parsed(config, CONFIG), content.entries, known, max_rank or MAX_RANK)
+    _check_tokens(folder, model)
+    digest = hashlib.sha256(config)
+    digest.update(data)
+    return LoadedFiles(_info(digest.hexdigest(), pairs), pairs, content)
+
+
+def _info(digest: str, pairs: Mapping[str, StoredPair]) -> AdapterInfo:
+    targets = {module.rpartition(".")[2] for module in pairs}
+    return AdapterInfo(
+        uid=digest[:32],
+        rank=max(pair.rank for pair in pairs.values()),
+        num_bytes=sum(pair.a.num_bytes + pair.b.num_bytes for pair in pairs.values()),
+        targets=tuple(sorted(targets)),
+    )
+
+
+# Files
+
+
+def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -> Path:
+    """The file with the tensors, if it can be one of the model. Raises AdapterError, and
+    BadCheckpoint if it cannot be read."""
+    if not known:
+        raise AdapterError("adapters are not supported for this kind of model")
+    path = folder / TENSORS
+    if not path.exists():
+        if (folder / PICKLED).exists():
+            raise AdapterError(
+                f"the adapter has {PICKLED} alone, a pickle, which is never read: "
+                f"save it as {TENSORS}"
+            )
+        raise AdapterError(f"there is no {TENSORS} in the folder of the adapter")
+    num_values = sum(max_rank * (one.in_size + one.out_size) for one in known.values())
+    header_bytes = MAX_CONFIG_BYTES + 2 * MAX_ENTRY_BYTES * len(known)
+    with RegularFile(path, TENSORS) as file:
+        most = 4 * num_values + header_bytes
+        if file.num_bytes > most:
+            raise AdapterError(
+                f"{TENSORS} has {file.num_bytes:,} bytes; an adapter of this model, with ranks up "
+                f"to {max_rank}, has at most {most:,}"
+            )
+        if file.num_bytes >= 8:
+            start = bytearray(8)
+            file.read_into(0, memoryview(start))
+            said = int.from_bytes(start, "little")
+            if said > header_bytes:
+                raise AdapterError(
+                    f"{TENSORS} is damaged, or of another model: its header has {said:,} bytes; "
+                    f"at most {header_bytes:,} are expected"
+                )
+    return path
+
+
+def _read_small(folder: Path, name: str) -> bytes:
+    """A small file of the folder. Raises AdapterError."""
+    if not (folder / name).exists():
+        raise AdapterError(f"there is no {name} in the folder of the adapter")
+    try:
+        with RegularFile(folder / name, name) as file:
+            if file.num_bytes > MAX_CONFIG_BYTES:
+                raise AdapterError(
+                    f"{name} has {file.num_bytes:,} bytes; at most {MAX_CONFIG_BYTES:,} are read"
+                )
+            data = bytearray(file.num_bytes)
+            file.read_into(0, memoryview(data))
+    except BadCheckpoint as exc:
+        raise AdapterError(str(exc)) from exc
+    return bytes(data)
+
+
+def _parsed(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise AdapterError(f"{name} is not JSON") from exc
+    if not isinstance(found, dict):
+        raise AdapterError(f"{name} is not a JSON object")
+    return found
+
+
+def _check_tokens(folder: Path, model: ModelConfig) -> None:
+    """Tokens that were added must be in the vocabulary. Raises AdapterError."""
+    if not (folder / ADDED_TOKENS).exists():
+        return
+    added = _parsed(_read_small(folder, ADDED_TOKENS), ADDED_TOKENS)
+    for token, id in added.items():
+        if type(id) is not int or not 0 <= id < model.vocab_size:
+            raise AdapterError(
+                f"{ADDED_TOKENS} gives {token[:64]!r} the id {_short(id)}; the model has 0 to "
+                f"{model.vocab_size - 1:,}"
+            )
+
+
+# Meaning
+
+
+def _pairs(
+    config: Mapping[str, Any],
+    entries: Mapping[str, TensorEntry],
+    known: Mapping[str, Projection],
+    max_rank: int,
+) -> dict[str, StoredPair]:
+    """A and B of each module. Raises AdapterError."""
+    _require_lora(config)
+    scales = _Scales(config)
+    layers = _layers(config)
+    sizes = {in_base(name): size for name, size in known.items()}
+    found: dict[str, StoredPair] = {}
+    for written in _modules(entries):
+        module = in_base(written)
+        if module not in sizes:
+            raise AdapterError(
+                f"the adapter changes {_short(written)}, which adapters cannot do in this model; "
+                f"they can in {_endings(sizes)}"
+            )
+        if module in found:
+            raise AdapterError(f"the adapter has {_short(module)} twice")
+        if layers is not None and _layer_of(module) not in layers:
+            raise AdapterError(
+                f"the adapter changes {_short(written)}, which is not in layers_to_transform"
+            )
+        for side in SIDES:
+            if PREFIX + written + side not in entries:
+                raise AdapterError(f"the adapter has no {_short(written)}{side}")
+        a, b = (entries[PREFIX + written + side] for side in SIDES)
+        rank = scales.rank(written)
+        if rank > max_rank:
+            raise AdapterError(
+                f"the rank of {_short(written)} is {rank}; at most {max_rank} is allowed "
+                "(--max-lora-rank)"
+            )
+        shapes = ((rank, sizes[module].in_size), (sizes[module].out_size, rank))
+        for entry, shape in zip((a, b), shapes, strict=True):
+            if entry.shape != shape:
+                raise AdapterError(
+                    f"{_short(entry.name)} is {list(entry.shape)} instead of {list(shape)}"
+                )
+            if entry.dtype not in FLOATS:
+                raise AdapterError(
+                    f"{_short(entry.name)} is {entry.dtype}; read are {', '.join(FLOATS)}"
+                )
+        found[module] = StoredPair(a, b, scales.scale(written, rank))
+    if not found:
+        raise AdapterError("the adapter has no tensors")
+    return found
+
+
+def _modules(entries: Mapping[str, TensorEntry]) -> Iterator[str]:
+    """The modules that tensors are for, as they are written. Raises AdapterError."""
+    seen = set()
+    for name in entries:
+        for side in SIDES:
+            if name.startswith(PREFIX) and name.endswith(side):
+                module = name.removeprefix(PREFIX).removesuffix(side)
+                break
+        else:
+            raise AdapterError(
+                f"{TENSORS} has {_short(name)}; read are tensors {PREFIX}<module>.lora_A.weight "
+                "and .lora_B.weight"
+            )
+        if module not in seen:
+            seen.add(module)
+            yield module
+
+
+def _require_lora(config: Mapping[str, Any]) -> None:
+    """Raises AdapterError for what is computed otherwise."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(f"peft_type is {_short(kind)}; read is LORA")
+    for key, name in OTHER_METHODS.items():
+        if config.get(key):
+            raise AdapterError(f"{key} is {_short(config[key])}: {name} is not supported")
+    bias = config.get("bias", "none")
+    if bias != "none":
+        raise AdapterError(f"bias is {_short(bias)}; supported is none")
+    start = config.get("init_lora_weights", True)
+    if not any(start is each or start == each for each in STARTS):
+        raise AdapterError(
+            f"init_lora_weights is {_short(start)}, which also changes the weights of the model: "
+            "not supported; convert the adapter to a plain one"
+        )
+    for key, value in config.items():
+        is_method = key.startswith("use_") or key.endswith("_config")
+        if is_method and value and key not in ("use_rslora", *HARMLESS):
+            raise AdapterError(f"{_short(key)} is set, which is not known")
+
+
+class _Scales:
+    """Ranks and scales of modules, by patterns of their names."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._rank = config.get("r", 8)
+        self._alpha = config.get("lora_alpha", 8)
+        self._has_root = bool(config.get("use_rslora", False))
+        self._ranks = _patterns(config, "rank_pattern")
+        self._alphas = _patterns(config, "alpha_pattern")
+
+    def rank(self, module: str) -> int:
+        value = _first(self._ranks, module, self._rank)
+        if type(value) is not int or value < 1:
+            raise AdapterError(f"the rank of {_short(module)} is {_short(value)}; expected is 1 up")
+        return value
+
+    def scale(self, module: str, rank: int) -> float:
+        alpha = _first(self._alphas, module, self._alpha)
+        if type(alpha) not in (int, float) or not abs(alpha) < 1e6:
+            raise AdapterError(
+                f"lora_alpha of {_short(module)} is {_short(alpha)}; expected is a number"
+            )
+        return float(alpha / math.sqrt(rank) if self._has_root else alpha / rank)
+
+
+Patterns = list[tuple[re.Pattern[str], Any]]
+
+
+def _patterns(config: Mapping[str, Any], key: str) -> Patterns:
+    """The patterns of a setting, as peft reads them: of the end of a name."""
+    given = config.get(key) or {}
+    if not isinstance(given, dict):
+        raise AdapterError(f"{key} is not an object")
+    found = []
+    for pattern, value in given.items():
+        if len(pattern) > MAX_PATTERN_LEN or len(re.findall(r"[*+?{]", pattern)) > (
+            MAX_PATTERN_REPEATS
+        ):
+            raise AdapterError(
+                f"{key} has {_short(pattern)}; patterns have at most {MAX_PATTERN_LEN} characters "
+                f"and {MAX_PATTERN_REPEATS} repetitions"
+            )
+        try:
+            found.append((re.compile(rf"(.*\.)?({pattern})$"), value))
+        except (re.error, OverflowError) as exc:
+            raise AdapterError(f"{key} has {_short(pattern)}, which is no pattern") from exc
+    return found
+
+
+def _first(patterns: Patterns, module: str, otherwise: Any) -> Any:
+    for pattern, value in patterns:
+        if pattern.match(module):
+            return value
+    return otherwise
+
+
+def _layers(config: Mapping[str, Any]) -> frozenset[int] | None:
+    """The layers that the adapter is said to change; None: nothing is said."""
+    given = config.get("layers_to_transform")
+    if given is None:
+        return None
+    numbers = given if isinstance(given, list) else [given]
+    if not all(type(number) is int for number in numbers):
+        raise AdapterError(f"layers_to_transform is {_short(given)}; expected are numbers")
+    return frozenset(numbers)
+
+
+def _layer_of(module: str) -> int | None:
+    for part in module.split("."):
+        if part.isdecimal():
+            return int(part)
+    return None
+
+
+def _endings(modules: Mapping[str, Projection]) -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
+
+
+def _short(value: object) -> str:
+    """For a message: one line, of a size that fits."""
+    text = value if isinstance(value, str) else repr(value)
+    return text.encode("unicode_escape").decode()[:200]

@@ -1,0 +1,95 @@
+"""The adapters that are loaded, by place: from the pairs of modules to the parts of matrices.
+
+    q_proj   A, B ─┐                    part 0 ─┐
+    k_proj   A, B ─┼─▶ of one matrix:   part 1 ─┼─▶ AdapterOps, which products ask
+    v_proj   ---  ─┘                    None   ─┘
+
+It knows neither names of adapters nor requests: a place is what a plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.config.model import ModelConfig
+from weft.config.projections import projections
+from weft.executor.lora.folders import AdapterFolders
+from weft.executor.lora.pairs import read_adapter
+from weft.executor.lora.read import AdapterError
+from weft.executor.weights.base import in_base
+from weft.models.layers.weight import MatrixRows, Weight
+from weft.ops.lora import AdapterOps, LoraPart
+from weft.ops.protocol import Matrix
+from weft.plan.step import Plan
+
+
+class AdapterTable:
+    """`num_places` adapters at most, of ranks up to `max_rank`."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        weights: Iterable[Weight],
+        ops: AdapterOps,
+        *,
+        num_places: int,
+        max_rank: int,
+        folders: AdapterFolders | None = None,
+    ) -> None:
+        """`weights` are those of the model, which have their content: it stays where it is from
+        now on. `folders`: those that may be read; None: any."""
+        self._folders = folders
+        self._model = model
+        self._ops = ops
+        self._num_places = num_places
+        self._max_rank = max_rank
+        allowed = {in_base(name) for name in projections(model)}
+        self._rows: dict[str, MatrixRows] = {}  # by module
+        for weight in weights:
+            module = in_base(weight.name).removesuffix(".weight")
+            if weight.rows is not None and module in allowed:
+                self._rows[module] = weight.rows
+        assert self._rows.keys() == allowed, "the model has other projections than its config"
+        ops.watch([rows.matrix for rows in self._rows.values()])
+
+    def load(self, place: int, path: str, uid: str) -> int:
+        """Read the adapter with this content into a place. Returns the bytes of its tensors. Raises
+        ModelError; then nothing has changed."""
+        self._check(place)
+        folder = Path(path) if self._folders is None else self._folders.folder(path)
+        adapter = read_adapter(folder, self._model, self._ops.dtype, max_rank=self._max_rank)
+        if adapter.info.uid != uid:
+            raise AdapterError("the files of the adapter have changed since it was asked for")
+        parts: dict[Matrix, list[LoraPart | None]] = {}
+        for module, pair in adapter.pairs.items():
+            matrix, runs = self._rows[module]
+            of_matrix = parts.setdefault(matrix, [None] * len(matrix.sizes))
+            for part in {run.part for run in runs}:
+                rows = [
+                    pair.b[run.begin : run.begin + run.size]
+                    for run in sorted(runs, key=lambda run: run.first)
+                    if run.part == part
+                ]
+                of_matrix[part] = LoraPart(pair.a, _joined(rows), pair.scale)
+        self._ops.put(place, parts)
+        return adapter.info.num_bytes
+
+    def unload(self, place: int) -> None:
+        """Forget the adapter in a place, if there is one."""
+        self._check(place)
+        self._ops.clear(place)
+
+    def begin(self, plan: Plan) -> None:
+        """What is computed next is this step."""
+        self._ops.begin(plan.adapters_of_tokens(self._num_places))
+
+    def _check(self, place: int) -> None:
+        assert 0 <= place < self._num_places, f"place {place} of {self._num_places}"
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

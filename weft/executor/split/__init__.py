@@ -1,0 +1,2 @@
+"""Prefills of which a step computes some layers. A runner without `--split-prefill-layers` enters
+nothing of it."""

@@ -1,0 +1,218 @@
+"""The layers that keep a state as one group: the slot of each row, and the copies that it leaves.
+
+A slot has the states of all these layers for one sequence. A row reads and writes its own slot in
+every step; in its first one it reads the snapshot that it begins behind, or nothing. On the way it
+leaves copies of its state at *borders*, multiples of so many tokens:
+
+    0 ....... border ....... 2 x border ....... 3 x border ... kv_len
+                             ^ the last copy, replaced at the next border      ^ the row's own slot
+
+The copies belong to the row until its tokens are in the prefix cache, which then keeps them
+(`snapshots.py`). A row's own slot it must have; copies are taken where there is room, at the cost
+of snapshots that were not used for long. It knows rows and numbers of tokens, never a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.memory.allocator import PageAllocator
+from weft.memory.pins import Pins
+from weft.memory.radix import Node
+from weft.memory.states.snapshots import StateSnapshots
+
+NO_SLOT = -1  # in `reads`: all zeros; of a row: it has none
+
+
+class WantedCopy(NamedTuple):
+    """A copy that a row of a step may leave."""
+
+    place: int  # of the row in the step
+    length: int  # tokens of its sequence up to there
+    owner: int
+
+
+class KeptCopy(NamedTuple):
+    """A copy that a row has left, and the cache does not have yet."""
+
+    length: int  # tokens of its sequence up to there
+    slot: int
+
+
+class StateMoves(NamedTuple):
+    """The fields of `plan.step.StateSlots`."""
+
+    reads: IntArray  # [R]
+    writes: IntArray  # [R]
+    kept_rows: IntArray  # [K]
+    kept_lens: IntArray  # [K]
+    kept_slots: IntArray  # [K]
+
+
+class StateGroup:
+    def __init__(self, *, num_slots: int, num_rows: int, pins: Pins) -> None:
+        self.allocator = PageAllocator(num_slots, page_size=1)
+        self.snapshots = StateSnapshots(self.allocator)
+        self.slots: IntArray = np.full(num_rows, NO_SLOT, dtype=np.int32)  # [row]
+        self._sources: IntArray = np.full(num_rows, NO_SLOT, dtype=np.int32)  # [row] read next
+        self._begun: list[Node] = []  # snapshots that rows begin behind in the planned step
+        self._kept: dict[int, list[KeptCopy]] = {}  # by row
+        self.num_kept = 0  # copies of all rows
+        self._pins = pins
+
+    # How much there is
+
+    @property
+    def capacity(self) -> int:
+        """Slots in circulation."""
+        return self.allocator.num_pages - len(self.allocator.quarantined)
+
+    @property
+    def available(self) -> int:
+        """Rows that could begin now: all slots but those that rows need, or begin behind."""
+        return self.allocator.num_free + self.snapshots.num_evictable + self.num_kept
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have a slot."""
+        return int(np.count_nonzero(self.slots != NO_SLOT))
+
+    # Rows
+
+    def begin(self, row: int, behind: Node | None, owner: int) -> None:
+        """Let a row begin behind a snapshot that is held, or behind nothing."""
+        slot = self._take(owner)
+        self.slots[row] = slot
+        if behind is None:
+            self._sources[row] = NO_SLOT
+        else:
+            self._sources[row] = self.snapshots.slot_of(behind)
+            self._begun.append(behind)
+
+    def plan(self, rows: IntArray, starts: IntArray, wanted: Iterable[WantedCopy]) -> StateMoves:
+        """What a step of `rows` [R], from `starts` [R] on, does with states. Called once for each
+        step, behind all that takes slots for rows."""
+        reads = self._sources[rows]
+        writes = self.slots[rows]
+        kept_rows: list[int] = []
+        kept_lens: list[int] = []
+        kept_slots: list[int] = []
+        for place, length, owner in wanted:
+            row = int(rows[place])
+            start = int(starts[place])
+            slot = self._slot_for_copy(row, start, owner)
+            if slot is None:
+                continue
+            self._kept.setdefault(row, []).append(KeptCopy(length, slot))
+            self.num_kept += 1
+            kept_rows.append(place)
+            kept_lens.append(length - start)
+            kept_slots.append(slot)
+        self._sources[rows] = writes
+        # Later steps run behind this one: what it reads may be overwritten by them.
+        for node in self._begun:
+            self.snapshots.let_go(node)
+        self._begun = []
+        return StateMoves(
+            reads=reads,
+            writes=writes,
+            kept_rows=np.array(kept_rows, dtype=np.int32),
+            kept_lens=np.array(kept_lens, dtype=np.int32),
+            kept_slots=np.array(kept_slots, dtype=np.int32),
+        )
+
+    def take_kept(self, row: int, length: int) -> list[KeptCopy]:
+        """The copies of a row up to so many tokens, for the cache. The caller owns their slots."""
+        taken = []
+        left = []
+        for copy in self._kept.pop(row, []):
+            if copy.length <= length:
+                taken.append(copy)
+            else:
+                left.append(copy)
+        if left:
+            self._kept[row] = left
+        self.num_kept -= len(taken)
+        return taken
+
+    def take_slot(self, row: int) -> int:
+        """The slot of a row that ends, for the cache. The caller owns it."""
+        slot = int(self.slots[row])
+        self.slots[row] = NO_SLOT
+        return slot
+
+    def end(self, row: int) -> None:
+        """The row is given up."""
+        slots = [copy.slot for copy in self._kept.pop(row, [])]
+        self.num_kept -= len(slots)
+        if self.slots[row] != NO_SLOT:
+            slots.append(self.take_slot(row))
+        self.allocator.free(np.array(slots, dtype=np.int32))
+
+    def reset(self) -> None:
+        """Take all slots back. Reads nothing that a fault may have spoilt."""
+        self.snapshots.forget()
+        self.allocator.reset()
+        self.slots[:] = NO_SLOT
+        self._begun = []
+        self._kept = {}
+        self.num_kept = 0
+
+    # Accounting
+
+    def owned_by(self, rows: Mapping[str, int]) -> dict[str, IntArray]:
+        """The slots that rows own, by the names of their requests."""
+        owned = {}
+        for name, row in rows.items():
+            slots = [copy.slot for copy in self._kept.get(row, [])]
+            if self.slots[row] != NO_SLOT:
+                slots.append(int(self.slots[row]))
+            owned[name] = np.array(slots, dtype=np.int32)
+        return owned
+
+    @property
+    def imbalance(self) -> int:
+        """free + quarantined + snapshots + copies + rows - all: slots counted twice, or, below 0,
+        not at all."""
+        allocator = self.allocator
+        not_free = len(allocator.quarantined) + len(self.snapshots) + self.num_kept + self.num_rows
+        return allocator.num_free + not_free - allocator.num_pages
+
+    # Inside
+
+    def _take(self, owner: int) -> int:
+        """A slot for a row, whatever has to go for it. Admission has made sure that there is
+        one."""
+        while not self.allocator.num_free:
+            if not (self.snapshots.evict() or self._drop_copy() or self._pins.unpin_oldest()):
+                break  # the allocator says what is missing
+        return int(self.allocator.alloc(1, owner)[0])
+
+    def _slot_for_copy(self, row: int, start: int, owner: int) -> int | None:
+        """Where a row leaves a copy: in place of one that it left before this step, which begins at
+        `start`, or else in a slot that nobody needs; None if there is none."""
+        copies = self._kept.get(row)
+        if copies and copies[0].length <= start:
+            self.num_kept -= 1
+            return copies.pop(0).slot
+        if not self.allocator.num_free:
+            self.snapshots.evict()
+        # What goes out of circulation when it is freed leaves no slot.
+        if not self.allocator.num_free:
+            return None
+        return int(self.allocator.alloc(1, owner)[0])
+
+    def _drop_copy(self) -> bool:
+        """Free a copy of a row. Returns whether there was one."""
+        for row, copies in self._kept.items():
+            slot = copies.pop().slot
+            if not copies:
+                del self._kept[row]
+            self.num_kept -= 1
+            self.allocator.free(np.array([slot], dtype=np.int32))
+            return True
+        return False

@@ -1,0 +1,322 @@
+"""Mixers that keep a state of fixed size for each request, in place of K and V: projections here;
+what reads and writes the state behind `LayerStates`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.config.decoder import GatedDeltaSpec, MambaSpec, ShortConvSpec, StateNames, StateSpec
+from weft.config.model import ModelConfig
+from weft.models.layers.linear import HeadwiseLinear, Linear
+from weft.models.layers.weight import Weight, Weights, vector
+from weft.ops.protocol import Ops
+
+
+class ConvWeights(NamedTuple):
+    """A convolution of each channel over its last `taps` tokens."""
+
+    weight: Tensor  # [taps, channels] float32; the last is that of the token itself
+    bias: Tensor | None  # [channels] float32
+
+
+class DeltaWeights(NamedTuple):
+    """What the gated delta rule has besides projections; all float32."""
+
+    decay_log: Tensor  # [value_heads]
+    decay_bias: Tensor  # [value_heads]
+    norm: Tensor  # [value_dim]
+    eps: float
+
+
+class ScanWeights(NamedTuple):
+    """What Mamba 2 has besides projections; all float32."""
+
+    decay_log: Tensor  # [heads]
+    step_bias: Tensor  # [heads]
+    skip: Tensor  # [heads]
+    norm: Tensor  # [heads * head_dim]
+    eps: float
+
+
+class LayerStates(Protocol):
+    """The states of the requests of this step, of all layers that keep one.
+
+    Each token of a request changes the state that the token before it left, in the step or before
+    it. A result does not depend on how a request's tokens are cut into steps.
+    """
+
+    def gated_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
+        """x [T, 3 C], parts b, c and x -> c · conv(b · x), [T, C]"""
+        ...
+
+    def silu_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
+        """x [T, C] (may be overwritten) -> silu(conv(x)), [T, C]"""
+        ...
+
+    def gated_delta(
+        self,
+        qkv: Tensor,
+        gate: Tensor,
+        rates: Tensor,
+        weights: DeltaWeights,
+        layer: int,
+    ) -> Tensor:
+        """norm(S q) · silu(gate), where S <- a S, then S <- S + k b (v - S k), for each value head.
+
+        qkv [T, q | k | v], q and k of the key heads, not normed yet; gate [T, value_heads
+        value_dim]; rates [T, 2 value_heads]: sigmoid of the first is b, and a =
+        exp(-exp(decay_log) softplus(second + decay_bias)). Returns the shape of `gate`. Source:
+        arXiv:2412.06464.
+        """
+        ...
+
+    def scan(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        steps: Tensor,
+        weights: ScanWeights,
+        layer: int,
+    ) -> Tensor:
+        """norm((S c + skip x) silu(gate)), where S <- a S + b (d x), for each head.
+
+        x [T, x | b | c], b and c of the groups; gate [T, heads head_dim]; steps [T, heads]: d =
+        softplus(steps + step_bias), and a = exp(-exp(decay_log) d). The norm is of each group.
+        Returns the shape of `gate`. Source: arXiv:2405.21060.
+        """
+        ...
+
+
+class ShortConv:
+    """out(c · conv(b · x)), where b, c and x are projections of the input."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: ShortConvSpec,
+        layer: int,
+        ops: Ops,
+        states: LayerStates | None,
+    ) -> None:
+        self._names = config.decoder.names.state
+        self._layer = layer
+        self._ops = ops
+        self._states = states
+        hidden = config.hidden_size
+        channels = spec.channels
+        self._inputs = Linear(
+            hidden,
+            {self._names.inputs[0]: 3 * channels},
+            spec.bias,
+            ops,
+        )
+        self._out = Linear(channels, {self._names.out: hidden}, spec.bias, ops)
+        self._conv = _conv_weights(spec.taps, channels, spec.bias, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        states = _needed(self._states)
+        parts = self._ops.computed(self._inputs(x))
+        return self._out(states.gated_conv(parts, self._conv, self._layer))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self._inputs.weights(prefix)
+        yield from _tensors_of(f"{prefix}.{self._names.conv}", self._conv)
+        yield from self._out.weights(prefix)
+
+
+class GatedDelta:
+    """Linear attention by the gated delta rule. Source: arXiv:2412.06464."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: GatedDeltaSpec,
+        layer: int,
+        ops: Ops,
+        states: LayerStates | None,
+    ) -> None:
+        names = config.decoder.names.state
+        hidden = config.hidden_size
+        self._names = names
+        self._layer = layer
+        self._ops = ops
+        self._states = states
+        self._channels = spec.channels
+        self._inputs = _inputs(hidden, spec, names, ops)
+        self._rates = _rates(hidden, spec, names, ops)
+        self._out = Linear(spec.out_size, {names.out: hidden}, False, ops)
+        self._conv = _conv_weights(spec.taps, spec.channels, False, ops)
+        self._delta = DeltaWeights(
+            ops.vector(spec.value_heads, exact=True),
+            ops.vector(spec.value_heads, exact=True),
+            ops.vector(spec.value_dim, exact=True),
+            config.norm_eps,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        states = _needed(self._states)
+        rates = self._ops.computed(self._rates(x))
+        both = self._ops.computed(self._inputs(x))
+        qkv = states.silu_conv(both[:, : self._channels], self._conv, self._layer)
+        gate = both[:, self._channels :]
+        return self._out(states.gated_delta(qkv, gate, rates, self._delta, self._layer))
+
+    def weights(self, prefix: str) -> Weights:
+        names = self._names
+        yield from self._inputs.weights(prefix)
+        yield from self._rates.weights(prefix)
+        yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
+        yield _decay(f"{prefix}.{names.decay_log}", self._delta.decay_log, names.decay_is_whole)
+        yield vector(f"{prefix}.{names.decay_bias}", self._delta.decay_bias)
+        yield vector(f"{prefix}.{names.norm}.weight", self._delta.norm)
+        yield from self._out.weights(prefix)
+
+
+class Mamba:
+    """Mamba 2. Source: arXiv:2405.21060."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: MambaSpec,
+        layer: int,
+        ops: Ops,
+        states: LayerStates | None,
+    ) -> None:
+        names = config.decoder.names.state
+        hidden = config.hidden_size
+        self._names = names
+        self._layer = layer
+        self._ops = ops
+        self._states = states
+        self._sizes = (spec.out_size, spec.channels, spec.heads)
+        # One tensor of gates, of what the convolution reads, and of steps.
+        self._inputs = HeadwiseLinear(hidden, names.inputs[0], self._sizes, 1, spec.bias, ops)
+        self._out = Linear(spec.out_size, {names.out: hidden}, spec.bias, ops)
+        self._conv = _conv_weights(spec.taps, spec.channels, spec.conv_bias, ops)
+        self._scan = ScanWeights(
+            ops.vector(spec.heads, exact=True),
+            ops.vector(spec.heads, exact=True),
+            ops.vector(spec.heads, exact=True),
+            ops.vector(spec.out_size, exact=True),
+            config.norm_eps,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        states = _needed(self._states)
+        made = self._ops.computed(self._inputs(x))
+        gate, inner, steps = made.split_with_sizes(self._sizes, -1)
+        convolved = states.silu_conv(inner, self._conv, self._layer)
+        return self._out(states.scan(convolved, gate, steps, self._scan, self._layer))
+
+    def weights(self, prefix: str) -> Weights:
+        names = self._names
+        yield from self._inputs.weights(prefix)
+        yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
+        yield vector(f"{prefix}.{names.decay_log}", self._scan.decay_log)
+        yield vector(f"{prefix}.{names.decay_bias}", self._scan.step_bias)
+        yield vector(f"{prefix}.{names.skip}", self._scan.skip)
+        yield vector(f"{prefix}.{names.norm}.weight", self._scan.norm)
+        yield from self._out.weights(prefix)
+
+
+def make_state_mixer(
+    config: ModelConfig,
+    spec: StateSpec,
+    layer: int,
+    ops: Ops,
+    states: LayerStates | None,
+) -> ShortConv | GatedDelta | Mamba:
+    if isinstance(spec, ShortConvSpec):
+        return ShortConv(config, spec, layer, ops, states)
+    if isinstance(spec, MambaSpec):
+        return Mamba(config, spec, layer, ops, states)
+    return GatedDelta(config, spec, layer, ops, states)
+
+
+def _needed(states: LayerStates | None) -> LayerStates:
+    assert states is not None, "the model was made without states"
+    return states
+
+
+def _inputs(hidden: int, spec: GatedDeltaSpec, names: StateNames, ops: Ops) -> Linear:
+    """Of queries, keys, values and gates."""
+    if len(names.inputs) > 1:
+        parts = dict(zip(names.inputs, (spec.channels, spec.out_size), strict=True))
+        return Linear(hidden, parts, False, ops)
+    key_size = spec.key_heads * spec.key_dim
+    sizes = (key_size, key_size, spec.out_size, spec.out_size)
+    return HeadwiseLinear(hidden, names.inputs[0], sizes, spec.key_heads, False, ops)
+
+
+def _rates(hidden: int, spec: GatedDeltaSpec, names: StateNames, ops: Ops) -> Linear:
+    """Of the two numbers of each value head. They decide what a state forgets, and are few: they
+    keep at least eight bits."""
+    sizes = (spec.value_heads, spec.value_heads)
+    if len(names.rates) > 1:
+        parts = dict(zip(names.rates, sizes, strict=True))
+        return Linear(hidden, parts, False, ops, precise=True)
+    return HeadwiseLinear(hidden, names.rates[0], sizes, spec.key_heads, False, ops, precise=True)
+
+
+def _conv_weights(taps: int, channels: int, bias: bool, ops: Ops) -> ConvWeights:
+    return ConvWeights(
+        ops.vector(taps * channels, exact=True).view(taps, channels),
+        ops.vector(channels, exact=True) if bias else None,
+    )
+
+
+def _decay(name: str, decay_log: Tensor, is_whole: bool) -> Weight:
+    """A weight that is kept as it comes; or, if it comes whole, that is -exp(decay_log)."""
+    if not is_whole:
+        return vector(name, decay_log)
+
+    def put(
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        assert scales is None
+        decay_log[start : start + len(content)] = torch.log(-content.float())
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        return -torch.exp(decay_log[start:stop])
+
+    return Weight(
+        name,
+        tuple(decay_log.shape),
+        put,
+        get,
+    )
+
+
+def _tensors_of(prefix: str, conv: ConvWeights) -> Weights:
+    """Checkpoints have the taps of a channel side by side: [channels, 1, taps]."""
+    taps, channels = conv.weight.shape
+
+    def put(
+        content: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        assert start == 0
+        assert scales is None
+        conv.weight.copy_(content.view(channels, taps).T)
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        return conv.weight.T.reshape(channels, 1, taps)[start:stop].contiguous()
+
+    yield Weight(
+        f"{prefix}.weight",
+        (channels, 1, taps),
+        put,
+        get,
+    )
+    if conv.bias is not None:
+        yield vector(f"{prefix}.bias", conv.bias)

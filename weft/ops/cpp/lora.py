@@ -1,0 +1,207 @@
+"""Adapters (LoRA) by the CPU kernels: `lora.h` adds them within the products of a program.
+
+A program is recorded once for steps with and without adapters. What it reads of them stands at
+addresses that do not change: a structure for each matrix, and one entry for each place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.arrays import IntArray, consecutive
+from weft.ops.cpp import abi
+from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace
+from weft.ops.lora import LoraPart, LoraParts
+from weft.ops.protocol import Matrix
+
+
+class PackedPart(NamedTuple):
+    """A and B as `program.h` wants them."""
+
+    a: Tensor
+    b: Tensor
+    rank: int
+    scale: float
+
+
+class PieceAdapters:
+    """What all adapters add to one piece of a matrix."""
+
+    def __init__(self, places: Sequence[PartPlace], num_adapters: int, *, max_rank: int) -> None:
+        self.places = places
+        num_parts = len(places)
+        ranges = [abi.LoraRange(one.first_panel, one.num_panels, one.step) for one in places]
+        self._ranges = (abi.LoraRange * num_parts)(*ranges)
+        self._parts = (abi.PackedLoraPart * (num_adapters * num_parts))()
+        self._kept: dict[int, list[PackedPart | None]] = {}  # by place, what `_parts` points to
+        self.struct = abi.Lora(
+            num_parts=num_parts,
+            ranges=ctypes.addressof(self._ranges),
+            parts=ctypes.addressof(self._parts),
+            max_rank=max_rank,
+        )
+
+    def put(self, place: int, packed: list[PackedPart | None]) -> None:
+        for index, part in enumerate(packed):
+            entry = self._parts[place * len(packed) + index]
+            if part is None:
+                entry.rank = 0
+                continue
+            entry.a = part.a.data_ptr()
+            entry.b = part.b.data_ptr()
+            entry.scale = part.scale
+            entry.rank = part.rank
+        self._kept[place] = packed
+
+    def clear(self, place: int) -> None:
+        if place in self._kept:
+            self.put(place, [None] * len(self.places))
+            del self._kept[place]
+
+
+class CppAdapters:
+    """The `AdapterOps` of the CPU kernels."""
+
+    def __init__(self, num_adapters: int, max_rank: int, dtype: torch.dtype) -> None:
+        """Places are 0 to num_adapters - 1, ranks up to `max_rank`; dtype: float32 or bfloat16."""
+        assert dtype in (torch.float32, torch.bfloat16)
+        self.dtype = dtype
+        self._num_adapters = num_adapters
+        self._max_rank = _up(max_rank, abi.LORA_TILE)
+        self._pieces: dict[Panels, PieceAdapters] = {}
+        self._matrices: dict[Matrix, list[PieceAdapters]] = {}
+        # Structures of steps, which have ADAPTER_FIELDS.
+        self._steps: list[ctypes.Structure] = []
+        self._has_adapters = False
+        self._arrays: tuple[IntArray, ...] = ()  # what the steps point to
+
+    def of_steps(self, *steps: ctypes.Structure) -> None:
+        """The kernels will read these."""
+        self._steps += steps
+
+    def watch(self, matrices: Sequence[Matrix]) -> None:
+        for matrix in matrices:
+            packed = cast(PackedMatrix, matrix)
+            if matrix in self._matrices:
+                continue
+            pieces = []
+            for panels in packed.pieces:
+                piece = PieceAdapters(
+                    packed.parts_of(panels), self._num_adapters, max_rank=self._max_rank
+                )
+                piece.struct.is_bf16 = self.dtype == torch.bfloat16
+                self._pieces[panels] = piece
+                pieces.append(piece)
+            self._matrices[matrix] = pieces
+
+    def of_panels(self, panels: Panels) -> abi.Lora | None:
+        """What adapters add to these panels, if they may."""
+        piece = self._pieces.get(panels)
+        return None if piece is None else piece.struct
+
+    def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
+        """That a product needs for its inner numbers."""
+        num_slabs = -(-self._max_rank // abi.SLAB)
+        return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
+
+    def put(self, place: int, parts: LoraParts) -> None:
+        packed: list[tuple[PieceAdapters, list[PackedPart | None]]] = []
+        for matrix, of_matrix in parts.items():
+            in_size = cast(PackedMatrix, matrix).padded_in
+            for piece in self._matrices[matrix]:
+                of_piece = [self._packed(of_matrix[one.part], one, in_size) for one in piece.places]
+                packed.append((piece, of_piece))
+        self.clear(place)
+        for piece, of_piece in packed:
+            piece.put(place, of_piece)
+
+    def clear(self, place: int) -> None:
+        for piece in self._pieces.values():
+            piece.clear(place)
+
+    def begin(self, adapters: IntArray | None) -> None:
+        if adapters is None and not self._has_adapters:
+            return
+        self._has_adapters = False
+        found = {"adapters": None, "num_lora_blocks": 0, "lora_blocks": None, "lora_rows": None}
+        if adapters is not None and adapters.max(initial=-1) >= 0:
+            adapters = np.ascontiguousarray(adapters, np.int32)
+            blocks, rows = row_blocks(adapters)
+            self._arrays = (adapters, blocks, rows)
+            self._has_adapters = True
+            found = {
+                "adapters": adapters.ctypes.data,
+                "num_lora_blocks": len(blocks),
+                "lora_blocks": blocks.ctypes.data,
+                "lora_rows": rows.ctypes.data,
+            }
+        for step in self._steps:
+            for name, value in found.items():
+                setattr(step, name, value)
+
+    def _packed(self, part: LoraPart | None, place: PartPlace, in_size: int) -> PackedPart | None:
+        if part is None:
+            return None
+        rank = _up(len(part.a), abi.LORA_TILE)
+        return PackedPart(
+            self._packed_a(part.a, rank, in_size),
+            self._packed_b(part.b, rank, place),
+            rank,
+            part.scale,
+        )
+
+    def _packed_a(self, a: Tensor, rank: int, in_size: int) -> Tensor:
+        filled = _filled_up(a.to(self.dtype), (0, in_size - a.shape[1], 0, rank - len(a)))
+        num_tiles = rank // abi.LORA_TILE
+        if self.dtype == torch.float32:
+            tiles = filled.view(num_tiles, abi.LORA_TILE, in_size)
+            return tiles.transpose(1, 2).contiguous()
+        pairs = filled.view(torch.int32).view(num_tiles, abi.LORA_TILE, in_size // 2)
+        return pairs.transpose(1, 2).contiguous()
+
+    def _packed_b(self, b: Tensor, rank: int, place: PartPlace) -> Tensor:
+        below = place.num_panels * abi.PANEL - place.first_column - len(b)
+        padding = (0, rank - b.shape[1], place.first_column, below)
+        filled = _filled_up(b.to(self.dtype), padding)
+        if self.dtype == torch.float32:
+            panels = filled.view(place.num_panels, abi.PANEL, rank)
+            return panels.transpose(1, 2).contiguous()
+        pairs = filled.view(torch.int32).view(place.num_panels, abi.PANEL, rank // 2)
+        return pairs.transpose(1, 2).contiguous()
+
+
+def row_blocks(adapters: IntArray) -> tuple[IntArray, IntArray]:
+    """The tokens that have an adapter, cut into blocks with one each: `Step.lora_blocks` [N, 3] and
+    `Step.lora_rows`.
+
+    `adapters` [T]: the place of each token's adapter, or -1.
+    """
+    order = np.argsort(adapters, kind="stable")
+    rows = order[np.searchsorted(adapters[order], 0) :].astype(np.int32)
+    of_rows = adapters[rows]
+    starts = np.flatnonzero(np.diff(of_rows, prepend=-1))
+    lens = np.diff(starts, append=len(rows))
+    counts = -(-lens // abi.LORA_ROWS)
+    within = consecutive(np.zeros(len(counts), np.int64), counts) * abi.LORA_ROWS
+    first = np.repeat(starts, counts) + within
+    num_rows = np.minimum(np.repeat(lens, counts) - within, abi.LORA_ROWS)
+    blocks = np.stack((of_rows[first], first, num_rows), axis=1)
+    return np.ascontiguousarray(blocks, np.int32), rows
+
+
+def _filled_up(values: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
+    """With so many zeros around: before and behind each row, before and behind the rows."""
+    if any(padding):
+        values = F.pad(values, padding)
+    return values.contiguous()
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step

@@ -1,0 +1,98 @@
+"""What a token does to a state, in torch: the specification of the kernels. Knows no slots.
+
+A = requests that get a token. Everything is in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DELTA_EPS = 1e-6  # beside the squared length of a query or key
+
+
+def conv_step(
+    past: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """A convolution of each channel over its last tokens.
+
+    past [A, taps - 1, C], the oldest first; x [A, C]; weight [taps, C]. Returns the past of the
+    next token, and y [A, C].
+    """
+    seen = torch.cat((past, x[:, None]), 1)
+    y = (seen * weight).sum(1)
+    if bias is not None:
+        y = y + bias
+    return seen[:, 1:], y
+
+
+def delta_step(
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    rate: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule: what the state, decayed, says of a key is moved towards its value.
+
+    state [A, heads, K, V]; q and k [A, heads, K], as they come: they are divided by their lengths,
+    and q by sqrt(K); v [A, heads, V]; decay and rate [A, heads]. Returns the next state, and its
+    answer [A, heads, V] to the query. Source: arXiv:2412.06464.
+    """
+    key = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + DELTA_EPS)
+    query = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + DELTA_EPS) * q.shape[-1] ** -0.5
+    state = state * decay[..., None, None]
+    known = (state * key[..., None]).sum(-2)
+    change = rate[..., None] * (v - known)
+    state = state + key[..., None] * change[..., None, :]
+    return state, (state * query[..., None]).sum(-2)
+
+
+def scan_step(
+    state: Tensor,
+    x: Tensor,
+    into: Tensor,
+    out_of: Tensor,
+    decay: Tensor,
+    step: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Mamba 2: the state decays, and takes in a step's part of the value.
+
+    state [A, heads, N, V]; x [A, heads, V]; into and out_of [A, heads, N]; decay and step
+    [A, heads]. Returns the next state, and what it answers [A, heads, V] to `out_of`. Source:
+    arXiv:2405.21060.
+    """
+    state = state * decay[..., None, None] + into[..., None] * (step[..., None] * x)[..., None, :]
+    return state, (state * out_of[..., None]).sum(-2)
+
+
+def delta_decay(rates: Tensor, decay_log: Tensor, decay_bias: Tensor) -> Tensor:
+    """rates [.., heads] -> what is left of a state, [.., heads]"""
+    return torch.exp(-torch.exp(decay_log) * F.softplus(rates + decay_bias))
+
+
+def norm_and_gate(
+    out: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+) -> Tensor:
+    """out and gate [.., V] -> out / rms(out) · weight · silu(gate)"""
+    normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + eps)
+    return normed * weight * F.silu(gate)
+
+
+def gate_and_norm(
+    out: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+) -> Tensor:
+    """out, gate and weight [.., V] -> out · silu(gate) / rms(out · silu(gate)) · weight"""
+    gated = out * F.silu(gate)
+    return gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps) * weight

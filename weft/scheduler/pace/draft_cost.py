@@ -1,0 +1,50 @@
+"""What a step of the draft model costs, learnt online.
+
+    seconds = pass · passes + token · tokens
+
+Knows nothing of requests. Plain Python floats: a replay must come to the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from weft.plan.step import Drafting, Plan
+from weft.scheduler.pace.step_cost import MIN_STEP_S, NormalEquations, solve_not_negative
+
+FORGET = 0.95
+TOKENS_UNIT = 32.0  # so that both terms are of one size
+# In the first ones memory is touched and programs are made: they say nothing of later steps.
+NUM_IGNORED = 2
+REFIT_STEPS = 16  # measured steps between two fits
+NUM_TRIED = 6  # measured steps behind which the cost is known
+
+
+class DraftCost:
+    """`pass_s`: seconds of each pass of a step. `token_s`: of each token of a pass."""
+
+    def __init__(self) -> None:
+        self.pass_s = 0.0
+        self.token_s = 0.0
+        self.num_seen = 0  # steps
+        self._equations = NormalEquations(2, FORGET)
+
+    @property
+    def is_known(self) -> bool:
+        return self.num_seen >= NUM_TRIED
+
+    def observe(self, plan: Plan, drafting: Drafting, seconds: float) -> None:
+        """A step has taken `seconds`."""
+        if not (math.isfinite(seconds) and seconds > 0):
+            return
+        self.num_seen += 1
+        if self.num_seen <= NUM_IGNORED:
+            return
+        num_passes = max(int(drafting.counts.max(initial=0)), 1)
+        num_tokens = plan.num_tokens + len(drafting.slots)
+        row = (float(num_passes), num_tokens / TOKENS_UNIT)
+        self._equations.add(row, seconds, 1 / max(seconds, MIN_STEP_S))
+        if self.num_seen > NUM_TRIED and self.num_seen % REFIT_STEPS:
+            return
+        self.pass_s, per_unit = solve_not_negative(self._equations.matrix, self._equations.vector)
+        self.token_s = per_unit / TOKENS_UNIT

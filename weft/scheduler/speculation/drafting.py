@@ -1,0 +1,114 @@
+"""Steps of a draft model between those of the model.
+
+    step n      the model computes what is known, and drafts
+    step n+1    the draft model guesses what comes behind what step n has kept
+    step n+2    the model computes the guesses
+    ...
+
+Behind a step of the draft model the next one is always the model's, so that requests go on whatever
+the drafts are worth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.arrays import BoolArray, IntArray
+from weft.plan.step import Drafting, ForwardMode, Plan, Result
+from weft.scheduler.batch import NO_ROWS, Batch
+from weft.scheduler.feature import FeatureHooks
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Columns, Request
+from weft.scheduler.speculation.guessing import Guess, Guesser
+from weft.scheduler.speculation.planner import SpeculativePlanner
+from weft.scheduler.speculation.speculator import Speculator
+
+NOTHING = Result(tokens=NO_ROWS)
+
+
+class GuessBatch(Batch):
+    """A step of the draft model: no request gets a token from it."""
+
+    __slots__ = ("guesses",)
+
+    def __init__(self, guesses: list[Guess], rows: IntArray, columns: Columns) -> None:
+        none = np.zeros(len(rows), dtype=np.bool_)
+        starts = np.array([guess.start for guess in guesses], dtype=np.int32)
+        lens = np.array([guess.length for guess in guesses], dtype=np.int32)
+        super().__init__(ForwardMode.DRAFT, [], rows, starts, lens, none, columns)
+        self.guesses = guesses
+        self.blocks_overlap = True
+
+
+class DraftingPlanner(SpeculativePlanner):
+    def __init__(
+        self,
+        kv: KvMemory,
+        hooks: FeatureHooks,
+        speculator: Speculator,
+        guesser: Guesser,
+        max_tokens: int,
+    ) -> None:
+        super().__init__(kv, hooks, speculator, max_tokens)
+        self._guesser = guesser
+        self._has_guessed = False  # the last step was one of the draft model
+
+    def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
+        if not prefills and not self._has_guessed:
+            guesses = self._guesser.guesses(decode_rows)
+            if guesses:
+                self._has_guessed = True
+                return self._guess_batch(guesses)
+        was_guessed = self._has_guessed
+        self._has_guessed = False
+        batch = super().make_batch(prefills, decode_rows)
+        self._guesser.written(batch.plan.slots)
+        if was_guessed and not prefills:
+            self._guesser.note_used({draft.row for draft in self._drafts})
+        return batch
+
+    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
+        if not isinstance(batch, GuessBatch):
+            return super().settle(batch, result, is_eos)
+        columns = self._columns
+        begin = 0
+        is_live = (columns.epoch[batch.rows] == batch.epochs).tolist()
+        for guess, lives in zip(batch.guesses, is_live, strict=True):
+            tokens = result.tokens[begin : begin + guess.num_drafts]
+            begin += guess.num_drafts
+            if lives and guess.num_drafts:
+                self._guesser.keep(guess, tokens)
+        return NOTHING
+
+    def _guess_batch(self, guesses: list[Guess]) -> GuessBatch:
+        columns = self._columns
+        rows = np.array([guess.row for guess in guesses], dtype=np.int32)
+        batch = GuessBatch(guesses, rows, columns)
+        slots: list[IntArray] = []
+        own_slots: list[IntArray] = []
+        tokens: list[IntArray] = []
+        positions: list[IntArray] = []
+        for guess in guesses:
+            row, start, length, count = guess
+            end = start + length
+            of_tokens, of_drafts = self._guesser.slots(guess)
+            slots.append(of_tokens)
+            own_slots.append(of_drafts)
+            tokens.append(columns.tokens[row, start:end])
+            positions.append(np.arange(end, end + count, dtype=np.int32))
+        counts = np.array([guess.num_drafts for guess in guesses], dtype=np.int32)
+        batch.plan = Plan(
+            step=self.num_steps,
+            mode=batch.mode,
+            rows=rows,
+            starts=batch.starts,
+            lens=batch.lens,
+            tokens=np.concatenate(tokens),
+            slots=np.concatenate(slots),
+            samples=counts > 0,
+            sampling=self._sampling(np.repeat(rows, counts), np.concatenate(positions)),
+            table=self._kv.take_writes(),
+            drafting=Drafting(counts, np.concatenate(own_slots)),
+        )
+        self.num_steps += 1
+        return batch

@@ -1,0 +1,252 @@
+"""Which rows a draft model guesses for, and how far: where its guesses are worth the time that they
+take.
+
+The draft model has K and V of its own, in slots of the same numbers. It falls behind wherever a
+step runs without it, so it is noted for each slot whether it has seen what stands there, and what
+it lacks is computed before it guesses. Whatever it has seen, a wrong guess changes no answer.
+
+    slots of a row   | seen | seen | not seen | last |     one step of the draft model computes
+                                   |____________________   the rest, and guesses behind it
+
+A row's last token, and its drafts, have no slots yet: they get those behind the KV pool that the
+draft model keeps for each row, and are computed again once the model has kept them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import BoolArray, IntArray
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.scheduler.request import Request
+from weft.scheduler.settings import DraftSettings, SchedulerSettings
+from weft.scheduler.speculation.sources import Known, ModelDrafts
+from weft.scheduler.speculation.speculator import MIN_LEFT, RowTrust, Speculator
+from weft.scheduler.speculation.trust import FORGET
+
+FIRST_COUNT = 4  # drafts of a row while nothing is known of what they cost
+LEAST_GAIN = 1.03  # in tokens a second, by what is expected
+# Where drafts do not pay, one row has some after so many steps: costs and texts change.
+TRY_AGAIN_STEPS = 256
+# Where they do not pay, it is looked at again after so many: to look costs something, too.
+LOOK_AGAIN_STEPS = 16
+LONGEST_PIECE = 512  # tokens that are made up for in one step, where prompts are never cut
+
+
+class Guess(NamedTuple):
+    """What the draft model does for a row."""
+
+    row: int
+    start: int  # the first token that it has not seen,
+    length: int  # how many it computes from there on,
+    num_drafts: (
+        int  # and how many it guesses behind them; 0: there are still some that it has not seen
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShare:
+    """What a row takes of the next steps, in seconds."""
+
+    step_s: float  # of a step without drafts
+    draft_s: float  # to guess and to compute one more draft
+
+    def best_count(self, chance: float, most: int) -> int:
+        """How many drafts, each right with this chance if the one before is, give the most tokens a
+        second; 0 if those without drafts are as many."""
+        best = 0
+        highest = LEAST_GAIN / self.step_s
+        num_tokens = 1.0
+        is_right = 1.0
+        for count in range(1, most + 1):
+            is_right *= chance
+            num_tokens += is_right
+            rate = num_tokens / (self.step_s + count * self.draft_s)
+            if rate > highest:
+                best = count
+                highest = rate
+        return best
+
+
+class Guesser:
+    """Decides what the draft model does, and keeps account of what it has seen."""
+
+    def __init__(
+        self,
+        kv: KvMemory,
+        settings: SchedulerSettings,
+        draft: DraftSettings,
+        speculator: Speculator,
+    ) -> None:
+        self._kv = kv
+        self._draft = draft
+        self._vocab_size = settings.vocab_size
+        self._speculator = speculator
+        self._source, self._drafts = _model_drafts(speculator)
+        self._longest_piece = settings.chunk_len or LONGEST_PIECE
+        # Where the slots of drafts begin, and how many each row has.
+        self._num_slots = settings.num_pages * settings.page_size
+        self._num_own = settings.max_draft
+        # [num_slots] whether the draft model has seen what stands in a slot.
+        self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
+        self._num_without = 0  # steps since the last guess
+        self._next_look = 0  # as many of them as there shall be before the next
+        self._kept_rows: set[int] = set()  # that have drafts of the last guess
+
+    def written(self, slots: IntArray) -> None:
+        """The model puts other tokens there."""
+        self._has_seen[slots] = False
+
+    def keep(self, guess: Guess, tokens: IntArray) -> None:
+        """The draft model has made these guesses."""
+        request: Request = self._kv.columns.requests[guess.row]
+        is_unknown = tokens >= self._vocab_size  # the tables of two models may end elsewhere
+        if is_unknown.any():
+            tokens = tokens[: int(is_unknown.argmax())]
+        self._kept_rows.add(guess.row)
+        self._drafts.keep(request, guess.start + guess.length, tokens.tobytes())
+        self._speculator.look_at(guess.row)
+
+    def note_used(self, rows: set[int]) -> None:
+        """The drafts of these rows are computed in the next step. Others that were kept are good
+        for nothing, as those that a grammar does not allow."""
+        for row in self._kept_rows - rows:
+            if self._kv.columns.requests[row] is not None:
+                trust = self._speculator.trust(row)
+                trust.rates[self._source].learn(1, 0, FORGET)
+
+    def guesses(self, rows: IntArray) -> list[Guess]:
+        """What the draft model does before the next step of `rows`; nothing where it does not
+        pay."""
+        self._num_without += 1
+        if self._num_without < self._next_look:
+            return []
+        found = self._worthwhile(rows)
+        if found:
+            self._num_without = 0
+            self._next_look = 0
+        return found
+
+    def slots(self, guess: Guess) -> tuple[IntArray, IntArray]:
+        """The slots of the tokens that the draft model computes for a row [length], and of its
+        guesses but for the last [count - 1]. It is going to have seen those tokens."""
+        row, start, length, count = guess
+        end = min(start + length, int(self._kv.columns.kv_len[row]))
+        known = self._kv.rows.slots[row, start:end]
+        self._has_seen[known] = True
+        own = self._num_slots + row * self._num_own
+        of_tokens = np.full(length, own, dtype=np.int32)
+        of_tokens[: end - start] = known
+        return of_tokens, np.arange(own + 1, own + max(count, 1), dtype=np.int32)
+
+    # Inside
+
+    def _worthwhile(self, rows: IntArray) -> list[Guess]:
+        speculator = self._speculator
+        columns = self._kv.columns
+        lens = columns.seq_len[rows]
+        # A row's last token must be known, and be all that the model has not computed: the draft
+        # model has one slot for such tokens.
+        is_ready = columns.known_len[rows] == lens
+        is_ready &= columns.kv_len[rows] == lens - 1
+        ready = rows[is_ready & (columns.max_len[rows] - lens > MIN_LEFT)]
+        model = speculator.pace.model()
+        if not len(ready) or model is None:
+            return []
+        self._kept_rows.clear()
+        is_trial = self._num_without > TRY_AGAIN_STEPS
+        load = StepLoad(len(rows), int(lens.sum()))
+        expected = speculator.priors()[self._source]
+        # Of the rows, only the newest are not known better than by what is expected of all.
+        share = self._share(model, load, len(rows), int(ready[0]))
+        if not is_trial and len(ready) > 4 and not self._count(share, expected, self._num_own):
+            self._rest()
+            return []
+        found: list[Guess] = []
+        room = self._longest_piece
+        for row in ready.tolist():
+            guess = self._guess(row, self._share(model, load, len(rows), row), room, is_trial)
+            if guess is None:
+                continue
+            found.append(guess)
+            room -= guess.length
+            if is_trial or room < 1:
+                break
+        return found
+
+    def _share(
+        self, model: CostModel, load: StepLoad, num_rows: int, row: int
+    ) -> DraftShare | None:
+        """None: what drafts cost is not known yet."""
+        cost = self._speculator.pace.draft_cost
+        if not cost.is_known:
+            return None
+        pairs_s = model.pair_s * int(self._kv.columns.seq_len[row])
+        return DraftShare(
+            step_s=model.seconds(load) / num_rows,
+            draft_s=cost.pass_s / num_rows + cost.token_s + model.token_s + pairs_s,
+        )
+
+    @staticmethod
+    def _count(share: DraftShare | None, chance: float, most: int) -> int:
+        if share is None:
+            return min(FIRST_COUNT, most)
+        return share.best_count(chance, most)
+
+    def _guess(self, row: int, share: DraftShare | None, room: int, is_trial: bool) -> Guess | None:
+        """What is done for a row, `room` tokens at most that the draft model has not seen."""
+        speculator = self._speculator
+        columns = self._kv.columns
+        length = int(columns.seq_len[row])
+        most = min(speculator.most(row, length), self._draft.context_length - length)
+        trust = speculator.trust(row)
+        if most < 1 or trust.hindrance or not trust.request.message.shares_kv:
+            return None
+        chances = speculator.chances(trust)
+        count = self._count(share, chances[self._source], most)
+        if is_trial:
+            count = max(count, 1)
+        if not count:
+            self._rest()
+            return None
+        if self._is_told(trust, row, length, chances):
+            return None
+        return self._piece(row, length, count, room)
+
+    def _rest(self) -> None:
+        """Guesses do not pay."""
+        self._next_look = self._num_without + LOOK_AGAIN_STEPS
+
+    def _is_told(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
+        """Whether another source, which is right as often, says what comes next."""
+        known = Known(trust.request, self._kv.columns.packed(row, length))
+        for source, chance in zip(self._speculator.sources, chances, strict=True):
+            if source is self._drafts or chance < chances[self._source]:
+                continue
+            if source.drafts(known, 1):
+                return True
+        return False
+
+    def _piece(self, row: int, length: int, count: int, room: int) -> Guess | None:
+        """None: there is a token that the draft model does not know."""
+        columns = self._kv.columns
+        start = length - 1
+        has_seen = self._has_seen[self._kv.rows.slots[row, :start]]
+        if not has_seen.all():
+            start = int(has_seen.argmin())
+        end = min(length, start + room)
+        if int(columns.tokens[row, start:end].max()) >= self._draft.vocab_size:
+            return None
+        return Guess(row, start, end - start, count if end == length else 0)
+
+
+def _model_drafts(speculator: Speculator) -> tuple[int, ModelDrafts]:
+    """The source whose drafts a model makes, and which one it is."""
+    for i, source in enumerate(speculator.sources):
+        if isinstance(source, ModelDrafts):
+            return i, source
+    raise AssertionError("the draft model is no source")

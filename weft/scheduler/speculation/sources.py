@@ -1,0 +1,219 @@
+"""Where guesses of the next tokens come from: a text that the client expects, the prefix cache, the
+request's own tokens, a second model.
+
+A source looks at the tokens of one request and says what may follow. It decides nothing: whether
+its guesses are worth their cost is counted elsewhere (`trust.py`), and a wrong one changes no
+answer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from weft.config.drafts import MODEL
+from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
+from weft.scheduler.request import Request
+
+LONGEST_MATCH = 4  # tokens at the end of a sequence that are looked for elsewhere
+SHORTEST_MATCH = 2
+# A request that has left what the cache knows is looked up again after so many tokens: meanwhile
+# another one may have gone the same way.
+RETRY_TOKENS = 32
+
+
+class Known(NamedTuple):
+    """The known tokens of a request that decodes."""
+
+    request: Request
+    tokens: bytes  # int32, packed: prompt and output
+
+    @property
+    def output(self) -> bytes:
+        return self.tokens[self.request.spec.prompt_len * TOKEN_BYTES :]
+
+
+class DraftSource(Protocol):
+    """`option`: what options and metrics call it. `prior`: the part of its drafts that is expected
+    to be right as long as nothing is known."""
+
+    option: str
+    prior: float
+    is_decided: bool  # its drafts were found worth their cost when they were made
+
+    def drafts(self, known: Known, num_tokens: int) -> bytes:
+        """What may follow, packed, at most `num_tokens`; nothing if the source has no idea."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request has given up its row."""
+        ...
+
+
+class ExpectedText:
+    """The text that the client expects the answer to resemble."""
+
+    option = "prediction"
+    is_decided = False
+    prior = 0.8
+
+    def drafts(self, known: Known, num_tokens: int) -> bytes:
+        expected = known.request.message.prediction
+        if not expected:
+            return b""
+        output = known.output
+        longest = min(len(output) // TOKEN_BYTES, LONGEST_MATCH)
+        if longest < LONGEST_MATCH and expected.startswith(output):
+            return _behind(expected, len(output), num_tokens)
+        # Where the answer and the text part for a while, both are as long, as a rule.
+        near = max(len(output) - 64 * TOKEN_BYTES, 0)
+        for size in range(longest, SHORTEST_MATCH - 1, -1):
+            pattern = output[-size * TOKEN_BYTES :]
+            place = _find(expected, pattern, near)
+            if place < 0:
+                place = _find(expected, pattern, 0)
+            if place >= 0:
+                return _behind(expected, place + len(pattern), num_tokens)
+        return b""
+
+    def forget(self, request: Request) -> None:
+        pass
+
+
+class PrefixTree:
+    """What followed the same tokens in the prefix cache: another sample of the prompt, a request
+    that is sent again."""
+
+    option = "tree"
+    is_decided = False
+    prior = 0.7
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._not_before: dict[int, int] = {}  # by request: bytes of its tokens at the next look
+
+    def drafts(self, known: Known, num_tokens: int) -> bytes:
+        request = known.request
+        if not request.message.shares_kv:
+            return b""
+        if len(known.tokens) < self._not_before.get(request.id, 0):
+            return b""
+        found = self._cache.following(request.cache_key(known.tokens), num_tokens)
+        if not found:
+            self._not_before[request.id] = len(known.tokens) + RETRY_TOKENS * TOKEN_BYTES
+        return found
+
+    def forget(self, request: Request) -> None:
+        self._not_before.pop(request.id, None)
+
+
+class Repetition:
+    """What followed the last tokens when they stood in the request's own text before.
+
+    The longer the repeated piece, the better the guess: pieces of other lengths are other sources.
+    """
+
+    option = "ngram"
+    is_decided = False
+
+    def __init__(self, prior: float, longest: int, shortest: int) -> None:
+        self.prior = prior
+        self._longest = longest
+        self._shortest = shortest
+
+    def drafts(self, known: Known, num_tokens: int) -> bytes:
+        tokens = known.tokens
+        if not known.request.message.shares_kv:
+            tokens = known.output  # the ids of its prompt mean nothing
+        for size in range(self._longest, self._shortest - 1, -1):
+            pattern = tokens[-size * TOKEN_BYTES :]
+            place = _find_last(tokens, pattern)
+            if place >= 0:
+                return _behind(tokens, place + len(pattern), num_tokens)
+        return b""
+
+    def forget(self, request: Request) -> None:
+        pass
+
+
+class Kept(NamedTuple):
+    """Drafts that wait for their step."""
+
+    num_known: int  # tokens that stand before them
+    tokens: bytes
+
+
+class ModelDrafts:
+    """What a second model has guessed, in a step of its own: only where it is better than what the
+    other sources say (`guessing.py`)."""
+
+    option = MODEL
+    is_decided = True
+    prior = 0.6
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Kept] = {}  # by request
+
+    def keep(self, request: Request, num_known: int, tokens: bytes) -> None:
+        """These may follow the first `num_known` tokens of a request."""
+        self._kept[request.id] = Kept(num_known, tokens)
+
+    def drafts(self, known: Known, num_tokens: int) -> bytes:
+        kept = self._kept.pop(known.request.id, None)
+        if kept is None or kept.num_known * TOKEN_BYTES != len(known.tokens):
+            return b""
+        return _behind(kept.tokens, 0, num_tokens)
+
+    def forget(self, request: Request) -> None:
+        self._kept.pop(request.id, None)
+
+
+def make_sources(
+    names: tuple[str, ...],
+    cache: PrefixCache,
+    longest: int = LONGEST_MATCH,
+    shortest: int = SHORTEST_MATCH,
+) -> list[DraftSource]:
+    """The sources of these names, in the order in which they are asked: what a model has guessed is
+    there already, then the cheapest first. `longest` and `shortest`: pieces of a text that are
+    looked for in it."""
+    sources: list[DraftSource] = []
+    if MODEL in names:
+        sources.append(ModelDrafts())
+    if "prediction" in names:
+        sources.append(ExpectedText())
+    if "tree" in names and cache.shares:
+        sources.append(PrefixTree(cache))
+    if "ngram" in names:
+        sources += _repetitions(longest, shortest)
+    return sources
+
+
+def _repetitions(longest: int, shortest: int) -> list[DraftSource]:
+    """Sources for long pieces and for short ones, as far as there are to be such."""
+    found: list[DraftSource] = []
+    if longest > SHORTEST_MATCH:
+        found.append(Repetition(0.6, longest, max(shortest, SHORTEST_MATCH + 1)))
+    if shortest <= SHORTEST_MATCH:
+        found.append(Repetition(0.3, min(longest, SHORTEST_MATCH), shortest))
+    return found
+
+
+def _behind(tokens: bytes, place: int, num_tokens: int) -> bytes:
+    return tokens[place : place + num_tokens * TOKEN_BYTES]
+
+
+def _find(tokens: bytes, pattern: bytes, start: int) -> int:
+    """The first place of a pattern, where a token begins; -1 if there is none."""
+    place = tokens.find(pattern, start)
+    while place % TOKEN_BYTES and place >= 0:
+        place = tokens.find(pattern, place + 1)
+    return place
+
+
+def _find_last(tokens: bytes, pattern: bytes) -> int:
+    """The last place of a pattern before the one at the end; -1 if there is none."""
+    end = len(tokens) - 1
+    place = tokens.rfind(pattern, 0, end)
+    while place % TOKEN_BYTES and place >= 0:
+        place = tokens.rfind(pattern, 0, place + len(pattern) - 1)
+    return place

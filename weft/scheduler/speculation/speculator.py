@@ -1,0 +1,226 @@
+"""Which drafts the running requests get in the next step.
+
+    sources ─▶ what may follow        sources.py
+    trust   ─▶ how much of it is tried: cost of a token against the chance that it is right
+    room    ─▶ what memory, and the length of the request, leave
+
+It decides by the tokens that are known and by the measured costs of steps alone, so a replay
+decides the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import BoolArray, IntArray
+from weft.scheduler.feature import Feature, FeatureHooks
+from weft.scheduler.history import Counters, DraftCount, RequestHistory, RequestTrace
+from weft.scheduler.pace.pace import Pace
+from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.request import Columns, Request
+from weft.scheduler.speculation.sources import DraftSource, Known
+from weft.scheduler.speculation.trust import (
+    FADE,
+    FADE_SOURCE,
+    FORGET,
+    FORGET_SOURCE,
+    WEIGHT,
+    WEIGHT_SOURCE,
+    HitRate,
+    least_chance,
+    num_worthwhile,
+)
+
+MIN_LEFT = 4  # tokens of an output that are worth a look at what may come
+# Requests that are looked at in one step, besides those whose last guesses were right: so a step of
+# hundreds is planned in about the time of one without drafts.
+MAX_LOOKS = 8
+# Why the last step of a request had no draft.
+NEAR_END = "its output is about to end"
+NOT_WORTH_IT = "guesses have not been right often enough for what they cost in this batch"
+NO_IDEA = "no source has an idea of what follows"
+RULED_OUT = "what was guessed is not allowed, or leaves no choice (a grammar)"
+NO_ROOM = "neither the step nor the KV memory has room for it"
+
+
+class Draft(NamedTuple):
+    """The drafts of one row in one step."""
+
+    row: int
+    source: int  # which of the sources
+    tokens: IntArray  # [n], n > 0
+
+
+@dataclass(slots=True)
+class RowTrust:
+    """What is known of the drafts of a request, while it has its row."""
+
+    request: Request
+    trace: RequestTrace
+    hindrance: str  # a feature's, that allows no drafts; "" if all do
+    cutting: list[Feature]  # its features that cut drafts
+    rates: list[HitRate]  # by source
+
+
+@dataclass(slots=True)
+class Speculator:
+    """`max_drafts`: of one request in one step."""
+
+    columns: Columns
+    hooks: FeatureHooks
+    pace: Pace
+    history: RequestHistory
+    counters: Counters
+    sources: list[DraftSource]
+    max_drafts: int
+    _rates: list[HitRate] = field(init=False)  # by source, of all requests
+    _rows: dict[int, RowTrust] = field(init=False, default_factory=dict)
+    _is_due: BoolArray = field(init=False)  # by row: it is looked at in the next step
+    _turn: int = field(init=False, default=0)  # looks at others so far
+
+    def __post_init__(self) -> None:
+        self._is_due = np.zeros(len(self.columns.seq_len), dtype=np.bool_)
+        for source in self.sources:
+            self.counters.drafts[source.option] = DraftCount()
+        self._rates = [HitRate() for _ in self.sources]
+
+    def propose(self, rows: IntArray) -> list[Draft]:
+        """The drafts of the next step of `rows`."""
+        columns = self.columns
+        lens = columns.seq_len[rows]
+        # Only a row whose last token is known may have drafts.
+        is_ready = columns.known_len[rows] == lens
+        is_ready &= columns.max_len[rows] - lens > MIN_LEFT
+        ready: IntArray = rows[is_ready]
+        if not len(ready):
+            return []
+        if len(ready) > MAX_LOOKS:
+            ready = self._in_turn(ready)
+        cost = self.pace.model()
+        if cost is None:
+            return []
+        load = StepLoad(len(rows), int(lens.sum()))
+        priors = self.priors()
+        drafts: list[Draft] = []
+        for row, length in zip(ready.tolist(), columns.seq_len[ready].tolist(), strict=True):
+            least = least_chance(cost, load, len(rows), length)
+            draft = self._draft(row, length, least, priors)
+            self._is_due[row] = draft is not None
+            if draft is not None:
+                drafts.append(draft)
+        return drafts
+
+    def look_at(self, row: int) -> None:
+        """There is a guess for the row: it is looked at in the next step."""
+        self._is_due[row] = True
+
+    def trust(self, row: int) -> RowTrust:
+        """What is known of the drafts of the request in a row."""
+        request: Request = self.columns.requests[row]
+        trust = self._rows.get(row)
+        if trust is None or trust.request is not request:
+            used = self.hooks.of(request)
+            cutting = [one for one in used if type(one).cut_draft is not Feature.cut_draft]
+            trace = self.history.trace(request.id)
+            assert trace is not None, "an open request has no trace"
+            trust = RowTrust(
+                request,
+                trace,
+                hindrance=next((one.no_draft for one in used if one.no_draft), ""),
+                cutting=cutting,
+                rates=[HitRate() for _ in self.sources],
+            )
+            self._rows[row] = trust
+        return trust
+
+    def chances(self, trust: RowTrust) -> list[float]:
+        """By source: the chance that a draft is right, if the one before is."""
+        pairs = zip(trust.rates, self.priors(), strict=True)
+        return [rate.value(prior, WEIGHT) for rate, prior in pairs]
+
+    def most(self, row: int, length: int) -> int:
+        """How many drafts there may be behind `length` tokens of a row: the token that is sampled
+        behind the last one must fit, too."""
+        return min(self.max_drafts, int(self.columns.max_len[row]) - length - 1)
+
+    def learn(self, draft: Draft, num_right: int) -> None:
+        """The first `num_right` of the drafts were right."""
+        num_drafts = len(draft.tokens)
+        option = self.sources[draft.source].option
+        self.counters.drafts[option].add(num_drafts, num_right)
+        self._rates[draft.source].learn(num_drafts, num_right, FORGET_SOURCE)
+        trust = self._rows.get(draft.row)
+        if trust is None:
+            return
+        self._is_due[draft.row] = num_right > 0
+        trust.rates[draft.source].learn(num_drafts, num_right, FORGET)
+        trust.trace.drafted(option, num_drafts, num_right)
+
+    def drop(self, draft: Draft) -> None:
+        """The draft is not computed: there is no room for it."""
+        self._rows[draft.row].trace.no_draft = NO_ROOM
+
+    def row_released(self, request: Request) -> None:
+        """The request gives up its row."""
+        if self._rows.pop(request.row, None) is None:
+            return  # it was never thought of
+        for source in self.sources:
+            source.forget(request)
+
+    def priors(self) -> list[float]:
+        """By source: the part of its drafts that is expected to be right for a new request."""
+        pairs = zip(self._rates, self.sources, strict=True)
+        return [rate.value(source.prior, WEIGHT_SOURCE) for rate, source in pairs]
+
+    # Inside
+
+    def _in_turn(self, ready: IntArray) -> IntArray:
+        """Of the rows that may have drafts, those for which there probably is one, and some of the
+        others."""
+        is_due: BoolArray = self._is_due[ready]
+        others = np.flatnonzero(~is_due)
+        if len(others) > MAX_LOOKS:
+            others = others[(self._turn + np.arange(MAX_LOOKS)) % len(others)]
+            self._turn += MAX_LOOKS
+        is_due[others] = True
+        return ready[is_due]
+
+    def _draft(self, row: int, length: int, least: float, priors: list[float]) -> Draft | None:
+        trust = self.trust(row)
+        most = self.most(row, length)
+        if trust.hindrance or most < 1:
+            trust.trace.no_draft = trust.hindrance or NEAR_END
+            return None
+        known: Known | None = None
+        why = NOT_WORTH_IT
+        for i, source in enumerate(self.sources):
+            rate = trust.rates[i].value(priors[i], WEIGHT)
+            num = most if source.is_decided else num_worthwhile(rate, least, most)
+            if not num:
+                trust.rates[i].fade(FADE)
+                self._rates[i].fade(FADE_SOURCE)
+                continue
+            if known is None:
+                known = Known(trust.request, self.columns.packed(row, length))
+            found = source.drafts(known, num)
+            if not found:
+                why = NO_IDEA
+                continue
+            tokens = self._cut(trust, np.frombuffer(found, dtype=np.int32))
+            if len(tokens):
+                trust.trace.no_draft = ""
+                return Draft(row, i, tokens)
+            why = RULED_OUT
+        trust.trace.no_draft = why
+        return None
+
+    def _cut(self, trust: RowTrust, draft: IntArray) -> IntArray:
+        """As much of a draft as the features of its request let be computed."""
+        for feature in trust.cutting:
+            if not len(draft):
+                break
+            draft = draft[: feature.cut_draft(trust.request, self.columns, draft)]
+        return draft

@@ -1,0 +1,124 @@
+"""The pass before a step where prefills are split by layers: an open one goes on before any other
+begins, and running requests decode between its pieces.
+
+It stands around the pass that chooses requests, and chooses none itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.scheduler.admission import NewTokenRatio
+from weft.scheduler.batch import Batch
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.prefill import PrefillScheduler
+from weft.scheduler.request import Request
+from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.split.planner import SplitPlanner
+
+
+def unmixed(settings: SchedulerSettings) -> SchedulerSettings:
+    """The settings of the pass inside: running requests decode between pieces, not in them."""
+    return replace(settings, mixed_chunk=False)
+
+
+class SplitPrefills:
+    """As `PrefillScheduler`, around one. `whole` plans its batches with `planner`."""
+
+    def __init__(
+        self,
+        whole: PrefillScheduler,
+        planner: SplitPlanner,
+        *,
+        history: RequestHistory,
+        counters: Counters,
+    ) -> None:
+        self._whole = whole
+        self._planner = planner
+        self._history = history
+        self._counters = counters
+
+    def next_batch(self, now: float) -> Batch | None:
+        """The next layers of the open prefill, or the first ones of another; None if it is the
+        running requests' turn, or nothing can run."""
+        planner = self._planner
+        if planner.decode_is_due:
+            self.record_no_walk(now, Stop.LAYERS if planner.open else Stop.TURN)
+            return None
+        if planner.open:
+            self.record_no_walk(now, Stop.LAYERS)
+            batch: Batch | None = planner.make_piece()
+        else:
+            batch = self._whole.next_batch(now)
+        if batch is not None and batch.plan.layers is not None:
+            self._counters.num_split_steps += 1
+            self._note(batch, now)
+        return batch
+
+    def victims(self, now: float) -> list[Request]:
+        """As `PrefillScheduler.victims`. Nobody could come in before the open prefill is done."""
+        if self._planner.open:
+            return []
+        return self._whole.victims(now)
+
+    def open_prompts(self) -> list[Request]:
+        """Those that are computed in part, by tokens or by layers."""
+        found = self._planner.open_prompts()
+        for request in self._whole.open_prompts():
+            if request not in found:
+                found.append(request)
+        return found
+
+    def row_released(self, request: Request) -> None:
+        """A request is about to give up its row."""
+        self._planner.leave(request)
+        self._whole.row_released(request)
+
+    def reset(self) -> None:
+        """No request has a row any more."""
+        self._planner.reset()
+        self._whole.reset()
+
+    def apply(self, settings: SchedulerSettings) -> None:
+        """Go by these settings from the next pass on."""
+        self._whole.apply(unmixed(settings))
+
+    def record_no_walk(self, now: float, stop: Stop) -> None:
+        """No request is looked at before the next step, though some wait."""
+        self._whole.record_no_walk(now, stop)
+
+    # What the pass inside knows
+
+    @property
+    def chunked_req(self) -> Request | None:
+        return self._whole.chunked_req
+
+    @property
+    def is_full(self) -> bool:
+        return self._whole.is_full
+
+    @is_full.setter
+    def is_full(self, value: bool) -> None:
+        self._whole.is_full = value
+
+    @property
+    def new_token_ratio(self) -> NewTokenRatio:
+        return self._whole.new_token_ratio
+
+    @property
+    def seen(self) -> set[int]:
+        return self._whole.seen
+
+    # Inside
+
+    def _note(self, batch: Batch, now: float) -> None:
+        """Write a piece into the histories of its requests."""
+        plan = batch.plan
+        assert plan.layers is not None
+        which = f"{plan.layers.first} to {plan.layers.last} of {plan.layers.num_layers}"
+        why = f" ({self._planner.why})" if self._planner.why else ""
+        ids = self._planner.ids_of(batch)
+        for id, start, length in zip(ids, plan.starts.tolist(), plan.lens.tolist(), strict=True):
+            tokens = f"for its tokens {start:,} to {start + length:,}"
+            detail = f"computes {which}, {tokens}{why}"
+            self._history.note(id, EventKind.LAYERS, detail, now, plan.step)
