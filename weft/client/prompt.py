@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from weft.messages.media import MediaItem
 from weft.messages.requests import BatchGenerate, GenerateRequest, PoolingParams
 from weft.messages.sampling import (
     InvalidParam,
@@ -58,6 +59,7 @@ class Prompt:
     session: SessionParams | None = None  # the prompt goes behind the history of this session
     # float32 [len(ids), hidden size], packed: input embeddings; the ids then mean nothing
     vectors: bytes = b""
+    media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
     pooling: PoolingParams | None = None  # the request wants this instead of tokens
     prediction: Sequence[int] = ()  # token ids that the output is expected to resemble
     stream_interval: int = 1  # tokens of a completion in one delta, except the first
@@ -101,6 +103,7 @@ def make_requests(
         pooling=prompt.pooling,
         prediction=_pack_prediction(prompt, engine),
         adapter=prompt.adapter,
+        media=prompt.media,
     )
     requests = [first]
     for index in range(1, params.n):
@@ -114,16 +117,17 @@ def make_requests(
 
 def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
     """Several requests as one message; equal prompts stand in it once."""
-    indices: dict[tuple[bytes, bytes], int] = {}
+    indices: dict[tuple[bytes, bytes, tuple[MediaItem, ...]], int] = {}
     prompt_of: list[int] = []
     without_prompts: list[GenerateRequest] = []
     for request in requests:
-        key = (request.input_ids, request.vectors)
+        key = (request.input_ids, request.vectors, request.media)
         prompt_of.append(indices.setdefault(key, len(indices)))
-        without_prompts.append(replace(request, input_ids=b"", vectors=b""))
+        without_prompts.append(replace(request, input_ids=b"", vectors=b"", media=()))
     return BatchGenerate(
-        prompts=[ids for ids, _ in indices],
-        vectors={index: vectors for (_, vectors), index in indices.items() if vectors},
+        prompts=[ids for ids, _, _ in indices],
+        vectors={index: vectors for (_, vectors, _), index in indices.items() if vectors},
+        media={index: media for (_, _, media), index in indices.items() if media},
         requests=without_prompts,
         prompt_of=prompt_of,
     )

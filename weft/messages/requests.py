@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from weft.config.numbers import MAX_LABEL_IDS
+from weft.messages.media import MediaItem
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.sessions import SessionParams
@@ -74,6 +75,7 @@ class GenerateRequest(
     # int32, packed: what the client expects the output to resemble. It changes no answer.
     prediction: bytes = b""
     adapter: str = ""  # uid of the adapter that is put on the model; nothing: none
+    media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds, in the order of the prompt
 
 
 class BatchGenerate(
@@ -85,10 +87,11 @@ class BatchGenerate(
     """
 
     prompts: list[bytes]  # int32 [prompt_len] each, packed
-    requests: list[GenerateRequest]  # [n] without `input_ids` and `vectors`
+    requests: list[GenerateRequest]  # [n] without `input_ids`, `vectors` and `media`
     # [n] index in `prompts`; one that is not there leaves its request without a prompt
     prompt_of: list[int]
     vectors: dict[int, bytes] = {}  # of the prompts that have some, by index in `prompts`
+    media: dict[int, tuple[MediaItem, ...]] = {}  # likewise
 
     def members(self) -> Iterator[GenerateRequest]:
         """The requests with their prompts."""
@@ -98,6 +101,7 @@ class BatchGenerate(
                 request,
                 input_ids=prompts.get(index, b""),
                 vectors=self.vectors.get(index, b""),
+                media=self.media.get(index, ()),
             )
 
 

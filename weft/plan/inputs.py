@@ -21,3 +21,30 @@ class InputVectors(InputOp):
 
     index: IntArray  # [V] which token of the step, 0..T-1
     rows: FloatArray  # [V, hidden size]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One thing that the model's encoder turns into vectors (`messages/media.py`)."""
+
+    digest: bytes
+    kind: str  # image, video, audio
+    length: int  # vectors that it becomes
+    grid: tuple[int, int, int] | None
+    values: FloatArray  # in the shape that the encoder reads
+
+
+@dataclass(frozen=True, slots=True)
+class MediaVectors(InputOp):
+    """Vectors that the model's encoder makes, for V tokens of a step.
+
+    The device keeps what it has encoded, by digest, until a plan drops it. A step drops first, then
+    encodes, then takes; what it takes is encoded in it, or was in a step before.
+    """
+
+    drop: tuple[bytes, ...]  # digests
+    encode: tuple[EncoderInput, ...]
+    items: tuple[bytes, ...]  # digests of those that tokens are taken from
+    index: IntArray  # [V] which token of the step, 0..T-1
+    item: IntArray  # [V] place in `items`
+    row: IntArray  # [V] which of its vectors

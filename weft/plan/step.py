@@ -197,6 +197,12 @@ class Plan:
     # [R] place of each request's adapter among those that are loaded (`LoadAdapter`); BASE: none;
     # None: no request of the step has one
     adapters: IntArray | None = None
+    # [3, T] positions in time, height and width by which tokens are rotated (M-RoPE); None: they
+    # are those in the sequence
+    rotation: IntArray | None = None
+    # [T] position behind the last token that each one sees, where that is not the token itself
+    # (`MediaRules.sees_both_ways`); None: every token sees up to itself
+    sees_to: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:

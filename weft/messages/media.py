@@ -1,0 +1,30 @@
+"""Pictures, frames of videos and sounds in a prompt, as the engine gets them."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+MediaKind: TypeAlias = Literal["image", "video", "audio"]
+
+
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that an encoder turns into vectors. They stand in the prompt in the place of a run
+    of equal placeholder tokens.
+
+    A picture that is encoded in tiles is several of them, and so is a video whose frames have text
+    between them.
+    """
+
+    kind: MediaKind
+    # SHA-256 of all that its vectors depend on: kind, grid, shape and values. Items with the same
+    # digest have the same vectors.
+    digest: bytes
+    start: int  # place of its first token in the prompt
+    length: int  # tokens
+    # How its vectors lie in time, height and width; their product is `length`. None: in a line.
+    grid: tuple[int, int, int] | None = None
+    time_step: int = 1  # distance of two frames in positions (M-RoPE)
+    shape: tuple[int, ...] = ()  # of `values`
+    values: bytes = b""  # float32, packed: what the encoder reads; journals have none

@@ -1,0 +1,1 @@
+"""Encoders of pictures, videos and sounds, whose vectors take the place of tokens."""

@@ -1,0 +1,58 @@
+"""What a family of models makes of a picture, a video or a sound before its encoder reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from weft.arrays import FloatArray
+from weft.messages.media import MediaKind
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class MediaPart(NamedTuple):
+    """What the encoder reads at once, and the placeholder tokens that its vectors take."""
+
+    kind: MediaKind
+    length: int  # placeholder tokens, one behind the other
+    grid: tuple[int, int, int] | None  # as that of `MediaItem`
+    values: FloatArray  # float32, in the shape that the family's encoder reads
+    time_step: int = 1
+
+
+class Prepared(NamedTuple):
+    """What stands in the prompt for one picture, video or sound."""
+
+    text: str  # in the place of the mark that the chat template writes, with all placeholders
+    parts: tuple[MediaPart, ...]  # in the order of their placeholders in `text`
+
+
+class MediaProcessor(Protocol):
+    """That of one model. Every call is a pure function of its arguments; calls may run in several
+    threads at once."""
+
+    # What the chat template writes for one picture, video or sound; a kind that is not there is
+    # not taken by the model.
+    marks: Mapping[MediaKind, str]
+    # The token (as text) whose runs stand for vectors.
+    placeholders: Mapping[MediaKind, str]
+
+    def image(self, image: Image) -> Prepared:
+        """Of a decoded picture (RGB). Raises ValueError for one that the model cannot take, such
+        as one that is too narrow."""
+        ...
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+        """Of frames of the same size (RGB), `frames_per_s` of them a second."""
+        ...
+
+    def audio(self, samples: FloatArray) -> Prepared:
+        """Of samples [n] between -1 and 1, in mono, `audio_rate` of them a second."""
+        ...
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples of a second that `audio` wants; 0: the model takes no sound."""
+        ...
