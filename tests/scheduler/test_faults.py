@@ -32,7 +32,7 @@ NUM_GROUPS = 16
 # `Scheduler.apply`, `shrink` and `doubt` are called by the engine's control and audit alone, and so are `find_faults`,
 # `KvMemory.quarantine` and `last_owner`, and `Fault.users`; those of windows and of states, too, and what computing anew resets.
 # No world has a second model that guesses tokens.
-NEVER_CALLED = 73
+NEVER_CALLED = 74
 
 
 def sample(group: int) -> Iterator[tuple[Fault, int]]:
