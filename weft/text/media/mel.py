@@ -1,0 +1,82 @@
+"""What encoders like Whisper's hear of a sound: its loudness in bands of pitch, 100 times a second.
+
+Source: Radford et al., arXiv:2212.04356, section 2.2; the bands are those of Slaney's Auditory
+Toolbox.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from weft.arrays import FloatArray
+
+Doubles = NDArray[np.float64]
+
+FLOOR = 1e-10  # the least power that is told from silence
+RANGE = 8.0  # powers of ten below the loudest that are kept
+HIGHEST = 8000.0  # pitch of the highest band, in Hz
+
+# Slaney's scale: linear below 1000 Hz, then logarithmic, 27 bands for each factor of 6.4.
+_LINEAR_HZ = 200 / 3
+_BREAK_HZ = 1000.0
+_BREAK = _BREAK_HZ / _LINEAR_HZ
+_LOG_STEP = math.log(6.4) / 27
+
+
+class MelSpec(NamedTuple):
+    num_bands: int
+    rate: int  # samples a second
+    hop: int  # samples from one frame to the next
+    window: int  # samples that a frame is computed from
+    num_frames: int  # of the longest sound
+
+    @property
+    def max_samples(self) -> int:
+        return self.num_frames * self.hop
+
+
+def mel_bands(spec: MelSpec) -> Doubles:
+    """How much each frequency of the transform counts in each band: [frequencies, bands]. A band is
+    a triangle between the middles of its neighbours, with an area of 1 (times 2 / Hz)."""
+    edges = _hz(np.linspace(0.0, _pitch(HIGHEST), spec.num_bands + 2))
+    frequencies = np.linspace(0.0, spec.rate // 2, 1 + spec.window // 2)
+    rise = (frequencies[:, None] - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    fall = (edges[2:] - frequencies[:, None]) / (edges[2:] - edges[1:-1])
+    bands: Doubles = np.maximum(0.0, np.minimum(rise, fall)) * (2 / (edges[2:] - edges[:-2]))
+    return bands
+
+
+def _pitch(hz: float) -> float:
+    """On Slaney's scale, of a frequency above its linear part."""
+    return _BREAK + math.log(hz / _BREAK_HZ) / _LOG_STEP
+
+
+def _hz(pitch: Doubles) -> Doubles:
+    logarithmic = _BREAK_HZ * np.exp(_LOG_STEP * (pitch - _BREAK))
+    return np.where(pitch < _BREAK, _LINEAR_HZ * pitch, logarithmic)
+
+
+def log_mel(samples: FloatArray, spec: MelSpec, bands: Doubles, num_frames: int) -> FloatArray:
+    """The first frames of a sound [n] that silence follows: [bands, num_frames].
+
+    They are those of the sound as long as the longest. A frame has the samples around its moment;
+    before the first one, and behind the last of the longest, the sound is mirrored. Frames that the
+    sound does not reach count for nothing in what is the loudest.
+    """
+    half = spec.window // 2
+    # The frames behind those that are wanted reach the end of the sound, too.
+    reached = min(spec.num_frames, max(num_frames, (len(samples) + half) // spec.hop + 1))
+    silent = np.zeros(spec.max_samples, np.float64)
+    silent[: len(samples)] = samples
+    whole = np.pad(silent, half, mode="reflect")
+    frames = sliding_window_view(whole, spec.window)[:: spec.hop][:reached]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(spec.window) / spec.window)
+    power = np.abs(np.fft.rfft(frames * hann)) ** 2
+    loudness = np.log10(np.maximum(power @ bands, FLOOR))
+    loudness = np.maximum(loudness, loudness.max() - RANGE)
+    return np.ascontiguousarray((loudness[:num_frames].T + 4) / 4, np.float32)

@@ -1,0 +1,85 @@
+"""What Qwen2-Audio makes of a sound before its encoder reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.arrays import FloatArray
+from weft.config.config_json import get, require, size
+from weft.config.model_errors import BadConfig
+from weft.messages.media import MediaKind
+from weft.text.media.mel import MelSpec, log_mel, mel_bands
+from weft.text.media.processor import MediaPart, Prepared
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PLACEHOLDER = "<|AUDIO|>"
+
+
+class Qwen2Audio:
+    """The `MediaProcessor` of Qwen2-Audio. Its values are frames of loudness: [bands, frames]."""
+
+    marks: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
+    placeholders: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
+
+    def __init__(self, config: Mapping[str, Any], extractor: Mapping[str, Any]) -> None:
+        """`config` is `config.json`, `extractor` what `preprocessor_config.json` says of sounds.
+        Raises ModelError if they do not fit together."""
+        self.spec = _read_spec(extractor)
+        encoder = get(config, "audio_config", dict, {})
+        num_bands = size(encoder, "num_mel_bins", 128)
+        num_frames = 2 * size(encoder, "max_source_positions", 1500)
+        if (num_bands, num_frames) != (self.spec.num_bands, self.spec.num_frames):
+            raise BadConfig(
+                f"the encoder of sounds reads {num_frames} frames of {num_bands} bands; "
+                f"preprocessor_config.json makes {self.spec.num_frames} of {self.spec.num_bands}"
+            )
+        self._bands = mel_bands(self.spec)
+
+    @property
+    def audio_rate(self) -> int:
+        return self.spec.rate
+
+    def audio(self, samples: FloatArray) -> Prepared:
+        spec = self.spec
+        if len(samples) > spec.max_samples:
+            raise ValueError(
+                f"the sound lasts {len(samples) / spec.rate:.1f} s; "
+                f"the model takes at most {spec.max_samples / spec.rate:g} s"
+            )
+        # The encoder halves the number of frames, and then that of vectors.
+        frames_of_sound = -(-len(samples) // spec.hop)
+        num_places = (frames_of_sound + 1) // 2
+        length = num_places // 2
+        if not length:
+            raise ValueError(
+                f"the sound has {len(samples)} samples at {spec.rate} a second; "
+                f"the model takes at least {2 * spec.hop + 1}"
+            )
+        # The last place reads one frame more. What comes then, the encoder does not look at.
+        num_frames = min(2 * num_places + 1, spec.num_frames)
+        values = log_mel(samples, spec, self._bands, num_frames)
+        part = MediaPart(kind="audio", length=length, grid=None, values=values)
+        return Prepared(PLACEHOLDER * length, (part,))
+
+    def image(self, image: Image) -> Prepared:
+        raise ValueError("the model takes no images")
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+        raise ValueError("the model takes no videos")
+
+
+def _read_spec(extractor: Mapping[str, Any]) -> MelSpec:
+    require(extractor, "feature_extractor_type", "WhisperFeatureExtractor")
+    require(extractor, "dither", 0, 0.0)  # noise: every time another
+    rate = size(extractor, "sampling_rate", 16_000)
+    hop = size(extractor, "hop_length", 160)
+    return MelSpec(
+        num_bands=size(extractor, "feature_size", 80),
+        rate=rate,
+        hop=hop,
+        window=size(extractor, "n_fft", 400),
+        num_frames=size(extractor, "chunk_length", 30) * rate // hop,
+    )

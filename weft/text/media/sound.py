@@ -1,0 +1,106 @@
+"""Sounds as files hold them, decoded to samples: WAV by itself, FLAC, MP3 and Ogg by the package
+soundfile, where it is installed.
+
+What a file says of itself is checked before anything is made of it, and a sound that lasts too long
+is refused before its samples are decoded, or while they are.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.arrays import FloatArray
+from weft.text.media.resample import resample
+from weft.text.media.wav import is_wav, read_wav
+
+MAX_SECONDS = 60.0  # models take less
+MAX_CHANNELS = 8
+RATES = range(4_000, 192_001)  # samples a second
+BLOCK = 1 << 16  # frames that are decoded at once
+# How files begin that soundfile is asked to read; it reads more, which nobody sends.
+STARTS = {b"fLaC": "FLAC", b"OggS": "OGG", b"ID3": "MP3"}
+READ = "WAV, FLAC, MP3 and Ogg"
+
+
+class Sound(NamedTuple):
+    samples: FloatArray  # [n], mono, between -1 and 1
+    rate: int  # samples a second
+
+
+def decode_sound(raw: bytes, rate: int, max_seconds: float = MAX_SECONDS) -> FloatArray:
+    """The samples [n] of a file, in mono, `rate` of them a second.
+
+    Channels are averaged. Raises ValueError, in words for whoever sent it, for what is no sound,
+    damaged, too long, or has more channels or another rate than is allowed.
+    """
+    sound = _decoded(raw, max_seconds)
+    if not len(sound.samples):
+        raise ValueError("the sound is empty")
+    if not np.isfinite(sound.samples).all():
+        raise ValueError("the sound has samples that are not finite numbers")
+    return resample(sound.samples, sound.rate, rate)
+
+
+def _decoded(raw: bytes, max_seconds: float) -> Sound:
+    if is_wav(raw):
+        wav = read_wav(raw)
+        _check(wav.layout.rate, wav.layout.channels, wav.num_frames, max_seconds)
+        return Sound(wav.mono(), wav.layout.rate)
+    return _by_soundfile(raw, _format(raw), max_seconds)
+
+
+def _format(raw: bytes) -> str:
+    for start, format in STARTS.items():
+        if raw.startswith(start):
+            return format
+    # An MP3 without tags begins with a frame: eleven bits that are set, then version and layer.
+    if len(raw) > 2 and raw[0] == 0xFF and raw[1] & 0xE0 == 0xE0 and raw[1] & 0x06:
+        return "MP3"
+    raise ValueError(f"the sound has no format that is read; {READ} are")
+
+
+def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: without the library that it calls
+        raise ValueError(
+            f"the sound is {format}, and this server reads WAV alone: the package soundfile is not "
+            "installed (pip install 'weft[audio]')"
+        ) from None
+    try:
+        with soundfile.SoundFile(io.BytesIO(raw)) as file:
+            if file.format not in STARTS.values():
+                raise ValueError(f"the sound begins as {format}, and is {file.format}")
+            return _read(file, max_seconds)
+    except soundfile.SoundFileError as exc:
+        raise ValueError(f"the sound cannot be decoded as {format}: {exc}") from exc
+
+
+def _read(file: Any, max_seconds: float) -> Sound:
+    """All of an open file, piece by piece: it may hold more than it says."""
+    _check(file.samplerate, file.channels, 0, max_seconds)
+    pieces = []
+    num_frames = 0
+    while True:
+        piece = file.read(BLOCK, dtype="float32", always_2d=True)
+        if not len(piece):
+            break
+        num_frames += len(piece)
+        _check(file.samplerate, file.channels, num_frames, max_seconds)
+        pieces.append(piece.mean(1))
+    samples = np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+    return Sound(samples, file.samplerate)
+
+
+def _check(rate: int, channels: int, num_frames: int, max_seconds: float) -> None:
+    if rate not in RATES:
+        raise ValueError(
+            f"the sound has {rate} samples a second; from {RATES[0]} to {RATES[-1]} are allowed"
+        )
+    if channels > MAX_CHANNELS:
+        raise ValueError(f"the sound has {channels} channels; at most {MAX_CHANNELS} are allowed")
+    if num_frames > max_seconds * rate:
+        raise ValueError(f"the sound lasts more than {max_seconds:g} s, which is what is allowed")

@@ -1,0 +1,142 @@
+"""WAV files: their header, and their samples in mono.
+
+Whoever wrote the file is not trusted: what it says of itself is checked against what is there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import FloatArray
+
+PCM = 1
+FLOAT = 3
+EXTENSIBLE = 0xFFFE  # the kind stands further behind
+# Writers that cannot go back to the header write a length like this; the sound ends with the file.
+UNKNOWN_LENGTH = 0x7FFFF000
+BLOCK = 1 << 16  # frames that are converted at once
+
+
+class Layout(NamedTuple):
+    """How samples lie in the file."""
+
+    kind: int
+    rate: int
+    channels: int
+    bits: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of one sample of each channel."""
+        return self.channels * self.bits // 8
+
+
+class Wav(NamedTuple):
+    layout: Layout
+    data: memoryview  # whole frames
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.data) // self.layout.frame_bytes
+
+    def mono(self) -> FloatArray:
+        """The mean of the channels: [frames], whole numbers as parts of the largest."""
+        samples = np.empty(self.num_frames, np.float32)
+        size = self.layout.frame_bytes
+        for start in range(0, self.num_frames, BLOCK):
+            raw = self.data[start * size : (start + BLOCK) * size]
+            frames = _floats(raw, self.layout).reshape(-1, self.layout.channels)
+            samples[start : start + BLOCK] = frames.mean(1)
+        return samples
+
+
+def is_wav(raw: bytes) -> bool:
+    return raw[:4] == b"RIFF" and raw[8:12] == b"WAVE"
+
+
+def read_wav(raw: bytes) -> Wav:
+    """What a file is. Raises ValueError for one that is damaged, or has samples of another kind."""
+    layout: Layout | None = None
+    for name, size, content in _chunks(raw):
+        if name == b"fmt ":
+            layout = _layout(content)
+        elif name == b"data":
+            if layout is None:
+                raise ValueError("the WAV file has samples before it says what they are")
+            if size >= UNKNOWN_LENGTH:
+                content = content[: len(content) // layout.frame_bytes * layout.frame_bytes]
+            elif size > len(content):
+                raise ValueError(
+                    f"the WAV file is cut off: it says {size} bytes of samples, and has "
+                    f"{len(content)}"
+                )
+            elif size % layout.frame_bytes:
+                raise ValueError(
+                    f"the WAV file has {size} bytes of samples, which are not whole frames of "
+                    f"{layout.frame_bytes} bytes"
+                )
+            return Wav(layout, content)
+    raise ValueError("the WAV file has no samples")
+
+
+def _chunks(raw: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
+    """Name, length as it is written, and what is there of the content of each part of the file."""
+    view = memoryview(raw)
+    place = 12
+    while place + 8 <= len(raw):
+        name, size = struct.unpack_from("<4sI", raw, place)
+        place += 8
+        yield name, size, view[place : place + size]
+        place += size + size % 2
+
+
+def _layout(content: memoryview) -> Layout:
+    if len(content) < 16:
+        raise ValueError("the WAV file does not say what its samples are")
+    kind, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", content)
+    if kind == EXTENSIBLE and len(content) >= 26:
+        (kind,) = struct.unpack_from("<H", content, 24)
+    if (kind, bits) not in _DTYPES:
+        raise ValueError(
+            f"the WAV file has samples of kind {kind} with {bits} bits; read are PCM (kind 1) with "
+            "8, 16, 24 or 32 bits and floats (kind 3) with 32 or 64"
+        )
+    layout = Layout(kind, rate, channels, bits)
+    if not channels or frame_bytes != layout.frame_bytes:
+        raise ValueError(
+            f"the WAV file says that {channels} channels with {bits} bits take {frame_bytes} bytes"
+        )
+    return layout
+
+
+_DTYPES = {
+    (PCM, 8): "u1",
+    (PCM, 16): "<i2",
+    (PCM, 24): "u1",
+    (PCM, 32): "<i4",
+    (FLOAT, 32): "<f4",
+    (FLOAT, 64): "<f8",
+}
+
+
+def _floats(raw: memoryview, layout: Layout) -> FloatArray:
+    """Samples [n] between -1 and 1."""
+    values = np.frombuffer(raw, _DTYPES[layout.kind, layout.bits])
+    if layout.kind == FLOAT:
+        # One too large for float32 becomes infinite, and is refused with those that are so.
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32)
+    if layout.bits == 8:
+        return (values.astype(np.float32) - 128) / np.float32(128)
+    if layout.bits == 16:
+        return values.astype(np.float32) / np.float32(2**15)
+    if layout.bits == 24:
+        # The three bytes become the upper ones of four.
+        wide = np.zeros((len(values) // 3, 4), np.uint8)
+        wide[:, 1:] = values.reshape(-1, 3)
+        values = wide.view("<i4").ravel()
+    return values.astype(np.float32) / np.float32(2**31)
