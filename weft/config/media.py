@@ -12,3 +12,6 @@ class MediaRules:
     has_three_positions: bool = False
     # The tokens of an item see each other both ways; a step computes all of them or none.
     sees_both_ways: bool = False
+    # Tokens of its longest item, where all of them are computed together. Chunks are at least so
+    # long, and a page at each end; 0: not known.
+    longest_whole: int = 0

@@ -17,13 +17,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
 from weft.ops.sampling import StagedSampling
-from weft.plan.inputs import InputVectors
+from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
 
 
@@ -38,7 +39,8 @@ class Inputs:
     last: Tensor  # [S] int64, where the token stands in the step behind which one is sampled
     sampling_rows: Tensor  # [S] int64
     last_tokens: Tensor  # [S] int64, that token
-    vectors: Tensor | None = None  # [V, hidden] float32
+    # [V, hidden] float32; wider where an encoder adds to later layers, too (`models/vision`)
+    vectors: Tensor | None = None
     draws: StagedSampling | None = None  # how they sample, if the device has been told
 
 
@@ -59,6 +61,14 @@ class StepStager(Protocol):
 
     def to_device(self, arrays: Sequence[IntArray | LongArray]) -> Sequence[Tensor]:
         """Copy the arrays at once; they become int64."""
+        ...
+
+
+class Encoded(Protocol):
+    """Where vectors of pictures, videos and sounds are (`media/store.py`)."""
+
+    def take(self, op: MediaVectors) -> Tensor:
+        """Do what a plan says. Returns the vectors [V, ..], float32."""
         ...
 
 
@@ -84,6 +94,7 @@ class DeviceRowTable:
             self.window_slots = zeros(shape, torch.int32, device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
+        self.media: Encoded | None = None  # of a model with an encoder
 
     def beside(self) -> DeviceRowTable:
         """The table for another model that computes the same rows: the slots are the same, the
@@ -127,9 +138,8 @@ class DeviceRowTable:
             tokens = torch.where(given == LAST_SAMPLED, sampled, given)
         last_tokens = tokens.take(last)
         vectors = None
-        for op in plan.inputs:
-            assert isinstance(op, InputVectors), "an input that this runner does not know"
-            tokens, vectors = self._with_vectors(tokens, op)
+        if plan.inputs:
+            tokens, vectors = self._with_vectors(tokens, plan.inputs)
         batch = AttentionBatch(
             rows=plan.rows,
             starts=plan.starts,
@@ -152,14 +162,31 @@ class DeviceRowTable:
             draws=draws,
         )
 
-    def _with_vectors(self, tokens: Tensor, given: InputVectors) -> tuple[Tensor, Tensor]:
+    def _with_vectors(self, tokens: Tensor, inputs: Sequence[InputOp]) -> tuple[Tensor, Tensor]:
         """The tokens that vectors stand for become their places."""
+        places: list[IntArray] = []
+        found: list[Tensor] = []
+        for op in inputs:
+            match op:
+                case InputVectors(index, rows):
+                    # A copy: the rows may lie in memory that nobody may write to.
+                    own = torch.from_numpy(np.array(rows, dtype=np.float32))
+                    found.append(own.to(tokens.device))
+                case MediaVectors(index=index):
+                    assert self.media is not None, "the model has no encoder"
+                    found.append(self.media.take(op))
+                case _:
+                    raise AssertionError("an input that this runner does not know")
+            places.append(index)
+        vectors = found[0]
+        if len(found) > 1:
+            width = max(one.shape[1] for one in found)
+            # Vectors of requests add nothing to later layers.
+            vectors = torch.cat([F.pad(one, (0, width - one.shape[1])) for one in found])
         # Vector 0 is token -1, vector 1 is token -2: no id of a vocabulary is below 0.
-        places = -1 - np.arange(len(given.index), dtype=np.int64)
-        index, places_there = self._to_device(given.index, places)
-        rows = np.array(given.rows, dtype=np.float32)
-        vectors = torch.from_numpy(rows).to(tokens.device)
-        return tokens.index_copy(0, index, places_there), vectors
+        stand_ins = -1 - np.arange(len(vectors), dtype=np.int64)
+        index_there, stand_ins_there = self._to_device(np.concatenate(places), stand_ins)
+        return tokens.index_copy(0, index_there, stand_ins_there), vectors
 
     def write(self, plan: Plan) -> None:
         """Change the tables by what does not follow from a plan's own slots."""

@@ -77,6 +77,11 @@ class GenerateRequest(
     adapter: str = ""  # uid of the adapter that is put on the model; nothing: none
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds, in the order of the prompt
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each of `media` begins in the prompt, and the place behind its end."""
+        return [(item.start, item.start + item.length) for item in self.media]
+
 
 class BatchGenerate(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="batch_generate"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.arrays import FloatArray, IntArray
+from weft.plan.logits import UNRECORDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,14 @@ class InputVectors(InputOp):
 
 
 @dataclass(frozen=True, slots=True)
+class MediaValues:
+    """What the encoder reads of one thing. Journals have none of it."""
+
+    # In the shape that the encoder reads. Whoever made the request has checked that it fits.
+    array: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderInput:
     """One thing that the model's encoder turns into vectors (`messages/media.py`)."""
 
@@ -31,7 +40,7 @@ class EncoderInput:
     kind: str  # image, video, audio
     length: int  # vectors that it becomes
     grid: tuple[int, int, int] | None
-    values: FloatArray  # in the shape that the encoder reads
+    values: MediaValues = field(metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,8 @@ class MediaVectors(InputOp):
     """Vectors that the model's encoder makes, for V tokens of a step.
 
     The device keeps what it has encoded, by digest, until a plan drops it. A step drops first, then
-    encodes, then takes; what it takes is encoded in it, or was in a step before.
+    encodes, then takes; what it takes is encoded in it, or was in a step before. What is dropped
+    need not be there. Each piece of a split prefill takes the vectors of its tokens.
     """
 
     drop: tuple[bytes, ...]  # digests

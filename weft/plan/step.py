@@ -244,6 +244,9 @@ class Result:
     # for some of the invalid ones: which sampling request, 0..S-1, and the error that it ends with
     faults: tuple[tuple[int, str], ...] = ()
     outputs: tuple[AuxOutput, ...] = ()  # one for each of `Plan.outputs`
+    # what the encoder could not turn into vectors that the step takes, by digest, and why: what
+    # was computed of the tokens concerned is worth nothing
+    not_encoded: tuple[tuple[bytes, str], ...] = ()
 
     @property
     def first_tokens(self) -> IntArray:

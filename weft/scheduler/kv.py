@@ -16,6 +16,7 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.allocator import PageAllocator, RowTable, Write, num_pages_for, slots_of
+from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
 from weft.plan.step import Plan, TableWrites
@@ -34,6 +35,8 @@ class KvMemory:
         self.columns = columns
         self.pins = Pins(cache)
         self.page_size = allocator.page_size
+        # The tokens of a picture see each other both ways: no prefix ends inside one.
+        self.keeps_items_whole = False
 
     @property
     def capacity(self) -> int:
@@ -51,12 +54,17 @@ class KvMemory:
 
     # A waiting request
 
-    def match(self, request: Request) -> None:
-        """Find the cached prefix of a waiting request."""
-        reusable = request.packed[: request.reusable_len * TOKEN_BYTES]
+    def match(self, request: Request, most: int | None = None) -> None:
+        """Find the cached prefix of a waiting request, in its first `most` tokens; None: in all
+        that it may reuse."""
+        if most is None:
+            most = request.reusable_len
+        reusable = request.packed[: most * TOKEN_BYTES]
         handle, length, pages = self.cache.match(request.cache_key(reusable))
         request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
         request.kv_len = length
+        if self.keeps_items_whole:
+            self._leave_items_whole(request)
 
     def lock(self, request: Request) -> None:
         """Keep the matched prefix from eviction."""
@@ -315,6 +323,12 @@ class KvMemory:
         return allocator.num_free + not_free - allocator.num_pages
 
     # Inside
+
+    def _leave_items_whole(self, request: Request) -> None:
+        """Let the prefix that was found of a request end inside none of its items."""
+        whole_len = border_before(request.kv_len, request.message.spans, self.page_size)
+        if whole_len < request.kv_len:
+            self.match(request, whole_len)
 
     def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
         """The pages that each of the requests owns by itself."""

@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
+from weft.memory.media.ids import content_ids
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
+from weft.messages.media import MediaItem
 from weft.messages.requests import Abort, GenerateRequest
 
 NO_ROW = -1
@@ -36,6 +38,9 @@ class RequestSpec(NamedTuple):
     arrival_order: int  # number of its arrival: the order of first come, first served
     arrival_s: float
     goes_first: bool  # before all others, though it never ran
+    # What the prefix cache compares in the place of its first tokens: up to the last one that
+    # stands for a picture, a video or a sound; nothing if there is none.
+    key_head: bytes = b""
 
 
 class CachedPrefix(NamedTuple):
@@ -89,11 +94,15 @@ class Request:
         goes_first: bool = False,
     ) -> None:
         prompt_len = len(message.input_ids) // TOKEN_BYTES
+        key_head = b""
+        # Features keep them; here they would be held twice, and written into journals.
         if message.vectors:
-            # Their feature keeps them; here they would be held twice, and written into journals.
             message = msgspec.structs.replace(message, vectors=b"")
+        if message.media:
+            key_head = media_key(message.input_ids, message.media)
+            message = msgspec.structs.replace(message, media=without_values(message.media))
         self.message = message
-        self.spec = RequestSpec(prompt_len, seed, arrival_order, arrival_s, goes_first)
+        self.spec = RequestSpec(prompt_len, seed, arrival_order, arrival_s, goes_first, key_head)
         self.id = message.id
         # int32 [fill_len]: the prompt, and after a retraction the output so far.
         self.packed = message.input_ids
@@ -122,10 +131,13 @@ class Request:
     def cache_key(self, token_ids: bytes) -> CacheKey:
         """The key of its first tokens, of which the packed ids are given.
 
-        The one place that says what the cache compares. Today that is the ids; an image in the
-        prompt would put its hash in the place of its tokens.
+        The one place that says what the cache compares: the ids; where a picture, a video or a
+        sound stands, others that follow from its content.
         """
         message = self.message
+        key_head = self.spec.key_head
+        if key_head:
+            token_ids = key_head[: len(token_ids)] + token_ids[len(key_head) :]
         namespace = message.cache_salt
         # No salt reaches the part of another adapter, whatever its characters.
         if message.adapter or namespace.startswith("\0"):
@@ -177,6 +189,24 @@ class Request:
         self.kv_len = 0
         self.extend_end = 0
         self.prefix = NO_PREFIX
+
+
+def without_values(media: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
+    """The items without what the encoder reads of them."""
+    return tuple(msgspec.structs.replace(item, values=b"") for item in media)
+
+
+def media_key(input_ids: bytes, media: tuple[MediaItem, ...]) -> bytes:
+    """The key of a prompt's tokens up to the end of its last item."""
+    pieces: list[bytes] = []
+    begin = 0
+    for item in media:
+        pieces.append(input_ids[begin : item.start * TOKEN_BYTES])
+        begin = (item.start + item.length) * TOKEN_BYTES
+        # K and V depend on the vectors, and on where they lie.
+        content = item.digest + repr((item.length, item.grid, item.time_step)).encode()
+        pieces.append(content_ids(content, item.length))
+    return b"".join(pieces)
 
 
 def matching_ids(requests: Mapping[int, Request], abort: Abort) -> list[int]:

@@ -67,9 +67,9 @@ class StatefulKv(KvMemory):
 
     # A waiting request
 
-    def match(self, request: Request) -> None:
+    def match(self, request: Request, most: int | None = None) -> None:
         """Find the cached prefix of a waiting request, up to where a snapshot is."""
-        super().match(request)
+        super().match(request, most)
         handle, length, _, _ = request.prefix
         self._found = FoundPrefix(request.id, length)
         if handle is None:

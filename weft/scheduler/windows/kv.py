@@ -75,10 +75,10 @@ class WindowedKv(KvMemory):
 
     # A waiting request
 
-    def match(self, request: Request) -> None:
+    def match(self, request: Request, most: int | None = None) -> None:
         """Find the cached prefix of a waiting request, up to where the window before it is
         cached."""
-        super().match(request)
+        super().match(request, most)
         handle = request.prefix.handle
         if handle is None:
             return
@@ -90,6 +90,8 @@ class WindowedKv(KvMemory):
         pages = self.cache.pages_of(node)
         request.prefix = CachedPrefix(node, length, pages, is_locked=False)
         request.kv_len = length
+        if self.keeps_items_whole:
+            self._leave_items_whole(request)
 
     def lock(self, request: Request) -> None:
         super().lock(request)
