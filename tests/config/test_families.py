@@ -91,11 +91,18 @@ def test_the_first_files_of_phi_3_call_longrope_su() -> None:
     assert rope(config).attention_factor == pytest.approx((1 + 2 / 9) ** 0.5)
 
 
-def test_vision_models_of_qwen_rotate_text_as_others() -> None:
+def test_pairs_of_vision_models_of_qwen_turn_by_one_of_three_positions() -> None:
     mrope = {"type": "mrope", "mrope_section": [4, 2, 2]}
     config = read("Qwen2_5_VLForConditionalGeneration", rope_theta=1e6, rope_scaling=mrope)
-    assert rope(config) == RopeConfig(theta=1e6)
+    assert rope(config) == RopeConfig(theta=1e6, axes=(0, 0, 0, 0, 1, 1, 2, 2))
     assert attention(config).qkv_bias
+
+
+def test_pairs_of_qwen_3_vl_take_turns() -> None:
+    mrope = {"rope_type": "default", "mrope_section": [4, 2, 1], "mrope_interleaved": True}
+    config = read("Qwen3VLForConditionalGeneration", head_dim=16, rope_scaling=mrope)
+    assert rope(config).axes == (0, 1, 2, 0, 1, 0, 0, 0)
+    assert config.decoder.deepstack == 3
 
 
 @pytest.mark.parametrize(

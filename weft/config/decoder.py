@@ -38,6 +38,9 @@ class RopeConfig:
     side_by_side: bool = False  # pairs are (2 i, 2 i + 1), not (i, i + half)
     # Queries grow by 1 + query_growth ln(1 + position // original_max_position).
     query_growth: float = 0.0
+    # By which of a token's positions each pair turns (M-RoPE): 0 in time, 1 in height, 2 in width.
+    # (): tokens have one position.
+    axes: tuple[int, ...] = ()
 
 
 class NormKind(Enum):
@@ -341,6 +344,9 @@ class DecoderSpec:
     norm: NormKind = NormKind.RMS  # of all norms
     names: TensorNames = TensorNames()
     embedding_scale: float = 1.0
+    # Behind each of so many first layers, more of the vectors of pictures is added to their tokens
+    # (deepstack). Source: arXiv:2406.04334.
+    deepstack: int = 0
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: they are as they are

@@ -61,6 +61,9 @@ class AttentionBatch:
     table: Tensor  # [max_rows, context_length] int32, slot of each token, with this step's
     layout: DeviceLayout | None = None  # of the backend's own `tiling`, on a GPU
     window: WindowBatch | None = None  # None: `slots` and `table` are those of all layers
+    # [3, T] int32, positions in time, height and width by which tokens are rotated; None: they are
+    # `positions`
+    rotation: IntArray | None = None
 
     def seen_by(self, window: int) -> AttentionBatch:
         """The batch with the slots and the table of layers with this window; 0: without one."""

@@ -148,6 +148,7 @@ class DeviceRowTable:
             slots=slots,
             table=self.slots,
             layout=layout,
+            rotation=self._rotation(plan),
         )
         if plan.window is not None:
             batch = replace(batch, window=self._windows(plan.window, here))
@@ -187,6 +188,15 @@ class DeviceRowTable:
         stand_ins = -1 - np.arange(len(vectors), dtype=np.int64)
         index_there, stand_ins_there = self._to_device(np.concatenate(places), stand_ins)
         return tokens.index_copy(0, index_there, stand_ins_there), vectors
+
+    def _rotation(self, plan: Plan) -> IntArray | None:
+        if plan.rotation is None:
+            return None
+        rotation = np.ascontiguousarray(plan.rotation, dtype=np.int32)
+        assert rotation.shape == (3, plan.num_tokens), "three positions for each token"
+        assert rotation.min(initial=0) >= 0, "a rotation below 0"
+        assert rotation.max(initial=0) < self.slots.shape[1], "a rotation beyond the context length"
+        return rotation
 
     def write(self, plan: Plan) -> None:
         """Change the tables by what does not follow from a plan's own slots."""

@@ -144,6 +144,7 @@ class Decoder:
         spec = config.decoder
         self._ops = ops
         self._names = spec.names
+        self._deepstack = spec.deepstack
         self.embedding = Embedding(
             config.vocab_size,
             config.hidden_size,
@@ -184,8 +185,10 @@ class Decoder:
         vectors: Tensor | None = None,
     ) -> Tensor:
         x = self.embedding(tokens, vectors) if carried is None else carried
-        for layer in self.layers[first:last]:
-            x = layer(x, attention)
+        for index in range(first, last):
+            x = self.layers[index](x, attention)
+            if index < self._deepstack:
+                x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         return self._ops.computed(x)
 
     def normed(self, hidden: Tensor) -> Tensor:

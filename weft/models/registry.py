@@ -54,7 +54,8 @@ class DecoderModel(Protocol):
         hidden], as the last layer leaves them, before the final norm.
 
         A token below 0 is no row of the embedding: the first layer gets row -1 - token of `vectors`
-        [.., hidden] (float32, None if there is no such token) for it.
+        [.., hidden] (float32, None if there is no such token) for it. Of a model with deepstack
+        rows may be longer: `Ops.add_vectors` adds the rest.
         """
         ...
 

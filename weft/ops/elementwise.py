@@ -91,11 +91,14 @@ def rotary_angles(
     inv_freq: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles at `positions` [T], each float32 [T, D / 2].
+    """Cosine and sine of the angles at `positions` [T], or [T, D / 2] where pairs have positions of
+    their own; each float32 [T, D / 2].
 
     inv_freq [D / 2], radians per position; `scale` multiplies both (yarn).
     """
-    angles = positions[:, None].float() * inv_freq
+    if positions.ndim == 1:
+        positions = positions[:, None]
+    angles = positions.float() * inv_freq
     return angles.cos().mul_(scale), angles.sin().mul_(scale)
 
 

@@ -401,7 +401,17 @@ def embedded(
         return rows
     index = (-1 - tokens).clamp(min=0)
     is_vector = (tokens < 0)[:, None]
-    return torch.where(is_vector, vectors[index].to(rows.dtype), rows)
+    return torch.where(is_vector, vectors[index, : rows.shape[1]].to(rows.dtype), rows)
+
+
+def vectors_added(x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
+    """`Ops.add_vectors` in torch."""
+    size = x.shape[1]
+    if vectors is None or vectors.shape[1] < (part + 1) * size:
+        return x
+    index = (-1 - tokens).clamp(min=0)
+    rows = vectors[index, part * size : (part + 1) * size].to(x.dtype)
+    return torch.where((tokens < 0)[:, None], x + rows, x)
 
 
 class PlainOps(TorchWeights):
@@ -419,6 +429,9 @@ class PlainOps(TorchWeights):
         scale: float = 1.0,
     ) -> Tensor:
         return embedded(_plain(table), tokens, vectors, scale)
+
+    def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
+        return vectors_added(x, tokens, vectors, part)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)

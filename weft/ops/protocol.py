@@ -168,10 +168,16 @@ class Ops(Protocol):
         scale: float = 1.0,
     ) -> Tensor:
         """tokens [T] -> rows of the table times `scale`, [T, in]; for a token below 0, row
-        -1 - token of `vectors` [.., in], as it is.
+        -1 - token of `vectors` [.., in or more], as it is.
 
         `vectors` are float32, and None if no token is below 0.
         """
+        ...
+
+    def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
+        """Add to x [T, H] (which may be overwritten), for each of the tokens [T] below 0, the
+        numbers part H .. (part + 1) H - 1 of its row of `vectors`, as of `embed`; those of part 0
+        stand for the token. Rows that are shorter have nothing to add."""
         ...
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...

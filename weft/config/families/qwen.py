@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from weft.config.config_json import get, size
 from weft.config.decoder import (
@@ -19,7 +20,8 @@ from weft.config.decoder import (
 )
 from weft.config.families.experts import softmax_experts, with_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, window
-from weft.config.families.rope import read_rope
+from weft.config.families.rope import NUM_AXES, axes_of_sections, interleaved_axes, read_rope
+from weft.config.model_errors import UnsupportedModel
 
 
 def _qwen2(config: Config) -> DecoderSpec:
@@ -90,19 +92,59 @@ def some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> De
     return with_experts(config, spec, experts, has_experts)
 
 
-def of_text(read: Callable[[Config], DecoderSpec]) -> Callable[[Config], DecoderSpec]:
-    """The reader of a model that also sees. Its positions have three parts (mrope), which are equal
-    in text: then it rotates as others do."""
+def _qwen3_vl(config: Config) -> DecoderSpec:
+    vision = get(config, "vision_config", dict, {})
+    layers = get(vision, "deepstack_visual_indexes", list, [8, 16, 24])
+    return replace(_qwen3(config), deepstack=len(layers))
 
-    def read_text(config: Config) -> DecoderSpec:
-        text = dict(config)
+
+def seeing(
+    read: Callable[[Config], DecoderSpec],
+    sections: tuple[int, int, int],
+    *,
+    interleaved: bool = False,
+) -> Callable[[Config], DecoderSpec]:
+    """The reader of a model that also sees: tokens have three positions (M-RoPE), which are equal
+    in text. `sections` are those of a file without them. Source: arXiv:2409.12191, 2.1;
+    interleaved: arXiv:2511.21631."""
+
+    def read_seeing(config: Config) -> DecoderSpec:
+        values: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
-            values = get(config, key, dict, {})
-            if "mrope" in (values.get("type"), values.get("rope_type")):
-                text[key] = {**values, "type": "default", "rope_type": "default"}
-        return read(text)
+            part = get(config, key, dict, {})
+            if "mrope" in (part.get("type"), part.get("rope_type")):
+                part = {**part, "type": "default", "rope_type": "default"}
+            values.update(part)
+        spec = read({**config, "rope_parameters": values})
+        found = get(values, "mrope_section", list, list(sections))
+        layers = []
+        for layer in spec.layers:
+            rope = layer.attention.rope
+            assert rope is not None, "attention without positions"
+            rope = replace(rope, axes=_axes(config, found, rope.share, interleaved=interleaved))
+            layers.append(replace(layer, attention=replace(layer.attention, rope=rope)))
+        return replace(spec, layers=tuple(layers))
 
-    return read_text
+    return read_seeing
+
+
+def _axes(
+    config: Config, sections: list[Any], share: float, *, interleaved: bool
+) -> tuple[int, ...]:
+    heads = size(config, "num_attention_heads")
+    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
+    num_pairs = int(head_dim * share) // 2
+    if len(sections) != NUM_AXES or not all(type(one) is int and one >= 0 for one in sections):
+        raise UnsupportedModel(
+            f"mrope_section is {str(sections)[:64]}; it must be three numbers of pairs"
+        )
+    if interleaved:
+        return interleaved_axes(sections, num_pairs)
+    if sum(sections) != num_pairs:
+        raise UnsupportedModel(
+            f"mrope_section is {sections}, for {sum(sections):,} pairs; {num_pairs} turn in a head"
+        )
+    return axes_of_sections(sections)
 
 
 FAMILIES = {
@@ -113,9 +155,12 @@ FAMILIES = {
     "Qwen2Moe": Family(read=_qwen2_moe),
     "Qwen3Moe": Family(read=_qwen3_moe),
 }
-_QWEN2_VL = Family(read=of_text(_qwen2))
+_QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)))
+_QWEN3_VL_SECTIONS = (24, 20, 20)
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": _QWEN2_VL,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
-    "Qwen3VLForConditionalGeneration": Family(read=of_text(_qwen3), defaults={"head_dim": 128}),
+    "Qwen3VLForConditionalGeneration": Family(
+        read=seeing(_qwen3_vl, _QWEN3_VL_SECTIONS, interleaved=True), defaults={"head_dim": 128}
+    ),
 }

@@ -20,7 +20,7 @@ from weft.config.decoder import (
 )
 from weft.config.families.experts import softmax_experts, with_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag
-from weft.config.families.qwen import of_text, some_with_experts
+from weft.config.families.qwen import seeing, some_with_experts
 from weft.config.families.rope import read_rope
 from weft.config.families.states import LINEAR, read_gated_delta, with_states
 
@@ -87,9 +87,10 @@ def _experts(config: Config, *, is_normed: bool) -> MoeSpec:
 
 
 _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
-_QWEN3_5 = Family(read=of_text(_qwen3_5), defaults=_DEFAULTS)
+_SECTIONS = (11, 11, 10)  # of M-RoPE
+_QWEN3_5 = Family(read=seeing(_qwen3_5, _SECTIONS, interleaved=True), defaults=_DEFAULTS)
 _QWEN3_5_MOE = Family(
-    read=of_text(_qwen3_5_moe),
+    read=seeing(_qwen3_5_moe, _SECTIONS, interleaved=True),
     defaults=_DEFAULTS,
     # The files have no plain feed-forward part.
     aliases={"intermediate_size": "moe_intermediate_size"},

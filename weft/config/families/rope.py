@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.config.config_json import get, number, size
@@ -14,6 +14,7 @@ from weft.config.model_errors import UnsupportedModel
 
 ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
 THETA = 10_000.0
+NUM_AXES = 3  # of positions of pictures and videos: time, height, width
 
 
 def read_rope(
@@ -33,6 +34,26 @@ def read_rope(
         is_partial=is_partial,
         side_by_side=side_by_side,
     )
+
+
+def axes_of_sections(sections: Sequence[int]) -> tuple[int, ...]:
+    """By which position each pair turns, if so many pairs side by side turn by one of them: in
+    time, height and width, then from the beginning again."""
+    found: list[int] = []
+    for index, num_pairs in enumerate(sections):
+        found += [index % NUM_AXES] * num_pairs
+    return tuple(found)
+
+
+def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
+    """The same, if the pairs take turns until as many as `sections` says turn by height and by
+    width. All others turn by time."""
+    found = []
+    for pair in range(num_pairs):
+        axis = pair % NUM_AXES
+        is_one = pair < NUM_AXES * sections[axis]
+        found.append(axis if is_one else 0)
+    return tuple(found)
 
 
 def rope_by_type(config: Config, kind: str, theta: float) -> RopeConfig:

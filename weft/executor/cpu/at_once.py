@@ -97,6 +97,7 @@ class CppProducts:
         step = StepArgs(num_tokens=len(tokens), tokens=tokens.data_ptr())
         if vectors is not None:
             step.vectors = vectors.data_ptr()
+            step.vectors_stride = vectors.stride(0)
         self._library.run_one(args, step)
         return out
 

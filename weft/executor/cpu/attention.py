@@ -33,6 +33,7 @@ class RotaryTable(NamedTuple):
     cos: Tensor  # [context, rotary_dim / 2]
     sin: Tensor
     q_scale: Tensor | None  # [context]
+    axes: Tensor | None  # [rotary_dim / 2] uint8
 
 
 class CppPaged:
@@ -74,6 +75,7 @@ class CppPaged:
         step.lens = batch.lens.ctypes.data
         step.table = batch.table.data_ptr()
         step.table_stride = batch.table.stride(0)
+        step.rotation = None if batch.rotation is None else batch.rotation.ctypes.data
         if batch.window is not None:
             step.window_slots = batch.window.slots.data_ptr()
             step.window_table = batch.window.table.data_ptr()
@@ -141,7 +143,9 @@ class CppPaged:
         # programs keep the address of the table.
         if rope not in self._tables:
             positions = torch.arange(self._context_length)
-            self._tables[rope] = RotaryTable(*rope.at(positions), rope.query_scale(positions))
+            axes = None if rope.axes is None else rope.axes.to(torch.uint8)
+            q_scale = rope.query_scale(positions)
+            self._tables[rope] = RotaryTable(*rope.at(positions), q_scale, axes)
         table = self._tables[rope]
         args.rotary_dim = rope.rotary_dim
         args.cos = table.cos.data_ptr()
@@ -149,3 +153,5 @@ class CppPaged:
         args.side_by_side = rope.side_by_side
         if table.q_scale is not None:
             args.q_scale = table.q_scale.data_ptr()
+        if table.axes is not None:
+            args.axes = table.axes.data_ptr()

@@ -86,6 +86,7 @@ class CpuFusedSteps:
         self._buffers = SamplingBuffers(num_rows)
         self._numbers = np.empty(0)
         self._columns = np.empty(0)
+        self._rotation: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
         self._body: SizedProgram | None = None
         self._head: SizedProgram | None = None
         self._greedy = Program([], [])
@@ -147,6 +148,10 @@ class CpuFusedSteps:
             columns = (*columns, *state_columns(states))
             num_numbers += 2 * num_requests + 3 * step.num_kept
         np.concatenate(columns, out=self._numbers[:num_numbers])
+        step.rotation = None
+        if plan.rotation is not None:
+            self._rotation = np.ascontiguousarray(plan.rotation, np.int32)
+            step.rotation = self._rotation.ctypes.data
         self._mask.num_masks = 0
         mask = find(plan.logits, GrammarMask)
         if mask is not None:

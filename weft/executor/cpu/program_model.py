@@ -170,7 +170,10 @@ class ProgramModel:
         step = self._attention.step
         step.num_tokens = len(tokens)
         step.tokens = tokens.data_ptr()
-        step.vectors = None if vectors is None else vectors.data_ptr()
+        step.vectors = None
+        if vectors is not None:
+            step.vectors = vectors.data_ptr()
+            step.vectors_stride = vectors.stride(0)
         return self.body.for_rows(len(tokens))
 
 

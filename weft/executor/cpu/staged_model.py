@@ -108,7 +108,10 @@ class StagedModel:
         step = self._attention.step
         step.num_tokens = len(tokens)
         step.tokens = tokens.data_ptr()
-        step.vectors = None if vectors is None else vectors.data_ptr()
+        step.vectors = None
+        if vectors is not None:
+            step.vectors = vectors.data_ptr()
+            step.vectors_stride = vectors.stride(0)
         return self._body.run(step, self._translation.body_values(tokens, positions))
 
     def normed(self, hidden: Tensor) -> Tensor:

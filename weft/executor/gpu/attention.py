@@ -65,6 +65,7 @@ class TritonPaged:
     def prepare(self, batch: AttentionBatch) -> None:
         layout = batch.layout or _lay_out(batch, self.tiling)
         self._step = PagedStep._make((*layout.arrays, batch.table, layout.size.num_splits))
+        self._store.begin(batch.rotation)
 
     def expect(
         self,
@@ -130,6 +131,16 @@ class RotaryStore:
         self._context_length = context_length
         self._angles: dict[Rope | None, tuple[Tensor, Tensor]] = {}
         self._orders: dict[Rope, Tensor] = {}  # of a head's values
+        # Of a step whose tokens have three positions: these [3, T], and the angles of each token.
+        self._rotation: Tensor | None = None
+        self._of_step: dict[Rope, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, rotation: IntArray | None) -> None:
+        """Begin a step whose tokens are rotated as `AttentionBatch.rotation` says."""
+        self._rotation = None
+        self._of_step.clear()
+        if rotation is not None:
+            self._rotation = torch.from_numpy(rotation).to(self._kv[0].k.device)
 
     def __call__(
         self,
@@ -146,6 +157,12 @@ class RotaryStore:
         first call of a kind. Neither can be recorded, so a step runs once before it is captured.
         """
         cos, sin = self._table(heads.rope)
+        if heads.rope is not None and self._rotation is not None:
+            # A row for each token, so that the kernel needs to know nothing of three positions.
+            if heads.rope not in self._of_step:
+                self._of_step[heads.rope] = self._angles_at(heads.rope, self._rotation)
+            cos, sin = self._of_step[heads.rope]
+            positions = torch.arange(len(cos), device=cos.device, dtype=positions.dtype)
         self._put_in_order(qkv, heads)
         rotary_store(
             qkv,
@@ -179,13 +196,18 @@ class RotaryStore:
         """Cosine and sine for all pairs of a head; those that do not turn have the angle 0."""
         if rope not in self._angles:
             positions = torch.arange(self._context_length, device=self._kv[0].k.device)
-            cos = torch.ones(len(positions), self._head_dim // 2, device=positions.device)
-            sin = torch.zeros_like(cos)
-            if rope is not None:
-                num_pairs = rope.rotary_dim // 2
-                cos[:, :num_pairs], sin[:, :num_pairs] = rope.at(positions)
-            self._angles[rope] = (cos, sin)
+            self._angles[rope] = self._angles_at(rope, positions)
         return self._angles[rope]
+
+    def _angles_at(self, rope: Rope | None, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """At positions [N] or [3, N], each [N, D / 2]."""
+        num = positions.shape[-1]
+        cos = torch.ones(num, self._head_dim // 2, device=positions.device)
+        sin = torch.zeros_like(cos)
+        if rope is not None:
+            num_pairs = rope.rotary_dim // 2
+            cos[:, :num_pairs], sin[:, :num_pairs] = rope.at(positions)
+        return cos, sin
 
     def _put_in_order(self, qkv: Tensor, heads: Heads) -> None:
         """Where pairs are others than (i, i + D / 2), put the values of queries and keys so that

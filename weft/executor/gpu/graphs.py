@@ -109,7 +109,8 @@ class StepGraphs:
     def fitting(self, plan: Plan) -> StepGraph | None:
         """The graph for a step; None if the step must run without one."""
         num_requests = len(plan.rows)
-        if not num_requests or plan.inputs:
+        # Captured launches read angles by the positions in the sequence.
+        if not num_requests or plan.inputs or plan.rotation is not None:
             return None
         if num_requests == plan.num_tokens:
             index = bisect_left(self._decode_sizes, num_requests)

@@ -80,6 +80,8 @@ class TorchPaged:
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._positions = batch.positions
+        if batch.rotation is not None:
+            self._positions = torch.from_numpy(batch.rotation).to(batch.positions.device)
         self._rotations.clear()
         for window in self._masks:
             seen = batch.seen_by(window)

@@ -35,15 +35,25 @@ class Rope:
         self._original_max_position = rope.original_max_position
         self.rotary_dim = 2 * len(self._inv_freq)  # of a head's values, the first ones turn
         self.side_by_side = rope.side_by_side
+        # [rotary_dim / 2] by which position each pair turns (M-RoPE); None: tokens have one.
+        self.axes: Tensor | None = None
+        if rope.axes:
+            self.axes = torch.tensor(rope.axes)
+            assert len(self.axes) == len(self._inv_freq), "an axis for each pair"
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and sin, float32 [T, rotary_dim / 2]"""
+        """positions [T], or [3, T] in time, height and width -> cos and sin, float32
+        [T, rotary_dim / 2]"""
+        if positions.ndim == 2:
+            assert self.axes is not None, "tokens have one position in this model"
+            self.axes = self.axes.to(positions.device)
+            positions = positions[self.axes].T
         # Made on the CPU, because the device is not known before; moved once, at the first step.
         self._inv_freq = self._inv_freq.to(positions.device)
         return rotary_angles(positions, self._inv_freq, self._scale)
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> RotaryTables:
-        """What `rotate` needs for tokens at these positions [T]."""
+        """What `rotate` needs for tokens at these positions, as of `at`."""
         cos, signed_sin = rotary_tables(*self.at(positions), dtype)
         return RotaryTables(cos, signed_sin, self.query_scale(positions))
 

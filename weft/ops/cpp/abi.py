@@ -30,6 +30,7 @@ class OpKind(IntEnum):
     CONV = 18
     DELTA = 19
     SCAN = 20
+    ADD_VECTORS = 21
 
 
 class WeightFormat(IntEnum):
@@ -119,6 +120,8 @@ class StepArgs(ctypes.Structure):
         ("kept_lens", c_void_p),
         ("kept_slots", c_void_p),
         *ADAPTER_FIELDS,
+        ("rotation", c_void_p),
+        ("vectors_stride", c_int64),
     )
 
 
@@ -153,6 +156,7 @@ class FusedStep(ctypes.Structure):
         ("num_state_slots", c_int64),
         ("num_kept", c_int64),
         *ADAPTER_FIELDS,
+        ("rotation", c_void_p),
     )
 
 
@@ -190,6 +194,15 @@ class PackArgs(ctypes.Structure):
 
 class EmbedArgs(ctypes.Structure):
     _fields_ = (("weight", c_void_p), ("out", c_void_p), ("scale", c_float))
+
+
+class AddVectorsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("part", c_int64),
+    )
 
 
 class NormArgs(ctypes.Structure):
@@ -326,6 +339,7 @@ class RotaryStoreArgs(ctypes.Structure):
         ("side_by_side", c_int64),
         ("q_scale", c_void_p),
         ("q_head_stride", c_int64),
+        ("axes", c_void_p),
     )
 
 
@@ -537,6 +551,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(RouteArgs, ExpertsArgs, GateRowsArgs),
     *(ConvArgs, DeltaArgs, ScanArgs),
     *(PackedLoraPart, LoraRange, Lora),
+    AddVectorsArgs,
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -558,4 +573,5 @@ KIND_OF = {
     ConvArgs: OpKind.CONV,
     DeltaArgs: OpKind.DELTA,
     ScanArgs: OpKind.SCAN,
+    AddVectorsArgs: OpKind.ADD_VECTORS,
 }

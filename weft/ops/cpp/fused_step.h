@@ -30,6 +30,14 @@ static bool has_sound_states(const FusedStep& fused) {
   return true;
 }
 
+static bool has_sound_rotation(const FusedStep& fused) {
+  if (!fused.rotation) return true;
+  for (int64_t i = 0; i < 3 * fused.num_tokens; i++) {
+    if (fused.rotation[i] < 0 || fused.rotation[i] >= fused.table_stride) return false;
+  }
+  return true;
+}
+
 // Whether the plan holds together and stays inside the table.
 static bool is_sound(const FusedStep& fused) {
   const int64_t num = fused.num_requests;
@@ -42,7 +50,8 @@ static bool is_sound(const FusedStep& fused) {
     num_tokens += lens[r];
     num_sampling += samples[r];
   }
-  return num_tokens == fused.num_tokens && num_sampling == fused.num_sampling && has_sound_states(fused);
+  if (num_tokens != fused.num_tokens || num_sampling != fused.num_sampling) return false;
+  return has_sound_states(fused) && has_sound_rotation(fused);
 }
 
 // Write the plan's slots into the table; its columns, widened, are what the step points to.
@@ -79,6 +88,7 @@ static Step lay_out(const FusedStep& fused) {
   step.num_lora_blocks = fused.num_lora_blocks;
   step.lora_blocks = fused.lora_blocks;
   step.lora_rows = fused.lora_rows;
+  step.rotation = fused.rotation;
   return step;
 }
 

@@ -46,6 +46,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(embed_sum, EmbedSumArgs), KERNEL(layer_norm, LayerNormArgs),      KERNEL(scale_logits, ScaleLogitsArgs),
     KERNEL(route, RouteArgs),        KERNEL(experts, ExpertsArgs),          KERNEL(gate_rows, GateRowsArgs),
     KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
+    KERNEL(add_vectors, AddVectorsArgs),
 };
 
 }  // namespace weft

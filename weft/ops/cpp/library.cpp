@@ -150,7 +150,7 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs),
                            sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs),
                            sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
-                           sizeof(LoraRange),    sizeof(Lora)};
+                           sizeof(LoraRange),    sizeof(Lora),     sizeof(AddVectorsArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 

@@ -513,6 +513,13 @@ class CppOps:
         self.recorder.add(args)
         return activation_of(Value(out))
 
+    def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
+        """As `embed`."""
+        total = tensor_of(x)
+        args = abi.AddVectorsArgs(total.data_ptr(), total.stride(0), total.shape[1], part)
+        self.recorder.add(args)
+        return activation_of(Value(total))
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, self._record_norm))
 

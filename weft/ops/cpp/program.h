@@ -31,7 +31,7 @@ struct Step {
   const int32_t* lens;       // [R]
   const int32_t* table;      // [.., table_stride] slot of each token of a request; this step's are in it
   int64_t table_stride;
-  const float* vectors;      // [.., in of the embedding] what tokens below 0 stand for: token -1 - k for row k
+  const float* vectors;      // [.., vectors_stride] what tokens below 0 stand for: token -1 - k for row k
   const int64_t* window_slots;  // [T] the same as `slots` for caches that are `windowed`
   const int32_t* window_table;  // [.., table_stride] the same as `table`
   // Slots of the layers that keep a state of fixed size for each request. No slot is written twice, and none that a request
@@ -46,6 +46,8 @@ struct Step {
   int64_t num_lora_blocks;
   const LoraBlock* lora_blocks;  // of all tokens that have one
   const int32_t* lora_rows;      // these tokens, those of an adapter side by side
+  const int32_t* rotation;  // [3, T] positions in time, height and width by which tokens are rotated; null: `positions`
+  int64_t vectors_stride;  // at least the `in` of the embedding; 0: that
 };
 
 enum OpKind : int64_t {
@@ -70,7 +72,8 @@ enum OpKind : int64_t {
   kConv = 18,
   kDelta = 19,
   kScan = 20,
-  kNumOps = 21,
+  kAddVectors = 21,
+  kNumOps = 22,
 };
 
 struct Op {
@@ -112,6 +115,7 @@ struct FusedStep {
   int64_t num_lora_blocks;
   const LoraBlock* lora_blocks;
   const int32_t* lora_rows;
+  const int32_t* rotation;  // [3, T] as in Step, or null
 };
 
 // ---------------------------------------------------------------- weights
@@ -182,6 +186,15 @@ struct EmbedArgs {
   const Weight* weight;
   float* out;   // [T, in]
   float scale;  // 0 is the same as 1
+};
+
+// x[t] += numbers part size .. (part + 1) size - 1 of a vector of the step, where Step.tokens[t] is below 0; nothing if
+// vectors are shorter.
+struct AddVectorsArgs {
+  float* x;  // [T, x_stride]
+  int64_t x_stride;
+  int64_t size;
+  int64_t part;
 };
 
 // out = x / rms(x) * weight, over rows of `size`; out may be x. Or out += add_scale times that, if add_scale is not 0.
@@ -355,6 +368,7 @@ struct RotaryStoreArgs {
   int64_t side_by_side;  // 1: pairs are (2 i, 2 i + 1); 0: (i, i + rotary_dim / 2)
   const float* q_scale;  // [positions], or null
   int64_t q_head_stride;  // 0: head_dim
+  const uint8_t* axes;    // [rotary_dim / 2] which line of Step.rotation each pair turns by; or null: tokens have one position
 };
 
 // Attention of each token of the step to the cached tokens of its request and those of the step up to itself, or to all

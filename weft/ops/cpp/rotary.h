@@ -54,11 +54,39 @@ static void store_head(const KvCache& cache, void* data, float* scales, int64_t 
   }
 }
 
+// Angles of a token whose positions in time, height and width are those of its column of Step.rotation.
+struct Angles {
+  const float* cos;
+  const float* sin;
+  float mixed[kMaxHeadDim];
+};
+
+static void find_angles(const RotaryStoreArgs& args, const Step& step, int64_t token, Angles& angles) {
+  const int64_t half = args.rotary_dim / 2;
+  int64_t first = step.positions[token] * half;
+  if (args.axes && step.rotation) {
+    const int32_t* const at = step.rotation + token;
+    const int64_t firsts[3] = {at[0] * half, at[step.num_tokens] * half, at[2 * step.num_tokens] * half};
+    first = firsts[0];
+    if (firsts[1] != first || firsts[2] != first) {
+      for (int64_t i = 0; i < half; i++) {
+        angles.mixed[i] = args.cos[firsts[args.axes[i]] + i];
+        angles.mixed[half + i] = args.sin[firsts[args.axes[i]] + i];
+      }
+      angles.cos = angles.mixed;
+      angles.sin = angles.mixed + half;
+      return;
+    }
+  }
+  angles.cos = args.cos + first;
+  angles.sin = args.sin + first;
+}
+
 static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, int64_t token) {
   const KvCache& cache = *args.cache;
   const int64_t dim = cache.head_dim, half = args.rotary_dim / 2, slot = step.slots[token];
-  const float* cos = args.cos + step.positions[token] * half;
-  const float* sin = args.sin + step.positions[token] * half;
+  Angles angles;
+  find_angles(args, step, token, angles);
   float* x = args.qkv + token * args.qkv_stride;
   const int64_t q_stride = args.q_head_stride ? args.q_head_stride : dim;
   for (int64_t head = 0; head < args.heads + cache.kv_heads; head++) {
@@ -66,9 +94,9 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
     const float* norm = is_key ? args.k_norm : args.q_norm;
     if (norm) norm_head(x, norm, dim, args.eps);
     if (args.side_by_side) {
-      rotate_neighbours(x, cos, sin, half);
+      rotate_neighbours(x, angles.cos, angles.sin, half);
     } else {
-      rotate_head(x, cos, sin, half);
+      rotate_head(x, angles.cos, angles.sin, half);
     }
     if (args.q_scale && !is_key) scale_head(x, dim, args.q_scale[step.positions[token]]);
     if (is_key) store_head(cache, cache.k, cache.k_scale, slot, head - args.heads, x);

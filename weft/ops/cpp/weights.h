@@ -251,12 +251,12 @@ static void unpack_weight(const PackArgs& args, const Step&, Team& team) {
 static void embed(const EmbedArgs& args, const Step& step, Team& team) {
   constexpr int64_t kPiece = 4 * kInStep;
   const Weight& w = *args.weight;
-  const int64_t pieces = ceil_div(w.in, kPiece);
+  const int64_t pieces = ceil_div(w.in, kPiece), vectors_stride = step.vectors_stride ? step.vectors_stride : w.in;
   for (int64_t i; (i = team.take()) < step.num_tokens * pieces;) {
     const int64_t token = i / pieces, k = i % pieces * kPiece, num = least(kPiece, w.in - k);
     const int64_t id = step.tokens[token], panel = id / kPanel, column = id % kPanel;
     if (id < 0) {
-      memcpy(args.out + token * w.in + k, step.vectors + (-1 - id) * w.in + k, num * 4);
+      memcpy(args.out + token * w.in + k, step.vectors + (-1 - id) * vectors_stride + k, num * 4);
       continue;
     }
     const char* end = place_in_panel(w, panel, column, k + ceil_div(num, 8) * 8);
@@ -268,6 +268,20 @@ static void embed(const EmbedArgs& args, const Step& step, Team& team) {
     if (args.scale == 0) continue;
     float* row = args.out + token * w.in + k;
     for (int64_t i = 0; i < num; i++) row[i] *= args.scale;
+  }
+}
+
+static void add_vectors(const AddVectorsArgs& args, const Step& step, Team& team) {
+  constexpr int64_t kTokens = 8;  // taken at a time
+  const int64_t begin = args.part * args.size;
+  if (!step.vectors || begin + args.size > step.vectors_stride) return;
+  for (int64_t first = team.take(kTokens); first < step.num_tokens; first = team.take(kTokens)) {
+    for (int64_t t = first; t < least(first + kTokens, step.num_tokens); t++) {
+      if (step.tokens[t] >= 0) continue;
+      const float* const row = step.vectors + (-1 - step.tokens[t]) * step.vectors_stride + begin;
+      float* const x = args.x + t * args.x_stride;
+      for (int64_t i = 0; i < args.size; i++) x[i] += row[i];
+    }
   }
 }
 

@@ -26,6 +26,7 @@ from weft.ops.plain import (
     embedded,
     mixed,
     routed,
+    vectors_added,
 )
 from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import FP8
@@ -67,6 +68,9 @@ class TritonOps(TorchWeights):
         scale: float = 1.0,
     ) -> Tensor:
         return activation_of(Value(embedded(_ours(table), tokens, vectors, scale)))
+
+    def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
+        return activation_of(Value(vectors_added(tensor_of(x), tokens, vectors, part)))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, _norm))
