@@ -18,13 +18,15 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: MediaKind
-    # SHA-256 of all that its vectors depend on: kind, grid, shape and values. Items with the same
-    # digest have the same vectors.
+    # SHA-256 of all that its vectors and positions depend on: kind, grid, time_step, shape and
+    # values. Items with the same digest have the same vectors, and K and V in the same place.
     digest: bytes
     start: int  # place of its first token in the prompt
     length: int  # tokens
     # How its vectors lie in time, height and width; their product is `length`. None: in a line.
     grid: tuple[int, int, int] | None = None
-    time_step: int = 1  # distance of two frames in positions (M-RoPE)
+    # Distance of two frames in positions (M-RoPE): frame i stands at the whole part of
+    # i * time_step, as float32. Its last frame lies within its `length`.
+    time_step: float = 1.0
     shape: tuple[int, ...] = ()  # of `values`
     values: bytes = b""  # float32, packed: what the encoder reads; journals have none

@@ -19,7 +19,7 @@ class MediaPart(NamedTuple):
     length: int  # placeholder tokens, one behind the other
     grid: tuple[int, int, int] | None  # as that of `MediaItem`
     values: FloatArray  # float32, in the shape that the family's encoder reads
-    time_step: int = 1
+    time_step: float = 1.0
 
 
 class Prepared(NamedTuple):
