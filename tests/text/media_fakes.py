@@ -1,0 +1,84 @@
+"""Files of pictures, good and bad, and a processor that makes little of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from weft.arrays import FloatArray
+from weft.messages.media import MediaKind
+from weft.text.media.processor import MediaPart, Prepared
+
+MARK = "<image>"
+PAD = "<pad>"
+VIDEO_MARK = "<video>"
+
+
+class FakeProcessor:
+    """A picture stands for one token for each 4 of its pixels in width, between < and >; its value
+    is its mean colour. A video has a part for each frame, with text between."""
+
+    marks: Mapping[MediaKind, str] = {"image": MARK, "video": VIDEO_MARK}
+    placeholders: Mapping[MediaKind, str] = {"image": PAD, "video": PAD}
+    audio_rate = 0
+
+    def __init__(self) -> None:
+        self.seen: list[Image.Image] = []
+
+    def image(self, image: Image.Image) -> Prepared:
+        assert image.mode == "RGB"
+        self.seen.append(image)
+        if image.width < 2:
+            raise ValueError("it is too narrow for this model: 1 pixel; at least 2 are needed")
+        part = self._part("image", image)
+        return Prepared(f"<{PAD * part.length}>", (part,))
+
+    def video(self, frames: Sequence[Image.Image], frames_per_s: float) -> Prepared:
+        self.seen += frames
+        parts = tuple(self._part("video", frame) for frame in frames)
+        texts = [
+            f"{place / frames_per_s:.1f}s{PAD * part.length}" for place, part in enumerate(parts)
+        ]
+        return Prepared(" ".join(texts), parts)
+
+    def audio(self, samples: FloatArray) -> Prepared:
+        raise AssertionError("it takes no sound")
+
+    def _part(self, kind: MediaKind, image: Image.Image) -> MediaPart:
+        values = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))
+        length = max(image.width // 4, 1)
+        return MediaPart(kind, length, (1, 1, length), values)
+
+
+def picture(
+    width: int = 8, height: int = 8, colour: Any = (255, 0, 0), mode: str = "RGB"
+) -> Image.Image:
+    return Image.new(mode, (width, height), colour)
+
+
+def saved(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_of_size(width: int, height: int, data: bytes = b"") -> bytes:
+    """A head that says so, and hardly anything behind it."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = png_chunk(b"IDAT", zlib.compress(data)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + body
+
+
+def animation(num_frames: int, size: tuple[int, int] = (8, 8), format: str = "GIF") -> bytes:
+    frames = [Image.new("RGB", size, (10 * place % 256, 0, 50)) for place in range(num_frames)]
+    return saved(frames[0], format, save_all=True, append_images=frames[1:], duration=250)

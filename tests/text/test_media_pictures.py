@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from PIL import Image
+
+from tests.text.media_fakes import animation, picture, png_chunk, png_of_size, saved
+from weft.text.media.errors import MediaError, MediaTooLarge
+from weft.text.media.pictures import decode_frames, decode_picture, format_of, open_picture
+
+MOST = 1_000_000
+SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><image href="http://127.0.0.1/"/></svg>'
+
+
+def decoded(data: bytes, most: int = MOST) -> Image.Image:
+    return decode_picture(open_picture(data, most))
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_picture_is_what_its_bytes_say(format: str) -> None:
+    data = saved(picture(9, 5, (0, 0, 255)), format)
+    assert format_of(data) == format
+    image = decoded(data)
+    assert (image.mode, image.size) == ("RGB", (9, 5))
+    red, green, blue = image.getpixel((4, 2))  # type: ignore[misc]
+    assert blue > 250
+    assert red + green < 10
+
+
+@pytest.mark.parametrize(
+    ("image", "format"),
+    [
+        (picture(mode="CMYK", colour=(0, 255, 255, 0)), "JPEG"),
+        (picture(mode="RGBA", colour=(255, 0, 0, 0)), "PNG"),
+        (picture(mode="L", colour=77), "PNG"),
+        (picture(mode="LA", colour=(77, 3)), "PNG"),
+        (picture(mode="1", colour=1), "PNG"),
+        (picture(mode="P", colour=3), "PNG"),
+        (picture(mode="I;16", colour=40_000), "PNG"),
+        (picture(mode="RGBA", colour=(255, 0, 0, 9)), "WEBP"),
+    ],
+    ids=lambda value: getattr(value, "mode", value),
+)
+def test_any_mode_becomes_rgb_as_pillow_makes_it(image: Image.Image, format: str) -> None:
+    data = saved(image, format)
+    found = decoded(data)
+    import io
+
+    assert found.tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("orientation", range(1, 10))
+def test_a_picture_stands_upright(orientation: int) -> None:
+    from PIL import ImageOps
+
+    image = Image.effect_noise((6, 4), 80).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(image, "PNG", exif=exif)
+    expected = ImageOps.exif_transpose(open_picture(data, MOST))
+    assert decoded(data).tobytes() == expected.tobytes()
+    assert decoded(data).size == expected.size
+
+
+def test_the_first_frame_of_an_animation_is_the_picture() -> None:
+    for format in ("GIF", "WEBP", "PNG"):
+        assert decoded(animation(3, format=format)).getpixel((0, 0))[0] < 6  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "it is empty"),
+        (SVG, "an SVG"),
+        (b"  <svg></svg>", "it is an SVG"),
+        (b"<!DOCTYPE html><html></html>", "a page of HTML"),
+        (b"%PDF-1.7", "it is a PDF"),
+        (b"PK\x03\x04....", "a ZIP archive"),
+        (b"\0\0\0\x20ftypavif", "MP4, HEIC or AVIF"),
+        (b"II*\0....", "a TIFF"),
+        (b"RIFF....WAVEfmt ", "a RIFF file of another kind"),
+        (b"hello", "those of no picture"),
+        (b"\x89PNG\r\n\x1a\n", "cannot be read"),
+        (b"\xff\xd8\xff", "cannot be read"),
+        (b"GIF89a", "cannot be read"),
+        (b"BM", "cannot be read"),
+        (b"RIFF....WEBP", "cannot be read"),
+        (b"RIFF....WEBPVP8 ", "is cut off"),
+        (b"RIFF....WEBPVP8L", "is cut off"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_name(data: bytes, words: str) -> None:
+    with pytest.raises(MediaError, match=words):
+        open_picture(data, MOST)
+
+
+def webp_of_size(width: int, height: int) -> bytes:
+    body = b"\0\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    chunk = b"VP8X" + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
+
+
+def bmp_of_size(width: int, height: int) -> bytes:
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + head
+
+
+def jpeg_of_size(width: int, height: int) -> bytes:
+    data = bytearray(saved(picture(), "JPEG"))
+    place = data.index(b"\xff\xc0") + 5
+    data[place : place + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def gif_of_size(width: int, height: int) -> bytes:
+    """Of a screen of one pixel, with a frame that reaches beyond it."""
+    data = bytearray(saved(picture(1, 1), "GIF"))
+    place = data.index(b"\x2c", 13) + 5
+    data[place : place + 4] = struct.pack("<HH", width, height)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png_of_size(50_000, 50_000),
+        webp_of_size(16_383, 16_383),
+        webp_of_size(1 << 24, 1 << 24),
+        bmp_of_size(50_000, 50_000),
+        jpeg_of_size(50_000, 50_000),
+        gif_of_size(50_000, 50_000),
+        png_of_size(1_001, 1_000),
+    ],
+    ids=["png", "webp", "webp24", "bmp", "jpeg", "gif", "just_over"],
+)
+def test_too_many_pixels_are_refused_before_any_is_decoded(data: bytes) -> None:
+    with pytest.raises(MediaTooLarge, match=r"1,000,000( that)? are allowed") as caught:
+        open_picture(data, MOST)
+    assert caught.value.limit == "max_image_pixels"
+
+
+def cut(format: str) -> bytes:
+    data = saved(Image.effect_noise((64, 64), 90).convert("RGB"), format)
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *map(cut, ["PNG", "JPEG", "WEBP", "GIF", "BMP"]),
+        png_of_size(900, 900),
+        png_of_size(100, 100, bytes(10)),
+        jpeg_of_size(900, 900)[:300],
+        bmp_of_size(900, 900),
+        webp_of_size(900, 900),
+        gif_of_size(900, 900),
+        saved(picture(mode="RGB")).replace(b"IDAT", b"IDAX"),
+    ],
+)
+def test_a_damaged_file_is_refused(data: bytes) -> None:
+    with pytest.raises(MediaError, match=r"cannot be (decoded|read)"):
+        decoded(data)
+
+
+def test_data_that_no_decoder_asks_for_does_no_harm() -> None:
+    """An EXIF block of nonsense, one that refers to itself, and a picture that is a ZIP, too."""
+    plain = saved(picture())
+    for exif in (b"Exif\0\0nonsense", b"II*\0\x08\0\0\0" + b"\xff" * 60_000, bytes(5)):
+        with_exif = plain[:33] + png_chunk(b"eXIf", exif) + plain[33:]
+        assert decoded(with_exif).tobytes() == picture().tobytes()
+    loop = b"II*\0\x08\0\0\0\x01\0\x69\x87\x04\0\x01\0\0\0\x08\0\0\0\0\0\0\0"
+    assert decoded(saved(picture(), "JPEG", exif=b"Exif\0\0" + loop)).size == (8, 8)
+    assert decoded(plain + b"PK\x03\x04 and more").tobytes() == picture().tobytes()
+
+
+def test_a_compressed_text_that_grows_is_not_unpacked() -> None:
+    import zlib
+
+    plain = saved(picture())
+    bomb = b"a\0\0" + zlib.compress(bytes(50_000_000))
+    data = plain[:33] + png_chunk(b"zTXt", bomb) + plain[33:]
+    with pytest.raises(MediaError):
+        decoded(data)
+
+
+def test_frames_of_an_animation_have_a_rate() -> None:
+    for format in ("GIF", "WEBP", "PNG"):
+        frames, rate = decode_frames(open_picture(animation(5, format=format), MOST), 8, MOST)
+        assert len(frames) == 5
+        assert rate == pytest.approx(4.0)
+        assert [frame.mode for frame in frames] == ["RGB"] * 5
+    frames, rate = decode_frames(open_picture(saved(picture()), MOST), 8, MOST)
+    assert len(frames) == 1
+    assert rate == 0.0
+
+
+def test_too_many_frames_are_refused_before_any_is_decoded() -> None:
+    image = open_picture(animation(9), MOST)
+    with pytest.raises(MediaTooLarge, match="9 frames; 8 are allowed"):
+        decode_frames(image, 8, MOST)
+    with pytest.raises(MediaTooLarge, match="have 576 pixels; 500 are allowed"):
+        decode_frames(image, 9, 500)
+    broken = animation(4)[:-40]
+    with pytest.raises(MediaError, match="frame"):
+        decode_frames(open_picture(broken, MOST), 8, MOST)

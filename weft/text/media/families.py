@@ -1,0 +1,33 @@
+"""Which processor a model has.
+
+Each of the table's functions takes the folder of a model and its config.json, reads the other files
+that it wants, and returns a `MediaProcessor`. It raises ValueError for settings that it cannot
+follow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from weft.text.media.processor import MediaProcessor
+
+Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor]
+
+# By the architecture that config.json names: "module:function".
+PROCESSORS: dict[str, str] = {}
+
+
+def make_processor(folder: Path, config_json: Mapping[str, Any]) -> MediaProcessor | None:
+    """The processor of the model in `folder`; None for one that takes texts alone.
+
+    Raises ValueError for settings that the processor of its family cannot follow.
+    """
+    for architecture in config_json.get("architectures") or ():
+        if architecture in PROCESSORS:
+            module, _, function = PROCESSORS[architecture].partition(":")
+            make: Make = getattr(importlib.import_module(module), function)
+            return make(folder, config_json)
+    return None

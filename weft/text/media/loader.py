@@ -1,0 +1,270 @@
+"""From what a request names to what the engine gets: fetched, decoded, and made ready by the
+model's processor.
+
+Each step is a plain call that takes time, for whoever has a thread to spare (`server/media.py`,
+`weft.LLM`). What has been made ready is kept for a while, by the SHA-256 of its bytes: in a
+conversation the same picture comes with every turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from weft.messages.media import MediaItem, MediaKind
+from weft.text.media.errors import MediaError, MediaTooLarge
+from weft.text.media.fetch import Fetcher
+from weft.text.media.pictures import decode_frames, decode_picture, open_picture
+from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens, ready
+from weft.text.media.processor import MediaProcessor, Prepared
+from weft.text.media.sound import MAX_SECONDS, decode_sound
+from weft.text.media.sources import MediaSource, Raw, read_inline
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Key: TypeAlias = tuple[MediaKind, bytes, float]
+
+FRAMES_PER_S = 2.0  # of a video that does not say it
+LONG_PIXELS = 1_000_000  # from which on a picture is long work
+
+
+class MediaLimits(NamedTuple):
+    """How large what a request brings may be; the names are those of options."""
+
+    max_bytes: int = 64_000_000  # of all files of a request together
+    max_image_pixels: int = 36_000_000
+    max_video_frames: int = 768
+    max_video_pixels: int = 100_000_000  # of all frames together
+    max_audio_s: float = MAX_SECONDS
+    per_prompt: Mapping[MediaKind, int] = {"image": 64, "video": 4, "audio": 16}
+
+
+class Opened(NamedTuple):
+    """A file that has been looked at, and not decoded."""
+
+    kind: MediaKind
+    key: Key
+    raw: Raw
+    images: tuple[Image, ...]  # of a picture or a video; nothing of a sound
+    found: ReadyMedia | None = None  # it was made ready before
+
+    @property
+    def is_long(self) -> bool:
+        """Whether making it ready is long work."""
+        if self.found is not None:
+            return False
+        if self.kind != "image":
+            return True
+        width, height = self.images[0].size
+        return width * height > LONG_PIXELS
+
+
+class MediaLoader:
+    """Loads for one model. Calls may run in several threads at once."""
+
+    def __init__(
+        self,
+        processor: MediaProcessor,
+        token_ids: Mapping[MediaKind, int],
+        fetcher: Fetcher,
+        limits: MediaLimits | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        """`token_ids`: of the placeholder of each kind that the model takes."""
+        self.limits = limits or MediaLimits()
+        self.fetcher = fetcher
+        self.marks: Mapping[MediaKind, str] = dict(processor.marks)
+        self._processor = processor
+        self._token_ids = dict(token_ids)
+        self._cache = ReadyCache(cache_bytes)
+
+    # ---- what may be asked for
+
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raise `MediaRefusal` for the first that the model does not take, for too many, and for
+        an address that is not allowed. Nothing has been read or fetched then."""
+        numbers: dict[MediaKind, int] = {}
+        for source in sources:
+            kind = source.kind
+            if kind not in self.marks:
+                raise MediaRefusal(source, MediaError(f"this model takes no {NAMES[kind][1]}"))
+            numbers[kind] = numbers.get(kind, 0) + 1
+        for kind, number in numbers.items():
+            most = self.limits.per_prompt.get(kind, 0)
+            if number > most:
+                last = [source for source in sources if source.kind == kind][most]
+                message = (
+                    f"the prompt has {count(number, kind)}; {most:,} are allowed "
+                    "(--limit-mm-per-prompt)"
+                )
+                raise MediaRefusal(last, MediaError(message))
+        for source in sources:
+            if source.is_elsewhere:
+                try:
+                    self.fetcher.check(source.url)
+                except MediaError as exc:
+                    raise MediaRefusal(source, exc) from exc
+
+    # ---- one after the other
+
+    def read(self, source: MediaSource, max_bytes: int) -> Raw:
+        """The bytes of a source. Raises `MediaRefusal`."""
+        try:
+            if source.is_elsewhere:
+                return Raw((self.fetcher.fetch(source.url, max_bytes),))
+            return read_inline(source, max_bytes)
+        except ValueError as exc:
+            raise MediaRefusal(source, exc) from exc
+
+    def open(self, source: MediaSource, raw: Raw) -> Opened:
+        """What the bytes are, and how large; their pixels are not touched. Raises
+        `MediaRefusal`."""
+        digest = hashlib.sha256()
+        for file in raw.files:
+            digest.update(len(file).to_bytes(8, "little"))
+            digest.update(file)
+        key = (source.kind, digest.digest(), raw.frames_per_s)
+        found = self._cache.get(key)
+        images: tuple[Image, ...] = ()
+        if found is None and source.kind != "audio":
+            most = self.limits.max_image_pixels
+            try:
+                images = tuple(open_picture(file, most) for file in raw.files)
+            except ValueError as exc:
+                raise MediaRefusal(source, exc) from exc
+        return Opened(source.kind, key, raw, images, found)
+
+    def make_ready(self, source: MediaSource, opened: Opened) -> ReadyMedia:
+        """Decode it, and let the processor make of it what the model reads. Raises
+        `MediaRefusal`."""
+        if opened.found is not None:
+            return opened.found
+        try:
+            made = ready(opened.kind, self._prepared(opened))
+        except ValueError as exc:
+            raise MediaRefusal(source, exc) from exc
+        self._cache.put(opened.key, made)
+        return made
+
+    def load(self, sources: Sequence[MediaSource]) -> list[ReadyMedia]:
+        """All of it, here and now. Raises `MediaRefusal`."""
+        self.check(sources)
+        loaded: list[ReadyMedia] = []
+        left = self.limits.max_bytes
+        for source in sources:
+            raw = self.read(source, left)
+            left -= raw.num_bytes
+            loaded.append(self.make_ready(source, self.open(source, raw)))
+        return loaded
+
+    # ---- in a prompt
+
+    def in_text(self, text: str, media: Sequence[ReadyMedia]) -> tuple[str, list[ReadyMedia]]:
+        """`placing.in_text` with the marks of this model."""
+        return in_text(text, self.marks, media)
+
+    def in_tokens(self, ids: Sequence[int], media: Sequence[ReadyMedia]) -> tuple[MediaItem, ...]:
+        """`placing.in_tokens` with the placeholders of this model."""
+        return in_tokens(ids, self._token_ids, media)
+
+    # ---- by kind
+
+    def _prepared(self, opened: Opened) -> Prepared:
+        match opened.kind:
+            case "image":
+                return self._processor.image(decode_picture(opened.images[0]))
+            case "video":
+                return self._video(opened)
+            case "audio":
+                return self._audio(opened)
+
+    def _video(self, opened: Opened) -> Prepared:
+        """An animation, or a picture for each frame."""
+        frames_per_s = opened.raw.frames_per_s
+        limits = self.limits
+        if len(opened.images) == 1:
+            image = opened.images[0]
+            frames, told = decode_frames(image, limits.max_video_frames, limits.max_video_pixels)
+            return self._processor.video(frames, frames_per_s or told or FRAMES_PER_S)
+        first = opened.images[0].size
+        num_frames = len(opened.images)
+        if num_frames > limits.max_video_frames:
+            message = f"it has {num_frames:,} frames; {limits.max_video_frames:,} are allowed"
+            raise MediaTooLarge("max_video_frames", message)
+        for index, image in enumerate(opened.images):
+            if image.size != first:
+                raise MediaError(f"its frame {index} has another size than the first")
+        num_pixels = num_frames * first[0] * first[1]
+        if num_pixels > limits.max_video_pixels:
+            message = (
+                f"its frames have {num_pixels:,} pixels; {limits.max_video_pixels:,} are allowed"
+            )
+            raise MediaTooLarge("max_video_pixels", message)
+        frames = [decode_picture(image) for image in opened.images]
+        return self._processor.video(frames, frames_per_s or FRAMES_PER_S)
+
+    def _audio(self, opened: Opened) -> Prepared:
+        [file] = opened.raw.files
+        rate = self._processor.audio_rate
+        return self._processor.audio(decode_sound(file, rate, self.limits.max_audio_s))
+
+
+class MediaRefusal(Exception):
+    """Why one source is not taken; `source.where` names it in the request."""
+
+    def __init__(self, source: MediaSource, cause: ValueError) -> None:
+        super().__init__(f"{source.where}: {cause}")
+        self.source = source
+        self.limit = cause.limit if isinstance(cause, MediaTooLarge) else ""
+
+
+class ReadyCache:
+    """What was made ready last, up to a number of bytes; what was used least recently goes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._kept: OrderedDict[Key, ReadyMedia] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def get(self, key: Key) -> ReadyMedia | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+            return found
+
+    def put(self, key: Key, made: ReadyMedia) -> None:
+        """One that is larger than the cache is not kept."""
+        if made.num_bytes > self._max_bytes:
+            return
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = made
+            self._num_bytes += made.num_bytes
+            while self._num_bytes > self._max_bytes:
+                _, dropped = self._kept.popitem(last=False)
+                self._num_bytes -= dropped.num_bytes
+
+
+def token_ids(
+    processor: MediaProcessor, id_of: Callable[[str], int | None]
+) -> dict[MediaKind, int]:
+    """The ids of the placeholders of a processor. `id_of`: of one token, by its text; None if there
+    is no such token. Raises ValueError for a placeholder that the tokenizer does not know."""
+    found: dict[MediaKind, int] = {}
+    for kind, text in processor.placeholders.items():
+        id = id_of(text)
+        if id is None:
+            raise ValueError(f"its tokenizer has no token {text!r}, which stands for {kind}s")
+        found[kind] = id
+    return found

@@ -1,0 +1,150 @@
+"""Where pictures, videos and sounds stand in a prompt: first in its text, then in its tokens.
+
+    text     What is <image> and <image>?           a mark for each, as the template writes it
+    ready    What is [i][i][i] and [i][i]?          `Prepared.text` in the place of each mark
+    tokens   500 501  9 9 9  502  9 9  503          runs of placeholders: the places of the parts
+
+A text of the user may have a mark or a placeholder, too. Then the numbers do not agree, and the
+request is refused: it cannot be told which is which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from weft.messages.media import MediaItem, MediaKind
+from weft.text.media.errors import MediaError
+from weft.text.media.processor import MediaPart, Prepared
+
+NAMES: dict[MediaKind, tuple[str, str]] = {
+    "image": ("image", "images"),
+    "video": ("video", "videos"),
+    "audio": ("sound", "sounds"),
+}
+
+
+class ReadyMedia(NamedTuple):
+    """One picture, video or sound as the engine will get it, wherever it will stand."""
+
+    kind: MediaKind
+    text: str  # in the place of its mark
+    items: tuple[MediaItem, ...]  # in the order of their placeholders; `start` is 0 yet
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.length for item in self.items)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text) + sum(len(item.values) for item in self.items)
+
+
+def ready(kind: MediaKind, prepared: Prepared) -> ReadyMedia:
+    """The values packed, and named by their digests."""
+    return ReadyMedia(kind, prepared.text, tuple(map(_item, prepared.parts)))
+
+
+def _item(part: MediaPart) -> MediaItem:
+    values = np.ascontiguousarray(part.values, dtype="<f4")
+    packed = values.tobytes()
+    head = f"{part.kind} {part.grid} {part.time_step} {part.length} {values.shape}\n"
+    digest = hashlib.sha256(head.encode())
+    digest.update(packed)
+    return MediaItem(
+        kind=part.kind,
+        digest=digest.digest(),
+        start=0,
+        length=part.length,
+        grid=part.grid,
+        time_step=part.time_step,
+        shape=values.shape,
+        values=packed,
+    )
+
+
+def count(number: int, kind: MediaKind) -> str:
+    """ "1 image", "2 sounds"."""
+    return f"{number:,} {NAMES[kind][number != 1]}"
+
+
+def in_text(
+    text: str, marks: Mapping[MediaKind, str], media: Sequence[ReadyMedia]
+) -> tuple[str, list[ReadyMedia]]:
+    """`text` with what stands for each of `media` in the place of its mark, and the media in the
+    order in which they stand there.
+
+    Raises `MediaError` unless there is one mark for each.
+    """
+    by_mark: dict[str, list[ReadyMedia]] = {}
+    for kind, mark in marks.items():
+        own = [one for one in media if one.kind == kind]
+        if own:
+            by_mark.setdefault(mark, []).extend(own)
+    pieces: list[str] = []
+    in_order: list[ReadyMedia] = []
+    end = 0
+    if by_mark:
+        # A mark may be the beginning of another: the longer one is what stands there.
+        longest_first = sorted(by_mark, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, longest_first)))
+        found = list(pattern.finditer(text))
+        for mark, waiting in by_mark.items():
+            num_marks = sum(match[0] == mark for match in found)
+            if num_marks != len(waiting):
+                told = count(len(waiting), waiting[0].kind)
+                raise MediaError(
+                    f"the prompt has the mark {mark!r} {num_marks:,} times for {told}; "
+                    "texts may not have it themselves, and a prompt without a chat template has to"
+                )
+        waiting_of = {mark: iter(waiting) for mark, waiting in by_mark.items()}
+        for match in found:
+            one = next(waiting_of[match[0]])
+            pieces += (text[end : match.start()], one.text)
+            in_order.append(one)
+            end = match.end()
+    pieces.append(text[end:])
+    return "".join(pieces), in_order
+
+
+def in_tokens(
+    ids: Sequence[int], placeholders: Mapping[MediaKind, int], media: Sequence[ReadyMedia]
+) -> tuple[MediaItem, ...]:
+    """The parts of `media` (in the order of the prompt) at the runs of their placeholders.
+
+    Raises `MediaError` unless the runs are exactly as long as the parts.
+    """
+    numbers = np.asarray(ids)
+    by_token: dict[int, list[MediaItem]] = {}
+    for one in media:
+        for item in one.items:
+            by_token.setdefault(placeholders[item.kind], []).append(item)
+    placed: list[MediaItem] = []
+    for token, items in by_token.items():
+        places = np.flatnonzero(numbers == token)
+        needed = sum(item.length for item in items)
+        if len(places) != needed:
+            raise MediaError(
+                f"the prompt has {len(places):,} tokens that stand for parts of media (id {token}) "
+                f"where its {len(items):,} parts need {needed:,}; texts may not have them"
+            )
+        begin = 0
+        for item in items:
+            own = places[begin : begin + item.length]
+            begin += item.length
+            if own[-1] - own[0] != item.length - 1:
+                raise MediaError(
+                    f"the prompt has something among the {item.length:,} tokens that stand for "
+                    f"one part of media (id {token}), which have to be one run"
+                )
+            placed.append(replace(item, start=int(own[0])))
+    return tuple(sorted(placed, key=_start))
+
+
+def _start(item: MediaItem) -> int:
+    return item.start

@@ -1,0 +1,118 @@
+"""Where the bytes of a picture, a video or a sound come from: the request itself, or an address."""
+
+from __future__ import annotations
+
+import binascii
+from typing import NamedTuple
+
+from weft.messages.media import MediaKind
+from weft.text.media.errors import MediaError, MediaTooLarge
+
+LIMIT = "max_media_mb"
+# Characters of base64 that are decoded at once: between two pieces other threads get a turn.
+PIECE_LEN = 1 << 20
+FRAMES_TYPE = "video/jpeg"  # frames of a video, each a picture of its own (vLLM)
+ADDRESSES = ("data:", "http:", "https:", "file:")
+
+
+class MediaSource(NamedTuple):
+    """One of `url`, `base64` and `data` says what it is."""
+
+    kind: MediaKind
+    where: str  # the field of the request that names it, for messages
+    url: str = ""
+    base64: str = ""
+    data: bytes = b""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its bytes have to be read from another machine, or from a file."""
+        return bool(self.url) and self.url[:5].lower() != "data:"
+
+
+class Raw(NamedTuple):
+    """The bytes of a file, or of each of a video's frames."""
+
+    files: tuple[bytes, ...]
+    frames_per_s: float = 0.0  # of a video that comes as frames; 0: not told
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.files))
+
+
+def text_source(kind: MediaKind, where: str, text: str) -> MediaSource:
+    """What a text stands for that may be an address or base64."""
+    if text[:6].lower().startswith(ADDRESSES):
+        return MediaSource(kind, where, url=text)
+    return MediaSource(kind, where, base64=text)
+
+
+def read_inline(source: MediaSource, max_bytes: int) -> Raw:
+    """The bytes of a source that stands in the request.
+
+    Raises `MediaTooLarge` before anything larger than `max_bytes` is decoded, and `MediaError`.
+    """
+    if source.data:
+        require_size(len(source.data), max_bytes)
+        return Raw((source.data,))
+    if not source.url:
+        return Raw((_decoded(source.base64, max_bytes),))
+    return _data_url(source, max_bytes)
+
+
+def require_size(num_bytes: int, max_bytes: int) -> None:
+    """Raise `MediaTooLarge` for more than is allowed."""
+    if num_bytes > max_bytes:
+        message = f"it has {num_bytes / 1e6:,.1f} MB; {max_bytes / 1e6:,g} MB are allowed"
+        raise MediaTooLarge(LIMIT, message)
+
+
+def _data_url(source: MediaSource, max_bytes: int) -> Raw:
+    """Source: RFC 2397. The type that it claims is not believed, but for a video in frames."""
+    begin = source.url.find(",", 0, 1_024)
+    if begin < 0:
+        raise MediaError("it is a data: URL without a comma; data:image/png;base64,... is expected")
+    type, *params = source.url[len("data:") : begin].split(";")
+    if not params or params[-1].strip().lower() != "base64":
+        raise MediaError("it is a data: URL that is not base64; only that is read")
+    if source.kind != "video" or type.strip().lower() != FRAMES_TYPE:
+        return Raw((_decoded(source.url, max_bytes, begin + 1),))
+    frames: list[bytes] = []
+    left = max_bytes
+    for text in source.url[begin + 1 :].split(","):
+        frames.append(_decoded(text, left))
+        left -= len(frames[-1])
+    return Raw(tuple(frames), _frames_per_s(params))
+
+
+def _frames_per_s(params: list[str]) -> float:
+    """As a data: URL says it: `data:video/jpeg;fps=4;base64,...`."""
+    for param in params:
+        name, _, text = param.partition("=")
+        if name.strip().lower() == "fps":
+            try:
+                value = float(text)
+            except ValueError:
+                value = 0.0
+            if not 0.01 <= value <= 1_000:  # false for NaN, too
+                raise MediaError(f"its fps are {text[:32]!r}; a number of 0.01 to 1000 is allowed")
+            return value
+    return 0.0
+
+
+def _decoded(text: str, max_bytes: int, begin: int = 0) -> bytes:
+    """The bytes that base64 from `begin` on stands for."""
+    length = len(text) - begin
+    padding = text[-2:].count("=") if length else 0
+    require_size(length // 4 * 3 - padding, max_bytes)
+    if length % 4:
+        raise MediaError(f"it is no base64: its {length:,} characters are no multiple of 4")
+    pieces: list[bytes] = []
+    try:
+        for start in range(begin, len(text), PIECE_LEN):
+            piece = text[start : start + PIECE_LEN].encode("ascii")
+            pieces.append(binascii.a2b_base64(piece, strict_mode=True))
+    except ValueError as exc:  # binascii.Error and UnicodeEncodeError are such
+        raise MediaError("it is no base64: it has characters that do not belong there") from exc
+    return b"".join(pieces)
