@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
+from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelSpec, log_mel, mel_bands
@@ -25,8 +27,8 @@ class Qwen2Audio:
     placeholders: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
 
     def __init__(self, config: Mapping[str, Any], extractor: Mapping[str, Any]) -> None:
-        """`config` is `config.json`, `extractor` what `preprocessor_config.json` says of sounds.
-        Raises ModelError if they do not fit together."""
+        """`config` is `config.json`, `extractor` what a checkpoint says of its
+        WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
         self.spec = _read_spec(extractor)
         encoder = get(config, "audio_config", dict, {})
         num_bands = size(encoder, "num_mel_bins", 128)
@@ -34,7 +36,7 @@ class Qwen2Audio:
         if (num_bands, num_frames) != (self.spec.num_bands, self.spec.num_frames):
             raise BadConfig(
                 f"the encoder of sounds reads {num_frames} frames of {num_bands} bands; "
-                f"preprocessor_config.json makes {self.spec.num_frames} of {self.spec.num_bands}"
+                f"its feature extractor makes {self.spec.num_frames} of {self.spec.num_bands}"
             )
         self._bands = mel_bands(self.spec)
 
@@ -69,6 +71,16 @@ class Qwen2Audio:
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
         raise ValueError("the model takes no videos")
+
+
+def make(folder: Path, config: Mapping[str, Any]) -> Qwen2Audio:
+    """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
+    # Newer checkpoints have everything of their processor in one file.
+    whole = read_json_if_there(folder / "processor_config.json")
+    extractor = get(whole, "feature_extractor", dict, {})
+    if not extractor:
+        extractor = read_json_if_there(folder / "preprocessor_config.json")
+    return Qwen2Audio(config, extractor)
 
 
 def _read_spec(extractor: Mapping[str, Any]) -> MelSpec:
