@@ -17,7 +17,9 @@ from weft.text.media.processor import MediaProcessor
 Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor]
 
 # By the architecture that config.json names: "module:function".
-PROCESSORS: dict[str, str] = {}
+PROCESSORS: dict[str, str] = {
+    "Qwen2AudioForConditionalGeneration": "weft.text.media.qwen2_audio:make",
+}
 
 
 def make_processor(folder: Path, config_json: Mapping[str, Any]) -> MediaProcessor | None:
