@@ -18,6 +18,10 @@ Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor]
 
 # By the architecture that config.json names: "module:function".
 PROCESSORS: dict[str, str] = {
+    "Qwen2_5_VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
+    "Qwen3_5ForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
+    "Qwen3_5MoeForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen2AudioForConditionalGeneration": "weft.text.media.qwen2_audio:make",
 }
 

@@ -1,0 +1,380 @@
+"""What the models of Qwen that see make of pictures and videos before their encoder reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weft.arrays import FloatArray, IntArray
+from weft.config.config_json import get, number, require, size
+from weft.config.model import read_json_if_there
+from weft.config.model_errors import BadConfig
+from weft.messages.media import MediaKind
+from weft.text.media.processor import MediaPart, Prepared
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE = "<|image_pad|>"
+VIDEO = "<|video_pad|>"
+# Around each frame of a video, where the text between frames tells the time.
+FRAME_BEGIN = "<|vision_start|>"
+FRAME_END = "<|vision_end|>"
+MAX_RATIO = 200  # of the sides of a picture
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+CHANNELS = 3
+BICUBIC = 3  # as Pillow counts
+
+
+class Size(NamedTuple):
+    """In pixels."""
+
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelSpec:
+    """How pixels become patches."""
+
+    patch_size: int
+    merge_size: int  # patches of a side of the square that becomes one token
+    time_size: int  # frames of a patch
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    factor: float = 1 / 255  # of a pixel, before it is normed
+
+    @property
+    def multiple(self) -> int:
+        """Of which both sides are multiples."""
+        return self.patch_size * self.merge_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoSpec:
+    pixels: PixelSpec
+    has_timestamps: bool  # in the text between frames; else positions tell the time
+    tokens_per_s: float = 1.0  # positions of a second, where these do
+    samples_frames: bool = False
+    frames_per_s: float = 2.0  # that are kept of more
+    min_frames: int = 4
+    max_frames: int = 768
+
+
+class QwenVision:
+    """The `MediaProcessor` of Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+
+    The values of a picture are patches [P, colours * side * side], those of a video
+    [P, colours * time_size * side * side]. The patches of a token stand side by side, line by line.
+    """
+
+    marks: Mapping[MediaKind, str] = {"image": IMAGE, "video": VIDEO}
+    placeholders: Mapping[MediaKind, str] = {"image": IMAGE, "video": VIDEO}
+
+    def __init__(self, image: PixelSpec, video: VideoSpec) -> None:
+        self.image_spec = image
+        self.video_spec = video
+        self._image_values = normed_values(image)
+        self._video_values = normed_values(video.pixels)
+
+    @property
+    def audio_rate(self) -> int:
+        return 0
+
+    def image(self, image: Image) -> Prepared:
+        spec = self.image_spec
+        found = image_size(Size(image.height, image.width), spec)
+        pixels = resized(image, found)[None]
+        grid = grid_of(found, 1, spec)
+        part = MediaPart(
+            kind="image",
+            length=math.prod(grid),
+            grid=grid,
+            values=patches_of(pixels, spec, self._image_values),
+        )
+        return Prepared(IMAGE * part.length, (part,))
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+        spec = self.video_spec.pixels
+        if not frames or len({frame.size for frame in frames}) > 1:
+            raise ValueError("a video must have frames, which all have one size")
+        if not (math.isfinite(frames_per_s) and frames_per_s > 0):
+            raise ValueError(f"a video has {frames_per_s:g} frames a second; that must be above 0")
+        kept = sampled_frames(len(frames), frames_per_s, self.video_spec)
+        before = Size(frames[0].height, frames[0].width)
+        found = video_size(before, len(kept), self.video_spec)
+        pixels = np.stack([resized(frames[index], found) for index in kept.tolist()])
+        # The last frame is repeated until it fills a patch.
+        missing = -len(pixels) % spec.time_size
+        pixels = np.concatenate((pixels, np.repeat(pixels[-1:], missing, axis=0)))
+        grid = grid_of(found, len(pixels) // spec.time_size, spec)
+        values = patches_of(pixels, spec, self._video_values)
+        if self.video_spec.has_timestamps:
+            times = timestamps(kept, frames_per_s, spec.time_size)
+            return _frame_by_frame(values, grid, times)
+        rate = len(kept) / len(frames) * frames_per_s
+        step = self.video_spec.tokens_per_s * (spec.time_size / rate)
+        if step > grid[1] * grid[2]:
+            raise ValueError(
+                f"a video has {rate:g} frames a second; for frames of this size it must be at "
+                f"least {self.video_spec.tokens_per_s * spec.time_size / (grid[1] * grid[2]):g}"
+            )
+        part = MediaPart("video", math.prod(grid), grid, values, step)
+        return Prepared(VIDEO * part.length, (part,))
+
+    def audio(self, samples: FloatArray) -> Prepared:
+        raise ValueError("the model takes no audio")
+
+
+def _frame_by_frame(values: FloatArray, grid: tuple[int, int, int], times: list[float]) -> Prepared:
+    """Each frame is encoded by itself, behind the second in which it was seen."""
+    num_frames, rows, columns = grid
+    parts = []
+    text = ""
+    for time_s, patches in zip(times, np.split(values, num_frames), strict=True):
+        part = MediaPart("video", rows * columns, (1, rows, columns), patches)
+        parts.append(part)
+        text += f"<{time_s:.1f} seconds>{FRAME_BEGIN}{VIDEO * part.length}{FRAME_END}"
+    return Prepared(text, tuple(parts))
+
+
+def image_size(given: Size, spec: PixelSpec) -> Size:
+    """To what a picture is resized: both sides multiples of `spec.multiple`, about as many pixels
+    as it has within the limits, about its shape. Raises ValueError for one that is too narrow."""
+    require_ratio(given)
+    return _bounded(given, _rounded(given, spec.multiple), 1, 1, spec)
+
+
+def video_size(given: Size, num_frames: int, spec: VideoSpec) -> Size:
+    """The same of `num_frames` frames of a video. With timestamps the limits are those of all
+    frames together."""
+    pixels = spec.pixels
+    if not spec.has_timestamps:
+        return image_size(given, pixels)
+    if num_frames < pixels.time_size:
+        raise ValueError(
+            f"a video has {num_frames} frame{'s'[: num_frames != 1]}; this model takes videos of "
+            f"at least {pixels.time_size}"
+        )
+    if min(given) < pixels.multiple:
+        grown = max(pixels.multiple / given.height, pixels.multiple / given.width)
+        given = Size(int(given.height * grown), int(given.width * grown))
+    require_ratio(given)
+    rounded_frames = round(num_frames / pixels.time_size) * pixels.time_size
+    return _bounded(given, _rounded(given, pixels.multiple), num_frames, rounded_frames, pixels)
+
+
+def _rounded(given: Size, multiple: int) -> Size:
+    return Size(round(given.height / multiple) * multiple, round(given.width / multiple) * multiple)
+
+
+def _bounded(
+    given: Size, rounded: Size, num_frames: int, rounded_frames: int, spec: PixelSpec
+) -> Size:
+    """`rounded`, or what has fewer or more pixels in the shape of the given frames."""
+    multiple = spec.multiple
+    num_pixels = num_frames * given.height * given.width
+    rounded_pixels = rounded_frames * rounded.height * rounded.width
+    if rounded_pixels > spec.max_pixels:
+        shrunk = math.sqrt(num_pixels / spec.max_pixels)
+        height = math.floor(given.height / shrunk / multiple) * multiple
+        width = math.floor(given.width / shrunk / multiple) * multiple
+        return Size(max(multiple, height), max(multiple, width))
+    if rounded_pixels < spec.min_pixels:
+        grown = math.sqrt(spec.min_pixels / num_pixels)
+        height = math.ceil(given.height * grown / multiple) * multiple
+        width = math.ceil(given.width * grown / multiple) * multiple
+        return Size(height, width)
+    return rounded
+
+
+def require_ratio(given: Size) -> None:
+    if max(given) > MAX_RATIO * min(given):
+        raise ValueError(
+            f"it has {given.width} x {given.height} pixels; one side may be at most {MAX_RATIO} "
+            "times as long as the other"
+        )
+
+
+def resized(image: Image, found: Size) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """[height, width, colours]"""
+    return np.asarray(image.resize((found.width, found.height), resample=BICUBIC))
+
+
+def normed_values(spec: PixelSpec) -> FloatArray:
+    """[colours, 256] what each value of a pixel becomes."""
+    values = (np.arange(256, dtype=np.float64) * spec.factor).astype(np.float32)
+    mean = np.array(spec.mean, np.float32)
+    deviation = np.array(spec.deviation, np.float32)
+    return ((values[:, None] - mean) / deviation).T
+
+
+def grid_of(found: Size, num_times: int, spec: PixelSpec) -> tuple[int, int, int]:
+    """Of tokens."""
+    return num_times, found.height // spec.multiple, found.width // spec.multiple
+
+
+def patches_of(
+    pixels: np.ndarray[Any, np.dtype[np.uint8]], spec: PixelSpec, normed: FloatArray
+) -> FloatArray:
+    """Frames [F, height, width, colours] -> patches [P, colours * frames of a patch * side * side];
+    one frame is a patch's only one."""
+    num_frames, height, width, _ = pixels.shape
+    frames = min(num_frames, spec.time_size)
+    side = spec.patch_size
+    merge = spec.merge_size
+    cut = pixels.reshape(
+        num_frames // frames,
+        frames,
+        height // spec.multiple,
+        merge,
+        side,
+        width // spec.multiple,
+        merge,
+        side,
+        CHANNELS,
+    )
+    # Frames, rows and columns of tokens, of patches in a token; colours, frames and pixels.
+    in_order = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, CHANNELS, frames * side**2)
+    values = np.empty(in_order.shape, np.float32)
+    for colour in range(CHANNELS):
+        values[:, colour] = normed[colour][in_order[:, colour]]
+    return values.reshape(len(values), -1)
+
+
+def sampled_frames(num_frames: int, frames_per_s: float, spec: VideoSpec) -> IntArray:
+    """The indices of the frames that are kept."""
+    if not spec.samples_frames:
+        return np.arange(num_frames, dtype=np.int32)
+    if spec.has_timestamps:
+        wanted = int(num_frames / frames_per_s * spec.frames_per_s)
+        wanted = min(max(wanted, spec.min_frames), spec.max_frames, num_frames)
+        return np.linspace(0, num_frames - 1, wanted).round().astype(np.int32)
+    time_size = spec.pixels.time_size
+    most = min(spec.max_frames, num_frames) // time_size * time_size
+    share = min(max(num_frames / frames_per_s * spec.frames_per_s, spec.min_frames), most)
+    wanted = math.floor(min(share, num_frames) / time_size) * time_size
+    if not wanted:
+        raise ValueError(f"a video has {num_frames} frames; this model takes at least {time_size}")
+    # Rounded to float32 as torch does it.
+    places = np.arange(wanted) * (num_frames / wanted)
+    return places.astype(np.float32).astype(np.int32)
+
+
+def timestamps(kept: IntArray, frames_per_s: float, time_size: int) -> list[float]:
+    """Seconds of each patch in time: between its first and its last frame."""
+    indices = kept.tolist()
+    indices += [indices[-1]] * (-len(indices) % time_size)
+    seconds = [index / frames_per_s for index in indices]
+    last = time_size - 1
+    return [(seconds[at] + seconds[at + last]) / 2 for at in range(0, len(seconds), time_size)]
+
+
+def make_qwen2_5_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+    """The processor of a model folder whose `config.json` is given. Raises ModelError."""
+    vision = get(config, "vision_config", dict, {})
+    image, video = _read_files(folder)
+    limits = (56 * 56, 28 * 28 * 1280)
+    of_frames = (128 * 28 * 28, 28 * 28 * 768)
+    looks = (CLIP_MEAN, CLIP_DEVIATION)
+    of_video = VideoSpec(
+        pixels=_pixel_spec(video, vision, of_frames, looks, patch_size=14),
+        has_timestamps=False,
+        tokens_per_s=number(vision, "tokens_per_second", 4.0, above=0.0),
+        samples_frames=get(video, "do_sample_frames", bool, False) and "fps" in video,
+        **_sampling(video),
+    )
+    return QwenVision(_pixel_spec(image, vision, limits, looks, patch_size=14), of_video)
+
+
+def make_qwen3_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+    """As `make_qwen2_5_vl`."""
+    vision = get(config, "vision_config", dict, {})
+    image, video = _read_files(folder)
+    limits = (56 * 56, 28 * 28 * 1280)
+    of_frames = (128 * 32 * 32, 32 * 32 * 768)
+    of_video = VideoSpec(
+        pixels=_pixel_spec(video, vision, of_frames, (HALF, HALF), patch_size=16),
+        has_timestamps=True,
+        samples_frames=get(video, "do_sample_frames", bool, True),
+        **_sampling(video),
+    )
+    return QwenVision(_pixel_spec(image, vision, limits, (HALF, HALF), patch_size=16), of_video)
+
+
+def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the files beside a model say of pictures, and of videos."""
+    whole = read_json_if_there(folder / "processor_config.json")
+    image = get(whole, "image_processor", dict, {})
+    if not image:
+        image = read_json_if_there(folder / "preprocessor_config.json")
+    video = get(whole, "video_processor", dict, {})
+    if not video:
+        video = read_json_if_there(folder / "video_preprocessor_config.json")
+    return image, video or image
+
+
+def _pixel_spec(
+    given: Mapping[str, Any],
+    vision: Mapping[str, Any],
+    limits: tuple[int, int],
+    looks: tuple[tuple[float, ...], tuple[float, ...]],
+    *,
+    patch_size: int,
+) -> PixelSpec:
+    """`vision` is the `vision_config` of the encoder that reads the patches; the rest is what a
+    file has that does not say it."""
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        require(given, key, True)
+    require(given, "resample", BICUBIC)
+    sizes = {"patch_size": patch_size, "merge_size": 2, "temporal_patch_size": 2}
+    wanted = {"merge_size": "spatial_merge_size"}
+    for key, default in sizes.items():
+        key_there = wanted.get(key, key)
+        there = size(vision, key_there, default)
+        sizes[key] = size(given, key, there)
+        if sizes[key] != there:
+            raise BadConfig(
+                f"{key} is {sizes[key]} for pixels, and {key_there} {there} for the encoder"
+            )
+    bounds = get(given, "size", dict, {})
+    min_pixels = size(given, "min_pixels", size(bounds, "shortest_edge", limits[0]))
+    max_pixels = size(given, "max_pixels", size(bounds, "longest_edge", limits[1]))
+    if min_pixels > max_pixels:
+        raise BadConfig(f"pictures have at least {min_pixels} pixels, and at most {max_pixels}")
+    return PixelSpec(
+        patch_size=sizes["patch_size"],
+        merge_size=sizes["merge_size"],
+        time_size=sizes["temporal_patch_size"],
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+        mean=_colours(given, "image_mean", looks[0]),
+        deviation=_colours(given, "image_std", looks[1]),
+        factor=number(given, "rescale_factor", 1 / 255, above=0.0),
+    )
+
+
+def _colours(given: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    values = get(given, key, list, list(default))
+    if len(values) != CHANNELS or not all(isinstance(one, int | float) for one in values):
+        raise BadConfig(f"{key} is {str(values)[:64]}; it must be {CHANNELS} numbers")
+    if key == "image_std" and not all(values):
+        raise BadConfig(f"{key} is {values}; no number may be 0")
+    return tuple(map(float, values))
+
+
+def _sampling(video: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "frames_per_s": number(video, "fps", 2.0, above=0.0),
+        "min_frames": size(video, "min_frames", 4),
+        "max_frames": size(video, "max_frames", 768),
+    }
