@@ -369,7 +369,9 @@ def make_seeing(name: str, folder: Path) -> Checkpoint:
     vision = {"depth": 1, "embed_dim": 32, "out_hidden_size": 64, "num_heads": 2}
     if vision_type is not None:
         vision = {**VISION, "model_type": vision_type}
+    outer = {"mm_tokens_per_image": 4} if kind == "Gemma3" else {}
     config = getattr(transformers, f"{kind}Config")(
+        **outer,
         text_config=text_config,
         vision_config=vision,
         tie_word_embeddings=name in ("gemma3", "ministral3"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,9 +154,7 @@ def test_three_embeddings_are_added_and_normed(
 
 def attended(kernels: Library, qkv: Tensor, lens: Sequence[int], heads: int) -> Tensor:
     ops = CppEncoderOps(kernels, WeightFormat.F32)
-    whole = CppBidirectional(
-        SimpleNamespace(num_heads=heads, head_dim=qkv.shape[1] // 3 // heads), ops
-    )  # type: ignore[arg-type]
+    whole = CppBidirectional(heads, qkv.shape[1] // 3 // heads, ops)
     whole.prepare(np.array(lens, np.int32), CPU)
     ops.begin(len(qkv))
     out = whole.forward(qkv)
@@ -173,7 +170,7 @@ def test_tokens_see_their_whole_prompt_and_nothing_else(
 ) -> None:
     qkv = random(sum(lens), 3 * heads * head_dim)
     actual = attended(kernels, qkv, lens, heads)
-    whole = TorchBidirectional(SimpleNamespace(num_heads=heads))  # type: ignore[arg-type]
+    whole = TorchBidirectional(heads)
     whole.prepare(np.array(lens), CPU)
     torch.testing.assert_close(actual, whole.forward(qkv), rtol=0, atol=1e-5)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> M
 
     Raises `ModelError`.
     """
+    model = _chosen(config, folder, here)
+    if config.language_model_only:
+        model = replace(model, vision=None)
+    return model
+
+
+def _chosen(config: EngineConfig, folder: Path, here: bool) -> ModelConfig:
     name = model_name(config, folder)
     if config.model_impl == "transformers":
         try:

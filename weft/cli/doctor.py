@@ -32,9 +32,10 @@ from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
 from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
-from weft.config.resolve import parameters, resolve, size
+from weft.config.resolve import count, parameters, resolve, size
 from weft.config.server import ServerConfig
 from weft.config.speculative_config import with_speculative_config
+from weft.config.vision.spec import TowerSpec
 
 ABOUT = (
     "Check this machine, this installation, and a model (the default one if none is named), "
@@ -281,6 +282,9 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     yield "config", lambda: _architecture(model)
     yield "code", lambda: _code(model)
     yield "weights", lambda: _weights(folder, model)
+    vision = model.vision
+    if vision is not None:
+        yield "encoder", lambda: _encoder(vision, model)
     yield (
         "tokenizer",
         lambda: f"{load_tokenizer(folder).vocab_size:,} tokens; the model has {model.vocab_size:,}",
@@ -326,10 +330,13 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     """Compare names and shapes in the files' headers with what the architecture wants."""
     import torch
 
+    from weft.executor.plain.tower import TorchTowerBackend
     from weft.executor.weights.contents import labelled, open_contents
     from weft.executor.weights.fetch import weight_files
+    from weft.executor.weights.load import unread_of
     from weft.executor.weights.stream import matched
     from weft.models.registry import make_model
+    from weft.models.vision.towers import make_tower
     from weft.ops.plain import PlainOps
 
     with ExitStack() as stack:
@@ -338,10 +345,22 @@ def _weights(folder: Path, model: ModelConfig) -> str:
         if not model.library_config:
             empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
             wanted = {weight.name: weight for weight in empty.weights()}
+            if model.vision is not None:
+                backend = TorchTowerBackend(torch.bfloat16, torch.device("meta"))
+                for weight in make_tower(model.vision, backend).weights():
+                    wanted[weight.name] = weight
             what = "they are not what config.json says"
-            matched(wanted, files, what, quantization=model.stored)
+            unread = unread_of(model)
+            matched(wanted, files, what, quantization=model.stored, unread=unread)
         num_tensors = sum(len(file.entries) for file in files)
     return f"{num_tensors} tensors, {size(model.weights_bytes)} in {model.dtype}"
+
+
+def _encoder(vision: TowerSpec, model: ModelConfig) -> str:
+    """What stands beside the decoder for pictures, videos or sounds."""
+    kinds = " and ".join(f"{kind}s" if kind != "audio" else kind for kind in vision.kinds)
+    weights = f"{count(vision.num_parameters)} parameters, {size(model.vision_bytes)}"
+    return f"{kinds}: {vision.told}; {weights}"
 
 
 def _chat(folder: Path) -> str:

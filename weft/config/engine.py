@@ -99,6 +99,12 @@ class ModelOptions:
         group="model",
         choices=("auto", "weft", "transformers"),
     )
+    language_model_only: bool = option(
+        False,
+        "leave out the encoder of a model that also takes pictures, videos or sounds: it then "
+        "takes text alone, and needs less memory",
+        group="model",
+    )
     weights_root: str = option(
         "",
         "folder below which POST /update_weights_from_disk may read; the parent of the model's "

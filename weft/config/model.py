@@ -26,6 +26,7 @@ from weft.config.model_errors import (
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import turn_end_id
+from weft.config.vision.spec import TowerSpec
 
 __all__ = [
     "DTYPES",
@@ -92,6 +93,8 @@ class ModelConfig:
     # Of a model that the code of transformers computes: its `config.json`, as that code reads it,
     library_config: str = ""
     counted: ParameterCount | None = None  # and its weights
+    # The encoder of pictures, videos or sounds beside it; None: there is none, or it is left out.
+    vision: TowerSpec | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -169,6 +172,17 @@ class ModelConfig:
     @property
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are kept, without biases, norms and scales."""
+        return self._decoder_bytes + self.vision_bytes
+
+    @property
+    def vision_bytes(self) -> int:
+        """Bytes of the weights of the encoder beside it, which is never quantised."""
+        if self.vision is None:
+            return 0
+        return self.vision.num_parameters * DTYPES[self.dtype]
+
+    @property
+    def _decoder_bytes(self) -> int:
         if self.keeps_codes:
             others = max(self.num_parameters - self.num_coded, 0)
             return self.coded_bytes + others * DTYPES[self.dtype]
@@ -292,6 +306,7 @@ class ModelConfig:
         """
         architecture = _architecture(config)
         family = FAMILIES[architecture]
+        whole = config
         config = _of_the_text(config, family)
         stored = _quantization(config, name, quantized)
         described = get(config, "quantization_config", dict, {})
@@ -326,6 +341,8 @@ class ModelConfig:
             model = _as_encoder(model, config, family)
         else:
             model = _as_decoder(model, family.read(config))
+        if family.tower is not None:
+            model = replace(model, vision=family.tower(whole, hidden_size))
         for token in model.eos_token_ids:
             if not 0 <= token < model.vocab_size:
                 raise BadConfig(

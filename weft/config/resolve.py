@@ -587,8 +587,10 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
     activations = tokens * (4 * model.hidden_size + model.inner_size + model.mixer_size) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
+    encoder = 0 if model.vision is None else 4 * model.vision.num_work_floats
     return (
         activations
+        + encoder
         + widened
         + logits
         + (graph_bytes(config) if on_gpu else 0)

@@ -6,9 +6,10 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -25,12 +26,14 @@ from weft.executor.lora.steps import AdapterSteps
 from weft.executor.lora.table import AdapterTable
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.runner import ModelSteps
-from weft.executor.weights.load import load_weights, randomize
+from weft.executor.weights.load import load_weights, randomize, unread_of
 from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
 from weft.executor.weights.store import ModelMemory, WeightStore
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.model import TransformersModel
+from weft.models.vision.tower import Tower, TowerBackend
+from weft.models.vision.towers import make_tower
 from weft.ops.lora import AdapterOps
 from weft.ops.protocol import Ops
 
@@ -109,16 +112,43 @@ def tensors_of(pool: KVPool, states: StatePool | None) -> list[Tensor]:
     return [*pool.tensors, *states.tensors]
 
 
+@dataclass(frozen=True)
+class BuiltTower:
+    """The encoder of pictures, videos or sounds beside a decoder."""
+
+    tower: Tower
+    backend: TowerBackend
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All in which its weights are kept, once they have their content."""
+        return self.backend.ops.tensors
+
+
+def build_tower(spec: RunnerSpec, make_backend: Callable[[], TowerBackend]) -> BuiltTower | None:
+    """The tower of the model, without content yet; None: it has none, or is served without."""
+    if spec.model.vision is None:
+        return None
+    backend = make_backend()
+    return BuiltTower(make_tower(spec.model.vision, backend), backend)
+
+
 def fill_weights(
-    spec: RunnerSpec, model: DecoderModel | EncoderModel, device: torch.device
+    spec: RunnerSpec,
+    model: DecoderModel | EncoderModel,
+    device: torch.device,
+    tower: BuiltTower | None = None,
 ) -> None:
-    """Give the model its weights. Raises ModelError."""
+    """Give the model its weights, and the tower beside it. Raises ModelError."""
+    weights = model.weights()
+    if tower is not None:
+        weights = chain(weights, tower.tower.weights())
     if spec.is_dummy:
-        randomize(model.weights(), device)
+        randomize(weights, device)
     elif isinstance(model, TransformersModel):
         model.load(spec.folder)
     else:
-        load_weights(model.weights(), spec.folder)
+        load_weights(weights, spec.folder, unread_of(spec.model))
 
 
 def make_pooler(
@@ -141,14 +171,17 @@ def make_weight_store(
     device: torch.device,
     experts: ExpertRecorder | None = None,
     adapters: AdapterTable | None = None,
+    tower: BuiltTower | None = None,
 ) -> WeightStore:
-    """The store of a model whose weights and KV cache lie in these tensors."""
+    """The store of a model whose weights and KV cache lie in these tensors, and of the tower beside
+    it."""
     memory = ModelMemory(
         model=model,
         config=spec.model,
-        weights=weights,
+        weights=weights if tower is None else [*weights, *tower.tensors],
         kv_cache=kv_cache,
         device=device,
+        tower=None if tower is None else tower.tower,
     )
     root = default_root(spec.folder)
     if spec.engine.weights_root:

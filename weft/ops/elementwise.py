@@ -12,6 +12,7 @@ from torch import Tensor
 CLAMPED = "clamped_swiglu"  # which also changes the up: a gate of `gate_and_mul` alone
 CLAMP = 7.0
 CLAMPED_ALPHA = 1.702
+QUICK_GELU = 1.702
 
 
 def rms_norm(
@@ -58,6 +59,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), an approximation of gelu that CLIP was trained with."""
+    return x * torch.sigmoid(QUICK_GELU * x)
+
+
 def relu2(x: Tensor) -> Tensor:
     """Source: arXiv:2109.08668."""
     return torch.relu(x).square()
@@ -67,6 +73,7 @@ ACTIVATIONS = {
     "gelu": gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "relu": torch.relu,
     "relu2": relu2,
     "tanh": torch.tanh,

@@ -10,6 +10,7 @@ from typing import Any
 from weft.config.config_json import get, number, size
 from weft.config.decoder import DecoderSpec
 from weft.config.model_errors import UnsupportedModel
+from weft.config.vision.spec import TowerSpec
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -27,6 +28,9 @@ class Family:
     norm_eps_key: str = "rms_norm_eps"
     positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
     task: str = "generate"  # what the architecture is for: its head, or that it has none
+    # What it has beside its decoder for pictures, videos or sounds, of a whole `config.json` and
+    # the decoder's hidden size; None: nothing that is computed.
+    tower: Callable[[Config, int], TowerSpec | None] | None = None
 
     @property
     def is_encoder(self) -> bool:

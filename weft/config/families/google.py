@@ -33,6 +33,7 @@ from weft.config.families.family import (
     window,
 )
 from weft.config.families.rope import read_rope, rope_by_type, rope_of
+from weft.config.vision import pictures
 
 GELU = "gelu_pytorch_tanh"
 
@@ -159,6 +160,6 @@ FAMILIES = {
 }
 ARCHITECTURES = {
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,  # its text part
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, tower=pictures.gemma3),
     "Gemma3TextModel": replace(_GEMMA3, task="embed"),
 }

@@ -17,6 +17,7 @@ from weft.config.families import (
     mistral,
     openai,
     others,
+    pictures,
     qwen,
     qwen_hybrid,
     zhipu,
@@ -52,7 +53,7 @@ def _architectures() -> dict[str, Family]:
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in (DECODERS | ENCODERS).items():
             found[f"{name}{kind}"] = replace(family, task=task)
-    for maker in (qwen, qwen_hybrid, google, mistral):
+    for maker in (qwen, qwen_hybrid, google, mistral, pictures):
         found.update(maker.ARCHITECTURES)
     return found
 

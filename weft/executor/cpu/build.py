@@ -9,6 +9,7 @@ import torch
 from weft.config.model import ModelError
 from weft.executor.assembly import (
     RunnerSpec,
+    build_tower,
     fill_weights,
     make_adapter_table,
     make_expert_recorder,
@@ -28,6 +29,7 @@ from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.cpu.staged_model import StagedModel, WholeModel
 from weft.executor.cpu.states import CppStates
+from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
 from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
@@ -99,7 +101,8 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         spec.model.hidden_size,
         spec.model.num_layers,
     )
-    fill_weights(spec, model, CPU)
+    tower = build_tower(spec, lambda: CppTowerBackend(library, FORMATS[spec.model.dtype]))
+    fill_weights(spec, model, CPU, tower)
     adapter_ops = None
     if spec.engine.max_loaded_loras:
         adapter_ops = CppAdapters(
@@ -138,7 +141,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     return TorchRunner(
         with_adapters(steps, adapters),
-        store=make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters),
+        store=make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters, tower),
         device=_device(spec),
         kernels=library,
     )
@@ -191,7 +194,7 @@ def build_encoder(spec: RunnerSpec) -> TorchRunner:
         return plain.build_encoder(spec, CpuDevice(spec.thread), CPU)
     library.num_threads = spec.engine.threads
     ops = CppEncoderOps(library, _weight_format(spec))
-    attention = CppBidirectional(spec.model, ops)
+    attention = CppBidirectional(spec.model.num_heads, spec.model.head_dim, ops)
     model = ProgramEncoder(
         make_encoder(spec.model, ops),
         ops,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.config.model import ModelConfig
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
@@ -23,9 +22,10 @@ from weft.ops.cpp.ops import CppOps
 class CppBidirectional:
     """The `EncoderAttention` of programs."""
 
-    def __init__(self, config: ModelConfig, ops: CppOps) -> None:
+    def __init__(self, num_heads: int, head_dim: int, ops: CppOps) -> None:
         self.step = abi.StepArgs()
-        self._config = config
+        self._num_heads = num_heads
+        self._head_dim = head_dim
         self._ops = ops
         # 0, 1, ..: the slot table; the line of a prompt begins where the prompt does.
         self._places = np.empty(0, np.int32)
@@ -50,12 +50,11 @@ class CppBidirectional:
         step.table_stride = 1
 
     def forward(self, qkv: Tensor) -> Tensor:
-        config = self._config
-        size = config.num_heads * config.head_dim
+        size = self._num_heads * self._head_dim
         cache = abi.KvCache(
             format=KvFormat.F32,
-            kv_heads=config.num_heads,
-            head_dim=config.head_dim,
+            kv_heads=self._num_heads,
+            head_dim=self._head_dim,
             k=qkv[:, size:].data_ptr(),
             v=qkv[:, 2 * size :].data_ptr(),
             stride=qkv.stride(0),
@@ -69,8 +68,8 @@ class CppBidirectional:
             q=qkv.data_ptr(),
             q_stride=qkv.stride(0),
             out=out.data_ptr(),
-            heads=config.num_heads,
-            scale=1 / math.sqrt(config.head_dim),
+            heads=self._num_heads,
+            scale=1 / math.sqrt(self._head_dim),
             bidirectional=1,
         )
         recorder.add(attention)

@@ -15,6 +15,7 @@ from weft.config.gpu import graph_sizes, prompt_graph_sizes
 from weft.config.model import ModelConfig, ModelError, UnsupportedModel
 from weft.executor.assembly import (
     RunnerSpec,
+    build_tower,
     fill_weights,
     make_expert_recorder,
     make_kv_pool,
@@ -31,6 +32,7 @@ from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
+from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.runner import DecoderSteps, TorchRunner
 from weft.executor.split.steps import split
 from weft.models.registry import make_model
@@ -108,7 +110,8 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
             gpu.device,
             stager,
         )
-        fill_weights(spec, model, gpu.device)
+        tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, gpu.device))
+        fill_weights(spec, model, gpu.device, tower)
         pooler = make_pooler(spec, model, gpu.device)
     # Graphs come after the weights: a capture runs the step and keeps the addresses of all tensors.
     graphs = None
@@ -146,7 +149,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         experts=experts,
     )
     tensors = kernels.ops.tensors
-    store = make_weight_store(spec, model, tensors, pool.tensors, gpu.device, experts)
+    store = make_weight_store(spec, model, tensors, pool.tensors, gpu.device, experts, tower=tower)
     return TorchRunner(steps, store=store, device=device)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from weft.executor.assembly import (
     RunnerSpec,
+    build_tower,
     fill_weights,
     make_adapter_table,
     make_expert_recorder,
@@ -24,6 +25,7 @@ from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
+from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
 from weft.models.registry import make_encoder, make_model
@@ -46,7 +48,8 @@ def build_decoder(
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
     model = make_model(spec.model, ops, states)
-    fill_weights(spec, model, on)
+    tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, on))
+    fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:
         ops.adapters = TorchAdapters(spec.dtype, on)
     adapters = make_adapter_table(spec, model, ops.adapters)
@@ -63,7 +66,7 @@ def build_decoder(
     )
     experts = make_expert_recorder(spec, ops)
     kept = tensors_of(pool, state_pool)
-    store = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters)
+    store = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     steps = split(
         spec,
         recorded(whole, experts),
@@ -86,7 +89,7 @@ def build_encoder(
     fill_weights(spec, model, on)
     steps = EncoderSteps(
         model=model,
-        attention=TorchBidirectional(spec.model),
+        attention=TorchBidirectional(spec.model.num_heads),
         pooler=make_pooler(spec, model, on),
         on_device=on,
     )

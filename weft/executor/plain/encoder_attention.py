@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.config.model import ModelConfig
 
 # Prompts share a call if the shortest has at least this part of the longest's tokens.
 PADDING = 0.75
@@ -32,8 +31,8 @@ class PromptGroup(NamedTuple):
 class TorchBidirectional:
     """The `EncoderAttention` in torch, on any device."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._num_heads = config.num_heads
+    def __init__(self, num_heads: int) -> None:
+        self._num_heads = num_heads
         self._groups: list[PromptGroup] = []
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:

@@ -25,8 +25,8 @@ CPU = torch.device("cpu")
 
 
 @torch.inference_mode()
-def load_weights(weights: Weights, folder: Path) -> None:
-    """Give the model the tensors of a checkpoint.
+def load_weights(weights: Weights, folder: Path, unread: tuple[str, ...] = ()) -> None:
+    """Give the model the tensors of a checkpoint, but for those that it leaves out (`matched`).
 
     Raises `BadCheckpoint`, naming the tensors, if any is missing, unexpected or of another shape;
     then nothing has changed.
@@ -38,6 +38,7 @@ def load_weights(weights: Weights, folder: Path) -> None:
             files,
             _name(folder, files),
             quantization=quantization_of(folder),
+            unread=unread,
         )
         for file in files:
             file.will_be_read()
@@ -62,6 +63,11 @@ def randomize(weights: Weights, device: torch.device = CPU) -> None:
             generator = torch.Generator(device).manual_seed(zlib.crc32(weight.name.encode()))
             values = torch.empty(weight.shape, device=device)
             weight.put(values.normal_(0.0, 0.02, generator=generator))
+
+
+def unread_of(config: ModelConfig) -> tuple[str, ...]:
+    """Beginnings of names of tensors that the encoder beside a model leaves out."""
+    return () if config.vision is None else config.vision.unread
 
 
 def save_random(config: ModelConfig, path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -25,7 +25,7 @@ from weft.config.quantized import Quantization
 from weft.executor.experts.recorder import ExpertCounts, ExpertError, ExpertRecorder
 from weft.executor.weights import release
 from weft.executor.weights.contents import open_contents
-from weft.executor.weights.load import load_weights, randomize
+from weft.executor.weights.load import load_weights, randomize, unread_of
 from weft.executor.weights.pieces import is_finite
 from weft.executor.weights.root import WeightsRoot
 from weft.executor.weights.safetensors import BytesContent
@@ -37,10 +37,11 @@ from weft.executor.weights.stream import (
     put_tensor,
     require_finite,
 )
-from weft.models.layers.weight import Weight
+from weft.models.layers.weight import Weight, Weights
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.model import TransformersModel
+from weft.models.vision.tower import Tower
 from weft.observe.log import EventLog
 from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
 from weft.plan.device import (
@@ -103,6 +104,13 @@ class ModelMemory:
     weights: Sequence[Tensor]
     kv_cache: Sequence[Tensor]
     device: torch.device
+    tower: Tower | None = None  # beside the model
+
+    def all_weights(self) -> Weights:
+        """Every tensor that the model and its tower want from a checkpoint."""
+        yield from self.model.weights()
+        if self.tower is not None:
+            yield from self.tower.weights()
 
 
 class WeightStore:
@@ -123,9 +131,7 @@ class WeightStore:
         self._root = root
         self._experts = experts
         self._adapters = adapters
-        self._weights: dict[str, Weight] = {
-            weight.name: weight for weight in memory.model.weights()
-        }
+        self._weights: dict[str, Weight] = {weight.name: weight for weight in memory.all_weights()}
         self._groups: dict[str, UpdateGroup] = {}
         self._released: set[str] = set()
 
@@ -159,6 +165,7 @@ class WeightStore:
                     files,
                     f"the weights in {folder} do not fit the model",
                     quantization=self._quantization(folder),
+                    unread=unread_of(self._memory.config),
                 )
                 require_finite(found)
                 return self._put(lambda: put_all(found), _sizes(found), source=folder)
@@ -288,7 +295,7 @@ class WeightStore:
         elif isinstance(self._memory.model, TransformersModel):
             self._memory.model.load(self._source)
         else:
-            load_weights(iter(self._weights.values()), self._source)
+            load_weights(iter(self._weights.values()), self._source, unread_of(self._memory.config))
         self._released.discard(WEIGHTS)
 
     def _quantization(self, folder: Path) -> Quantization:
@@ -320,7 +327,10 @@ class WeightStore:
         """The model that a folder describes, run by the same code as ours. Raises ModelError."""
         if self._memory.config.library_config:
             return described(folder, folder.name)
-        return ModelConfig.from_folder(folder)
+        config = ModelConfig.from_folder(folder)
+        if self._memory.tower is None:
+            config = replace(config, vision=None)
+        return config
 
     def _update_by_library(self, model: TransformersModel, folder: Path) -> DeviceReply:
         """Let the library read a folder: it knows what its checkpoints rename and merge. For that

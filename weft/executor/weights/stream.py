@@ -50,11 +50,14 @@ IGNORED = (
     "embeddings.position_ids",
     *BESIDE,
 )
-# Beginnings of those of the other parts of a model that is served for its text.
+# Beginnings of those of the other parts of a model, where it is served without these.
 OTHER_PARTS = (
     "vision_tower.",
+    "vision_model.",
     "visual.",
+    "audio_tower.",
     "multi_modal_projector.",
+    "connector.",
     "mtp.",
     "mtp_layers.",
 )
@@ -104,9 +107,11 @@ def matched(
     *,
     quantization: Quantization | None = None,
     whole: bool = True,
+    unread: tuple[str, ...] = (),
 ) -> list[WeightMatch]:
     """Match each tensor of the contents with a weight. `what` they are is for the error;
-    `quantization`: what is said of those that are packed; `whole`: no weight may be missing.
+    `quantization`: what is said of those that are packed; `whole`: no weight may be missing;
+    `unread`: beginnings of names, within the base model, of tensors that it leaves out.
 
     Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of
     a type that is none of floating point; eight bits need scales.
@@ -137,7 +142,7 @@ def matched(
             problems.missing.append(weight.name)
     used = {in_base(name) for match in found for name in match.stored.names}
     others = {base: one for base, one in stored.items() if base.rpartition(".")[0] not in spoiled}
-    problems.unexpected = _unexpected(others, by_base, used)
+    problems.unexpected = _unexpected(others, by_base, used, unread)
     told = problems.told()
     if told:
         raise BadCheckpoint(f"{what} ({told})")
@@ -207,20 +212,28 @@ def _part_of_stack(weight: Weight, stored: Mapping[str, StoredTensor]) -> Stored
 
 
 def _unexpected(
-    stored: Mapping[str, StoredTensor], wanted: Mapping[str, Weight], used: set[str]
+    stored: Mapping[str, StoredTensor],
+    wanted: Mapping[str, Weight],
+    used: set[str],
+    unread: tuple[str, ...],
 ) -> list[str]:
     """The names of tensors that no model here reads, and that are not known to be needless."""
+    left_out = (*unread, *(part for part in OTHER_PARTS if not _has_part(wanted, part)))
     ignored = (*IGNORED, *(name for name in HEADS if name not in wanted))
     weights = {*wanted, *HEADS}
     found = []
     for base, (content, entry) in stored.items():
         if base in used or base in wanted or is_of_a_weight(base, weights):
             continue
-        if entry.name.endswith(ignored) or base.startswith(OTHER_PARTS):
+        if entry.name.endswith(ignored) or base.startswith(left_out):
             continue
         if not is_idle_bias(base, content, entry, stored):
             found.append(entry.name)
     return found
+
+
+def _has_part(wanted: Mapping[str, Weight], part: str) -> bool:
+    return any(name.startswith(part) for name in wanted)
 
 
 def put_all(matches: Sequence[WeightMatch]) -> None:

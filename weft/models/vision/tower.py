@@ -1,12 +1,21 @@
-"""What every encoder of pictures, videos or sounds can do."""
+"""What every encoder of pictures, videos or sounds can do, and what computes it.
+
+A tower cuts its input and sorts its vectors in torch, which is little work. What it multiplies are
+parts: functions of rows that are written against `EncoderOps`. A backend runs them, in torch or as
+recorded programs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
+from weft.ops.encoder import EncoderOps
 
 
 class TowerInput(NamedTuple):
@@ -24,12 +33,53 @@ class Tower(Protocol):
     def encode(self, input: TowerInput) -> Tensor:
         """The vectors of one input, which depend on nothing else.
 
-        Returns [input.length, (1 + K) * hidden size], in the type of the model: the first `hidden
-        size` of a vector take the place of the token's embedding, each of the K following ones is
-        added behind one of the first K layers (deepstack; usually K is 0).
+        Returns [input.length, (1 + K) * hidden size], floats that are good until the tower or its
+        decoder is called again: the first `hidden size` of a vector take the place of the token's
+        embedding, each of the K following ones is added behind one of the first K layers
+        (deepstack; usually K is 0).
+
+        Raises ValueError for values of another shape than the family's.
         """
         ...
 
     def weights(self) -> Weights:
         """Every tensor that it wants from a checkpoint, by its name there."""
+        ...
+
+
+class TowerAttention(BidirectionalAttention, Protocol):
+    """`BidirectionalAttention` of the rows of a part: rows of one stretch see each other."""
+
+    def prepare(self, lens: Sequence[int]) -> None:
+        """The rows of the next parts are stretches of so many, one behind the other."""
+        ...
+
+
+class TowerBackend(Protocol):
+    """Computes the parts of one tower on one kind of device."""
+
+    @property
+    def ops(self) -> EncoderOps: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows lie."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows that parts read and write."""
+        ...
+
+    def make_attention(self, num_heads: int, head_dim: int) -> TowerAttention:
+        """The attention of the tower, which has one: what parts call `forward` of."""
+        ...
+
+    def run(self, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """part(*rows): each [T, n], of any float type and with an n of its own -> [T, m], good
+        until the next run.
+
+        `part` is a function that lives as long as the tower, such as a method: it is called once or
+        at each run. It may overwrite rows by sums (`Ops`), and ends with `computed`.
+        """
         ...

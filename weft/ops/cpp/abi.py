@@ -71,6 +71,7 @@ class Epilogue(IntEnum):
     GATED_GELU_TANH = 8
     ADD_SCALED = 9
     GATED_CLAMPED = 10
+    QUICK_GELU = 11
 
 
 class ExpertScores(IntEnum):

@@ -48,6 +48,7 @@ WEFT_INLINE F32 activated(int64_t epilogue, F32 x) {
       const F32 positive = larger(zero(), x);
       return mul(positive, positive);
     }
+    case kQuickGelu: return div(x, add(all(1.0f), exponential(mul(x, all(-kQuickGeluSlope)))));
     case kTanh: return hyperbolic_tangent(x);
     default: return x;
   }

@@ -138,6 +138,7 @@ EPILOGUES = {
     "gelu": Epilogue.GELU,
     "gelu_new": Epilogue.GELU_TANH,
     "gelu_pytorch_tanh": Epilogue.GELU_TANH,
+    "quick_gelu": Epilogue.QUICK_GELU,
     "relu": Epilogue.RELU,
     "relu2": Epilogue.RELU2,
     "tanh": Epilogue.TANH,

@@ -221,10 +221,12 @@ enum Epilogue : int64_t {
   kGatedGeluTanh = 8,  // as kGatedSilu, with another activation of the gate
   kAddScaled = 9,      // y += scale (W x + bias)
   kGatedClamped = 10,  // of experts only: (up + 1) gate sigmoid(kClampedAlpha gate), of values up to kClamp
+  kQuickGelu = 11,     // x sigmoid(kQuickGeluSlope x)
 };
 
 constexpr float kClamp = 7.0f;
 constexpr float kClampedAlpha = 1.702f;
+constexpr float kQuickGeluSlope = 1.702f;
 
 constexpr int kLoraTile = 16;  // ranks are padded to a multiple of this
 

@@ -1,0 +1,94 @@
+"""Tiny random checkpoints of models that take pictures, as transformers writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.models.many import Checkpoint, saved
+
+IMAGE_TOKEN = 300
+SIDE = 32  # of a picture, in pixels
+TEXT = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+}
+VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": SIDE,
+    "patch_size": 8,
+}
+# name -> architecture without "ForConditionalGeneration", model type of the text, what its config
+# has besides, what its vision_config has besides
+PICTURES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3",
+        "gemma3_text",
+        {"mm_tokens_per_image": 4, "image_token_index": IMAGE_TOKEN},
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+    ),
+    "llava": (
+        "Llava",
+        "llama",
+        {"image_seq_length": 16, "image_token_index": IMAGE_TOKEN},
+        {"model_type": "clip_vision_model"},
+    ),
+    "llava-siglip": (
+        "Llava",
+        "qwen2",
+        {
+            "image_seq_length": 16,
+            "image_token_index": IMAGE_TOKEN,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+    ),
+    "smolvlm": ("SmolVLM", "llama", {"scale_factor": 2, "image_token_id": IMAGE_TOKEN}, {}),
+    # Positions of patches are fractions of 7, which are not exact.
+    "idefics3": (
+        "Idefics3",
+        "llama",
+        {"scale_factor": 7, "image_token_id": IMAGE_TOKEN},
+        {"image_size": 56},
+    ),
+}
+
+
+def make_with_pictures(name: str, folder: Path, **text: Any) -> Checkpoint:
+    """A checkpoint in `folder`; `text`: what its text_config has besides."""
+    kind, text_type, outer, vision = PICTURES[name]
+    config = getattr(transformers, f"{kind}Config")(
+        text_config={**TEXT, **text, "model_type": text_type, "pad_token_id": 0},
+        vision_config={**VISION, **vision},
+        attn_implementation="eager",
+        **outer,
+    )
+    return saved(getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder)
+
+
+def features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """What transformers' encoder makes of a picture [3, side, side]: [tokens, hidden]"""
+    batch = pixels[None]
+    chosen: dict[str, Any] = {}
+    if "SmolVLM" in type(model).__name__ or "Idefics3" in type(model).__name__:
+        batch = batch[None]
+    if hasattr(model.config, "vision_feature_layer"):
+        chosen["vision_feature_layer"] = model.config.vision_feature_layer
+        chosen["vision_feature_select_strategy"] = model.config.vision_feature_select_strategy
+    found = model.model.get_image_features(batch, **chosen).pooler_output
+    if isinstance(found, list | tuple):
+        (found,) = found
+    return found.reshape(-1, found.shape[-1])  # type: ignore[no-any-return]

@@ -1,0 +1,48 @@
+"""Families whose decoder is that of another one, with an encoder of pictures before it: LLaVA,
+Idefics 3 and SmolVLM."""
+
+from __future__ import annotations
+
+from weft.config.config_json import get
+from weft.config.decoder import DecoderSpec
+from weft.config.families import meta, mistral, qwen
+from weft.config.families.family import Config, Family
+from weft.config.model_errors import UnsupportedModel
+from weft.config.vision import pictures
+
+# By the model type of the text.
+_TEXTS = {
+    "llama": meta.FAMILIES["Llama"],
+    "mistral": mistral.FAMILIES["Mistral"],
+    "qwen2": qwen.FAMILIES["Qwen2"],
+}
+# Of Llama, as transformers has them: the files of LLaVA leave out what is usual.
+_DEFAULTS = {
+    "vocab_size": 32_000,
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2_048,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def _text(config: Config) -> DecoderSpec:
+    kind = get(get(config, "text_config", dict, {}), "model_type", str, "llama")
+    if kind not in _TEXTS:
+        raise UnsupportedModel(
+            f"the text model {kind[:64]!r} is not supported beside pictures; supported are "
+            f"{', '.join(_TEXTS)}"
+        )
+    read = _TEXTS[kind].read
+    assert read is not None
+    return read(config)
+
+
+_IDEFICS3 = Family(read=_text, defaults=_DEFAULTS, tower=pictures.idefics3)
+ARCHITECTURES = {
+    "LlavaForConditionalGeneration": Family(read=_text, defaults=_DEFAULTS, tower=pictures.llava),
+    "Idefics3ForConditionalGeneration": _IDEFICS3,
+    "SmolVLMForConditionalGeneration": _IDEFICS3,
+}

@@ -1,0 +1,1 @@
+"""The encoders of pictures, videos and sounds beside decoders, said in mechanisms."""

@@ -1,0 +1,175 @@
+"""The towers of Gemma 3, of Idefics 3 and SmolVLM, and of LLaVA: an encoder of patches, and what
+makes tokens of the decoder of its output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.config.config_json import get, require, size
+from weft.config.media import MediaRules
+from weft.config.model_errors import BadConfig, UnsupportedModel
+from weft.config.vision.vit import VitSpec, activation, read_clip, read_siglip
+
+Config = Mapping[str, Any]  # a `config.json`
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureSpec:
+    """What the towers here have in common."""
+
+    encoder: VitSpec
+    encoder_name: str  # of its tensors, within the base model
+    out_size: int  # hidden size of the decoder
+    num_tokens: int  # of a picture or tile
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("image",)
+
+    @property
+    def rules(self) -> MediaRules:
+        return MediaRules()
+
+    @property
+    def num_parameters(self) -> int:
+        return self.encoder.num_parameters + self._num_projector_parameters
+
+    @property
+    def num_work_floats(self) -> int:
+        return self.encoder.num_work_floats
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return self.encoder.unread(self.encoder_name)
+
+    @property
+    def told(self) -> str:
+        return f"{self.encoder.told}, {self.num_tokens} tokens"
+
+    @property
+    def _num_projector_parameters(self) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledSpec(PictureSpec):
+    """Gemma 3: squares of patches become their mean, which is normed and multiplied with a
+    matrix."""
+
+    @property
+    def rules(self) -> MediaRules:
+        return MediaRules(sees_both_ways=True)
+
+    @property
+    def pool(self) -> int:
+        """Patches of a side of such a square."""
+        return self.encoder.side // math.isqrt(self.num_tokens)
+
+    @property
+    def _num_projector_parameters(self) -> int:
+        return self.encoder.hidden_size * self.out_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledSpec(PictureSpec):
+    """Idefics 3 and SmolVLM: squares of patches stand one behind the other as one vector, which is
+    multiplied with a matrix."""
+
+    shuffle: int  # patches of a side of such a square
+
+    @property
+    def _num_projector_parameters(self) -> int:
+        return self.shuffle**2 * self.encoder.hidden_size * self.out_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerceptronSpec(PictureSpec):
+    """LLaVA: two matrices with an activation between."""
+
+    activation: str
+    has_bias: bool
+
+    @property
+    def _num_projector_parameters(self) -> int:
+        return (self.encoder.hidden_size + self.out_size) * self.out_size
+
+
+def gemma3(config: Config, out_size: int) -> PooledSpec | None:
+    """Of a `config.json` and the hidden size of its decoder; None: it has no encoder. Raises
+    UnsupportedModel."""
+    vision = _vision(config)
+    if not vision:
+        return None
+    encoder = read_siglip(vision)
+    num_tokens = size(config, "mm_tokens_per_image", 256)
+    side = math.isqrt(num_tokens)
+    if side**2 != num_tokens or encoder.side % side:
+        raise BadConfig(
+            f"mm_tokens_per_image is {num_tokens}; a picture has {encoder.side} x {encoder.side} "
+            "patches, which must be cut into so many squares"
+        )
+    return PooledSpec(
+        encoder=encoder,
+        encoder_name="vision_tower",
+        out_size=out_size,
+        num_tokens=num_tokens,
+    )
+
+
+def idefics3(config: Config, out_size: int) -> ShuffledSpec | None:
+    """As `gemma3`."""
+    vision = _vision(config)
+    if not vision:
+        return None
+    defaults = {"hidden_size": 1_152, "num_attention_heads": 16, "patch_size": 32}
+    encoder = read_siglip({**defaults, **vision})
+    shuffle = size(config, "scale_factor", 2)
+    if encoder.side % shuffle:
+        raise BadConfig(
+            f"scale_factor is {shuffle}; a picture has {encoder.side} x {encoder.side} patches, "
+            "which must be a multiple of it"
+        )
+    return ShuffledSpec(
+        encoder=encoder,
+        encoder_name="vision_model",
+        out_size=out_size,
+        num_tokens=encoder.num_patches // shuffle**2,
+        shuffle=shuffle,
+    )
+
+
+def llava(config: Config, out_size: int) -> PerceptronSpec | None:
+    """As `gemma3`."""
+    vision = _vision(config)
+    if not vision:
+        return None
+    layer = get(config, "vision_feature_layer", int, -2)
+    kind = get(vision, "model_type", str, "clip_vision_model")
+    if kind == "clip_vision_model":
+        encoder = read_clip(vision, layer=layer)
+        require(config, "vision_feature_select_strategy", "default")
+    elif kind == "siglip_vision_model":
+        encoder = read_siglip(vision, layer=layer)
+        require(config, "vision_feature_select_strategy", "full")
+    else:
+        raise UnsupportedModel(
+            f"the vision model {kind[:64]!r} is not supported in LLaVA; supported are "
+            "'clip_vision_model' and 'siglip_vision_model'"
+        )
+    return PerceptronSpec(
+        encoder=encoder,
+        encoder_name="vision_tower",
+        out_size=out_size,
+        num_tokens=encoder.num_patches,
+        activation=activation(config, "projector_hidden_act", "gelu"),
+        has_bias=get(config, "multimodal_projector_bias", bool, True),
+    )
+
+
+def _vision(config: Config) -> dict[str, Any]:
+    """Its `vision_config`, without what is null."""
+    vision = get(config, "vision_config", dict, {})
+    return {key: value for key, value in vision.items() if value is not None}

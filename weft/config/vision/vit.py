@@ -1,0 +1,146 @@
+"""Transformers over the patches of a picture: SigLIP and CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.config.config_json import get, number, require, size
+from weft.config.model_errors import BadConfig, UnsupportedModel
+
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VitSpec:
+    """An encoder of square pictures of one size."""
+
+    name: str  # for people: SigLIP, CLIP
+    hidden_size: int
+    inner_size: int
+    num_layers: int  # that are computed,
+    num_stored_layers: int  # and those that a checkpoint has
+    num_heads: int
+    image_size: int  # of a side, in pixels
+    patch_size: int
+    norm_eps: float
+    activation: str
+    # CLIP: a learnt token before the patches, a norm before the first layer, no bias of patches.
+    has_class_token: bool = False
+    has_last_norm: bool = True  # behind the last layer
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def side(self) -> int:
+        """Patches of a side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def num_patches(self) -> int:
+        return self.side**2
+
+    @property
+    def num_positions(self) -> int:
+        return self.num_patches + (1 if self.has_class_token else 0)
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch."""
+        return 3 * self.patch_size**2
+
+    @property
+    def num_parameters(self) -> int:
+        of_layer = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.inner_size
+        outer = self.hidden_size * (self.patch_values + self.num_positions)
+        return self.num_layers * of_layer + outer
+
+    @property
+    def num_work_floats(self) -> int:
+        # x, its norm, q, k, v and what attention gives; twice the patches, which are cut out.
+        of_patch = 6 * self.hidden_size + self.inner_size + 3 * self.patch_values
+        return self.num_positions * of_patch
+
+    def unread(self, prefix: str) -> tuple[str, ...]:
+        """Of a checkpoint whose encoder has this prefix."""
+        names = [f"{prefix}.head."]
+        idle = range(self.num_layers, self.num_stored_layers)
+        names += [f"{prefix}.encoder.layers.{layer}." for layer in idle]
+        if not self.has_last_norm:
+            names.append(f"{prefix}.post_layernorm.")
+        return tuple(names)
+
+    @property
+    def told(self) -> str:
+        pixels = f"{self.image_size} x {self.image_size}"
+        return f"{self.name} of {self.num_layers} layers for {pixels} pixels"
+
+
+def read_siglip(vision: Mapping[str, Any], *, layer: int | None = None) -> VitSpec:
+    """Of a `vision_config`. `layer`: the hidden states that are taken, of which 0 stands before the
+    first layer and -1 behind the last; None: those behind the last norm."""
+    num_layers = size(vision, "num_hidden_layers", 12)
+    return _read(
+        vision,
+        name="SigLIP",
+        num_stored_layers=num_layers,
+        num_layers=num_layers if layer is None else _layers_up_to(layer, num_layers),
+        patch_size=size(vision, "patch_size", 16),
+        norm_eps=number(vision, "layer_norm_eps", 1e-6, low=0.0),
+        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh"),
+        has_last_norm=layer is None,
+    )
+
+
+def read_clip(vision: Mapping[str, Any], *, layer: int) -> VitSpec:
+    """As `read_siglip`. The norm behind the last layer is that of the class token alone."""
+    num_layers = size(vision, "num_hidden_layers", 12)
+    return _read(
+        vision,
+        name="CLIP",
+        num_stored_layers=num_layers,
+        num_layers=_layers_up_to(layer, num_layers),
+        patch_size=size(vision, "patch_size", 32),
+        norm_eps=number(vision, "layer_norm_eps", 1e-5, low=0.0),
+        activation=activation(vision, "hidden_act", "quick_gelu"),
+        has_class_token=True,
+        has_last_norm=False,
+    )
+
+
+def activation(config: Mapping[str, Any], key: str, usual: str) -> str:
+    """The activation that a key names, one of those that encoders have; `usual`: without the
+    key."""
+    require(config, key, *ACTIVATIONS)
+    return get(config, key, str, usual)
+
+
+def _layers_up_to(layer: int, num_layers: int) -> int:
+    num = layer if layer >= 0 else num_layers + 1 + layer
+    if not 0 < num <= num_layers:
+        raise BadConfig(f"vision_feature_layer is {layer}; the encoder has {num_layers} layers")
+    return num
+
+
+def _read(vision: Mapping[str, Any], **values: Any) -> VitSpec:
+    require(vision, "num_channels", 3)
+    spec = VitSpec(
+        hidden_size=size(vision, "hidden_size", 768),
+        inner_size=size(vision, "intermediate_size", 3_072),
+        num_heads=size(vision, "num_attention_heads", 12),
+        image_size=size(vision, "image_size", 224),
+        **values,
+    )
+    if spec.hidden_size % spec.num_heads or spec.head_dim % 2:
+        raise UnsupportedModel(
+            f"vision_config has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
+            "have as many, an even number"
+        )
+    if spec.patch_size > spec.image_size:
+        raise BadConfig(
+            f"patch_size is {spec.patch_size}, more than the image_size of {spec.image_size}"
+        )
+    return spec

@@ -1,0 +1,125 @@
+"""The towers of Gemma 3, of Idefics 3 and SmolVLM, and of LLaVA: an encoder of patches, and what
+makes vectors for the decoder of its output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.config.decoder import NormKind
+from weft.config.vision.pictures import PerceptronSpec, PictureSpec, PooledSpec, ShuffledSpec
+from weft.models.layers.linear import Linear
+from weft.models.layers.norm import RmsNorm
+from weft.models.layers.weight import Weights
+from weft.models.vision.tower import TowerBackend, TowerInput
+from weft.models.vision.vit import Vit, transposed_weight
+
+
+class PooledTower:
+    """matrix(norm(mean of squares of patches))"""
+
+    def __init__(self, spec: PooledSpec, backend: TowerBackend) -> None:
+        encoder = spec.encoder
+        self._spec = spec
+        self._backend = backend
+        self._ops = backend.ops
+        self._places = in_order(spec, backend)
+        self.encoder = Vit(encoder, backend)
+        self.norm = RmsNorm(
+            encoder.hidden_size, encoder.norm_eps, backend.ops, kind=NormKind.RMS_PLUS_ONE
+        )
+        self.projection = Linear(encoder.hidden_size, {"": spec.out_size}, False, backend.ops)
+
+    def encode(self, input: TowerInput) -> Tensor:
+        """`input.values` [3, side, side] of a picture."""
+        hidden = self.encoder(input.values, self._places)
+        pool = self._spec.pool
+        side = self._spec.encoder.side // pool
+        squares = hidden.view(side, pool, side, pool, -1)
+        return self._backend.run(self._project, squares.mean((1, 3)).flatten(0, 1))
+
+    def _project(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.projection(self.norm(x)))
+
+    def weights(self) -> Weights:
+        yield from self.encoder.weights(self._spec.encoder_name)
+        yield from self.norm.weights("multi_modal_projector.mm_soft_emb_norm")
+        yield transposed_weight(
+            "multi_modal_projector.mm_input_projection_weight",
+            (self._spec.encoder.hidden_size, self._spec.out_size),
+            self.projection.matrix,
+        )
+
+
+class ShuffledTower:
+    """matrix(the patches of a square, one behind the other)"""
+
+    def __init__(self, spec: ShuffledSpec, backend: TowerBackend) -> None:
+        self._spec = spec
+        self._backend = backend
+        self._ops = backend.ops
+        self._places = by_fractions(spec.encoder.side).to(backend.device)
+        self.encoder = Vit(spec.encoder, backend)
+        self.projection = Linear(
+            spec.shuffle**2 * spec.encoder.hidden_size, {"proj": spec.out_size}, False, backend.ops
+        )
+
+    def encode(self, input: TowerInput) -> Tensor:
+        """`input.values` [3, side, side] of a tile."""
+        hidden = self.encoder(input.values, self._places)
+        num = self._spec.shuffle
+        side = self._spec.encoder.side // num
+        squares = hidden.view(side, num, side, num, -1).transpose(1, 2)
+        return self._backend.run(self._project, squares.reshape(side**2, -1))
+
+    def _project(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.projection(x))
+
+    def weights(self) -> Weights:
+        yield from self.encoder.weights(self._spec.encoder_name)
+        yield from self.projection.weights("connector.modality_projection")
+
+
+class PerceptronTower:
+    """matrix(activation(matrix(x))) of each patch"""
+
+    def __init__(self, spec: PerceptronSpec, backend: TowerBackend) -> None:
+        self._spec = spec
+        self._backend = backend
+        self._ops = backend.ops
+        self._places = in_order(spec, backend)
+        self.encoder = Vit(spec.encoder, backend)
+        hidden = spec.encoder.hidden_size
+        self.first = Linear(hidden, {"linear_1": spec.out_size}, spec.has_bias, backend.ops)
+        self.second = Linear(spec.out_size, {"linear_2": spec.out_size}, spec.has_bias, backend.ops)
+
+    def encode(self, input: TowerInput) -> Tensor:
+        """`input.values` [3, side, side] of a picture."""
+        return self._backend.run(self._project, self.encoder(input.values, self._places))
+
+    def _project(self, x: Tensor) -> Tensor:
+        inner = self._ops.activated(x, self.first.matrix, self._spec.activation)
+        return self._ops.computed(self.second(inner))
+
+    def weights(self) -> Weights:
+        yield from self.encoder.weights(self._spec.encoder_name)
+        yield from self.first.weights("multi_modal_projector")
+        yield from self.second.weights("multi_modal_projector")
+
+
+def in_order(spec: PictureSpec, backend: TowerBackend) -> Tensor:
+    """[P] the position of each patch: as they stand."""
+    return torch.arange(spec.encoder.num_patches, device=backend.device)
+
+
+def by_fractions(side: int) -> Tensor:
+    """[side * side] the position of each patch: the interval of the table of positions in which it
+    begins, height and width as fractions of the whole.
+
+    In float32, as models were trained: where a fraction is not exact, a patch may get the position
+    of its neighbour.
+    """
+    limits = torch.arange(1 / side, 1.0, 1 / side)
+    starts = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    places = torch.bucketize(starts.clamp(max=1.0 - 1e-6), limits, right=True)
+    return (places[:, None] * side + places).flatten()

@@ -1,0 +1,27 @@
+"""Which class computes which kind of tower.
+
+To add one: a spec in `config/vision/`, a reader of `config.json` in its family (`Family.tower`), a
+class here, and a processor in `text/media/`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
+from weft.config.vision.spec import TowerSpec
+from weft.models.vision.tower import Tower, TowerBackend
+
+# By the kind of spec: module and name of a class that is made of the spec and a backend.
+TOWERS: dict[type, str] = {
+    PooledSpec: "weft.models.vision.pictures:PooledTower",
+    ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
+    PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",
+}
+
+
+def make_tower(spec: TowerSpec, backend: TowerBackend) -> Tower:
+    """A tower whose weights have no content yet."""
+    module, _, name = TOWERS[type(spec)].partition(":")
+    return cast(Tower, getattr(import_module(module), name)(spec, backend))

@@ -1,0 +1,179 @@
+"""A transformer over the patches of a picture: SigLIP and CLIP."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from weft.config.vision.vit import VitSpec
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import Linear, bias_weight
+from weft.models.layers.norm import CenteredNorm
+from weft.models.layers.weight import Weight, Weights, vector
+from weft.models.vision.tower import TowerAttention, TowerBackend
+from weft.ops.encoder import EncoderOps
+from weft.ops.plain import PlainMatrix
+from weft.ops.protocol import Matrix
+
+
+class VitLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: VitSpec, ops: EncoderOps, attention: TowerAttention) -> None:
+        hidden = spec.hidden_size
+        self._ops = ops
+        self._attention = attention
+        self._activation = spec.activation
+        self.attention_norm = _norm(spec, ops)
+        self.qkv = Linear(hidden, dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden), True, ops)
+        self.out = Linear(hidden, {"out_proj": hidden}, True, ops)
+        self.mlp_norm = _norm(spec, ops)
+        self.up = Linear(hidden, {"fc1": spec.inner_size}, True, ops)
+        self.down = Linear(spec.inner_size, {"fc2": hidden}, True, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        qkv = self._ops.computed(self.qkv(self.attention_norm(x)))
+        x = x + self.out(self._attention.forward(qkv))
+        inner = self._ops.activated(self.mlp_norm(x), self.up.matrix, self._activation)
+        return x + self.down(inner)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.attention_norm.weights(f"{prefix}.layer_norm1")
+        yield from self.qkv.weights(f"{prefix}.self_attn")
+        yield from self.out.weights(f"{prefix}.self_attn")
+        yield from self.mlp_norm.weights(f"{prefix}.layer_norm2")
+        yield from self.up.weights(f"{prefix}.mlp")
+        yield from self.down.weights(f"{prefix}.mlp")
+
+
+class Vit:
+    def __init__(self, spec: VitSpec, backend: TowerBackend) -> None:
+        ops = backend.ops
+        self._spec = spec
+        self._backend = backend
+        self._ops = ops
+        self.patches = Patches(spec.patch_values, spec.hidden_size, not spec.has_class_token, ops)
+        self.positions = Embedding(spec.num_positions, spec.hidden_size, ops)
+        self.class_token: Tensor | None = None
+        self.first_norm: CenteredNorm | None = None
+        if spec.has_class_token:
+            self.class_token = ops.vector(spec.hidden_size)
+            self.first_norm = _norm(spec, ops)
+        self._attention = backend.make_attention(spec.num_heads, spec.head_dim)
+        self.layers = [VitLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
+        self.last_norm = _norm(spec, ops) if spec.has_last_norm else None
+
+    def __call__(self, pixels: Tensor, places: Tensor) -> Tensor:
+        """pixels [3, side, side] and the position of each patch [P] -> [P, hidden]. The class token
+        sees all patches, and is not returned."""
+        spec = self._spec
+        if tuple(pixels.shape) != (3, spec.image_size, spec.image_size):
+            raise ValueError(
+                f"a picture has the shape {list(pixels.shape)}; this encoder reads "
+                f"{[3, spec.image_size, spec.image_size]}"
+            )
+        patches = patches_of(pixels, spec.patch_size)
+        # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
+        table = cast(PlainMatrix, self.positions.matrix)
+        if self.class_token is None:
+            positions = table.rows(places)
+        else:
+            # As a patch of zeros, which has no bias here, and whose position is the token itself.
+            patches = torch.cat((patches.new_zeros(1, patches.shape[1]), patches))
+            first = self.class_token + table.rows(places.new_zeros(1))
+            positions = torch.cat((first, table.rows(places + 1)))
+        self._attention.prepare([len(patches)])
+        hidden = self._backend.run(self._layers, positions, patches)
+        return hidden if self.class_token is None else hidden[1:]
+
+    def _layers(self, x: Tensor, patches: Tensor) -> Tensor:
+        x = x + self.patches(patches)
+        if self.first_norm is not None:
+            x = self.first_norm(x)
+        for layer in self.layers:
+            x = layer(x)
+        if self.last_norm is not None:
+            x = self.last_norm(x)
+        return self._ops.computed(x)
+
+    def weights(self, prefix: str) -> Weights:
+        size = self._spec.patch_size
+        yield from self.patches.weights(f"{prefix}.embeddings.patch_embedding", (3, size, size))
+        yield from self.positions.weights(f"{prefix}.embeddings.position_embedding")
+        if self.class_token is not None:
+            yield vector(f"{prefix}.embeddings.class_embedding", self.class_token)
+        if self.first_norm is not None:
+            yield from self.first_norm.weights(f"{prefix}.pre_layrnorm")
+        for index, layer in enumerate(self.layers):
+            yield from layer.weights(f"{prefix}.encoder.layers.{index}")
+        if self.last_norm is not None:
+            yield from self.last_norm.weights(f"{prefix}.post_layernorm")
+
+
+class Patches:
+    """W x + b of patches: a convolution whose windows do not overlap."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool, ops: EncoderOps) -> None:
+        self._inner = Linear(in_size, {"": out_size}, bias, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[P, values of a patch] -> [P, out_size]"""
+        return self._inner(x)
+
+    def weights(self, prefix: str, shape: tuple[int, ...]) -> Weights:
+        """`shape` of a patch in checkpoints: colours first, then time if there is one, height and
+        width."""
+        whole = (self._inner.matrix.sizes[0], *shape)
+        yield patch_weight(f"{prefix}.weight", whole, self._inner.matrix)
+        if self._inner.bias:
+            yield bias_weight(f"{prefix}.bias", self._inner.matrix, 0)
+
+
+def patch_weight(name: str, shape: tuple[int, ...], matrix: Matrix) -> Weight:
+    """A matrix [shape[0], all others] that checkpoints have as a convolution."""
+
+    def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        assert scales is None
+        matrix.put(0, content.flatten(1), start)
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        return matrix.get(0, start, stop).view(-1, *shape[1:])
+
+    return Weight(name, shape, put, get)
+
+
+def transposed_weight(name: str, shape: tuple[int, int], matrix: Matrix) -> Weight:
+    """A matrix [shape[1], shape[0]] that checkpoints have with its inputs first."""
+    pieces: list[Tensor] = []  # of content that is on its way
+
+    def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        assert scales is None
+        if start == 0:
+            pieces.clear()
+        pieces.append(content.clone())
+        if sum(map(len, pieces)) == shape[0]:
+            matrix.put(0, torch.cat(pieces).t().contiguous())
+            pieces.clear()
+
+    def get(start: int = 0, stop: int | None = None) -> Tensor:
+        return matrix.get(0).t()[start:stop]
+
+    return Weight(name, shape, put, get)
+
+
+def patches_of(pixels: Tensor, size: int) -> Tensor:
+    """[3, H, W] -> [H / size * W / size, 3 * size * size], line by line, each colour by colour;
+    what is left of a side is cut off."""
+    colours, height, width = pixels.shape
+    rows = height // size
+    columns = width // size
+    cut = pixels[:, : rows * size, : columns * size]
+    blocks = cut.reshape(colours, rows, size, columns, size)
+    return blocks.permute(1, 3, 0, 2, 4).reshape(rows * columns, colours * size * size)
+
+
+def _norm(spec: VitSpec, ops: EncoderOps) -> CenteredNorm:
+    return CenteredNorm(spec.hidden_size, spec.norm_eps, ops, has_bias=True)
