@@ -20,6 +20,7 @@ from weft.config.families import (
     pictures,
     qwen,
     qwen_hybrid,
+    sound,
     zhipu,
 )
 from weft.config.families.family import Family
@@ -53,7 +54,7 @@ def _architectures() -> dict[str, Family]:
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in (DECODERS | ENCODERS).items():
             found[f"{name}{kind}"] = replace(family, task=task)
-    for maker in (qwen, qwen_hybrid, google, mistral, pictures):
+    for maker in (qwen, qwen_hybrid, google, mistral, pictures, sound):
         found.update(maker.ARCHITECTURES)
     return found
 

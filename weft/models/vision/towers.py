@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import cast
 
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
+from weft.config.vision.sound import WhisperSpec
 from weft.config.vision.spec import TowerSpec
 from weft.models.vision.tower import Tower, TowerBackend
 
@@ -18,6 +19,7 @@ TOWERS: dict[type, str] = {
     PooledSpec: "weft.models.vision.pictures:PooledTower",
     ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
     PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",
+    WhisperSpec: "weft.models.vision.whisper:WhisperTower",
 }
 
 

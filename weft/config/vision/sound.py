@@ -1,0 +1,87 @@
+"""The tower of Qwen2-Audio: Whisper's encoder of sounds, and a matrix that makes tokens of the
+decoder of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.config.config_json import get, require, size
+from weft.config.media import MediaRules
+from weft.config.model_errors import UnsupportedModel
+
+KERNEL = 3  # frames that a convolution reads at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperSpec:
+    """An encoder of the loudness in bands of pitch. Two convolutions, of which the second halves
+    the number of frames, come first; behind the layers, pairs of vectors become their mean."""
+
+    num_bands: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_positions: int  # of the longest sound, behind the convolutions
+    activation: str = "gelu"
+    out_size: int  # hidden size of the decoder
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("audio",)
+
+    @property
+    def rules(self) -> MediaRules:
+        return MediaRules()
+
+    @property
+    def num_parameters(self) -> int:
+        hidden = self.hidden_size
+        of_layer = 4 * hidden**2 + 2 * hidden * self.inner_size
+        of_input = KERNEL * (self.num_bands + hidden) + self.num_positions
+        return self.num_layers * of_layer + hidden * (of_input + self.out_size)
+
+    @property
+    def num_work_floats(self) -> int:
+        # x, its norm, q, k, v and what attention gives, and the frames of both convolutions.
+        of_position = 6 * self.hidden_size + self.inner_size
+        of_position += KERNEL * (2 * self.num_bands + self.hidden_size) + 2 * self.hidden_size
+        return self.num_positions * of_position
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def told(self) -> str:
+        seconds = self.num_positions / 50
+        return f"Whisper of {self.num_layers} layers for sounds of up to {seconds:g} s"
+
+
+def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
+    """Of a `config.json` and the hidden size of its decoder. Raises UnsupportedModel."""
+    encoder = get(config, "audio_config", dict, {})
+    require(encoder, "scale_embedding", False)
+    require(encoder, "activation_function", "gelu")
+    spec = WhisperSpec(
+        num_bands=size(encoder, "num_mel_bins", 128),
+        hidden_size=size(encoder, "d_model", 1_280),
+        inner_size=size(encoder, "encoder_ffn_dim", 5_120),
+        num_layers=size(encoder, "encoder_layers", 32),
+        num_heads=size(encoder, "encoder_attention_heads", 20),
+        num_positions=size(encoder, "max_source_positions", 1_500),
+        out_size=out_size,
+    )
+    if spec.hidden_size % spec.num_heads or spec.head_dim % 2:
+        raise UnsupportedModel(
+            f"audio_config has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
+            "have as many, an even number"
+        )
+    return spec

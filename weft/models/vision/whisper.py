@@ -1,0 +1,157 @@
+"""Whisper's encoder of sounds with a matrix behind it, as in Qwen2-Audio."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.config.vision.sound import KERNEL, WhisperSpec
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import Linear
+from weft.models.layers.norm import CenteredNorm
+from weft.models.layers.weight import Weights
+from weft.models.vision.tower import TowerAttention, TowerBackend, TowerInput
+from weft.models.vision.vit import patch_weight
+from weft.ops.encoder import EncoderOps
+from weft.ops.plain import PlainMatrix
+
+NAME = "audio_tower"
+
+
+class WhisperTower:
+    """Of a sound only those vectors are computed that stand for it: what follows it up to the
+    longest sound is silence, which no vector looks at."""
+
+    def __init__(self, spec: WhisperSpec, backend: TowerBackend) -> None:
+        ops = backend.ops
+        hidden = spec.hidden_size
+        self._spec = spec
+        self._backend = backend
+        self._ops = ops
+        self._attention = backend.make_attention(spec.num_heads, spec.head_dim)
+        self.first = Convolution(spec.num_bands, hidden, spec.activation, ops)
+        self.second = Convolution(hidden, hidden, spec.activation, ops)
+        self.positions = Embedding(spec.num_positions, hidden, ops)
+        self.layers = [WhisperLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
+        self.last_norm = _norm(spec, ops)
+        self.projection = Linear(hidden, {"linear": spec.out_size}, True, ops)
+
+    def encode(self, input: TowerInput) -> Tensor:
+        """`input.values` [bands, frames]: those that the vectors of the sound depend on, an even
+        number for the longest one, else one more."""
+        num_bands, num_frames = input.values.shape
+        num_places = num_frames // 2
+        if (
+            num_bands != self._spec.num_bands
+            or num_places > self._spec.num_positions
+            or num_places // 2 != input.length
+            or not input.length
+        ):
+            raise ValueError(
+                f"a sound of {input.length} tokens has the shape {list(input.values.shape)}; this "
+                f"encoder reads up to {2 * self._spec.num_positions} frames of "
+                f"{self._spec.num_bands} bands, four or five for each token"
+            )
+        run = self._backend.run
+        # Before the first frame there are zeros, and behind the last of the longest sound.
+        frames = F.pad(input.values.t(), (0, 0, 1, 1))[: 2 * num_places + 2]
+        x = run(self._enter, windows(frames, 1))
+        x = run(self._halve, windows(F.pad(x, (0, 0, 1, 0)), 2))
+        # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
+        table = cast(PlainMatrix, self.positions.matrix)
+        x = x + table.rows(torch.arange(num_places, device=x.device))
+        self._attention.prepare([num_places])
+        x = run(self._layers, x)
+        pairs = x[: 2 * input.length].view(input.length, 2, -1)
+        return run(self._project, pairs.mean(1))
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.first(x))
+
+    def _halve(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.second(x))
+
+    def _layers(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self._ops.computed(x)
+
+    def _project(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.projection(self.last_norm(x)))
+
+    def weights(self) -> Weights:
+        yield from self.first.weights(f"{NAME}.conv1")
+        yield from self.second.weights(f"{NAME}.conv2")
+        yield from self.positions.weights(f"{NAME}.embed_positions")
+        for index, layer in enumerate(self.layers):
+            yield from layer.weights(f"{NAME}.layers.{index}")
+        yield from self.last_norm.weights(f"{NAME}.layer_norm")
+        yield from self.projection.weights("multi_modal_projector")
+
+
+class Convolution:
+    """activation(W x + b) of neighbouring rows."""
+
+    def __init__(self, in_size: int, out_size: int, activation: str, ops: EncoderOps) -> None:
+        self._ops = ops
+        self._in_size = in_size
+        self._activation = activation
+        self._inner = Linear(KERNEL * in_size, {"": out_size}, True, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What `windows` gives -> [T, out_size]"""
+        return self._ops.activated(x, self._inner.matrix, self._activation)
+
+    def weights(self, prefix: str) -> Weights:
+        _, bias = self._inner.weights(prefix)
+        shape = (self._inner.matrix.sizes[0], self._in_size, KERNEL)
+        yield patch_weight(f"{prefix}.weight", shape, self._inner.matrix)
+        yield bias._replace(name=f"{prefix}.bias")
+
+
+class WhisperLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)). The keys have no bias."""
+
+    def __init__(self, spec: WhisperSpec, ops: EncoderOps, attention: TowerAttention) -> None:
+        hidden = spec.hidden_size
+        self._ops = ops
+        self._attention = attention
+        self._activation = spec.activation
+        self.attention_norm = _norm(spec, ops)
+        self.qkv = Linear(hidden, dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden), True, ops)
+        # All three are one matrix, which has a bias: that of the keys changes nothing.
+        self.qkv.matrix.put_bias(1, torch.zeros(hidden))
+        self.out = Linear(hidden, {"out_proj": hidden}, True, ops)
+        self.mlp_norm = _norm(spec, ops)
+        self.up = Linear(hidden, {"fc1": spec.inner_size}, True, ops)
+        self.down = Linear(spec.inner_size, {"fc2": hidden}, True, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        qkv = self._ops.computed(self.qkv(self.attention_norm(x)))
+        x = x + self.out(self._attention.forward(qkv))
+        inner = self._ops.activated(self.mlp_norm(x), self.up.matrix, self._activation)
+        return x + self.down(inner)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.attention_norm.weights(f"{prefix}.self_attn_layer_norm")
+        for weight in self.qkv.weights(f"{prefix}.self_attn"):
+            if not weight.name.endswith("k_proj.bias"):
+                yield weight
+        yield from self.out.weights(f"{prefix}.self_attn")
+        yield from self.mlp_norm.weights(f"{prefix}.final_layer_norm")
+        yield from self.up.weights(prefix)
+        yield from self.down.weights(prefix)
+
+
+def windows(x: Tensor, step: int) -> Tensor:
+    """Each `step`-th stretch of KERNEL neighbouring rows, as one row: [T, n] -> [(T - KERNEL) //
+    step + 1, n * KERNEL], each column of the stretch after the other."""
+    return x.unfold(0, KERNEL, step).flatten(1)
+
+
+def _norm(spec: WhisperSpec, ops: EncoderOps) -> CenteredNorm:
+    return CenteredNorm(spec.hidden_size, spec.norm_eps, ops, has_bias=True)
