@@ -1,8 +1,8 @@
 """Which processor a model has.
 
 Each of the table's functions takes the folder of a model and its config.json, reads the other files
-that it wants, and returns a `MediaProcessor`. It raises ValueError for settings that it cannot
-follow.
+that it wants, and returns a `MediaProcessor`, or None for a model without an encoder. It raises
+ValueError for settings that it cannot follow.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any, TypeAlias
 
 from weft.text.media.processor import MediaProcessor
 
-Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor]
+Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor | None]
 
 # By the architecture that config.json names: "module:function".
 PROCESSORS: dict[str, str] = {
+    "Gemma3ForConditionalGeneration": "weft.text.media.gemma3:make",
+    "Idefics3ForConditionalGeneration": "weft.text.media.idefics3:make",
+    "LlavaForConditionalGeneration": "weft.text.media.clip:make",
+    "SmolVLMForConditionalGeneration": "weft.text.media.idefics3:make",
     "Qwen2_5_VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen3_5ForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",

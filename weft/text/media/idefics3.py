@@ -1,0 +1,153 @@
+"""What Idefics 3 and SmolVLM make of a picture before their encoder reads it: tiles of one size,
+line by line, and the whole picture in the size of a tile behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.arrays import FloatArray
+from weft.config.config_json import get, require
+from weft.config.model_errors import BadConfig
+from weft.config.vision.pictures import idefics3
+from weft.messages.media import MediaKind
+from weft.text.media.pixels import (
+    LANCZOS,
+    Looks,
+    Pixels,
+    Size,
+    edge_of,
+    read_looks,
+    read_settings,
+    require_side,
+)
+from weft.text.media.processor import MediaPart, MediaProcessor, Prepared
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE = "<image>"
+AROUND = "<fake_token_around_image>"
+WHOLE = "<global-img>"
+MAX_SIDE = 4_096  # of a picture that is cut into tiles, whatever a file says
+
+
+class Idefics3Pictures:
+    """The `MediaProcessor` of Idefics 3 and SmolVLM. Values are [3, side, side] of each tile."""
+
+    marks: Mapping[MediaKind, str] = {"image": IMAGE}
+    placeholders: Mapping[MediaKind, str] = {"image": IMAGE}
+
+    def __init__(
+        self, looks: Looks, side: int, num_tokens: int, longest: int, *, splits: bool
+    ) -> None:
+        """`longest` side of a picture before it is cut into tiles, if it `splits` pictures."""
+        self._looks = looks
+        self._tile = Size(side, side)
+        self._num_tokens = num_tokens
+        self._longest = longest
+        self._splits = splits
+
+    @property
+    def audio_rate(self) -> int:
+        return 0
+
+    def image(self, image: Image) -> Prepared:
+        image = self._looks.resized(image, scaled(_size(image), self._longest))
+        if not self._splits:
+            return self._prepared([np.asarray(self._looks.resized(image, self._tile))], 0)
+        side = self._tile.height
+        whole = in_tiles(_size(image), side)
+        image = self._looks.resized(image, whole)
+        pixels = np.asarray(image)
+        if whole == self._tile:
+            return self._prepared([pixels], 0)
+        num_columns = whole.width // side
+        tiles = []
+        for top in range(0, whole.height, side):
+            line = pixels[top : top + side]
+            tiles += [line[:, left : left + side] for left in range(0, whole.width, side)]
+        tiles.append(np.asarray(self._looks.resized(image, self._tile)))
+        return self._prepared(tiles, num_columns)
+
+    def _prepared(self, tiles: list[Pixels], num_columns: int) -> Prepared:
+        """The last tile is the whole picture; those before it stand in so many columns."""
+        text = ""
+        for tile in range(len(tiles) - 1):
+            row, column = divmod(tile, num_columns)
+            text += f"{AROUND}<row_{row + 1}_col_{column + 1}>{IMAGE * self._num_tokens}"
+            if column + 1 == num_columns:
+                text += "\n"
+        if text:
+            text += "\n"
+        text += f"{AROUND}{WHOLE}{IMAGE * self._num_tokens}{AROUND}"
+        values = map(self._looks.values, tiles)
+        parts = [MediaPart("image", self._num_tokens, None, of_tile) for of_tile in values]
+        return Prepared(text, tuple(parts))
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+        raise ValueError("the model takes no videos")
+
+    def audio(self, samples: FloatArray) -> Prepared:
+        raise ValueError("the model takes no audio")
+
+
+def scaled(given: Size, longest: int) -> Size:
+    """The size in the same shape whose longer side is `longest`, or the largest that is cut into
+    tiles; the other one is even, if no limit is met."""
+    ratio = given.width / given.height
+    if given.width >= given.height:
+        height = int(longest / ratio)
+        found = Size(height + height % 2, longest)
+    else:
+        width = int(longest * ratio)
+        found = Size(longest, width + width % 2)
+    found = Size(max(found.height, 1), max(found.width, 1))
+    if longest <= MAX_SIDE:
+        return found
+    ratio = found.width / found.height
+    if found.width >= found.height:
+        found = Size(int(MAX_SIDE / ratio), MAX_SIDE)
+    else:
+        found = Size(MAX_SIDE, int(MAX_SIDE * ratio))
+    return Size(max(found.height, 1), max(found.width, 1))
+
+
+def in_tiles(given: Size, side: int) -> Size:
+    """The next size of whole tiles."""
+    ratio = given.width / given.height
+    if given.width >= given.height:
+        width = math.ceil(given.width / side) * side
+        return Size(math.ceil(int(width / ratio) / side) * side, width)
+    height = math.ceil(given.height / side) * side
+    return Size(height, math.ceil(int(height * ratio) / side) * side)
+
+
+def _size(image: Image) -> Size:
+    return Size(image.height, image.width)
+
+
+def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
+    """The processor of a model folder whose `config.json` is given; None: it has no encoder. Raises
+    ModelError."""
+    spec = idefics3(config, out_size=1)
+    if spec is None:
+        return None
+    settings = read_settings(folder)
+    require(settings, "do_resize", True)
+    side = edge_of(settings, "max_image_size", "longest_edge", 364)
+    require_side(side, spec.encoder.image_size)
+    longest = edge_of(settings, "size", "longest_edge", 4 * 364)
+    if longest > 2 * MAX_SIDE:
+        raise BadConfig(f"longest_edge is {longest}; at most {2 * MAX_SIDE} is supported")
+    return Idefics3Pictures(
+        read_looks(settings, filter=LANCZOS),
+        side,
+        spec.num_tokens,
+        longest,
+        splits=get(settings, "do_image_splitting", bool, True),
+    )

@@ -1,0 +1,130 @@
+"""What pictures have in common on their way to an encoder that reads squares of one size: sizes,
+and numbers in the place of pixels. Bit for bit as the processors of transformers do it that use
+Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from weft.arrays import FloatArray
+from weft.config.config_json import get, number
+from weft.config.model import read_json_if_there
+from weft.config.model_errors import BadConfig
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]  # [height, width, 3]
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # filters, as Pillow counts them
+NUM_FILTERS = 6
+
+
+class Size(NamedTuple):
+    """In pixels."""
+
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """How pictures are resized, and what becomes of their pixels."""
+
+    filter: int  # as Pillow counts
+    mean: tuple[float, ...]  # of each colour
+    # [3, 256] float32: what each value of a colour becomes
+    table: FloatArray
+
+    def resized(self, image: Image, size: Size) -> Image:
+        return image.resize((size.width, size.height), resample=self.filter)
+
+    def values(self, pixels: Pixels) -> FloatArray:
+        """[height, width, 3] -> [3, height, width], float32"""
+        return np.stack([of[pixels[:, :, colour]] for colour, of in enumerate(self.table)])
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What the files of a model say of its pictures."""
+    whole = read_json_if_there(folder / "processor_config.json")
+    settings: dict[str, Any] = get(whole, "image_processor", dict, {})
+    if not settings:
+        settings = read_json_if_there(folder / "preprocessor_config.json")
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def read_looks(
+    settings: Mapping[str, Any],
+    *,
+    filter: int,
+    mean: tuple[float, ...] = HALF,
+    deviation: tuple[float, ...] = HALF,
+) -> Looks:
+    """The arguments are those of a family, where a file says nothing."""
+    filter = get(settings, "resample", int, filter)
+    if not 0 <= filter < NUM_FILTERS:
+        raise BadConfig(f"resample is {filter}; filters of Pillow are 0 to {NUM_FILTERS - 1}")
+    mean = _colours(settings, "image_mean", mean)
+    deviation = _colours(settings, "image_std", deviation)
+    if 0 in deviation:
+        raise BadConfig(f"image_std is {deviation}; no number may be 0")
+    values = np.arange(256, dtype=np.float64)
+    if get(settings, "do_rescale", bool, True):
+        values *= number(settings, "rescale_factor", 1 / 255, above=0.0)
+    table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
+    if get(settings, "do_normalize", bool, True):
+        # In float32, as all of it from here on.
+        table -= np.array(mean, np.float32)[:, None]
+        table /= np.array(deviation, np.float32)[:, None]
+    return Looks(filter=filter, mean=mean, table=table)
+
+
+def side_of(settings: Mapping[str, Any], key: str, default: int) -> int:
+    """The side of a square whose height and width a key gives."""
+    given = get(settings, key, dict, {"height": default, "width": default})
+    side = given.get("height")
+    if set(given) != {"height", "width"} or given["width"] != side or type(side) is not int:
+        raise BadConfig(
+            f"{key} is {str(given)[:64]}; the height and width of a square are expected"
+        )
+    return side
+
+
+def edge_of(settings: Mapping[str, Any], key: str, edge: str, default: int) -> int:
+    """The length of the edge of a picture (longest_edge, shortest_edge) that a key gives alone."""
+    given = get(settings, key, dict, {edge: default})
+    length = given.get(edge)
+    if set(given) != {edge} or type(length) is not int or length < 1:
+        raise BadConfig(f"{key} is {str(given)[:64]}; {edge} alone is expected, at least 1")
+    return length
+
+
+def require_side(side: int, encoder_side: int) -> None:
+    if side != encoder_side:
+        raise BadConfig(
+            f"pictures are resized to {side} x {side} pixels, and the encoder reads "
+            f"{encoder_side} x {encoder_side}"
+        )
+
+
+def _colours(
+    settings: Mapping[str, Any], key: str, default: tuple[float, ...]
+) -> tuple[float, ...]:
+    values = settings.get(key, list(default))
+    if isinstance(values, int | float):
+        values = [values] * 3
+    if (
+        not isinstance(values, list)
+        or len(values) != 3
+        or not all(isinstance(one, int | float) for one in values)
+    ):
+        raise BadConfig(f"{key} is {str(values)[:64]}; it must be 3 numbers")
+    return tuple(map(float, values))
