@@ -50,7 +50,8 @@ class DraftOracle:
         )
         for row, start, length, count in numbers:
             slots = table[row, :start]
-            if self._runner.weights == 0:
+            # It reads ids where the model reads pictures.
+            if self._runner.weights == 0 and self._runner.media is None:
                 assert (self._state[slots] == self._runner.state[slots]).all(), "not seen"
             state = int(self._state[table[row, start - 1]]) if start else 0
             for i in range(at, at + length):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.scheduler.draft_oracle import DraftOracle
+from tests.scheduler.media_oracle import MediaOracle
 from tests.scheduler.state_oracle import StateOracle
 from tests.scheduler.window_oracle import WindowOracle
 from weft.arrays import IntArray
@@ -145,6 +146,7 @@ class OracleRunner:
         self.windows: WindowOracle | None = None
         self.states: StateOracle | None = None  # of layers that keep a state
         self.draft: DraftOracle | None = None  # a model that guesses beside it
+        self.media: MediaOracle | None = None  # an encoder of pictures
 
     def launch(self, plan: Plan) -> OracleStep:
         step = OracleStep(self, plan, fails=plan.step in self.fail_steps)
@@ -201,11 +203,14 @@ class OracleRunner:
         assert len(set(plan.slots.tolist())) == len(plan.slots), (
             "two tokens of one step share a slot"
         )
+        given = plan.tokens
+        if self.media is not None:
+            given = self.media.follow(plan, is_in_doubt=plan.step <= self.in_doubt_until)
         if plan.layers is not None and not self._is_last_piece(plan, plan.layers):
             self.state[plan.slots] = IN_PART
             if self.windows is not None:
                 self.windows.follow(plan)
-            return Result(tokens=NO_SLOTS)
+            return Result(tokens=NO_SLOTS, not_encoded=self._not_encoded())
         tokens, at = [], 0
         states = []
         invalid = []
@@ -222,7 +227,7 @@ class OracleRunner:
                 "a token is read before all of its layers are computed"
             )
             for i in range(at, at + length):
-                token = int(plan.tokens[i])
+                token = int(given[i])
                 token = int(self.last[row]) if token == LAST_SAMPLED else token
                 state = POISONED if state == POISONED else extend_hash(state, token, of_rows[row])
                 kept = state
@@ -253,7 +258,11 @@ class OracleRunner:
             tokens=np.array(tokens, dtype=np.int32),
             invalid=np.array(invalid, dtype=np.bool_) if self.poison else None,
             outputs=self._outputs(plan, [state for _, state in states]),
+            not_encoded=self._not_encoded(),
         )
+
+    def _not_encoded(self) -> tuple[tuple[bytes, str], ...]:
+        return () if self.media is None else self.media.take_errors()
 
     def _weights_of(self, plan: Plan) -> dict[int, int]:
         """The weights that each row computes with."""

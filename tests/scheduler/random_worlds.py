@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from tests.scheduler.media_oracle import PLACEHOLDER
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.talk import Talk, with_sessions
 from tests.scheduler.world import EOS, VOCAB
+from weft.config.media import MediaRules
 from weft.messages.control import SetPolicy
+from weft.messages.media import MediaItem
 from weft.messages.requests import Abort
 from weft.plan.step import Plan
 from weft.scheduler import policies
@@ -109,6 +114,52 @@ def prediction(rng: random.Random, prompt: list[int]) -> list[int]:
         return [rng.randrange(VOCAB) for _ in range(40)]
     wrong = rng.choice([0.0, 0.02, 0.1, 0.3])
     return [rng.randrange(VOCAB) if rng.random() < wrong else token for token in expected]
+
+
+def with_media(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """The model reads pictures, by one position a token or by three, or sees them both ways."""
+    sees_both_ways = settings.states is None and rng.random() < 0.4
+    rules = MediaRules(
+        has_three_positions=rng.random() < 0.5,
+        sees_both_ways=sees_both_ways,
+        longest_whole=rng.choice([0, 24]) if sees_both_ways else 0,
+    )
+    return replace(
+        settings,
+        media=rules,
+        max_encoder_tokens=rng.choice([0, 1, 10, 30]),
+        encoder_cache_tokens=rng.choice([0, 10, 30, 1_000]),
+    )
+
+
+def picture(number: int, start: int) -> MediaItem:
+    """One of a few, of up to 24 tokens."""
+    grid = [(1, 2, 3), (1, 4, 4), (2, 2, 2), (1, 1, 1), (3, 2, 4), (1, 6, 2)][number % 6]
+    return MediaItem(
+        kind="video" if grid[0] > 1 else "image",
+        digest=hashlib.sha256(b"picture %d" % number).digest(),
+        start=start,
+        length=math.prod(grid),
+        grid=None if number % 4 == 3 else grid,
+        time_step=1 + number % 3,
+        shape=(1,),
+        values=bytes(4),
+    )
+
+
+def with_pictures(rng: random.Random, prompt: list[int]) -> tuple[list[int], tuple[MediaItem, ...]]:
+    """Some of the prompt's tokens stand for pictures, as a rule at the same places."""
+    found: list[MediaItem] = []
+    seen = list(prompt)
+    end = 0
+    for place in (3, 12, 16, 41):
+        item = picture(rng.choice([place, place, place, rng.randrange(12)]), place)
+        if place < end or place + item.length > len(prompt) or rng.random() < 0.2:
+            continue
+        seen[place : place + item.length] = [PLACEHOLDER] * item.length
+        found.append(item)
+        end = place + item.length
+    return seen, tuple(found)
 
 
 def with_layers(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
@@ -221,8 +272,11 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
 
 
 def check_step(world: RecordedWorld) -> None:
-    """A step with prompts keeps to the budgets of tokens, chunks included."""
+    """A step with prompts keeps to the budgets of tokens, chunks included; a picture that is computed as a whole may
+    be longer."""
     settings, batch = world.settings, world.scheduler.last_batch
+    if settings.keeps_items_whole:
+        return
     if batch is not None and batch.prefills and settings.chunk_len is not None:
         assert batch.plan.num_tokens <= settings.chunk_len
         assert batch.plan.num_tokens <= settings.max_prefill_tokens
@@ -287,12 +341,13 @@ def run_random(
     drafts: bool = False,
     guesses: bool = False,
     splits: bool = False,
+    media: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
     has a file of the journal for itself. `windows`: some layers have windows, and pages of their own. `states`: some
     layers keep a state. `drafts`: tokens are guessed, rightly and wrongly. `guesses`: by a second model. `splits`:
-    prefills are split by layers."""
+    prefills are split by layers. `media`: prompts have pictures."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if windows:
@@ -305,6 +360,8 @@ def run_random(
         settings = with_draft_model(settings, random.Random(f"guesses of {seed}"))
     if splits:
         settings = with_layers(settings, random.Random(f"layers of {seed}"))
+    if media:
+        settings = with_media(settings, random.Random(f"media of {seed}"))
     talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
     if talks is not None:
         settings = with_sessions(settings, talks)
@@ -339,6 +396,7 @@ def drive(
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
     guesses = random.Random(f"guesses beside {families[0]}")
     wishes = random.Random(f"wishes beside {families[0]}")
+    pictures = random.Random(f"pictures beside {families[0]}")
     sent = 0
     while sent < num_requests or world.has_work:
         if (
@@ -352,9 +410,13 @@ def drive(
                 max_new = rng.choice([None, 1, 2, 8, 20, 30, 40])
                 if max_new is not None and rng.random() < 0.95:
                     max_new = max(1, min(max_new, world.scheduler.limits.max_len - len(prompt)))
+                media: tuple[MediaItem, ...] = ()
+                if world.settings.media is not None and pictures.random() < 0.7:
+                    prompt, media = with_pictures(pictures, prompt)
                 world.send(
                     prompt,
-                    **prompt_wishes(wishes, len(prompt)),
+                    media=media,
+                    **({} if media else prompt_wishes(wishes, len(prompt))),
                     max_new_tokens=max_new if wishes.random() < 0.95 else 0,
                     ignore_eos=rng.random() < 0.2,
                     stop_token_ids=(7,) if rng.random() < 0.2 else (),

@@ -9,9 +9,11 @@ import numpy as np
 
 from tests.scheduler.cache_check import CacheCheck
 from tests.scheduler.draft_oracle import DraftOracle
+from tests.scheduler.media_oracle import MediaOracle, check_plan, with_content
 from tests.scheduler.oracle_runner import (
     DeviceFailed,
     OracleRunner,
+    OracleStep,
     adapter_weights,
     expected_logprobs,
     expected_output,
@@ -19,7 +21,9 @@ from tests.scheduler.oracle_runner import (
 from tests.scheduler.state_oracle import StateOracle
 from tests.scheduler.window_oracle import WindowOracle
 from weft.client.aux_outputs import prompt_logprobs
+from weft.config.media import MediaRules
 from weft.engine.loop import Loop
+from weft.messages.media import MediaItem
 from weft.messages.replies import AuxPiece, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -61,6 +65,8 @@ class World:
             self.runner.states = StateOracle(self.runner, settings.states)
         if settings.draft is not None:
             self.runner.draft = DraftOracle(self.runner, settings)
+        if settings.media is not None:
+            self._take_media(settings.media)
         self.time = 0.0
         self.tick_s = 1.0  # between two steps, besides what they cost
         self.failures: list[Exception] = []
@@ -82,6 +88,22 @@ class World:
         self.cache_check = CacheCheck(self.runner)
         self.talked = Counter[str]()  # what happened to sessions
 
+    def _take_media(self, rules: MediaRules) -> None:
+        """The model has an encoder: every plan is looked at."""
+        self.runner.media = MediaOracle(self.settings.encoder_cache_tokens)
+        launch = self.runner.launch
+
+        def checked(plan: Plan) -> OracleStep:
+            check_plan(
+                plan,
+                self.scheduler.kv.columns.requests,  # type: ignore[arg-type]
+                rotates=rules.has_three_positions,
+                sees_both_ways=rules.sees_both_ways,
+            )
+            return launch(plan)
+
+        self.runner.launch = checked  # type: ignore[method-assign]
+
     def failed(self, exc: Exception) -> None:
         """Something raised. What was not meant to must not be mended, but end the test."""
         self.failures.append(exc)
@@ -94,11 +116,16 @@ class World:
         *,
         session: SessionParams | None = None,
         whole: list[int] | None = None,
+        media: tuple[MediaItem, ...] = (),
         **sampling: object,
     ) -> int:
         """Send a request. `whole` is the prompt that it is to have, with the history of its `session`."""
         id = len(self.sent)
         self.prompts[id] = prompt if whole is None else whole
+        if media:
+            assert self.runner.media is not None
+            self.runner.media.learn(media)
+            self.prompts[id] = with_content(prompt, media)
         packed = np.array(prompt, dtype=np.int32).tobytes()
         salt, user, priority = (
             sampling.pop("salt", ""),
@@ -125,6 +152,7 @@ class World:
             timeout_ms=timeout_ms,
             prediction=prediction,
             adapter=adapter,
+            media=media,
         )
         self.sent[id] = request
         self.outputs[id] = []

@@ -72,6 +72,22 @@ class SchedulingOptions:
         low=-1,
         elsewhere=("max_num_batched_tokens", "long_prefill_token_threshold"),
     )
+    max_encoder_tokens: int = option(
+        0,
+        "tokens of pictures, videos and sounds that are encoded in one step, besides the first of "
+        "them; 0: as many as a chunk has",
+        group="scheduling",
+        low=0,
+        elsewhere=("max_num_encoder_input_tokens",),
+    )
+    encoder_cache_tokens: int = option(
+        8192,
+        "tokens of pictures, videos and sounds that stay encoded, for other requests with the same "
+        "ones",
+        group="scheduling",
+        low=0,
+        elsewhere=("encoder_cache_size",),
+    )
     mixed_chunk: bool = option(
         True,
         "let running requests decode in the same step as a prefill, so that streams go on while "

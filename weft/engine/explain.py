@@ -418,6 +418,8 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.DEFERRED:
             return "waits: the prefixes of many others are being computed by requests of this step"
+        case Stop.ENCODER:
+            return "waits for the image encoder, as many others do that come before it"
         case Stop.LAYERS:
             return (
                 "waits: the layers of other prompts are computed piece by piece "

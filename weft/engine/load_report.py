@@ -40,6 +40,7 @@ class LoadReporter(Service):
         scheduler = self._core.scheduler
         grammar = self._features.grammar
         adapters = self._features.adapters
+        encoded = self._features.media.books
         return msgspec.structs.replace(
             scheduler.stats(),
             max_running_requests=scheduler.settings.max_running_requests,
@@ -53,4 +54,8 @@ class LoadReporter(Service):
             total_grammar_hits=grammar.num_hits,
             total_grammar_refused=grammar.num_refused,
             total_forced_tokens=grammar.num_forced,
+            encoder_tokens=encoded.num_tokens,
+            total_encoder_runs=encoded.num_runs,
+            total_encoded_tokens=encoded.num_encoded,
+            total_encoder_hits=encoded.num_reused,
         )

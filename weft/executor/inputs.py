@@ -64,7 +64,7 @@ class StepStager(Protocol):
         ...
 
 
-class Encoded(Protocol):
+class EncodedMedia(Protocol):
     """Where vectors of pictures, videos and sounds are (`media/store.py`)."""
 
     def take(self, op: MediaVectors) -> Tensor:
@@ -94,7 +94,7 @@ class DeviceRowTable:
             self.window_slots = zeros(shape, torch.int32, device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
-        self.media: Encoded | None = None  # of a model with an encoder
+        self.media: EncodedMedia | None = None  # of a model with an encoder
 
     def beside(self) -> DeviceRowTable:
         """The table for another model that computes the same rows: the slots are the same, the

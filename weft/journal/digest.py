@@ -18,6 +18,7 @@ import numpy as np
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.journal.records import Answered, Launched
 from weft.messages.replies import StepOutput
+from weft.plan.inputs import MediaVectors
 from weft.plan.logits import (
     ANY,
     AllowedTokens,
@@ -74,6 +75,12 @@ def launched(plan: Plan, version: int) -> Launched:
         sampling = digest(plan.sampling)
         logits = digest(plan.logits)
         outputs = digest(plan.outputs)
+    media = find(plan.inputs, MediaVectors)
+    positions = 0
+    if plan.rotation is not None:
+        positions = digest(plan.rotation)
+    if plan.sees_to is not None:
+        positions = digest(plan.sees_to, positions)
     return Launched(
         step=plan.step,
         mode=plan.mode,
@@ -94,6 +101,8 @@ def launched(plan: Plan, version: int) -> Launched:
         layers=0 if plan.layers is None else digest(plan.layers),
         adapters=0 if plan.adapters is None else digest(plan.adapters),
         drafting=0 if plan.drafting is None else digest(plan.drafting),
+        media=0 if media is None else digest(media),
+        positions=positions,
     )
 
 

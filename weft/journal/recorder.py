@@ -57,14 +57,16 @@ from weft.journal.records import (
 )
 from weft.journal.snapshot import Name, SnapshotError, take
 from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.media import MediaItem
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Pending
-from weft.plan.inputs import InputVectors
+from weft.plan.inputs import InputVectors, MediaValues
 from weft.plan.step import ForwardMode, Plan, Result, Runner, Step
 from weft.scheduler.features.processors import ProcessorChecks
+from weft.scheduler.request import without_values
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.version import __version__
@@ -396,6 +398,9 @@ class Outside:
         # Of a step that has been launched: nothing reads them any more.
         if isinstance(thing, LazyBitmaskRows | InputVectors):
             return ["nothing"]
+        # Of a prompt: recorded as little as in messages.
+        if isinstance(thing, MediaValues):
+            return ["nothing"]
         return self._names.get(id(thing))
 
 
@@ -413,6 +418,14 @@ def without_content(message: ToEngine) -> ToEngine:
     if type(message) not in CONTENT:
         return message
     field, empty = CONTENT[type(message)]
+    # Of pictures, videos and sounds the digests stay.
+    if isinstance(message, GenerateRequest) and message.media:
+        message = msgspec.structs.replace(message, media=without_values(message.media))
+    if isinstance(message, BatchGenerate) and message.media:
+        media: dict[int, tuple[MediaItem, ...]] = {}
+        for index, items in message.media.items():
+            media[index] = without_values(items)
+        message = msgspec.structs.replace(message, media=media)
     return msgspec.structs.replace(message, **{field: empty})
 
 

@@ -62,7 +62,7 @@ class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag="fl"):
 class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     """A batch: its size in clear, its arrays and operations as digests (CRC-32).
 
-    The plan's inputs are left out, for the journal does not keep vectors of prompts.
+    Of the plan's inputs, vectors are left out, for the journal does not keep those of prompts.
     """
 
     step: int
@@ -84,6 +84,8 @@ class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     layers: int = 0  # of a step that computes some of them
     adapters: int = 0  # of a step in which a request has one
     drafting: int = 0  # of a step of a draft model
+    media: int = 0  # of a step that takes vectors of pictures, videos or sounds
+    positions: int = 0  # `Plan.rotation` and `Plan.sees_to`, where a step has one of them
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -99,6 +101,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     faults: tuple[tuple[int, str], ...] = ()
     finite: bytes = b""  # bool [E] which vectors are finite; nothing: all that there are
     counts: bytes = b""  # int32 [S]; nothing: one token each
+    not_encoded: tuple[tuple[bytes, str], ...] = ()
 
     @classmethod
     def of(cls, step: int, result: Result) -> Sampled:
@@ -111,6 +114,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
             faults=result.faults,
             finite=_finite(result),
             counts=counts,
+            not_encoded=result.not_encoded,
         )
 
     def result(self) -> Result:
@@ -123,6 +127,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
             invalid=np.frombuffer(self.invalid, dtype=np.bool_) if self.invalid else None,
             faults=self.faults,
             outputs=outputs,
+            not_encoded=self.not_encoded,
         )
 
 

@@ -43,6 +43,7 @@ PACKAGES = (
     "weft.messages.",
     "weft.plan.",
     "weft.grammar.protocol",
+    "weft.config.media",
 )
 COMPRESSION = 1  # of zlib: most of a large state are zeros
 SHORT_BYTES = 32  # and less are written where they stand

@@ -62,6 +62,10 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
     ),
     "lora_pool_slots_used": ("adapter_slots_used", "Adapters that run."),
     "num_grammar_queue_reqs": ("num_grammar_queue", "Requests whose grammar is being compiled."),
+    "encoder_cache_tokens": (
+        "encoder_tokens",
+        "Tokens of pictures, videos and sounds that are kept encoded.",
+    ),
     "new_token_ratio": (
         "new_token_ratio",
         "Part of the promised new tokens that admission reserves.",
@@ -132,6 +136,15 @@ _COUNTERS = {
     "draft_runs": (
         "total_draft_runs",
         "Drafts that were computed, of one token or several that follow each other.",
+    ),
+    "encoder_runs": (
+        "total_encoder_runs",
+        "Pictures, tiles, videos and sounds that were encoded.",
+    ),
+    "encoded_tokens": ("total_encoded_tokens", "Tokens that these stand for."),
+    "encoder_cache_hits": (
+        "total_encoder_hits",
+        "Pictures, tiles, videos and sounds that were there encoded when a prompt needed them.",
     ),
     "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
     "engine_busy_seconds": ("busy_s", "Time that the engine had work."),

@@ -52,6 +52,7 @@ class MediaVectors(InputOp):
     need not be there. Each piece of a split prefill takes the vectors of its tokens.
     """
 
+    drops_all: bool  # that it has from steps before
     drop: tuple[bytes, ...]  # digests
     encode: tuple[EncoderInput, ...]
     items: tuple[bytes, ...]  # digests of those that tokens are taken from

@@ -14,8 +14,9 @@ Admission knows no queue and no policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -95,6 +96,7 @@ class AddResult(Enum):
     CONTINUE = "continue"  # there is room for more
     NO_TOKEN = "no_token"  # memory is used up
     OTHER = "other"  # a budget of this step is used up
+    PASSED_OVER = "passed over"  # it waits for itself alone: others may go before
 
 
 class Lack(Enum):
@@ -104,6 +106,7 @@ class Lack(Enum):
     TOKENS = "tokens"  # of this step
     TIME = "time"  # of this step: running requests wait for their next token
     OPEN_PROMPT = "open prompt"  # another one is, and at most one may be
+    ENCODER = "encoder"  # work of the encoder of pictures, videos and sounds, in this step
 
 
 class Shortage(NamedTuple):
@@ -126,12 +129,34 @@ class Head(NamedTuple):
     tokens: bytes  # packed
 
 
+class PieceBudget(Protocol):
+    """What a feature has to say of the pieces of prompts that one pass takes.
+
+    A piece begins where the request's cached tokens end, and is whole pages, or all that is left
+    to compute.
+    """
+
+    def limit(self, request: Request, num_tokens: int, *, is_first: bool) -> int:
+        """How many tokens the next piece of a request may have, where `num_tokens` fit into the
+        step: fewer, also 0; or more, for the first piece of a step, if fewer cannot be computed."""
+        ...
+
+    def border(self, request: Request, num_tokens: int) -> int:
+        """The longest piece of whole pages up to `num_tokens`."""
+        ...
+
+    def spend(self, request: Request, num_tokens: int) -> None:
+        """The step computes so many tokens of a request."""
+        ...
+
+
 class PrefillAdder:
     """The budgets of one pass, and what was picked under them.
 
     `reserved` are tokens that running requests are expected to need. `mixed_tokens` and `mixed_kv`
     are what decode requests that join this very step take of its tokens and of memory. `is_alone`:
     nothing runs and no chunk is open. `budget`: how long the step may take, where prompts are cut.
+    `pieces`: of features in use.
     """
 
     def __init__(
@@ -145,6 +170,7 @@ class PrefillAdder:
         mixed_tokens: int = 0,
         mixed_kv: int = 0,
         budget: StepBudget | None = None,
+        pieces: Sequence[PieceBudget] = (),
     ) -> None:
         self._kv = kv
         self._page_size = kv.page_size
@@ -158,6 +184,7 @@ class PrefillAdder:
         self.rem_step_tokens = step_tokens - mixed_tokens
         self._is_alone = is_alone
         self._budget = budget
+        self._pieces = pieces
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
         self.input_tokens = 0
@@ -183,10 +210,12 @@ class PrefillAdder:
         assert self._may_cut
         rest = request.remaining_prefill
         limit = self._step_limit(request)
+        if self._pieces and limit > 0:
+            limit = self._piece_limit(request, limit)
         if rest <= limit and self._pages_of(rest) <= self.cur_rem_tokens:
             self._take(request, rest, reserve=self._expected_new(request))
             return None
-        cut = self._floor(min(limit, self.cur_rem_tokens))
+        cut = self._cut(request, min(limit, self.cur_rem_tokens))
         if 0 < cut < rest:
             self._take(request, cut, reserve=0)
         elif self._floor(limit) <= 0 and rest > limit:
@@ -231,13 +260,21 @@ class PrefillAdder:
             if self.can_run and charged > self.rem_step_tokens:
                 self.shortage = Shortage(Lack.TOKENS, charged, max(self.rem_step_tokens, 0))
                 return AddResult.OTHER
+            if self._pieces and self._piece_limit(request, extend) < extend:
+                return self._wait_for_encoder(extend)
             self._take(request, extend, reserve)
             return None
         limit = self._step_limit(request)
+        if self._pieces and limit > 0:
+            fitting = min(limit, extend)
+            limit = self._piece_limit(request, limit)
+            is_open = has_chunked_req or self.new_chunked_req is not None
+            if limit < fitting and (is_open or not limit):
+                return self._wait_for_encoder(extend)
         if extend <= limit:
             self._take(request, extend, reserve)
             return None
-        cut = self._floor(limit)
+        cut = self._cut(request, limit)
         if cut <= 0:
             self.shortage = self._cut_short(extend, limit)
             return AddResult.OTHER
@@ -290,6 +327,8 @@ class PrefillAdder:
         self.rem_step_tokens -= charged
         if self._budget is not None:
             self._budget.spend(request.kv_len, extend)
+        for pieces in self._pieces:
+            pieces.spend(request, extend)
         self.input_tokens += extend
         request.extend_end = request.kv_len + extend
         self.can_run.append(request)
@@ -299,6 +338,25 @@ class PrefillAdder:
         if self._budget is None:
             return self.rem_step_tokens
         return min(self.rem_step_tokens, self._budget.limit(request.kv_len))
+
+    def _piece_limit(self, request: Request, num_tokens: int) -> int:
+        """How many of the next `num_tokens` of a prompt, which fit into the step, features let it
+        compute."""
+        is_first = not self.can_run
+        for pieces in self._pieces:
+            num_tokens = pieces.limit(request, num_tokens, is_first=is_first)
+        return num_tokens
+
+    def _cut(self, request: Request, num_tokens: int) -> int:
+        """Whole pages of its next `num_tokens`, as features let them be cut."""
+        cut = self._floor(num_tokens)
+        for pieces in self._pieces:
+            cut = pieces.border(request, cut)
+        return cut
+
+    def _wait_for_encoder(self, extend: int) -> AddResult:
+        self.shortage = Shortage(Lack.ENCODER, extend, 0)
+        return AddResult.PASSED_OVER
 
     def _pages_of(self, num_tokens: int) -> int:
         """Tokens that the pages for `num_tokens` have room for."""

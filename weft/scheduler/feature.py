@@ -32,6 +32,7 @@ from weft.plan.inputs import InputOp
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest
 from weft.plan.step import Result
+from weft.scheduler.admission import PieceBudget
 from weft.scheduler.batch import Batch, End, Forced
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
@@ -56,7 +57,15 @@ class QueueWalk(NamedTuple):
 class StepInputs:
     """What features add to the plan of one step, in any order; `FeatureHooks` sorts it."""
 
-    __slots__ = ("adapters", "blocks_overlap", "inputs", "logits", "outputs")
+    __slots__ = (
+        "adapters",
+        "blocks_overlap",
+        "inputs",
+        "logits",
+        "outputs",
+        "rotation",
+        "sees_to",
+    )
 
     def __init__(self) -> None:
         self.inputs: list[InputOp] = []
@@ -64,19 +73,31 @@ class StepInputs:
         self.outputs: list[AuxRequest] = []
         # The next step depends on the tokens of this one: it is planned when they are known.
         self.blocks_overlap = False
-        self.adapters: IntArray | None = None  # `Plan.adapters`; one feature alone writes them
+        # `Plan.adapters`, `Plan.rotation` and `Plan.sees_to`; one feature alone writes each.
+        self.adapters: IntArray | None = None
+        self.rotation: IntArray | None = None
+        self.sees_to: IntArray | None = None
+
+
+class Note(NamedTuple):
+    """What a feature did for a request, in words, for the request's history."""
+
+    id: int
+    detail: str
 
 
 class StepEffects:
-    """What features add to the replies of one step, and the requests that they end with it."""
+    """What features add to the replies of one step, the requests that they end with it, and what
+    they note."""
 
-    __slots__ = ("aux", "ends", "forced", "logprobs")
+    __slots__ = ("aux", "ends", "forced", "logprobs", "notes")
 
     def __init__(self) -> None:
         self.logprobs: list[TokenLogprobs] = []
         self.aux: list[AuxPiece] = []
         self.ends: list[End] = []
         self.forced: list[Forced] = []
+        self.notes: list[Note] = []  # of what the image encoder does
 
 
 # Of a step that no feature has a part in. They are shared and stay empty.
@@ -120,6 +141,11 @@ class Feature:
     def enter_row(self, request: Request) -> None:
         """The request has got its row; its steps follow."""
 
+    def piece_budget(self) -> PieceBudget | None:
+        """A pass over the queue begins, while some request uses the feature: what it has to say of
+        the pieces of prompts that the pass takes; None: nothing."""
+        return None
+
     def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
         """Some tokens [n] are guessed to follow those that are known of the request: how many of
         them may its next step compute? It may still compute fewer."""
@@ -145,8 +171,12 @@ class Feature:
         `request.packed` has its prompt and output, and the cache what it has computed of them.
         """
 
+    def forget_device(self) -> None:
+        """Nothing is to be trusted that earlier steps have left on the device."""
+
 
 Joins: TypeAlias = Callable[[Request, QueueWalk], str]
+MakePieceBudget: TypeAlias = Callable[[], PieceBudget | None]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
@@ -219,6 +249,7 @@ class FeatureHooks:
         self._by_request = Triggers()
         self._of_all: list[Feature] = []  # used by every request
         self.joins: list[Joins] = []  # asked of every request that could be admitted
+        self.piece_budgets: list[MakePieceBudget] = []  # called for each pass
         self._prepare: list[Prepare] = []
         self._commit: list[Commit] = []
         for feature in features:
@@ -292,6 +323,16 @@ class FeatureHooks:
             commit(batch, columns, result, effects)
         return effects
 
+    def new_piece_budgets(self) -> list[PieceBudget]:
+        """Those of a pass that begins."""
+        found = [make() for make in self.piece_budgets]
+        return [one for one in found if one is not None]
+
+    def forget_device(self) -> None:
+        """Nothing is to be trusted that earlier steps have left on the device."""
+        for feature in self._features:
+            feature.forget_device()
+
     def subscribe(self, id: int, used: tuple[Feature, ...]) -> None:
         """A request is open: the features that it uses take part in the steps."""
         self._by_id[id] = used
@@ -314,6 +355,7 @@ class FeatureHooks:
 
     def _list_hooks(self) -> None:
         self.joins = []
+        self.piece_budgets = []
         self._prepare = []
         self._commit = []
         for feature in self._features:
@@ -323,6 +365,8 @@ class FeatureHooks:
             kind = type(feature)
             if kind.joins is not Feature.joins:
                 self.joins.append(feature.joins)
+            if kind.piece_budget is not Feature.piece_budget:
+                self.piece_budgets.append(feature.piece_budget)
             if kind.prepare is not Feature.prepare:
                 self._prepare.append(feature.prepare)
             if kind.commit is not Feature.commit:

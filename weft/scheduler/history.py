@@ -103,6 +103,7 @@ class EventKind(Enum):
     ADMITTED = "admitted"  # whole, or its first chunk
     CHUNK = "chunk"  # another piece of its prompt
     LAYERS = "layers"  # some of them, for a piece of its prompt
+    ENCODER = "image encoder"  # what it encodes for the prompt
     STALLED = "stalled"  # its open prompt gets no piece of this step
     DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
     # a part of the scheduler lets it wait, or the input is blocked, or generation paused
@@ -153,6 +154,7 @@ class Stop(Enum):
     TIME = "time"  # of one step
     OPEN_PROMPT = "open prompt"  # it would have to be cut, and another one is
     DEFERRED = "deferred"  # so many wait for prefixes of this step that the walk ended
+    ENCODER = "encoder"  # so many wait for it that the walk ended
     LAYERS = "layers"  # a prompt has layers left to compute
     POLICY = "policy"  # it lets nobody else join what runs
     TURN = "turn"  # running requests have theirs, before any more of a prompt

@@ -178,6 +178,8 @@ class Planner:
             drafts=work.drafts,
             layers=layers,
             adapters=step.adapters,
+            rotation=step.rotation,
+            sees_to=step.sees_to,
         )
         batch.plan = self._kv.with_groups(plan)
         self.num_steps += 1

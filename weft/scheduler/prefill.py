@@ -7,6 +7,8 @@ written into the history. It knows nothing of results, and ends no request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weft.arrays import IntArray
@@ -14,6 +16,7 @@ from weft.scheduler.admission import (
     AddResult,
     Lack,
     NewTokenRatio,
+    PieceBudget,
     PrefillAdder,
     PrefixSharing,
     Shortage,
@@ -32,6 +35,9 @@ from weft.scheduler.request import Request, RequestState
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
 
+# Requests of one pass that may wait for the encoder; then it ends.
+MAX_PASSED_OVER = 64
+WAITS_FOR_ENCODER = "waits for the image encoder, which others of this step use"
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
     Lack.WINDOWS: Stop.NO_WINDOW,
@@ -201,6 +207,9 @@ class PrefillScheduler:
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
+        pieces: Sequence[PieceBudget] = ()
+        if self._hooks.piece_budgets:
+            pieces = self._hooks.new_piece_budgets()
         return self.adder_type(
             kv,
             reserved=expected_tokens(kv.columns, running_rows, self._ratio(now)),
@@ -210,6 +219,7 @@ class PrefillScheduler:
             mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=kv.decode_pages(decode_rows) * settings.page_size if mixes else 0,
             budget=None if self._pace is None else self._pace.budget(self._waiting(), mixes=mixes),
+            pieces=pieces,
         )
 
     def _waiting(self) -> Waiting:
@@ -253,6 +263,7 @@ class PrefillScheduler:
         if self._hooks.joins:
             walk = self._queue_walk(picked, now)
         num_seen = 0
+        num_passed_over = 0
         for request in self._queue.order(now):
             num_seen += 1
             self.seen.add(request.id)
@@ -281,11 +292,19 @@ class PrefillScheduler:
             if was_picked:
                 picked.append(request)
                 sharing.picked(request)
+            if result is AddResult.CONTINUE:
+                continue
+            if result is AddResult.PASSED_OVER:
+                self._pass_over(now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
+                num_passed_over += 1
+                if num_passed_over < MAX_PASSED_OVER:
+                    continue
+                self._record_pass(now, Stop.ENCODER)
+                return picked
             if result is AddResult.NO_TOKEN:
                 self.is_full = True
-            if result is not AddResult.CONTINUE:
-                self._record_stop(now, result, request, adder, was_picked=was_picked)
-                return picked
+            self._record_stop(now, result, request, adder, was_picked=was_picked)
+            return picked
         if num_seen < self._queue.num_candidates:
             self._record_pass(now, Stop.POLICY)
         return picked
@@ -383,6 +402,8 @@ def lacking(shortage: Shortage | None) -> str:
                 f"no KV memory of layers with windows to go on: {needed:,} tokens are needed, "
                 f"{available:,} are available"
             )
+        case Lack.ENCODER:
+            return WAITS_FOR_ENCODER
         case Lack.TIME:
             return (
                 "no time to go on: the next tokens of running requests are due; "

@@ -33,7 +33,7 @@ from weft.messages.status import Stats
 from weft.plan.step import Result
 from weft.scheduler.batch import Batch, End, RunningBatch, commit
 from weft.scheduler.feature import Feature, FeatureHooks
-from weft.scheduler.history import NO_DRAFTS, Counters, RequestHistory, Stop
+from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
@@ -506,6 +506,9 @@ class Scheduler:
             )
         )
         self.counters.num_generated_tokens += len(outcome.tokens)
+        for id, detail in effects.notes:
+            if self.history.is_open(id):
+                self.history.note(id, EventKind.ENCODER, detail, self._now, batch.plan.step)
         for request in batch.prefills:
             row = request.row
             if row != NO_ROW and columns.known_len[row] > columns.prompt_len[row]:
@@ -579,6 +582,7 @@ class Scheduler:
         if in_doubt:
             self.waiting_queue.stop_index()  # it is made anew below
         self.running_batch.reset()
+        self.hooks.forget_device()
         self.kv.reset()
         for request in self.requests.values():
             request.forget_kv()
@@ -636,6 +640,7 @@ class Scheduler:
             return False
         with self.outbox.whole():
             self.kv.reset_cache()
+            self.hooks.forget_device()
         return True
 
     # Looking on
@@ -694,10 +699,15 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
     rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
     allocator = PageAllocator(settings.num_pages, page_size)
     columns = Columns(num_rows, settings.context_length)
+    kv: KvMemory
+    passes: type[PrefillScheduler] = PrefillScheduler
     if settings.windows is not None:
-        windowed = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
-        return Memory(windowed, WindowedPrefills)
-    if settings.states is not None:
-        stateful = StatefulKv(rows, allocator, cache, columns, settings.states)
-        return Memory(stateful, StatefulPrefills)
-    return Memory(KvMemory(rows, allocator, cache, columns), PrefillScheduler)
+        kv = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
+        passes = WindowedPrefills
+    elif settings.states is not None:
+        kv = StatefulKv(rows, allocator, cache, columns, settings.states)
+        passes = StatefulPrefills
+    else:
+        kv = KvMemory(rows, allocator, cache, columns)
+    kv.keeps_items_whole = settings.keeps_items_whole
+    return Memory(kv, passes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.config.drafts import AUTO, MODEL, parse_draft_sources
+from weft.config.media import MediaRules
 from weft.config.pairs import parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
 from weft.config.windows import least_window_tokens
@@ -88,6 +89,7 @@ class SchedulerSettings(SchedulingOptions):
     windows: WindowSettings | None = None  # None: all layers share one pool of pages
     states: StateSettings | None = None  # None: no layer keeps a state
     draft: DraftSettings | None = None  # None: there is no draft model
+    media: MediaRules | None = None  # None: the model takes no pictures, videos or sounds
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 
@@ -99,14 +101,27 @@ class SchedulerSettings(SchedulingOptions):
     @property
     def chunk_len(self) -> int | None:
         """The longest piece of a prompt in one step, in tokens; None: prompts are never cut."""
-        if self.chunked_prefill_size > 0:
+        if self.chunked_prefill_size <= 0:
+            return None
+        if self.media is None or not self.media.longest_whole:
             return self.chunked_prefill_size
-        return None
+        return max(self.chunked_prefill_size, self.media.longest_whole + 2 * self.page_size)
 
     @property
     def max_step_tokens(self) -> int:
         """Tokens that a step with prompts computes, at most."""
         return min(self.chunk_len or self.max_prefill_tokens, self.max_prefill_tokens)
+
+    @property
+    def keeps_items_whole(self) -> bool:
+        """Whether a step computes all tokens of a picture, or none."""
+        return self.media is not None and self.media.sees_both_ways
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Tokens of pictures, videos and sounds that are encoded in one step, besides the first of
+        them."""
+        return self.max_encoder_tokens or self.max_step_tokens
 
     @property
     def max_step_s(self) -> float:
@@ -181,6 +196,11 @@ class SchedulerSettings(SchedulingOptions):
             )
 
     def _check_states(self, states: StateSettings) -> None:
+        if self.keeps_items_whole:
+            raise ValueError(
+                "layers that keep a state read tokens in their order; the tokens of a picture "
+                "cannot see each other both ways (sees_both_ways)"
+            )
         if self.split_prefill_layers:
             raise ValueError(
                 f"split_prefill_layers is {self.split_prefill_layers}; prefills of a model with "

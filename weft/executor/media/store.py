@@ -37,6 +37,8 @@ class MediaStore:
     @torch.inference_mode()
     def take(self, op: MediaVectors) -> Tensor:
         """Do what a plan says. Returns the vectors [V, width], float32."""
+        if op.drops_all:
+            self.clear()
         for digest in op.drop:
             self._vectors.pop(digest, None)
             self._errors.pop(digest, None)

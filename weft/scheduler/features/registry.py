@@ -15,6 +15,7 @@ from weft.scheduler.features.bias import LogitBiasFeature
 from weft.scheduler.features.grammar import GrammarFeature
 from weft.scheduler.features.hidden import HiddenStatesFeature
 from weft.scheduler.features.logprobs import LogprobsFeature
+from weft.scheduler.features.media import MediaFeature
 from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.features.pooling import PoolingFeature
 from weft.scheduler.features.processors import ProcessorChecks, ProcessorsFeature
@@ -32,6 +33,7 @@ class Features:
         self, settings: SchedulerSettings, grammars: Grammars, checks: ProcessorChecks
     ) -> None:
         self.vectors = InputVectorsFeature(settings.hidden_size)
+        self.media = MediaFeature(settings)
         self.sessions = Sessions(settings.sessions)
         self.grammar = GrammarFeature(grammars, settings.eos_token_ids)
         self.adapters = AdaptersFeature(
@@ -46,6 +48,7 @@ class Features:
             PromptLogprobsFeature(),
             HiddenStatesFeature(),
             self.vectors,
+            self.media,
             PoolingFeature(),
             AllowedTokensFeature(settings.vocab_size),
             BadWordsFeature(),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from weft.config.drafts import MODEL
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.scheduler.request import Request
@@ -19,6 +21,8 @@ SHORTEST_MATCH = 2
 # A request that has left what the cache knows is looked up again after so many tokens: meanwhile
 # another one may have gone the same way.
 RETRY_TOKENS = 32
+# In the last byte of a token's id; in keys of the prefix cache there are others (`cache_key`).
+MOST_OF_IDS = 127
 
 
 class Known(NamedTuple):
@@ -98,6 +102,8 @@ class PrefixTree:
         if len(known.tokens) < self._not_before.get(request.id, 0):
             return b""
         found = self._cache.following(request.cache_key(known.tokens), num_tokens)
+        if max(found[TOKEN_BYTES - 1 :: TOKEN_BYTES], default=0) > MOST_OF_IDS:
+            found = _up_to_media(found)
         if not found:
             self._not_before[request.id] = len(known.tokens) + RETRY_TOKENS * TOKEN_BYTES
         return found
@@ -196,6 +202,13 @@ def _repetitions(longest: int, shortest: int) -> list[DraftSource]:
     if shortest <= SHORTEST_MATCH:
         found.append(Repetition(0.3, min(longest, SHORTEST_MATCH), shortest))
     return found
+
+
+def _up_to_media(tokens: bytes) -> bytes:
+    """The ids before the first one that stands for a picture, a video or a sound."""
+    ids = np.frombuffer(tokens, dtype=np.int32)
+    first = int(np.argmax(ids < 0))
+    return tokens[: first * TOKEN_BYTES]
 
 
 def _behind(tokens: bytes, place: int, num_tokens: int) -> bytes:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
+from weft.plan.inputs import MediaVectors
 from weft.plan.step import ForwardMode, LayerSpan
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks
@@ -188,7 +189,8 @@ class SplitPlanner(Planner):
         batch = self._batch(mode, requests if layers.is_last else [], work)
         if layers.is_last:
             inputs = self._hooks.prepare(batch, self._columns)
-            inputs.inputs = []  # the first piece had them
+            # All others were for the first piece.
+            inputs.inputs = [op for op in inputs.inputs if isinstance(op, MediaVectors)]
         else:
             whole = self._batch(mode, requests, work)
             inputs = self._hooks.prepare_piece(whole, self._columns, is_first=layers.is_first)

@@ -1,0 +1,23 @@
+"""Pictures in random worlds: each plan's positions, what the device has encoded, and every page of the cache are compared
+with what the prompts say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduler.random_worlds import run_random
+
+KINDS = ["windows", "states", "drafts", "guesses", "splits", "puts_aside", "switches"]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_pictures_survive_any_schedule(seed: int) -> None:
+    world = run_random(seed, 25, media=True)
+    world.replay(check=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_pictures_survive_any_schedule_beside_other_features(seed: int, kind: str) -> None:
+    world = run_random(seed, 20, media=True, **{kind: True})
+    world.replay(check=True)

@@ -1,0 +1,279 @@
+"""Pictures, videos and sounds in prompts.
+
+Their tokens have vectors of the model's encoder in the place of embeddings. This keeps what the
+encoder reads, for as long as the request is open, because a retracted request is computed anew;
+and it keeps the books of what the device has encoded, so that each step encodes what it takes and
+the device has not, and nothing else. The prefix cache shares by content (`Request.cache_key`):
+what is found there needs no encoder.
+
+Where the tokens lie in time, height and width goes into the plan, too (`Plan.rotation`), and up to
+where they see each other (`Plan.sees_to`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import IntArray, consecutive
+from weft.messages.replies import FinishReason
+from weft.messages.requests import GenerateRequest
+from weft.plan.inputs import EncoderInput, MediaVectors
+from weft.plan.step import Result
+from weft.scheduler.batch import Batch, End
+from weft.scheduler.feature import Feature, Note, StepEffects, StepInputs
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.limits import Refusal
+from weft.scheduler.media.books import EncoderBooks
+from weft.scheduler.media.budget import EncoderBudget, longest_piece
+from weft.scheduler.media.prompt import MediaPrompt, PlacedInput, read_prompt, wrong_media
+from weft.scheduler.request import Columns, Request, RequestState
+from weft.scheduler.settings import SchedulerSettings
+
+
+class TakenItem(NamedTuple):
+    """The tokens of an item that a step computes."""
+
+    request: Request
+    item: PlacedInput
+    start: int  # of the first of these tokens, in the prompt
+    end: int
+    place: int  # of the first of these tokens, in the step
+
+
+class PromptPiece(NamedTuple):
+    """The tokens of a prompt that a step computes."""
+
+    request: Request
+    prompt: MediaPrompt
+    start: int  # in the prompt
+    end: int
+    place: int  # of the first one, in the step
+
+
+class MediaFeature(Feature):
+    """Keeps what open requests have for the encoder, and the books of what is encoded."""
+
+    request_fields = ("media",)
+    gives_inputs = True
+    changes_layers = True
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._rules = settings.media
+        self.by_id: dict[int, MediaPrompt] = {}  # of open requests
+        self._rows: dict[int, Request] = {}  # those that have a row, by row
+        # By id of requests with a row: what the last piece of its prompt took.
+        self._taken: dict[int, set[bytes]] = {}
+        # [rows] what is added to the place of tokens behind the prompt, for its positions
+        num_rows = settings.sized_for.max_running_requests
+        self._shifts: IntArray = np.zeros(num_rows, dtype=np.int32)
+        self.books = EncoderBooks(settings.encoder_cache_tokens)
+        self._notes: list[Note] = []  # of steps that were planned since the last result
+
+    def refusal(self, message: GenerateRequest) -> Refusal | None:
+        why_not = self._why_not(message)
+        return Refusal(why_not, 400) if why_not else None
+
+    def _why_not(self, message: GenerateRequest) -> str:
+        if self._rules is None:
+            return f"this model takes no {message.media[0].kind} input; it reads text alone"
+        if message.session is not None:
+            return "a request of a session cannot have images, videos or sounds"
+        if message.vectors:
+            return "a prompt of input embeddings cannot have images, videos or sounds besides"
+        wrong = wrong_media(message)
+        if wrong or self._settings.windows is None or not self._settings.keeps_items_whole:
+            return wrong
+        # Layers with windows have room for the longest chunk.
+        chunk_len = self._settings.chunk_len
+        num_tokens = len(message.input_ids) // 4
+        longest = longest_piece(message.spans, num_tokens, self._settings.page_size)
+        if chunk_len is not None and longest > chunk_len:
+            return (
+                f"{longest:,} tokens of the prompt's images must be computed together; "
+                f"--chunked-prefill-size allows {chunk_len:,}"
+            )
+        return ""
+
+    def arrive(self, message: GenerateRequest) -> None:
+        assert self._rules is not None, "a request that was refused"
+        has_three_positions = self._rules.has_three_positions
+        self.by_id[message.id] = read_prompt(message, has_three_positions=has_three_positions)
+
+    def enter_row(self, request: Request) -> None:
+        self._rows[request.row] = request
+        positions = self.by_id[request.id].positions
+        if positions is not None:
+            self._shifts[request.row] = positions.shift
+
+    def piece_budget(self) -> EncoderBudget:
+        settings = self._settings
+        return EncoderBudget(
+            self.by_id,
+            self.books,
+            num_tokens=settings.encoder_tokens,
+            page_size=settings.page_size,
+            cuts_prompts=settings.chunk_len is not None,
+            keeps_items_whole=settings.keeps_items_whole,
+        )
+
+    def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
+        if not self._rows:
+            return
+        pieces = list(self._pieces(batch))
+        taken = list(_taken(pieces))
+        if taken:
+            step.inputs.append(self._vectors(taken))
+        self._add_positions(batch, pieces, taken, step)
+
+    def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
+        effects.notes += self._notes
+        self._notes = []
+        for digest, why in result.not_encoded:
+            self.books.forget(digest)
+            for row in self._concerned(digest, batch, columns):
+                effects.ends.append(End(row, "error", message=why))
+
+    def release(self, request: Request) -> None:
+        self._rows.pop(request.row, None)
+        self._taken.pop(request.id, None)
+        self._shifts[request.row] = 0
+
+    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+        self.by_id.pop(request.id, None)
+
+    def forget_device(self) -> None:
+        self.books.forget_all()
+
+    # Inside
+
+    def _pieces(self, batch: Batch) -> Iterator[PromptPiece]:
+        """The pieces of prompts with media that a step computes."""
+        place = 0
+        lens = zip(batch.prefills, batch.starts.tolist(), batch.lens.tolist(), strict=False)
+        for request, start, length in lens:
+            prompt = self.by_id.get(request.id)
+            if prompt is not None:
+                yield PromptPiece(request, prompt, start, start + length, place)
+            place += length
+
+    def _vectors(self, taken: list[TakenItem]) -> MediaVectors:
+        """What the step takes, encodes and drops."""
+        wanted: dict[bytes, EncoderInput] = {}
+        by_request: dict[int, list[TakenItem]] = {}
+        for one in taken:
+            wanted.setdefault(one.item.input.digest, one.item.input)
+            by_request.setdefault(one.request.id, []).append(one)
+        work = self.books.take(list(wanted.values()), self._pinned(by_request))
+        encoded = {one.digest for one in work.encode}
+        for id, items in by_request.items():
+            self._taken[id] = {one.item.input.digest for one in items}
+            self._note(id, items, encoded)
+        digests = tuple(wanted)
+        numbers = {digest: number for number, digest in enumerate(digests)}
+        index: list[IntArray] = []
+        item: list[IntArray] = []
+        row: list[IntArray] = []
+        for one in taken:
+            length = one.end - one.start
+            first_row = one.start - one.item.start
+            index.append(np.arange(one.place, one.place + length, dtype=np.int32))
+            item.append(np.full(length, numbers[one.item.input.digest], dtype=np.int32))
+            row.append(np.arange(first_row, first_row + length, dtype=np.int32))
+        return MediaVectors(
+            drops_all=work.drops_all,
+            drop=work.drop,
+            encode=work.encode,
+            items=digests,
+            index=np.concatenate(index),
+            item=np.concatenate(item),
+            row=np.concatenate(row),
+        )
+
+    def _pinned(self, taking: dict[int, list[TakenItem]]) -> set[bytes]:
+        """What prompts need that are computed in part, and are not in this step."""
+        pinned: set[bytes] = set()
+        for request in self._rows.values():
+            is_open = request.state is RequestState.PREFILLING
+            if is_open and request.id not in taking:
+                pinned |= self._taken.get(request.id, set())
+        return pinned
+
+    def _note(self, id: int, items: list[TakenItem], encoded: set[bytes]) -> None:
+        """Say in the request's history what the step encodes for it."""
+        num_encoded = 0
+        num_tokens = 0
+        num_found = 0
+        for one in items:
+            begins = one.start == one.item.start
+            if one.item.input.digest in encoded:
+                num_encoded += 1
+                num_tokens += one.item.input.length
+                encoded.discard(one.item.input.digest)  # what it is encoded for is noted once
+            elif begins:
+                num_found += 1
+        self.books.num_reused += num_found
+        if num_encoded or num_found:
+            detail = f"{num_encoded:,} encoded ({num_tokens:,} tokens), {num_found:,} found encoded"
+            self._notes.append(Note(id, detail))
+
+    def _add_positions(
+        self, batch: Batch, pieces: list[PromptPiece], taken: list[TakenItem], step: StepInputs
+    ) -> None:
+        rules = self._rules
+        assert rules is not None, "a request that was refused"
+        if rules.has_three_positions:
+            step.rotation = self._rotation(batch, pieces)
+        if rules.sees_both_ways and taken:
+            sees_to = consecutive(batch.starts, batch.lens) + np.int32(1)
+            for one in taken:
+                place = slice(one.place, one.place + one.end - one.start)
+                sees_to[place] = one.item.end
+            step.sees_to = sees_to
+
+    def _rotation(self, batch: Batch, pieces: list[PromptPiece]) -> IntArray | None:
+        """[3, T]; None if the positions of all tokens are their places."""
+        shifts = self._shifts[batch.rows]
+        if not pieces and not shifts.any():
+            return None
+        places = consecutive(batch.starts, batch.lens) + np.repeat(shifts, batch.lens)
+        rotation = np.tile(places.astype(np.int32), (3, 1))
+        for piece in pieces:
+            positions = piece.prompt.positions
+            assert positions is not None, "the model has three positions a token"
+            # After a retraction, tokens of the output follow those of the prompt.
+            own = positions.prompt[:, piece.start : piece.end]
+            rotation[:, piece.place : piece.place + own.shape[1]] = own
+        return rotation
+
+    def _concerned(self, digest: bytes, batch: Batch, columns: Columns) -> list[int]:
+        """The rows whose K and V are of vectors that could not be made: those that took some in
+        this step, and those that have found K and V of it in the cache meanwhile."""
+        took: set[int] = set()
+        is_live = (columns.epoch[batch.rows] == batch.epochs).tolist()
+        ends = (batch.starts + batch.lens).tolist()
+        starts = batch.starts.tolist()
+        for place, row in enumerate(batch.rows.tolist()):
+            request = self._rows.get(row)
+            if request is not None and is_live[place]:
+                items = self.by_id[request.id].within(starts[place], ends[place])
+                if any(one.input.digest == digest for one in items):
+                    took.add(row)
+        found: list[int] = []
+        for row, request in self._rows.items():
+            has_it = any(one.input.digest == digest for one in self.by_id[request.id].items)
+            # Whoever has output has computed its prompt in earlier steps.
+            if row in took or (has_it and columns.num_output(row) == 0):
+                found.append(row)
+        return found
+
+
+def _taken(pieces: list[PromptPiece]) -> Iterator[TakenItem]:
+    for request, prompt, start, end, place in pieces:
+        for item in prompt.within(start, end):
+            first = max(item.start, start)
+            last = min(item.end, end)
+            yield TakenItem(request, item, first, last, place + first - start)

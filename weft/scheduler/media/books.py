@@ -1,0 +1,93 @@
+"""What the device has encoded, as the scheduler knows it from the plans that it has made.
+
+Steps run in the order of their plans: what a plan encodes is there for all that follow. Bounded in
+tokens; what was used longest ago goes first, and what a prompt needs that is being computed stays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from weft.plan.inputs import EncoderInput
+
+
+class EncoderWork(NamedTuple):
+    """What a plan says of it, besides what it takes."""
+
+    drops_all: bool
+    drop: tuple[bytes, ...]  # digests
+    encode: tuple[EncoderInput, ...]
+
+
+class EncoderBooks:
+    """`max_tokens` are held, or as many as one step takes if these are more."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._held: OrderedDict[bytes, int] = OrderedDict()  # tokens by digest, last used last
+        # What the device may have and nobody counts on: the next plan drops it,
+        self._stale: dict[bytes, None] = {}
+        self._is_in_doubt = False  # or, after a failure, all that it has
+        self.num_tokens = 0  # that are held
+        self.num_runs = 0  # of the encoder
+        self.num_encoded = 0  # tokens
+        self.num_reused = 0  # items that were there when a prompt needed them
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._held
+
+    def take(self, wanted: Sequence[EncoderInput], pinned: Container[bytes]) -> EncoderWork:
+        """The next step takes vectors of all of `wanted`, each of which stands there once. What is
+        `pinned` is not dropped for it."""
+        encode: list[EncoderInput] = []
+        for one in wanted:
+            if one.digest in self._held:
+                self._held.move_to_end(one.digest)
+            else:
+                encode.append(one)
+        needed = sum(one.length for one in encode)
+        used = {one.digest for one in wanted}
+        drops_all = self._is_in_doubt
+        drop = list(self._stale)
+        self._is_in_doubt = False
+        self._stale.clear()
+        for digest in self._oldest_for(needed, used, pinned):
+            self.num_tokens -= self._held.pop(digest)
+            drop.append(digest)
+        for one in encode:
+            self._held[one.digest] = one.length
+        self.num_tokens += needed
+        self.num_encoded += needed
+        self.num_runs += len(encode)
+        return EncoderWork(drops_all, tuple(drop), tuple(encode))
+
+    def forget(self, digest: bytes) -> None:
+        """What the device has of it is worth nothing."""
+        length = self._held.pop(digest, None)
+        if length is not None:
+            self.num_tokens -= length
+            self._stale[digest] = None
+
+    def forget_all(self) -> None:
+        """Nothing that the device may have is worth anything."""
+        self._held.clear()
+        self._stale.clear()
+        self._is_in_doubt = True
+        self.num_tokens = 0
+
+    def _oldest_for(
+        self, needed: int, used: Container[bytes], pinned: Container[bytes]
+    ) -> list[bytes]:
+        """What goes so that there is room for `needed` tokens, as far as there can be."""
+        missing = self.num_tokens + needed - self._max_tokens
+        found: list[bytes] = []
+        for digest, length in self._held.items():
+            if missing <= 0:
+                break
+            if digest in used or digest in pinned:
+                continue
+            found.append(digest)
+            missing -= length
+        return found

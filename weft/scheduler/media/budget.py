@@ -1,0 +1,122 @@
+"""How far the prompts of one step may go, where encoding what stands in them takes time.
+
+    prompt   | text | picture | text | picture | text |
+    budget                  -256             does not fit
+    piece    |<------------------->|               the rest waits for the next step
+
+The first picture of a step is always encoded, however large it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.memory.media.borders import Span, border_before, border_behind
+from weft.scheduler.media.books import EncoderBooks
+from weft.scheduler.media.prompt import MediaPrompt
+from weft.scheduler.request import Request
+
+
+class EncoderBudget:
+    """The `PieceBudget` of one pass.
+
+    `prompts` by id of their requests. `cuts_prompts`: else each is computed in one step.
+    `keeps_items_whole`: a step computes all tokens of an item, or none.
+    """
+
+    def __init__(
+        self,
+        prompts: Mapping[int, MediaPrompt],
+        books: EncoderBooks,
+        *,
+        num_tokens: int,
+        page_size: int,
+        cuts_prompts: bool,
+        keeps_items_whole: bool,
+    ) -> None:
+        self._prompts = prompts
+        self._books = books
+        self._left = num_tokens
+        self._page_size = page_size
+        self._cuts_prompts = cuts_prompts
+        self._keeps_items_whole = keeps_items_whole
+        self._promised: set[bytes] = set()  # what this step encodes
+
+    def limit(self, request: Request, num_tokens: int, *, is_first: bool) -> int:
+        prompt = self._prompts.get(request.id)
+        if prompt is None:
+            return num_tokens
+        if not self._cuts_prompts and not self._promised:
+            return num_tokens
+        start = request.kv_len
+        least = self._least_end(request, prompt)
+        end = min(start + num_tokens, request.fill_len)
+        if end < request.fill_len:
+            end = self._border(prompt, end)
+        if end <= start and not self._keeps_items_whole:
+            return num_tokens  # not a page
+        if end <= start:
+            if not is_first:
+                return 0
+            end = least  # an item that is longer than a step
+        left = self._left
+        for item in prompt.within(start, end):
+            if not self._costs(item.input.digest):
+                continue
+            left -= item.input.length
+            if left < 0:
+                end = self._border(prompt, item.start)
+                break
+        if end > start:
+            return end - start
+        if self._promised:
+            return 0
+        return least - start
+
+    def border(self, request: Request, num_tokens: int) -> int:
+        prompt = self._prompts.get(request.id)
+        if prompt is None or not self._keeps_items_whole:
+            return num_tokens
+        start = request.kv_len
+        return max(self._border(prompt, start + num_tokens) - start, 0)
+
+    def spend(self, request: Request, num_tokens: int) -> None:
+        prompt = self._prompts.get(request.id)
+        if prompt is None:
+            return
+        for item in prompt.within(request.kv_len, request.kv_len + num_tokens):
+            if self._costs(item.input.digest):
+                self._left -= item.input.length
+                self._promised.add(item.input.digest)
+
+    # Inside
+
+    def _costs(self, digest: bytes) -> bool:
+        """Whether this step would have to encode it."""
+        return digest not in self._books and digest not in self._promised
+
+    def _whole(self, prompt: MediaPrompt) -> list[Span]:
+        if not self._keeps_items_whole:
+            return []
+        return [(item.start, item.end) for item in prompt.items]
+
+    def _border(self, prompt: MediaPrompt, end: int) -> int:
+        """The last place up to `end` where a piece may end before the end of the prompt."""
+        return border_before(end, self._whole(prompt), self._page_size)
+
+    def _least_end(self, request: Request, prompt: MediaPrompt) -> int:
+        """Where the shortest piece of the prompt ends."""
+        end = border_behind(request.kv_len, self._whole(prompt), self._page_size)
+        return min(end, request.fill_len)
+
+
+def longest_piece(spans: list[Span], prompt_len: int, page_size: int) -> int:
+    """Tokens of the longest piece that cannot be shorter, of a prompt of which these spans are
+    computed as a whole."""
+    longest = 0
+    begin = 0
+    while begin < prompt_len:
+        end = min(border_behind(begin, spans, page_size), prompt_len)
+        longest = max(longest, end - begin)
+        begin = end
+    return longest

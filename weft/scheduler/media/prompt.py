@@ -1,0 +1,133 @@
+"""What stands for pictures, videos and sounds in one prompt, and where their tokens lie in time,
+height and width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import FloatArray, IntArray
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.messages.media import MediaItem
+from weft.messages.requests import GenerateRequest
+from weft.plan.inputs import EncoderInput, MediaValues
+
+VALUE_BYTES = 4  # float32
+DIGEST_BYTES = 32
+
+
+class PlacedInput(NamedTuple):
+    """One thing for the encoder, and where its vectors stand in the prompt."""
+
+    start: int
+    end: int
+    input: EncoderInput
+
+
+class MediaPositions(NamedTuple):
+    """By what the tokens of a prompt are rotated (M-RoPE, arXiv:2409.12191, section 2.1).
+
+    text         each of the three rises with every token
+    t x h x w    token (i, j, k) has p + (i · time step, j, k) behind p tokens of text
+    text         goes on behind the largest of all that
+    """
+
+    prompt: IntArray  # [3, prompt_len] in time, height and width
+    shift: int  # what tokens behind the prompt add to their place in the sequence
+
+
+@dataclass(frozen=True)
+class MediaPrompt:
+    """All of one prompt."""
+
+    items: tuple[PlacedInput, ...]  # in its order
+    positions: MediaPositions | None  # None: the model has one position a token
+
+    def within(self, start: int, end: int) -> Iterator[PlacedInput]:
+        """The items some of whose tokens are among those from `start` to `end`."""
+        for item in self.items:
+            if item.start < end and item.end > start:
+                yield item
+
+
+def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> MediaPrompt:
+    """What a request, which has not been refused, says of its media."""
+    items: list[PlacedInput] = []
+    for one in message.media:
+        values = MediaValues(_values(one))
+        given = EncoderInput(one.digest, one.kind, one.length, one.grid, values)
+        items.append(PlacedInput(one.start, one.start + one.length, given))
+    positions = None
+    if has_three_positions:
+        prompt_len = len(message.input_ids) // TOKEN_BYTES
+        positions = three_positions(message.media, prompt_len)
+    return MediaPrompt(tuple(items), positions)
+
+
+def _values(item: MediaItem) -> FloatArray:
+    """What the encoder reads. It fails on what has not the shape that is said: that says nothing
+    here, for a replay has no values."""
+    whole = item.values[: len(item.values) // VALUE_BYTES * VALUE_BYTES]
+    values = np.frombuffer(whole, dtype=np.float32)
+    if math.prod(item.shape) == len(values):
+        return values.reshape(item.shape)
+    return values
+
+
+def three_positions(media: Sequence[MediaItem], prompt_len: int) -> MediaPositions:
+    """Those of a prompt of `prompt_len` tokens."""
+    pieces: list[IntArray] = []
+    begin = 0  # tokens so far
+    first = 0  # the next position
+    for item in media:
+        num_before = item.start - begin
+        pieces.append(_in_a_line(first, num_before))
+        first += num_before
+        own = _in_a_line(first, item.length)
+        if item.grid is not None:
+            own = _in_a_grid(first, item.grid, item.time_step)
+        pieces.append(own)
+        first = int(own.max()) + 1
+        begin = item.start + item.length
+    pieces.append(_in_a_line(first, prompt_len - begin))
+    shift = first - begin
+    return MediaPositions(np.concatenate(pieces, axis=1), shift)
+
+
+def _in_a_line(first: int, length: int) -> IntArray:
+    line = np.arange(first, first + length, dtype=np.int32)
+    return np.tile(line, (3, 1))
+
+
+def _in_a_grid(first: int, grid: tuple[int, int, int], time_step: int) -> IntArray:
+    num_frames, height, width = grid
+    frames = np.arange(num_frames, dtype=np.int32) * time_step
+    rows = np.arange(height, dtype=np.int32)
+    columns = np.arange(width, dtype=np.int32)
+    places = np.meshgrid(frames, rows, columns, indexing="ij")
+    return np.stack([axis.ravel() for axis in places]) + np.int32(first)
+
+
+def wrong_media(message: GenerateRequest) -> str:
+    """Why the items of a request do not fit its prompt; nothing if they do."""
+    prompt_len = len(message.input_ids) // TOKEN_BYTES
+    begin = 0
+    for number, item in enumerate(message.media):
+        name = f"media item {number} ({item.kind})"
+        if len(item.digest) != DIGEST_BYTES:
+            return f"{name} has a digest of {len(item.digest)} bytes; {DIGEST_BYTES} are needed"
+        if item.length < 1 or item.start < begin or item.start + item.length > prompt_len:
+            return (
+                f"{name} has tokens {item.start:,} to {item.start + item.length:,}; "
+                f"{begin:,} to {prompt_len:,} are left for it"
+            )
+        if item.grid is not None and (
+            min(item.grid) < 1 or math.prod(item.grid) != item.length or item.time_step < 0
+        ):
+            return f"{name} has a grid of {item.grid}, which is not {item.length:,} tokens"
+        begin = item.start + item.length
+    return ""
