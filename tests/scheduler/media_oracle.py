@@ -107,7 +107,7 @@ def expected_positions(length: int, media: Sequence[MediaItem]) -> list[tuple[in
             for i in range(frames):
                 for j in range(height):
                     for k in range(width):
-                        found.append((behind + i * item.time_step, behind + j, behind + k))
+                        found.append((behind + int(i * item.time_step), behind + j, behind + k))
     return found[:length]
 
 

@@ -141,7 +141,7 @@ def picture(number: int, start: int) -> MediaItem:
         start=start,
         length=math.prod(grid),
         grid=None if number % 4 == 3 else grid,
-        time_step=1 + number % 3,
+        time_step=1 + 0.75 * (number % 3),
         shape=(1,),
         values=bytes(4),
     )

@@ -103,9 +103,10 @@ def _in_a_line(first: int, length: int) -> IntArray:
     return np.tile(line, (3, 1))
 
 
-def _in_a_grid(first: int, grid: tuple[int, int, int], time_step: int) -> IntArray:
+def _in_a_grid(first: int, grid: tuple[int, int, int], time_step: float) -> IntArray:
     num_frames, height, width = grid
-    frames = np.arange(num_frames, dtype=np.int32) * time_step
+    steps = np.arange(num_frames, dtype=np.float32) * np.float32(time_step)
+    frames = steps.astype(np.int32)  # rounded down
     rows = np.arange(height, dtype=np.int32)
     columns = np.arange(width, dtype=np.int32)
     places = np.meshgrid(frames, rows, columns, indexing="ij")
@@ -125,9 +126,14 @@ def wrong_media(message: GenerateRequest) -> str:
                 f"{name} has tokens {item.start:,} to {item.start + item.length:,}; "
                 f"{begin:,} to {prompt_len:,} are left for it"
             )
-        if item.grid is not None and (
-            min(item.grid) < 1 or math.prod(item.grid) != item.length or item.time_step < 0
-        ):
-            return f"{name} has a grid of {item.grid}, which is not {item.length:,} tokens"
+        if item.grid is not None:
+            num_frames = item.grid[0]
+            if min(item.grid) < 1 or math.prod(item.grid) != item.length:
+                return f"{name} has a grid of {item.grid}, which is not {item.length:,} tokens"
+            if not 0 <= (num_frames - 1) * item.time_step < item.length:
+                return (
+                    f"{name} has {num_frames:,} frames with {item.time_step:g} positions between "
+                    f"two; the last must be at 0 to {item.length - 1:,}"
+                )
         begin = item.start + item.length
     return ""
