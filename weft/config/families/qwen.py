@@ -22,6 +22,7 @@ from weft.config.families.experts import softmax_experts, with_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, window
 from weft.config.families.rope import NUM_AXES, axes_of_sections, interleaved_axes, read_rope
 from weft.config.model_errors import UnsupportedModel
+from weft.config.vision import qwen as towers
 
 
 def _qwen2(config: Config) -> DecoderSpec:
@@ -155,12 +156,14 @@ FAMILIES = {
     "Qwen2Moe": Family(read=_qwen2_moe),
     "Qwen3Moe": Family(read=_qwen3_moe),
 }
-_QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)))
+_QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)), tower=towers.qwen2_vl)
 _QWEN3_VL_SECTIONS = (24, 20, 20)
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": _QWEN2_VL,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
+    "Qwen2_5_VLForConditionalGeneration": replace(_QWEN2_VL, tower=towers.qwen2_5_vl),
     "Qwen3VLForConditionalGeneration": Family(
-        read=seeing(_qwen3_vl, _QWEN3_VL_SECTIONS, interleaved=True), defaults={"head_dim": 128}
+        read=seeing(_qwen3_vl, _QWEN3_VL_SECTIONS, interleaved=True),
+        defaults={"head_dim": 128},
+        tower=towers.qwen3_vl,
     ),
 }

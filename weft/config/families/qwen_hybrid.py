@@ -23,6 +23,7 @@ from weft.config.families.family import FULL, Config, Family, activation, flag
 from weft.config.families.qwen import seeing, some_with_experts
 from weft.config.families.rope import read_rope
 from weft.config.families.states import LINEAR, read_gated_delta, with_states
+from weft.config.vision.qwen import qwen3_5
 
 _NAMES = TensorNames(experts=ExpertNames(shared="shared_expert"))
 _FUSED = StateNames(inputs=("in_proj_qkvz",), rates=("in_proj_ba",))
@@ -101,6 +102,6 @@ FAMILIES = {
     "Qwen3_5Moe": _QWEN3_5_MOE,
 }
 ARCHITECTURES = {
-    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
+    "Qwen3_5ForConditionalGeneration": replace(_QWEN3_5, tower=qwen3_5),
+    "Qwen3_5MoeForConditionalGeneration": replace(_QWEN3_5_MOE, tower=qwen3_5),
 }

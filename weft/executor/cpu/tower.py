@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.executor.cpu.encoder_attention import CppBidirectional
-from weft.ops.cpp.abi import StepArgs, WeightFormat
+from weft.models.vision.tower import PlaneRotation
+from weft.ops.cpp import abi
+from weft.ops.cpp.abi import KvFormat, StepArgs, WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
@@ -18,10 +22,19 @@ from weft.ops.cpp.program import Program
 Part = Callable[..., Tensor]
 
 
+class Pause(NamedTuple):
+    """Where in a program something else is done, with rows that it has computed."""
+
+    end: int  # of its operations before
+    rows: Tensor
+    do: Callable[[Tensor], None]
+
+
 class PartProgram(NamedTuple):
     """A part, recorded with room for `capacity` rows."""
 
     program: Program
+    pauses: tuple[Pause, ...]
     capacity: int
     inputs: tuple[Tensor, ...]
     output: Tensor
@@ -30,18 +43,46 @@ class PartProgram(NamedTuple):
 class CppTowerAttention:
     """The `TowerAttention` of programs."""
 
-    def __init__(self, inner: CppBidirectional) -> None:
-        self._inner = inner
+    def __init__(
+        self, num_heads: int, head_dim: int, ops: CppEncoderOps, rotation: PlaneRotation | None
+    ) -> None:
+        self._inner = CppBidirectional(num_heads, head_dim, ops)
+        self._ops = ops
+        self._rotation = rotation
+        self._places: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
+        # Queries and keys are rotated where they are: all are as queries, and nothing is stored.
+        self._heads = 2 * num_heads
+        self._nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
+        self._axes = torch.empty(0)
+        if rotation is not None:
+            self._axes = rotation.axes.to(torch.uint8)
 
     @property
     def step(self) -> StepArgs:
         return self._inner.step
 
-    def prepare(self, lens: Sequence[int]) -> None:
+    def prepare(self, lens: Sequence[int], places: IntArray | None = None) -> None:
         self._inner.prepare(np.array(lens, np.int32), torch.device("cpu"))
+        if places is not None:
+            self._places = np.ascontiguousarray(places, np.int32)
+            self.step.rotation = self._places.ctypes.data
 
     def forward(self, qkv: Tensor) -> Tensor:
+        if self._rotation is not None:
+            self._ops.recorder.add(self._rotated(qkv, self._rotation))
         return self._inner.forward(qkv)
+
+    def _rotated(self, qkv: Tensor, rotation: PlaneRotation) -> abi.RotaryStoreArgs:
+        return abi.RotaryStoreArgs(
+            cache=ctypes.addressof(self._nothing),
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            heads=self._heads,
+            rotary_dim=2 * len(self._axes),
+            cos=rotation.cos.data_ptr(),
+            sin=rotation.sin.data_ptr(),
+            axes=self._axes.data_ptr(),
+        )
 
 
 class CppTowerBackend:
@@ -55,11 +96,18 @@ class CppTowerBackend:
         self._library = library
         self._attention: CppTowerAttention | None = None
         self._programs: dict[Part, PartProgram] = {}
+        self._pauses: list[Pause] = []  # of what is being recorded
 
-    def make_attention(self, num_heads: int, head_dim: int) -> CppTowerAttention:
+    def make_attention(
+        self, num_heads: int, head_dim: int, rotation: PlaneRotation | None = None
+    ) -> CppTowerAttention:
         assert self._attention is None, "a tower has one attention"
-        self._attention = CppTowerAttention(CppBidirectional(num_heads, head_dim, self.ops))
+        self._attention = CppTowerAttention(num_heads, head_dim, self.ops, rotation)
         return self._attention
+
+    def pause(self, x: Tensor, do: Callable[[Tensor], None]) -> None:
+        rows = self.ops.computed(x)
+        self._pauses.append(Pause(self.ops.recorder.num_ops, rows, do))
 
     def run(self, part: Part, *rows: Tensor) -> Tensor:
         num_rows = len(rows[0])
@@ -67,8 +115,14 @@ class CppTowerBackend:
         for place, one in zip(program.inputs, rows, strict=True):
             place[:num_rows].copy_(one)
         step = StepArgs() if self._attention is None else self._attention.step
+        begin = 0
+        for pause in program.pauses:
+            step.num_tokens = num_rows
+            program.program.run_part(self._library, step, begin, pause.end)
+            pause.do(pause.rows[:num_rows])
+            begin = pause.end
         step.num_tokens = num_rows
-        program.program.run(self._library, step)
+        program.program.run_part(self._library, step, begin, len(program.program.args))
         return program.output[:num_rows]
 
     def _program(self, part: Part, num_rows: int, sizes: Sequence[int]) -> PartProgram:
@@ -79,7 +133,9 @@ class CppTowerBackend:
             return known
         self.ops.begin(num_rows)
         inputs = tuple(self.ops.recorder.buffer(size) for size in sizes)
+        self._pauses = []
         output = part(*inputs)
-        recorded = PartProgram(self.ops.finish(), num_rows, inputs, output)
+        pauses = tuple(self._pauses)
+        recorded = PartProgram(self.ops.finish(), pauses, num_rows, inputs, output)
         self._programs[part] = recorded
         return recorded

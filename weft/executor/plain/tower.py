@@ -8,21 +8,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.executor.plain.encoder_attention import TorchBidirectional
+from weft.models.vision.tower import PlaneRotation
+from weft.ops.elementwise import apply_rotary, rotary_tables
 from weft.ops.encoder import PlainEncoderOps
 
 
 class TorchTowerAttention:
     """The `TowerAttention` in torch."""
 
-    def __init__(self, num_heads: int, device: torch.device) -> None:
+    def __init__(
+        self, num_heads: int, device: torch.device, rotation: PlaneRotation | None
+    ) -> None:
         self._inner = TorchBidirectional(num_heads)
+        self._num_heads = num_heads
         self._device = device
+        self._rotation = rotation
+        self._angles: tuple[Tensor, Tensor] | None = None  # of the rows, as `apply_rotary` wants
 
-    def prepare(self, lens: Sequence[int]) -> None:
+    def prepare(self, lens: Sequence[int], places: IntArray | None = None) -> None:
         self._inner.prepare(np.array(lens, np.int32), self._device)
+        if self._rotation is None or places is None:
+            return
+        by_pair = torch.from_numpy(places)[self._rotation.axes].T.long()
+        cos = self._rotation.cos.gather(0, by_pair)
+        sin = self._rotation.sin.gather(0, by_pair)
+        cos, sin = rotary_tables(cos, sin, torch.float32)
+        self._angles = (cos.to(self._device), sin.to(self._device))
 
     def forward(self, qkv: Tensor) -> Tensor:
+        if self._angles is not None:
+            q, k, v = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
+            q, k = (apply_rotary(one.float(), *self._angles).to(qkv.dtype) for one in (q, k))
+            qkv = torch.stack((q, k, v), dim=1).flatten(1)
         return self._inner.forward(qkv)
 
 
@@ -34,8 +53,13 @@ class TorchTowerBackend:
         self.device = device
         self.dtype = dtype
 
-    def make_attention(self, num_heads: int, head_dim: int) -> TorchTowerAttention:
-        return TorchTowerAttention(num_heads, self.device)
+    def make_attention(
+        self, num_heads: int, head_dim: int, rotation: PlaneRotation | None = None
+    ) -> TorchTowerAttention:
+        return TorchTowerAttention(num_heads, self.device, rotation)
+
+    def pause(self, x: Tensor, do: Callable[[Tensor], None]) -> None:
+        do(x)
 
     def run(self, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         return part(*(one.to(self.dtype) for one in rows))

@@ -13,8 +13,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
+from weft.ops.elementwise import rotary_angles
 from weft.ops.encoder import EncoderOps
 
 
@@ -47,11 +49,29 @@ class Tower(Protocol):
         ...
 
 
+class PlaneRotation:
+    """Of the pairs of a head, the first half turns by the row of a patch, the second by its
+    column."""
+
+    def __init__(self, head_dim: int, theta: float, num_places: int) -> None:
+        """Rows and columns are below `num_places`."""
+        quarter = head_dim // 4
+        steps = torch.arange(quarter, dtype=torch.float32) / quarter
+        inv_freq = (1.0 / theta**steps).repeat(2)
+        # [num_places, head_dim / 2] at each row, and each column
+        self.cos, self.sin = rotary_angles(torch.arange(num_places), inv_freq, 1.0)
+        # [head_dim / 2] by which line of `TowerAttention.prepare`'s places each pair turns
+        self.axes = torch.arange(2).repeat_interleave(quarter)
+
+
 class TowerAttention(BidirectionalAttention, Protocol):
     """`BidirectionalAttention` of the rows of a part: rows of one stretch see each other."""
 
-    def prepare(self, lens: Sequence[int]) -> None:
-        """The rows of the next parts are stretches of so many, one behind the other."""
+    def prepare(self, lens: Sequence[int], places: IntArray | None = None) -> None:
+        """The rows of the next parts are stretches of so many, one behind the other.
+
+        `places` [3, T] int32: by which queries and keys are rotated; None: as they were.
+        """
         ...
 
 
@@ -71,8 +91,16 @@ class TowerBackend(Protocol):
         """Of the rows that parts read and write."""
         ...
 
-    def make_attention(self, num_heads: int, head_dim: int) -> TowerAttention:
-        """The attention of the tower, which has one: what parts call `forward` of."""
+    def make_attention(
+        self, num_heads: int, head_dim: int, rotation: PlaneRotation | None = None
+    ) -> TowerAttention:
+        """The attention of the tower, which has one: what parts call `forward` of. It rotates
+        queries and keys if there is a `rotation`."""
+        ...
+
+    def pause(self, x: Tensor, do: Callable[[Tensor], None]) -> None:
+        """Within a part: at each of its runs, call do(x) when the rows of x are there. It may run
+        other parts, and prepare the attention of the rest of this one."""
         ...
 
     def run(self, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:

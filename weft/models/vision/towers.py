@@ -11,6 +11,7 @@ from typing import cast
 
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
 from weft.config.vision.sound import WhisperSpec
+from weft.config.vision.qwen import QwenTowerSpec
 from weft.config.vision.spec import TowerSpec
 from weft.models.vision.tower import Tower, TowerBackend
 
@@ -20,6 +21,7 @@ TOWERS: dict[type, str] = {
     ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
     PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",
     WhisperSpec: "weft.models.vision.whisper:WhisperTower",
+    QwenTowerSpec: "weft.models.vision.qwen:QwenTower",
 }
 
 

@@ -355,7 +355,7 @@ struct KvCache {
 
 // Each row of qkv has the heads of q, q_head_stride from one to the next, then those of k and of v, [kv_heads, head_dim].
 // Normalise the heads of q and k (if there are weights for it), rotate them, write q back (times its position's q_scale)
-// and k and v to the cache at Step.slots.
+// and k and v to the cache at Step.slots. A cache without heads stores nothing.
 struct RotaryStoreArgs {
   const KvCache* cache;
   float* qkv;  // [T, qkv_stride]

@@ -63,7 +63,7 @@ struct Angles {
 
 static void find_angles(const RotaryStoreArgs& args, const Step& step, int64_t token, Angles& angles) {
   const int64_t half = args.rotary_dim / 2;
-  int64_t first = step.positions[token] * half;
+  int64_t first = 0;
   if (args.axes && step.rotation) {
     const int32_t* const at = step.rotation + token;
     const int64_t firsts[3] = {at[0] * half, at[step.num_tokens] * half, at[2 * step.num_tokens] * half};
@@ -77,6 +77,8 @@ static void find_angles(const RotaryStoreArgs& args, const Step& step, int64_t t
       angles.sin = angles.mixed + half;
       return;
     }
+  } else {
+    first = step.positions[token] * half;
   }
   angles.cos = args.cos + first;
   angles.sin = args.sin + first;
@@ -84,7 +86,8 @@ static void find_angles(const RotaryStoreArgs& args, const Step& step, int64_t t
 
 static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, int64_t token) {
   const KvCache& cache = *args.cache;
-  const int64_t dim = cache.head_dim, half = args.rotary_dim / 2, slot = step.slots[token];
+  const int64_t dim = cache.head_dim, half = args.rotary_dim / 2;
+  const int64_t slot = cache.kv_heads ? step.slots[token] : 0;
   Angles angles;
   find_angles(args, step, token, angles);
   float* x = args.qkv + token * args.qkv_stride;

@@ -1,0 +1,231 @@
+"""The towers of the models of Qwen: encoders of pictures and videos of any size, squares of whose
+patches become tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.config.config_json import get, number, require, size
+from weft.config.families.family import activation
+from weft.config.media import MediaRules
+from weft.config.model_errors import BadConfig
+
+Config = Mapping[str, Any]  # a `config.json`
+
+USUAL_PATCHES = 4_096  # of a picture, for the memory that is set aside
+USUAL_THETA = 10_000.0
+ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "quick_gelu", "relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpNames:
+    """Tensors of two products with an activation between; of a gate, if it has one, and an up in
+    one product, and of a down."""
+
+    up: tuple[str, ...]
+    down: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenTowerSpec:
+    name: str  # for people
+    hidden_size: int
+    inner_size: int
+    out_size: int  # hidden size of the decoder
+    num_layers: int
+    num_heads: int
+    patch_size: int  # pixels of a side
+    time_size: int  # frames of a patch
+    merge_size: int  # patches of a side of the square that becomes a token
+    theta: float  # of the rotation by row and column
+    activation: str  # of the feed-forward part
+    has_rms_norm: bool  # else by mean and deviation
+    mlp: MlpNames  # of a layer; with a gate if there are two in `up`
+    merger: MlpNames
+    merger_norm: str
+    patch_bias: bool = False
+    # Tokens of a side of the windows in which patches see each other, in all but some layers; 0:
+    # all patches of a frame do, in all.
+    window: int = 0
+    full_layers: tuple[int, ...] = ()
+    position_side: int = 0  # of the square table of learnt positions; 0: there is none
+    # Layers behind which more of a token's vector is taken, for the first layers of the decoder.
+    deepstack: tuple[int, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("image", "video")
+
+    @property
+    def rules(self) -> MediaRules:
+        return MediaRules(has_three_positions=True)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def square(self) -> int:
+        """Patches of a token."""
+        return self.merge_size**2
+
+    @property
+    def num_parameters(self) -> int:
+        matrices = len(self.mlp.up) + 1
+        of_layer = 4 * self.hidden_size**2 + matrices * self.hidden_size * self.inner_size
+        merged = self.square * self.hidden_size
+        of_merger = merged * (merged + self.out_size)
+        values = 3 * self.time_size * self.patch_size**2 + self.position_side**2
+        num_mergers = 1 + len(self.deepstack)
+        return self.num_layers * of_layer + num_mergers * of_merger + values * self.hidden_size
+
+    @property
+    def num_work_floats(self) -> int:
+        # x, its norm, q, k, v and what attention gives; twice the patches.
+        values = 6 * self.time_size * self.patch_size**2
+        return USUAL_PATCHES * (6 * self.hidden_size + self.inner_size + values)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def told(self) -> str:
+        pixels = self.patch_size * self.merge_size
+        return f"{self.name} of {self.num_layers} layers, a token for {pixels} x {pixels} pixels"
+
+
+def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec:
+    """Of a `config.json` and the hidden size of its decoder. Raises UnsupportedModel."""
+    vision = _vision(config)
+    hidden = size(vision, "embed_dim", 1_280)
+    return _read(
+        vision,
+        size(vision, "hidden_size", 3_584),
+        out_size,
+        name="Qwen2-VL",
+        hidden_size=hidden,
+        inner_size=int(hidden * number(vision, "mlp_ratio", 4, above=0.0)),
+        patch_size=size(vision, "patch_size", 14),
+        activation=activation(vision, ("quick_gelu", *ACTIVATIONS)),
+        has_rms_norm=False,
+        mlp=MlpNames(up=("fc1",), down="fc2"),
+        merger=MlpNames(up=("mlp.0",), down="mlp.2"),
+        merger_norm="ln_q",
+    )
+
+
+def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec:
+    """As `qwen2_vl`."""
+    vision = _vision(config)
+    patch_size = size(vision, "patch_size", 14)
+    merge_size = size(vision, "spatial_merge_size", 2)
+    pixels = size(vision, "window_size", 112)
+    if pixels < patch_size * merge_size:
+        raise BadConfig(
+            f"window_size is {pixels}, less than the {patch_size * merge_size} pixels of a token"
+        )
+    return _read(
+        vision,
+        size(vision, "out_hidden_size", 3_584),
+        out_size,
+        name="Qwen2.5-VL",
+        hidden_size=size(vision, "hidden_size", 3_584),
+        inner_size=size(vision, "intermediate_size", 3_420),
+        patch_size=patch_size,
+        activation=activation(vision, ("silu",)),
+        has_rms_norm=True,
+        mlp=MlpNames(up=("gate_proj", "up_proj"), down="down_proj"),
+        merger=MlpNames(up=("mlp.0",), down="mlp.2"),
+        merger_norm="ln_q",
+        window=pixels // merge_size // patch_size,
+        full_layers=_layers(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
+    )
+
+
+def qwen3_vl(config: Config, out_size: int) -> QwenTowerSpec:
+    """As `qwen2_vl`."""
+    layers = _layers(_vision(config), "deepstack_visual_indexes", (8, 16, 24))
+    return _qwen3(config, out_size, "Qwen3-VL", layers)
+
+
+def qwen3_5(config: Config, out_size: int) -> QwenTowerSpec:
+    """As `qwen2_vl`."""
+    return _qwen3(config, out_size, "Qwen3.5", ())
+
+
+def _qwen3(config: Config, out_size: int, name: str, deepstack: tuple[int, ...]) -> QwenTowerSpec:
+    vision = _vision(config)
+    num_positions = size(vision, "num_position_embeddings", 2_304)
+    side = math.isqrt(num_positions)
+    if side**2 != num_positions:
+        raise BadConfig(f"num_position_embeddings is {num_positions}; it must be a square")
+    spec = _read(
+        vision,
+        size(vision, "out_hidden_size", 3_584),
+        out_size,
+        depth=27,
+        name=name,
+        hidden_size=size(vision, "hidden_size", 1_152),
+        inner_size=size(vision, "intermediate_size", 4_304),
+        patch_size=size(vision, "patch_size", 16),
+        activation=activation(vision, ACTIVATIONS),
+        has_rms_norm=False,
+        mlp=MlpNames(up=("linear_fc1",), down="linear_fc2"),
+        merger=MlpNames(up=("linear_fc1",), down="linear_fc2"),
+        merger_norm="norm",
+        patch_bias=True,
+        position_side=side,
+        deepstack=deepstack,
+    )
+    if any(layer >= spec.num_layers for layer in deepstack):
+        raise BadConfig(
+            f"deepstack_visual_indexes is {list(deepstack)}; the encoder has {spec.num_layers} "
+            "layers"
+        )
+    return spec
+
+
+def _read(
+    vision: Mapping[str, Any], made_for: int, out_size: int, depth: int = 32, **values: Any
+) -> QwenTowerSpec:
+    """`made_for` is the size of its vectors, `depth` the number of layers of a file without it."""
+    require(vision, "in_channels", 3)
+    if made_for != out_size:
+        raise BadConfig(
+            f"the encoder gives vectors of {made_for:,} numbers; the decoder reads {out_size:,}"
+        )
+    rope = get(vision, "rope_parameters", dict, {})
+    spec = QwenTowerSpec(
+        out_size=out_size,
+        num_layers=size(vision, "depth", depth),
+        num_heads=size(vision, "num_heads", 16),
+        time_size=size(vision, "temporal_patch_size", 2),
+        merge_size=size(vision, "spatial_merge_size", 2),
+        theta=number(rope, "rope_theta", USUAL_THETA, above=0.0),
+        **values,
+    )
+    if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
+        raise BadConfig(
+            f"vision_config has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
+            "have as many, a multiple of 4"
+        )
+    return spec
+
+
+def _layers(vision: Mapping[str, Any], key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    layers = get(vision, key, list, list(default))
+    if not all(type(layer) is int and layer >= 0 for layer in layers):
+        raise BadConfig(f"{key} is {str(layers)[:64]}; it must be a list of layers")
+    if len(set(layers)) < len(layers):
+        raise BadConfig(f"{key} is {layers}; it names a layer twice")
+    return tuple(layers)
+
+
+def _vision(config: Config) -> dict[str, Any]:
+    """Its `vision_config`, without what is null."""
+    vision = get(config, "vision_config", dict, {})
+    return {key: value for key, value in vision.items() if value is not None}

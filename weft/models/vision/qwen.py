@@ -1,0 +1,323 @@
+"""The towers of the models of Qwen: transformers over the patches of pictures and videos of any
+size, which see the patches of their frame, or of a window in it."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.arrays import IntArray, LongArray
+from weft.config.vision.qwen import MlpNames, QwenTowerSpec
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import GatedLinear, Linear
+from weft.models.layers.norm import CenteredNorm, RmsNorm
+from weft.models.layers.weight import Weights
+from weft.models.vision.tower import PlaneRotation, TowerAttention, TowerBackend, TowerInput
+from weft.models.vision.vit import Patches
+from weft.ops.encoder import EncoderOps
+from weft.ops.plain import PlainMatrix
+
+NORM_EPS = 1e-6
+COLOURS = 3
+MAX_SIDE = 4_096  # patches
+
+
+class QwenTower:
+    def __init__(self, spec: QwenTowerSpec, backend: TowerBackend) -> None:
+        ops = backend.ops
+        self._spec = spec
+        self._backend = backend
+        self._ops = ops
+        values = COLOURS * spec.time_size * spec.patch_size**2
+        self.patches = Patches(values, spec.hidden_size, spec.patch_bias, ops)
+        self.positions: Embedding | None = None
+        if spec.position_side:
+            self.positions = Embedding(spec.position_side**2, spec.hidden_size, ops)
+        rotation = PlaneRotation(spec.head_dim, spec.theta, MAX_SIDE)
+        self._attention = backend.make_attention(spec.num_heads, spec.head_dim, rotation)
+        self.layers = [QwenTowerLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
+        self.norm = _norm(spec, spec.hidden_size, ops)
+        self.merger = Merger(spec, ops)
+        self.deep_mergers = [DeepMerger(spec, ops) for _ in spec.deepstack]
+        # Of the input that is being encoded.
+        self._lens: dict[bool, list[int]] = {}
+        self._deep: list[Tensor] = []
+
+    def encode(self, input: TowerInput) -> Tensor:
+        """`input.values` [P, colours * frames * side * side]: patches of a token stand together.
+        The frames are those of a patch in time, or one that stands for all of them."""
+        spec = self._spec
+        layout = self._layout(input)
+        patches = self._patches(input)
+        order = torch.from_numpy(layout.order).to(patches.device)
+        patches = patches.unflatten(0, (-1, spec.square))[order].flatten(0, 1)
+        first = layout.lens_of_frames
+        if spec.window:
+            self._lens = {False: layout.lens_of_windows, True: first}
+            first = self._lens[0 in spec.full_layers]
+        self._attention.prepare(first, layout.places)
+        self._deep = []
+        if self.positions is None:
+            hidden = self._backend.run(self._layers, patches)
+        else:
+            hidden = self._backend.run(self._layers_behind_positions, patches, self._learnt(layout))
+        merged = self._merged(hidden)
+        vectors = torch.cat((self._backend.run(self.merger.rows, merged), *self._deep), dim=1)
+        in_place = torch.empty_like(vectors)
+        in_place[order] = vectors
+        return in_place
+
+    def _layout(self, input: TowerInput) -> Layout:
+        spec = self._spec
+        assert input.grid is not None, "pictures and videos have a grid"
+        num_frames, rows, columns = input.grid
+        side = spec.merge_size * max(rows, columns)
+        if side > MAX_SIDE:
+            raise ValueError(f"a picture has {side} patches of a side; at most are {MAX_SIDE}")
+        return lay_out(num_frames, rows, columns, spec.merge_size, spec.window)
+
+    def _patches(self, input: TowerInput) -> Tensor:
+        """[P, all values of a patch]"""
+        spec = self._spec
+        size = COLOURS * spec.patch_size**2
+        num = input.length * spec.square
+        values = input.values
+        if values.shape == (num, size):
+            by_colour = values.view(num, COLOURS, 1, -1)
+            return by_colour.expand(-1, -1, spec.time_size, -1).reshape(num, -1)
+        if values.shape == (num, spec.time_size * size):
+            return values
+        raise ValueError(
+            f"patches have the shape {list(values.shape)}; this encoder reads {[num, size]} of "
+            f"pictures, and {[num, spec.time_size * size]}"
+        )
+
+    def _learnt(self, layout: Layout) -> Tensor:
+        """[P, hidden] the positions of the patches, between those of the table."""
+        assert self.positions is not None
+        # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
+        table = cast(PlainMatrix, self.positions.matrix)
+        rows, columns, _ = torch.from_numpy(layout.places).to(self._backend.device)
+        height, width = layout.num_patches
+        total: Tensor | None = None
+        for row, row_share in between(rows, height, self._spec.position_side):
+            for column, column_share in between(columns, width, self._spec.position_side):
+                found = table.rows(row * self._spec.position_side + column).float()
+                found = found * (row_share * column_share)[:, None]
+                total = found if total is None else total.add_(found)
+        assert total is not None
+        return total
+
+    def _layers_behind_positions(self, patches: Tensor, positions: Tensor) -> Tensor:
+        return self._run_layers(positions + self.patches(patches))
+
+    def _layers(self, patches: Tensor) -> Tensor:
+        return self._run_layers(self._ops.computed(self.patches(patches)))
+
+    def _run_layers(self, x: Tensor) -> Tensor:
+        spec = self._spec
+        for index, layer in enumerate(self.layers):
+            is_full = index in spec.full_layers
+            if spec.window and index and is_full != (index - 1 in spec.full_layers):
+                self._backend.pause(x, partial(self._see, is_full))
+            x = layer(x)
+            if index in spec.deepstack:
+                merger = self.deep_mergers[spec.deepstack.index(index)]
+                self._backend.pause(x, partial(self._take, merger))
+        return self._ops.computed(self.norm(x))
+
+    def _see(self, is_full: bool, x: Tensor) -> None:
+        """Let the layers that follow see whole frames, or windows."""
+        self._attention.prepare(self._lens[is_full])
+
+    def _take(self, merger: DeepMerger, x: Tensor) -> None:
+        self._deep.append(self._backend.run(merger.rows, self._merged(x)).clone())
+
+    def _merged(self, x: Tensor) -> Tensor:
+        """[P, hidden] -> [tokens, patches of a token * hidden]"""
+        return x.reshape(-1, self._spec.square * self._spec.hidden_size)
+
+    def weights(self) -> Weights:
+        spec = self._spec
+        shape = (COLOURS, spec.time_size, spec.patch_size, spec.patch_size)
+        yield from self.patches.weights("visual.patch_embed.proj", shape)
+        if self.positions is not None:
+            yield from self.positions.weights("visual.pos_embed")
+        for index, layer in enumerate(self.layers):
+            yield from layer.weights(f"visual.blocks.{index}")
+        yield from self.norm.weights(f"visual.merger.{spec.merger_norm}")
+        yield from self.merger.weights("visual.merger")
+        for index, merger in enumerate(self.deep_mergers):
+            yield from merger.weights(f"visual.deepstack_merger_list.{index}")
+
+
+class QwenTowerLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: QwenTowerSpec, ops: EncoderOps, attention: TowerAttention) -> None:
+        hidden = spec.hidden_size
+        self._ops = ops
+        self._attention = attention
+        self.attention_norm = _norm(spec, hidden, ops)
+        self.qkv = Linear(hidden, {"qkv": 3 * hidden}, True, ops)
+        self.out = Linear(hidden, {"proj": hidden}, True, ops)
+        self.mlp_norm = _norm(spec, hidden, ops)
+        self.mlp = make_mlp(spec, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[P, hidden] -> [P, hidden]"""
+        qkv = self._ops.computed(self.qkv(self.attention_norm(x)))
+        x = x + self.out(self._attention.forward(qkv))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.attention_norm.weights(f"{prefix}.norm1")
+        yield from self.qkv.weights(f"{prefix}.attn")
+        yield from self.out.weights(f"{prefix}.attn")
+        yield from self.mlp_norm.weights(f"{prefix}.norm2")
+        yield from self.mlp.weights(f"{prefix}.mlp")
+
+
+class TwoProducts:
+    """down(activation(up(x)))"""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int],
+        names: MlpNames,
+        activation: str,
+        ops: EncoderOps,
+    ) -> None:
+        in_size, inner_size, out_size = sizes
+        (up,) = names.up
+        self._ops = ops
+        self._activation = activation
+        self.up = Linear(in_size, {up: inner_size}, True, ops)
+        self.down = Linear(inner_size, {names.down: out_size}, True, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._ops.activated(x, self.up.matrix, self._activation))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.up.weights(prefix)
+        yield from self.down.weights(prefix)
+
+
+class GatedProducts:
+    """down(activation(gate(x)) * up(x))"""
+
+    def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
+        self.gate_up = GatedLinear(
+            spec.hidden_size,
+            spec.mlp.up,
+            spec.inner_size,
+            True,
+            ops,
+            activation=spec.activation,
+        )
+        self.down = Linear(spec.inner_size, {spec.mlp.down: spec.hidden_size}, True, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up(x))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.gate_up.weights(prefix)
+        yield from self.down.weights(prefix)
+
+
+def make_mlp(spec: QwenTowerSpec, ops: EncoderOps) -> TwoProducts | GatedProducts:
+    if len(spec.mlp.up) == 2:
+        return GatedProducts(spec, ops)
+    sizes = (spec.hidden_size, spec.inner_size, spec.hidden_size)
+    return TwoProducts(sizes, spec.mlp, spec.activation, ops)
+
+
+class Merger:
+    """Two products of all patches of a token, one behind the other, which are normed before."""
+
+    def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
+        merged = spec.square * spec.hidden_size
+        self._ops = ops
+        self.products = TwoProducts((merged, merged, spec.out_size), spec.merger, "gelu", ops)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[tokens, patches * hidden] -> [tokens, out]"""
+        return self._ops.computed(self.products(x))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.products.weights(prefix)
+
+
+class DeepMerger:
+    """The same, and the norm is that of all patches of a token together."""
+
+    def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
+        self._name = spec.merger_norm
+        self._ops = ops
+        self.norm = _norm(spec, spec.square * spec.hidden_size, ops)
+        self.merger = Merger(spec, ops)
+
+    def rows(self, x: Tensor) -> Tensor:
+        return self.merger.rows(self.norm(x))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.norm.weights(f"{prefix}.{self._name}")
+        yield from self.merger.weights(prefix)
+
+
+class Layout(NamedTuple):
+    """Where the patches of a picture or video stand while it is encoded."""
+
+    order: LongArray  # [tokens] the token that stands at each place
+    places: IntArray  # [3, P] row and column of each patch in its frame, and its row again
+    num_patches: tuple[int, int]  # of a column and of a row of a frame
+    lens_of_frames: list[int]  # patches of each
+    lens_of_windows: list[int]
+
+
+@lru_cache(maxsize=16)
+def lay_out(num_frames: int, rows: int, columns: int, merge: int, window: int) -> Layout:
+    """Of frames of `rows` times `columns` tokens. Tokens of a window of `window` tokens of a side
+    stand together; 0: there are none."""
+    token = np.arange(rows * columns)
+    row, column = np.divmod(token, columns)
+    lens_of_windows = [rows * columns]
+    in_frame = token
+    if window:
+        of_window = row // window * -(-columns // window) + column // window
+        in_frame = np.argsort(of_window, kind="stable")
+        lens_of_windows = np.bincount(of_window).tolist()
+    in_token = np.arange(merge)
+    patch_rows = row[in_frame, None, None] * merge + in_token[:, None]
+    patch_columns = column[in_frame, None, None] * merge + in_token
+    shape = (rows * columns, merge, merge)
+    of_patches = [np.broadcast_to(one, shape).ravel() for one in (patch_rows, patch_columns)]
+    places = np.stack((*of_patches, of_patches[0])).astype(np.int32)
+    frames = np.arange(num_frames)[:, None] * (rows * columns)
+    return Layout(
+        order=(frames + in_frame).ravel(),
+        places=np.ascontiguousarray(np.tile(places, num_frames)),
+        num_patches=(rows * merge, columns * merge),
+        lens_of_frames=[rows * columns * merge**2] * num_frames,
+        lens_of_windows=[num * merge**2 for num in lens_of_windows] * num_frames,
+    )
+
+
+def between(places: Tensor, num: int, side: int) -> list[tuple[Tensor, Tensor]]:
+    """Places 0..num-1, spread over 0..side-1: the whole numbers before and behind each, and how
+    much of either it has."""
+    spread = places.float() * (side - 1) / max(num - 1, 1)
+    before = spread.floor()
+    share = spread - before
+    behind = (before.long() + 1).clamp(max=side - 1)
+    return [(before.long(), 1 - share), (behind, share)]
+
+
+def _norm(spec: QwenTowerSpec, size: int, ops: EncoderOps) -> RmsNorm | CenteredNorm:
+    if spec.has_rms_norm:
+        return RmsNorm(size, NORM_EPS, ops)
+    return CenteredNorm(size, NORM_EPS, ops, has_bias=True)
