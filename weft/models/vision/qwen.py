@@ -54,7 +54,8 @@ class QwenTower:
         layout = self._layout(input)
         patches = self._patches(input)
         order = torch.from_numpy(layout.order).to(patches.device)
-        patches = patches.unflatten(0, (-1, spec.square))[order].flatten(0, 1)
+        by_token = patches.view(input.length, spec.square, -1)
+        patches = by_token[order].flatten(0, 1)
         first = layout.lens_of_frames
         if spec.window:
             self._lens = {False: layout.lens_of_windows, True: first}

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import cast
 
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
-from weft.config.vision.sound import WhisperSpec
 from weft.config.vision.qwen import QwenTowerSpec
+from weft.config.vision.sound import WhisperSpec
 from weft.config.vision.spec import TowerSpec
 from weft.models.vision.tower import Tower, TowerBackend
 
