@@ -189,6 +189,7 @@ def scheduler_settings(
         windows=_windows(config, model),
         states=_states(config, model),
         draft=_draft(draft),
+        media=None if model.vision is None else model.vision.rules,
         seed=config.seed,
     )
 

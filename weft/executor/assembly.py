@@ -19,13 +19,16 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.projections import adapter_item_bytes
 from weft.executor.experts.recorder import ExpertRecorder
+from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool, StatePool
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.steps import AdapterSteps
 from weft.executor.lora.table import AdapterTable
+from weft.executor.media.steps import MediaDeviceStore, MediaSteps
+from weft.executor.media.store import MediaStore
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.runner import ModelSteps
+from weft.executor.runner import DeviceStore, ModelSteps
 from weft.executor.weights.load import load_weights, randomize, unread_of
 from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
@@ -209,6 +212,22 @@ def make_adapter_table(
 def with_adapters(steps: ModelSteps, table: AdapterTable | None) -> ModelSteps:
     """The steps, of requests that may have adapters."""
     return steps if table is None else AdapterSteps(steps, table)
+
+
+def with_media(
+    spec: RunnerSpec,
+    steps: ModelSteps,
+    store: DeviceStore,
+    rows: DeviceRowTable,
+    tower: BuiltTower | None,
+) -> tuple[ModelSteps, DeviceStore]:
+    """The steps and the store of a model beside its tower."""
+    if tower is None:
+        return steps, store
+    device = rows.slots.device
+    media = MediaStore(tower.tower, hidden_size=spec.model.hidden_size, device=device)
+    rows.media = media
+    return MediaSteps(steps, media), MediaDeviceStore(store, media)
 
 
 def make_expert_recorder(spec: RunnerSpec, ops: Ops) -> ExpertRecorder | None:

@@ -61,7 +61,7 @@ class PooledSpec(PictureSpec):
 
     @property
     def rules(self) -> MediaRules:
-        return MediaRules(sees_both_ways=True)
+        return MediaRules(sees_both_ways=True, longest_whole=self.num_tokens)
 
     @property
     def pool(self) -> int:

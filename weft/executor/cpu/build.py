@@ -19,6 +19,7 @@ from weft.executor.assembly import (
     make_weight_store,
     tensors_of,
     with_adapters,
+    with_media,
 )
 from weft.executor.backend import AttentionBackend
 from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
@@ -139,12 +140,14 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         rows=rows,
         experts=experts,
     )
-    return TorchRunner(
+    steps, store = with_media(
+        spec,
         with_adapters(steps, adapters),
-        store=make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters, tower),
-        device=_device(spec),
-        kernels=library,
+        make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters, tower),
+        rows,
+        tower,
     )
+    return TorchRunner(steps, store=store, device=_device(spec), kernels=library)
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:

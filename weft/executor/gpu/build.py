@@ -21,6 +21,7 @@ from weft.executor.assembly import (
     make_kv_pool,
     make_pooler,
     make_weight_store,
+    with_media,
 )
 from weft.executor.experts.recorder import recorded
 from weft.executor.gpu.device import GpuDevice
@@ -149,7 +150,10 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         experts=experts,
     )
     tensors = kernels.ops.tensors
-    store = make_weight_store(spec, model, tensors, pool.tensors, gpu.device, experts, tower=tower)
+    weights = make_weight_store(
+        spec, model, tensors, pool.tensors, gpu.device, experts, tower=tower
+    )
+    steps, store = with_media(spec, steps, weights, rows, tower)
     return TorchRunner(steps, store=store, device=device)
 
 

@@ -8,6 +8,7 @@ and the step's result names it.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.models.vision.tower import Tower, TowerInput
@@ -19,13 +20,12 @@ log = EventLog("runner")
 
 
 class MediaStore:
-    """`width`: numbers of a vector, those of deepstack included."""
-
-    def __init__(self, tower: Tower, *, width: int, device: torch.device) -> None:
+    def __init__(self, tower: Tower, *, hidden_size: int, device: torch.device) -> None:
+        """`hidden_size` of the decoder: a vector has so many numbers, or a multiple of it."""
         self._tower = tower
-        self._width = width
+        self._hidden_size = hidden_size
         self._like = torch.empty(0, device=device)
-        self._vectors: dict[bytes, Tensor] = {}  # [length, width] each
+        self._vectors: dict[bytes, Tensor] = {}  # [length, numbers of a vector] each
         self._errors: dict[bytes, str] = {}  # of those that could not be encoded
         self._taken_in_vain: list[tuple[bytes, str]] = []  # by the present step
         self.num_runs = 0  # of the encoder
@@ -36,7 +36,7 @@ class MediaStore:
 
     @torch.inference_mode()
     def take(self, op: MediaVectors) -> Tensor:
-        """Do what a plan says. Returns the vectors [V, width], float32."""
+        """Do what a plan says. Returns the vectors [V, numbers of a vector], float32."""
         if op.drops_all:
             self.clear()
         for digest in op.drop:
@@ -58,7 +58,8 @@ class MediaStore:
         rows = op.row.copy()
         for place, first in enumerate(first_rows):
             rows[op.item == place] += first
-        together = torch.cat(found)
+        width = max(one.shape[1] for one in found)
+        together = torch.cat([F.pad(one, (0, width - one.shape[1])) for one in found])
         return together.index_select(0, on(self._like, rows)).float()
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:
@@ -78,12 +79,16 @@ class MediaStore:
             values = torch.tensor(one.values.array, dtype=torch.float32)
             given = TowerInput(one.kind, one.length, one.grid, values.to(self._like.device))
             vectors = self._tower.encode(given)
-            if vectors.shape != (one.length, self._width):
-                raise ValueError(f"it gave {tuple(vectors.shape)}, not {(one.length, self._width)}")
+            num_vectors, width = vectors.shape
+            if num_vectors != one.length or width % self._hidden_size:
+                raise ValueError(
+                    f"it gave {num_vectors} vectors of {width} numbers; needed are {one.length} "
+                    f"of {self._hidden_size}, or of a multiple of that"
+                )
         except Exception as exc:
             log.exception("not_encoded", exc, kind=one.kind, digest=one.digest.hex())
             self._errors[one.digest] = f"the {one.kind} encoder failed ({type(exc).__name__})"
-            shape = (one.length, self._width)
+            shape = (one.length, self._hidden_size)
             vectors = torch.full(shape, torch.nan, device=self._like.device)
         # A tower may compute in memory that it uses again.
         self._vectors[one.digest] = vectors.clone()

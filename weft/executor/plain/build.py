@@ -17,6 +17,7 @@ from weft.executor.assembly import (
     make_weight_store,
     tensors_of,
     with_adapters,
+    with_media,
 )
 from weft.executor.device import StepDevice
 from weft.executor.experts.recorder import recorded
@@ -66,7 +67,7 @@ def build_decoder(
     )
     experts = make_expert_recorder(spec, ops)
     kept = tensors_of(pool, state_pool)
-    store = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
+    weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     steps = split(
         spec,
         recorded(whole, experts),
@@ -76,7 +77,8 @@ def build_decoder(
         rows=rows,
         experts=experts,
     )
-    return TorchRunner(with_adapters(steps, adapters), store=store, device=device)
+    steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
+    return TorchRunner(steps, store=store, device=device)
 
 
 def build_encoder(
