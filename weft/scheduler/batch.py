@@ -171,7 +171,10 @@ def commit(
     live = batch.is_live(columns)
     errors: list[End] = []
     if result.invalid is not None:
+        # A feature that ends a request with an error knows why its output is not finite.
+        explained = {end.row for end in others if end.reason == "error"}
         errors = _errors(batch, result, live & result.invalid)
+        errors = [end for end in errors if end.row not in explained]
         live &= ~result.invalid
     rows: IntArray = batch.sample_rows[live]
     tokens: IntArray = result.first_tokens[live]
