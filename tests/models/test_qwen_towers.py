@@ -17,7 +17,7 @@ from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.weights.load import load_weights, unread_of
 from weft.models.registry import make_model
-from weft.models.vision.tower import Tower, TowerBackend, TowerInput
+from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
 from weft.models.vision.towers import make_tower
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library, Unavailable, load
@@ -62,7 +62,7 @@ def patches(grid: Grid, seed: int = 0, frames: int = 2) -> Tensor:
 @torch.inference_mode()
 def encoded(tower: Tower, grid: Grid, values: Tensor) -> Tensor:
     length = grid[0] * grid[1] * grid[2]
-    return tower.encode(TowerInput("image", length, grid, values)).float().clone()
+    return at_once(tower.encode(TowerInput("image", length, grid, values))).float().clone()
 
 
 def backends(kernels: Library) -> list[TowerBackend]:

@@ -21,7 +21,7 @@ from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.weights.load import load_weights
 from weft.messages.media import MediaKind
 from weft.models.registry import make_model
-from weft.models.vision.tower import Tower, TowerBackend, TowerInput
+from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
 from weft.models.vision.towers import make_tower
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import load
@@ -109,7 +109,7 @@ def encoded(tower: Tower, samples: FloatArray) -> Tensor:
     (part,) = Qwen2Audio({"audio_config": AUDIO}, EXTRACTOR).audio(samples).parts
     kind: MediaKind = part.kind
     values = torch.from_numpy(part.values)
-    return tower.encode(TowerInput(kind, part.length, part.grid, values)).float().clone()
+    return at_once(tower.encode(TowerInput(kind, part.length, part.grid, values))).float().clone()
 
 
 def backends() -> list[TowerBackend]:
@@ -133,7 +133,7 @@ def test_values_of_another_shape_are_refused(hearing: Checkpoint) -> None:
     tower = loaded(hearing, TorchTowerBackend(torch.float32, CPU))
     for bands, frames, length in ((15, 41, 10), (16, 41, 11), (16, 102, 25), (16, 1, 0)):
         with pytest.raises(ValueError, match=rf"the shape \[{bands}, {frames}\]"):
-            tower.encode(TowerInput("audio", length, None, torch.zeros(bands, frames)))
+            at_once(tower.encode(TowerInput("audio", length, None, torch.zeros(bands, frames))))
 
 
 def test_keys_have_no_bias(hearing: Checkpoint) -> None:

@@ -19,7 +19,7 @@ from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.weights.load import load_weights, unread_of
 from weft.models.registry import make_model
-from weft.models.vision.tower import Tower, TowerBackend, TowerInput
+from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
 from weft.models.vision.towers import make_tower
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library, Unavailable, load
@@ -68,7 +68,7 @@ def picture(spec: PictureSpec, seed: int = 0) -> Tensor:
 
 @torch.inference_mode()
 def encoded(tower: Tower, spec: PictureSpec, pixels: Tensor) -> Tensor:
-    return tower.encode(TowerInput("image", spec.num_tokens, None, pixels)).float().clone()
+    return at_once(tower.encode(TowerInput("image", spec.num_tokens, None, pixels))).float().clone()
 
 
 def expected(checkpoint: Checkpoint, pixels: Tensor) -> Tensor:
@@ -98,6 +98,22 @@ def test_vectors_do_not_depend_on_pictures_before(seeing: Checkpoint, kernels: L
     other = encoded(tower, spec, picture(spec, seed=1))
     assert not torch.equal(first, other)
     assert torch.equal(encoded(tower, spec, picture(spec)), first)
+
+
+@torch.inference_mode()
+def test_a_picture_is_encoded_in_pieces_that_may_be_given_up(seeing: Checkpoint) -> None:
+    spec = spec_of(seeing)
+    tower = loaded(seeing, CppTowerBackend(load(""), WeightFormat.F32))
+    given = TowerInput("image", spec.num_tokens, None, picture(spec))
+    whole = at_once(tower.encode(given)).clone()
+    given_up = tower.encode(given._replace(values=picture(spec, seed=1)))
+    for _ in range(9):
+        next(given_up)
+    given_up.close()
+    pieces = tower.encode(given)
+    for _ in range(10):
+        next(pieces)
+    assert torch.equal(at_once(pieces), whole)
 
 
 def test_a_picture_of_another_size_is_refused(seeing: Checkpoint) -> None:

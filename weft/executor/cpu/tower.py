@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.executor.cpu.encoder_attention import CppBidirectional
-from weft.models.vision.tower import PlaneRotation
+from weft.models.vision.tower import Pieces, PlaneRotation, at_once
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat, StepArgs, WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
@@ -20,6 +20,8 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
 
 Part = Callable[..., Tensor]
+
+ALL_OPS = 1 << 30  # of a program
 
 
 class Pause(NamedTuple):
@@ -110,19 +112,28 @@ class CppTowerBackend:
         self._pauses.append(Pause(self.ops.recorder.num_ops, rows, do))
 
     def run(self, part: Part, *rows: Tensor) -> Tensor:
+        return at_once(self._pieces(part, rows, ALL_OPS))
+
+    def run_in_pieces(self, part: Part, *rows: Tensor) -> Pieces:
+        return self._pieces(part, rows, 1)
+
+    def _pieces(self, part: Part, rows: Sequence[Tensor], num_ops: int) -> Pieces:
+        """`num_ops`: the most operations of a piece."""
         num_rows = len(rows[0])
         program = self._program(part, num_rows, [one.shape[1] for one in rows])
         for place, one in zip(program.inputs, rows, strict=True):
             place[:num_rows].copy_(one)
         step = StepArgs() if self._attention is None else self._attention.step
         begin = 0
-        for pause in program.pauses:
-            step.num_tokens = num_rows
-            program.program.run_part(self._library, step, begin, pause.end)
-            pause.do(pause.rows[:num_rows])
-            begin = pause.end
-        step.num_tokens = num_rows
-        program.program.run_part(self._library, step, begin, len(program.program.args))
+        for pause in (*program.pauses, None):
+            end = len(program.program.args) if pause is None else pause.end
+            for first in range(begin, end, num_ops):
+                step.num_tokens = num_rows
+                program.program.run_part(self._library, step, first, min(first + num_ops, end))
+                yield
+            if pause is not None:
+                pause.do(pause.rows[:num_rows])
+            begin = end
         return program.output[:num_rows]
 
     def _program(self, part: Part, num_rows: int, sizes: Sequence[int]) -> PartProgram:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.models.vision.tower import Tower, TowerInput
+from weft.models.vision.tower import Tower, TowerInput, at_once
 from weft.observe.log import EventLog
 from weft.ops.sampling import on
 from weft.plan.inputs import EncoderInput, MediaVectors
@@ -78,7 +78,7 @@ class MediaStore:
         try:
             values = torch.tensor(one.values.array, dtype=torch.float32)
             given = TowerInput(one.kind, one.length, one.grid, values.to(self._like.device))
-            vectors = self._tower.encode(given)
+            vectors = at_once(self._tower.encode(given))
             num_vectors, width = vectors.shape
             if num_vectors != one.length or width % self._hidden_size:
                 raise ValueError(

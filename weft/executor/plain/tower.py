@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.executor.plain.encoder_attention import TorchBidirectional
-from weft.models.vision.tower import PlaneRotation
+from weft.models.vision.tower import Pieces, PlaneRotation
 from weft.ops.elementwise import apply_rotary, rotary_tables
 from weft.ops.encoder import PlainEncoderOps
 
@@ -63,3 +63,7 @@ class TorchTowerBackend:
 
     def run(self, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         return part(*(one.to(self.dtype) for one in rows))
+
+    def run_in_pieces(self, part: Callable[..., Tensor], *rows: Tensor) -> Pieces:
+        yield
+        return self.run(part, *rows)

@@ -11,7 +11,7 @@ from weft.config.vision.pictures import PerceptronSpec, PictureSpec, PooledSpec,
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.weight import Weights
-from weft.models.vision.tower import TowerBackend, TowerInput
+from weft.models.vision.tower import Pieces, TowerBackend, TowerInput
 from weft.models.vision.vit import Vit, transposed_weight
 
 
@@ -30,9 +30,9 @@ class PooledTower:
         )
         self.projection = Linear(encoder.hidden_size, {"": spec.out_size}, False, backend.ops)
 
-    def encode(self, input: TowerInput) -> Tensor:
+    def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [3, side, side] of a picture."""
-        hidden = self.encoder(input.values, self._places)
+        hidden = yield from self.encoder(input.values, self._places)
         pool = self._spec.pool
         side = self._spec.encoder.side // pool
         squares = hidden.view(side, pool, side, pool, -1)
@@ -64,9 +64,9 @@ class ShuffledTower:
             spec.shuffle**2 * spec.encoder.hidden_size, {"proj": spec.out_size}, False, backend.ops
         )
 
-    def encode(self, input: TowerInput) -> Tensor:
+    def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [3, side, side] of a tile."""
-        hidden = self.encoder(input.values, self._places)
+        hidden = yield from self.encoder(input.values, self._places)
         num = self._spec.shuffle
         side = self._spec.encoder.side // num
         squares = hidden.view(side, num, side, num, -1).transpose(1, 2)
@@ -93,9 +93,10 @@ class PerceptronTower:
         self.first = Linear(hidden, {"linear_1": spec.out_size}, spec.has_bias, backend.ops)
         self.second = Linear(spec.out_size, {"linear_2": spec.out_size}, spec.has_bias, backend.ops)
 
-    def encode(self, input: TowerInput) -> Tensor:
+    def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [3, side, side] of a picture."""
-        return self._backend.run(self._project, self.encoder(input.values, self._places))
+        hidden = yield from self.encoder(input.values, self._places)
+        return self._backend.run(self._project, hidden)
 
     def _project(self, x: Tensor) -> Tensor:
         inner = self._ops.activated(x, self.first.matrix, self._spec.activation)

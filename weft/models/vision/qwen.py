@@ -16,7 +16,13 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import GatedLinear, Linear
 from weft.models.layers.norm import CenteredNorm, RmsNorm
 from weft.models.layers.weight import Weights
-from weft.models.vision.tower import PlaneRotation, TowerAttention, TowerBackend, TowerInput
+from weft.models.vision.tower import (
+    Pieces,
+    PlaneRotation,
+    TowerAttention,
+    TowerBackend,
+    TowerInput,
+)
 from weft.models.vision.vit import Patches
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
@@ -47,7 +53,7 @@ class QwenTower:
         self._lens: dict[bool, list[int]] = {}
         self._deep: list[Tensor] = []
 
-    def encode(self, input: TowerInput) -> Tensor:
+    def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [P, colours * frames * side * side]: patches of a token stand together.
         The frames are those of a patch in time, or one that stands for all of them."""
         spec = self._spec
@@ -62,10 +68,12 @@ class QwenTower:
             first = self._lens[0 in spec.full_layers]
         self._attention.prepare(first, layout.places)
         self._deep = []
+        run = self._backend.run_in_pieces
         if self.positions is None:
-            hidden = self._backend.run(self._layers, patches)
+            hidden = yield from run(self._layers, patches)
         else:
-            hidden = self._backend.run(self._layers_behind_positions, patches, self._learnt(layout))
+            learnt = self._learnt(layout)
+            hidden = yield from run(self._layers_behind_positions, patches, learnt)
         merged = self._merged(hidden)
         vectors = torch.cat((self._backend.run(self.merger.rows, merged), *self._deep), dim=1)
         in_place = torch.empty_like(vectors)

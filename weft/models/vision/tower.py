@@ -3,12 +3,15 @@
 A tower cuts its input and sorts its vectors in torch, which is little work. What it multiplies are
 parts: functions of rows that are written against `EncoderOps`. A backend runs them, in torch or as
 recorded programs.
+
+What takes long is done in pieces: between two of them the device may do other things, so that a
+large picture does not keep everybody waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +21,19 @@ from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
 from weft.ops.elementwise import rotary_angles
 from weft.ops.encoder import EncoderOps
+
+# Each `next` does a piece of the work; the last one returns the rows.
+Pieces: TypeAlias = Generator[None, None, Tensor]
+
+
+def at_once(pieces: Pieces) -> Tensor:
+    """What they return, without a pause."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            rows: Tensor = end.value
+            return rows
 
 
 class TowerInput(NamedTuple):
@@ -32,12 +48,13 @@ class TowerInput(NamedTuple):
 class Tower(Protocol):
     """An encoder with its projection to the hidden size of the decoder."""
 
-    def encode(self, input: TowerInput) -> Tensor:
-        """The vectors of one input, which depend on nothing else.
+    def encode(self, input: TowerInput) -> Pieces:
+        """The vectors of one input, which depend on nothing else. Another one is begun when this
+        one has ended, or is given up.
 
-        Returns [input.length, (1 + K) * hidden size], floats that are good until the tower or its
-        decoder is called again: the first `hidden size` of a vector take the place of the token's
-        embedding, each of the K following ones is added behind one of the first K layers
+        They return [input.length, (1 + K) * hidden size], floats that are good until the tower or
+        its decoder is called again: the first `hidden size` of a vector take the place of the
+        token's embedding, each of the K following ones is added behind one of the first K layers
         (deepstack; usually K is 0).
 
         Raises ValueError for values of another shape than the family's.
@@ -110,4 +127,9 @@ class TowerBackend(Protocol):
         `part` is a function that lives as long as the tower, such as a method: it is called once or
         at each run. It may overwrite rows by sums (`Ops`), and ends with `computed`.
         """
+        ...
+
+    def run_in_pieces(self, part: Callable[..., Tensor], *rows: Tensor) -> Pieces:
+        """As `run`, in pieces that are short where the device is slow. Until they have ended,
+        nothing else of the tower is run, but for what the part itself runs at its pauses."""
         ...

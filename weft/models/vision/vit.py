@@ -12,7 +12,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear, bias_weight
 from weft.models.layers.norm import CenteredNorm
 from weft.models.layers.weight import Weight, Weights, vector
-from weft.models.vision.tower import TowerAttention, TowerBackend
+from weft.models.vision.tower import Pieces, TowerAttention, TowerBackend
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
 from weft.ops.protocol import Matrix
@@ -66,7 +66,7 @@ class Vit:
         self.layers = [VitLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
         self.last_norm = _norm(spec, ops) if spec.has_last_norm else None
 
-    def __call__(self, pixels: Tensor, places: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, places: Tensor) -> Pieces:
         """pixels [3, side, side] and the position of each patch [P] -> [P, hidden]. The class token
         sees all patches, and is not returned."""
         spec = self._spec
@@ -86,7 +86,7 @@ class Vit:
             first = self.class_token + table.rows(places.new_zeros(1))
             positions = torch.cat((first, table.rows(places + 1)))
         self._attention.prepare([len(patches)])
-        hidden = self._backend.run(self._layers, positions, patches)
+        hidden = yield from self._backend.run_in_pieces(self._layers, positions, patches)
         return hidden if self.class_token is None else hidden[1:]
 
     def _layers(self, x: Tensor, patches: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import CenteredNorm
 from weft.models.layers.weight import Weights
-from weft.models.vision.tower import TowerAttention, TowerBackend, TowerInput
+from weft.models.vision.tower import Pieces, TowerAttention, TowerBackend, TowerInput
 from weft.models.vision.vit import patch_weight
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
@@ -39,7 +39,7 @@ class WhisperTower:
         self.last_norm = _norm(spec, ops)
         self.projection = Linear(hidden, {"linear": spec.out_size}, True, ops)
 
-    def encode(self, input: TowerInput) -> Tensor:
+    def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [bands, frames]: those that the vectors of the sound depend on, an even
         number for the longest one, else one more."""
         num_bands, num_frames = input.values.shape
@@ -64,7 +64,7 @@ class WhisperTower:
         table = cast(PlainMatrix, self.positions.matrix)
         x = x + table.rows(torch.arange(num_places, device=x.device))
         self._attention.prepare([num_places])
-        x = run(self._layers, x)
+        x = yield from self._backend.run_in_pieces(self._layers, x)
         pairs = x[: 2 * input.length].view(input.length, 2, -1)
         return run(self._project, pairs.mean(1))
 
