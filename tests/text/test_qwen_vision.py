@@ -204,7 +204,7 @@ def test_newer_files_have_both_processors_in_one(tmp_path: Path) -> None:
     [
         ({"patch_size": 16}, "patch_size is 16 for pixels"),
         ({"do_resize": False}, "do_resize"),
-        ({"resample": 2}, "resample"),
+        ({"resample": 9}, "resample"),
         ({"image_mean": [0.5]}, "image_mean"),
         ({"image_std": [0.5, 0, 0.5]}, "no number may be 0"),
         ({"min_pixels": 9, "max_pixels": 8}, "at least 9"),

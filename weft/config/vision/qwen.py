@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.config.config_json import get, number, require, size
-from weft.config.families.family import activation
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig
+from weft.config.vision.vit import activation
 
 Config = Mapping[str, Any]  # a `config.json`
 
 USUAL_PATCHES = 4_096  # of a picture, for the memory that is set aside
 USUAL_THETA = 10_000.0
-ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "quick_gelu", "relu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec:
         hidden_size=hidden,
         inner_size=int(hidden * number(vision, "mlp_ratio", 4, above=0.0)),
         patch_size=size(vision, "patch_size", 14),
-        activation=activation(vision, ("quick_gelu", *ACTIVATIONS)),
+        activation=activation(vision, "hidden_act", "quick_gelu"),
         has_rms_norm=False,
         mlp=MlpNames(up=("fc1",), down="fc2"),
         merger=MlpNames(up=("mlp.0",), down="mlp.2"),
@@ -136,7 +135,7 @@ def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec:
         hidden_size=size(vision, "hidden_size", 3_584),
         inner_size=size(vision, "intermediate_size", 3_420),
         patch_size=patch_size,
-        activation=activation(vision, ("silu",)),
+        activation=_silu(vision),
         has_rms_norm=True,
         mlp=MlpNames(up=("gate_proj", "up_proj"), down="down_proj"),
         merger=MlpNames(up=("mlp.0",), down="mlp.2"),
@@ -172,7 +171,7 @@ def _qwen3(config: Config, out_size: int, name: str, deepstack: tuple[int, ...])
         hidden_size=size(vision, "hidden_size", 1_152),
         inner_size=size(vision, "intermediate_size", 4_304),
         patch_size=size(vision, "patch_size", 16),
-        activation=activation(vision, ACTIVATIONS),
+        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh"),
         has_rms_norm=False,
         mlp=MlpNames(up=("linear_fc1",), down="linear_fc2"),
         merger=MlpNames(up=("linear_fc1",), down="linear_fc2"),
@@ -214,6 +213,11 @@ def _read(
             "have as many, a multiple of 4"
         )
     return spec
+
+
+def _silu(vision: Mapping[str, Any]) -> str:
+    require(vision, "hidden_act", "silu")
+    return "silu"
 
 
 def _layers(vision: Mapping[str, Any], key: str, default: tuple[int, ...]) -> tuple[int, ...]:

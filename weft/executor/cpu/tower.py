@@ -24,7 +24,7 @@ Part = Callable[..., Tensor]
 ALL_OPS = 1 << 30  # of a program
 
 
-class Pause(NamedTuple):
+class PausePoint(NamedTuple):
     """Where in a program something else is done, with rows that it has computed."""
 
     end: int  # of its operations before
@@ -36,7 +36,7 @@ class PartProgram(NamedTuple):
     """A part, recorded with room for `capacity` rows."""
 
     program: Program
-    pauses: tuple[Pause, ...]
+    pauses: tuple[PausePoint, ...]
     capacity: int
     inputs: tuple[Tensor, ...]
     output: Tensor
@@ -98,7 +98,7 @@ class CppTowerBackend:
         self._library = library
         self._attention: CppTowerAttention | None = None
         self._programs: dict[Part, PartProgram] = {}
-        self._pauses: list[Pause] = []  # of what is being recorded
+        self._pauses: list[PausePoint] = []  # of what is being recorded
 
     def make_attention(
         self, num_heads: int, head_dim: int, rotation: PlaneRotation | None = None
@@ -109,7 +109,7 @@ class CppTowerBackend:
 
     def pause(self, x: Tensor, do: Callable[[Tensor], None]) -> None:
         rows = self.ops.computed(x)
-        self._pauses.append(Pause(self.ops.recorder.num_ops, rows, do))
+        self._pauses.append(PausePoint(self.ops.recorder.num_ops, rows, do))
 
     def run(self, part: Part, *rows: Tensor) -> Tensor:
         return at_once(self._pieces(part, rows, ALL_OPS))

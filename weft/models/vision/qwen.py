@@ -80,7 +80,7 @@ class QwenTower:
         in_place[order] = vectors
         return in_place
 
-    def _layout(self, input: TowerInput) -> Layout:
+    def _layout(self, input: TowerInput) -> PatchLayout:
         spec = self._spec
         assert input.grid is not None, "pictures and videos have a grid"
         num_frames, rows, columns = input.grid
@@ -105,7 +105,7 @@ class QwenTower:
             f"pictures, and {[num, spec.time_size * size]}"
         )
 
-    def _learnt(self, layout: Layout) -> Tensor:
+    def _learnt(self, layout: PatchLayout) -> Tensor:
         """[P, hidden] the positions of the patches, between those of the table."""
         assert self.positions is not None
         # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
@@ -278,7 +278,7 @@ class DeepMerger:
         yield from self.merger.weights(prefix)
 
 
-class Layout(NamedTuple):
+class PatchLayout(NamedTuple):
     """Where the patches of a picture or video stand while it is encoded."""
 
     order: LongArray  # [tokens] the token that stands at each place
@@ -289,7 +289,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def lay_out(num_frames: int, rows: int, columns: int, merge: int, window: int) -> Layout:
+def lay_out(num_frames: int, rows: int, columns: int, merge: int, window: int) -> PatchLayout:
     """Of frames of `rows` times `columns` tokens. Tokens of a window of `window` tokens of a side
     stand together; 0: there are none."""
     token = np.arange(rows * columns)
@@ -307,7 +307,7 @@ def lay_out(num_frames: int, rows: int, columns: int, merge: int, window: int) -
     of_patches = [np.broadcast_to(one, shape).ravel() for one in (patch_rows, patch_columns)]
     places = np.stack((*of_patches, of_patches[0])).astype(np.int32)
     frames = np.arange(num_frames)[:, None] * (rows * columns)
-    return Layout(
+    return PatchLayout(
         order=(frames + in_frame).ravel(),
         places=np.ascontiguousarray(np.tile(places, num_frames)),
         num_patches=(rows * merge, columns * merge),

@@ -22,6 +22,7 @@ PROCESSORS: dict[str, str] = {
     "Idefics3ForConditionalGeneration": "weft.text.media.idefics3:make",
     "LlavaForConditionalGeneration": "weft.text.media.clip:make",
     "SmolVLMForConditionalGeneration": "weft.text.media.idefics3:make",
+    "Qwen2VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen3_5ForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,17 @@ from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.messages.media import MediaKind
+from weft.text.media.pixels import (
+    BICUBIC,
+    CLIP_DEVIATION,
+    CLIP_MEAN,
+    HALF,
+    Looks,
+    Pixels,
+    Size,
+    read_looks,
+    read_settings,
+)
 from weft.text.media.processor import MediaPart, Prepared
 
 if TYPE_CHECKING:
@@ -26,18 +37,7 @@ VIDEO = "<|video_pad|>"
 FRAME_BEGIN = "<|vision_start|>"
 FRAME_END = "<|vision_end|>"
 MAX_RATIO = 200  # of the sides of a picture
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
-HALF = (0.5, 0.5, 0.5)
 CHANNELS = 3
-BICUBIC = 3  # as Pillow counts
-
-
-class Size(NamedTuple):
-    """In pixels."""
-
-    height: int
-    width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,7 @@ class PixelSpec:
     time_size: int  # frames of a patch
     min_pixels: int
     max_pixels: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    factor: float = 1 / 255  # of a pixel, before it is normed
+    looks: Looks
 
     @property
     def multiple(self) -> int:
@@ -63,7 +61,7 @@ class PixelSpec:
 class VideoSpec:
     pixels: PixelSpec
     has_timestamps: bool  # in the text between frames; else positions tell the time
-    tokens_per_s: float = 1.0  # positions of a second, where these do
+    tokens_per_s: float = 0.0  # positions of a second, where these do; 0: one of each patch
     samples_frames: bool = False
     frames_per_s: float = 2.0  # that are kept of more
     min_frames: int = 4
@@ -71,7 +69,7 @@ class VideoSpec:
 
 
 class QwenVision:
-    """The `MediaProcessor` of Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+    """The `MediaProcessor` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
     The values of a picture are patches [P, colours * side * side], those of a video
     [P, colours * time_size * side * side]. The patches of a token stand side by side, line by line.
@@ -83,8 +81,6 @@ class QwenVision:
     def __init__(self, image: PixelSpec, video: VideoSpec) -> None:
         self.image_spec = image
         self.video_spec = video
-        self._image_values = normed_values(image)
-        self._video_values = normed_values(video.pixels)
 
     @property
     def audio_rate(self) -> int:
@@ -93,13 +89,13 @@ class QwenVision:
     def image(self, image: Image) -> Prepared:
         spec = self.image_spec
         found = image_size(Size(image.height, image.width), spec)
-        pixels = resized(image, found)[None]
+        pixels = np.asarray(spec.looks.resized(image, found))[None]
         grid = grid_of(found, 1, spec)
         part = MediaPart(
             kind="image",
             length=math.prod(grid),
             grid=grid,
-            values=patches_of(pixels, spec, self._image_values),
+            values=patches_of(pixels, spec),
         )
         return Prepared(IMAGE * part.length, (part,))
 
@@ -112,17 +108,20 @@ class QwenVision:
         kept = sampled_frames(len(frames), frames_per_s, self.video_spec)
         before = Size(frames[0].height, frames[0].width)
         found = video_size(before, len(kept), self.video_spec)
-        pixels = np.stack([resized(frames[index], found) for index in kept.tolist()])
+        resized = [spec.looks.resized(frames[index], found) for index in kept.tolist()]
+        pixels = np.stack([np.asarray(frame) for frame in resized])
         # The last frame is repeated until it fills a patch.
         missing = -len(pixels) % spec.time_size
         pixels = np.concatenate((pixels, np.repeat(pixels[-1:], missing, axis=0)))
         grid = grid_of(found, len(pixels) // spec.time_size, spec)
-        values = patches_of(pixels, spec, self._video_values)
+        values = patches_of(pixels, spec)
         if self.video_spec.has_timestamps:
             times = timestamps(kept, frames_per_s, spec.time_size)
             return _frame_by_frame(values, grid, times)
         rate = len(kept) / len(frames) * frames_per_s
-        step = self.video_spec.tokens_per_s * (spec.time_size / rate)
+        step = 1.0
+        if self.video_spec.tokens_per_s:
+            step = self.video_spec.tokens_per_s * (spec.time_size / rate)
         if step > grid[1] * grid[2]:
             raise ValueError(
                 f"a video has {rate:g} frames a second; for frames of this size it must be at "
@@ -205,27 +204,12 @@ def require_ratio(given: Size) -> None:
         )
 
 
-def resized(image: Image, found: Size) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[height, width, colours]"""
-    return np.asarray(image.resize((found.width, found.height), resample=BICUBIC))
-
-
-def normed_values(spec: PixelSpec) -> FloatArray:
-    """[colours, 256] what each value of a pixel becomes."""
-    values = (np.arange(256, dtype=np.float64) * spec.factor).astype(np.float32)
-    mean = np.array(spec.mean, np.float32)
-    deviation = np.array(spec.deviation, np.float32)
-    return ((values[:, None] - mean) / deviation).T
-
-
 def grid_of(found: Size, num_times: int, spec: PixelSpec) -> tuple[int, int, int]:
     """Of tokens."""
     return num_times, found.height // spec.multiple, found.width // spec.multiple
 
 
-def patches_of(
-    pixels: np.ndarray[Any, np.dtype[np.uint8]], spec: PixelSpec, normed: FloatArray
-) -> FloatArray:
+def patches_of(pixels: Pixels, spec: PixelSpec) -> FloatArray:
     """Frames [F, height, width, colours] -> patches [P, colours * frames of a patch * side * side];
     one frame is a patch's only one."""
     num_frames, height, width, _ = pixels.shape
@@ -247,7 +231,7 @@ def patches_of(
     in_order = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, CHANNELS, frames * side**2)
     values = np.empty(in_order.shape, np.float32)
     for colour in range(CHANNELS):
-        values[:, colour] = normed[colour][in_order[:, colour]]
+        values[:, colour] = spec.looks.table[colour][in_order[:, colour]]
     return values.reshape(len(values), -1)
 
 
@@ -279,9 +263,18 @@ def timestamps(kept: IntArray, frames_per_s: float, time_size: int) -> list[floa
     return [(seconds[at] + seconds[at + last]) / 2 for at in range(0, len(seconds), time_size)]
 
 
-def make_qwen2_5_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+def make_qwen2_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
     """The processor of a model folder whose `config.json` is given. Raises ModelError."""
+    return _make_qwen2(folder, get(config, "vision_config", dict, {}), 0.0)
+
+
+def make_qwen2_5_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+    """As `make_qwen2_vl`."""
     vision = get(config, "vision_config", dict, {})
+    return _make_qwen2(folder, vision, number(vision, "tokens_per_second", 4.0, above=0.0))
+
+
+def _make_qwen2(folder: Path, vision: Mapping[str, Any], tokens_per_s: float) -> QwenVision:
     image, video = _read_files(folder)
     limits = (56 * 56, 28 * 28 * 1280)
     of_frames = (128 * 28 * 28, 28 * 28 * 768)
@@ -289,7 +282,7 @@ def make_qwen2_5_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
     of_video = VideoSpec(
         pixels=_pixel_spec(video, vision, of_frames, looks, patch_size=14),
         has_timestamps=False,
-        tokens_per_s=number(vision, "tokens_per_second", 4.0, above=0.0),
+        tokens_per_s=tokens_per_s,
         samples_frames=get(video, "do_sample_frames", bool, False) and "fps" in video,
         **_sampling(video),
     )
@@ -297,7 +290,7 @@ def make_qwen2_5_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
 
 
 def make_qwen3_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
-    """As `make_qwen2_5_vl`."""
+    """As `make_qwen2_vl`."""
     vision = get(config, "vision_config", dict, {})
     image, video = _read_files(folder)
     limits = (56 * 56, 28 * 28 * 1280)
@@ -313,10 +306,8 @@ def make_qwen3_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the files beside a model say of pictures, and of videos."""
+    image = read_settings(folder)
     whole = read_json_if_there(folder / "processor_config.json")
-    image = get(whole, "image_processor", dict, {})
-    if not image:
-        image = read_json_if_there(folder / "preprocessor_config.json")
     video = get(whole, "video_processor", dict, {})
     if not video:
         video = read_json_if_there(folder / "video_preprocessor_config.json")
@@ -333,9 +324,7 @@ def _pixel_spec(
 ) -> PixelSpec:
     """`vision` is the `vision_config` of the encoder that reads the patches; the rest is what a
     file has that does not say it."""
-    for key in ("do_resize", "do_rescale", "do_normalize"):
-        require(given, key, True)
-    require(given, "resample", BICUBIC)
+    require(given, "do_resize", True)
     sizes = {"patch_size": patch_size, "merge_size": 2, "temporal_patch_size": 2}
     wanted = {"merge_size": "spatial_merge_size"}
     for key, default in sizes.items():
@@ -357,19 +346,8 @@ def _pixel_spec(
         time_size=sizes["temporal_patch_size"],
         min_pixels=min_pixels,
         max_pixels=max_pixels,
-        mean=_colours(given, "image_mean", looks[0]),
-        deviation=_colours(given, "image_std", looks[1]),
-        factor=number(given, "rescale_factor", 1 / 255, above=0.0),
+        looks=read_looks(given, filter=BICUBIC, mean=looks[0], deviation=looks[1]),
     )
-
-
-def _colours(given: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-    values = get(given, key, list, list(default))
-    if len(values) != CHANNELS or not all(isinstance(one, int | float) for one in values):
-        raise BadConfig(f"{key} is {str(values)[:64]}; it must be {CHANNELS} numbers")
-    if key == "image_std" and not all(values):
-        raise BadConfig(f"{key} is {values}; no number may be 0")
-    return tuple(map(float, values))
 
 
 def _sampling(video: Mapping[str, Any]) -> dict[str, Any]:
