@@ -64,6 +64,9 @@ class AttentionBatch:
     # [3, T] int32, positions in time, height and width by which tokens are rotated; None: they are
     # `positions`
     rotation: IntArray | None = None
+    # [T] int32, position behind the last token that each one sees, rising in a request, at least
+    # its own and at most that of the last in the step; None: each sees up to itself
+    sees_to: IntArray | None = None
 
     def seen_by(self, window: int) -> AttentionBatch:
         """The batch with the slots and the table of layers with this window; 0: without one."""

@@ -149,6 +149,7 @@ class DeviceRowTable:
             table=self.slots,
             layout=layout,
             rotation=self._rotation(plan),
+            sees_to=_sees_to(plan, positions),
         )
         if plan.window is not None:
             batch = replace(batch, window=self._windows(plan.window, here))
@@ -248,6 +249,17 @@ class DeviceRowTable:
         there = torch.from_numpy(packed).to(self.slots.device)
         lens = [len(array) for array in arrays]
         return there.split_with_sizes(lens)
+
+
+def _sees_to(plan: Plan, positions: IntArray) -> IntArray | None:
+    """A plan may say nothing of a token that sees up to itself."""
+    if plan.sees_to is None:
+        return None
+    assert len(plan.sees_to) == plan.num_tokens, "one position for each token"
+    sees_to = np.maximum(plan.sees_to, positions + 1).astype(np.int32)
+    ends = np.repeat(plan.starts + plan.lens, plan.lens)
+    assert (sees_to <= ends).all(), "a token sees another that is not computed yet"
+    return sees_to
 
 
 def tokens_of(

@@ -76,6 +76,7 @@ class CppPaged:
         step.table = batch.table.data_ptr()
         step.table_stride = batch.table.stride(0)
         step.rotation = None if batch.rotation is None else batch.rotation.ctypes.data
+        step.sees_to = None if batch.sees_to is None else batch.sees_to.ctypes.data
         if batch.window is not None:
             step.window_slots = batch.window.slots.data_ptr()
             step.window_table = batch.window.table.data_ptr()

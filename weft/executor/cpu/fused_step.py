@@ -111,7 +111,7 @@ class CpuFusedSteps:
 
     def takes(self, plan: Plan) -> bool:
         """Whether a step is one call of the kernels."""
-        if plan.outputs or plan.inputs or not plan.num_tokens:
+        if plan.outputs or plan.inputs or not plan.num_tokens or plan.sees_to is not None:
             return False
         if not plan.logits:
             return True

@@ -20,6 +20,7 @@ from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch, DeviceLayout, StepSize
 from weft.executor.gpu.layout import Tiling
 from weft.executor.kv_pool import KVPool
+from weft.executor.plain.attention import TorchPaged
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
 from weft.ops.triton.decode import decode
@@ -61,8 +62,24 @@ class TritonPaged:
             self._kv.append(Kv(pool.k[layer], pool.v[layer], k_scale, v_scale))
         self._store = RotaryStore(config, self._kv, context_length)
         self._step: PagedStep | None = None
+        # Of a model whose pictures are seen both ways: the kernels see no token behind, so that
+        # torch computes the steps that have such pictures.
+        self._by_torch: TorchPaged | None = None
+        if config.vision is not None and config.vision.rules.sees_both_ways:
+            if dtype == torch.float8_e4m3fn:
+                raise ValueError(
+                    f"{config.name} with KV in {_name(dtype)} takes no pictures on a GPU: their "
+                    "tokens see each other both ways; --kv-dtype bf16 or --language-model-only"
+                )
+            self._by_torch = TorchPaged(config, pool)
+        self._is_both_ways = False
 
     def prepare(self, batch: AttentionBatch) -> None:
+        self._is_both_ways = batch.sees_to is not None
+        if self._is_both_ways:
+            assert self._by_torch is not None, "the model's tokens see none behind them"
+            self._by_torch.prepare(batch)
+            return
         layout = batch.layout or _lay_out(batch, self.tiling)
         self._step = PagedStep._make((*layout.arrays, batch.table, layout.size.num_splits))
         self._store.begin(batch.rotation)
@@ -73,7 +90,8 @@ class TritonPaged:
         lens: IntArray,
         size: StepSize,
     ) -> None:
-        """Nothing is left to do: the launches follow from the size alone."""
+        """The launches follow from the size alone. No such step has pictures."""
+        self._is_both_ways = False
 
     def forward(
         self,
@@ -82,6 +100,9 @@ class TritonPaged:
         layer: int,
     ) -> Tensor:
         """As `PagedAttention.forward`; the output for tokens that are padding is undefined."""
+        if self._is_both_ways:
+            assert self._by_torch is not None
+            return self._by_torch.forward(qkv, heads, layer)
         step = self._step
         assert step is not None, "prepare() comes first"
         kv = self._kv[layer]

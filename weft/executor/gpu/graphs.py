@@ -109,8 +109,9 @@ class StepGraphs:
     def fitting(self, plan: Plan) -> StepGraph | None:
         """The graph for a step; None if the step must run without one."""
         num_requests = len(plan.rows)
-        # Captured launches read angles by the positions in the sequence.
-        if not num_requests or plan.inputs or plan.rotation is not None:
+        # Captured launches read angles by the positions in the sequence, and see no token behind.
+        is_usual = plan.rotation is None and plan.sees_to is None
+        if not num_requests or plan.inputs or not is_usual:
             return None
         if num_requests == plan.num_tokens:
             index = bisect_left(self._decode_sizes, num_requests)

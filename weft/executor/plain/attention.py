@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.arrays import IntArray
+from weft.arrays import IntArray, LongArray
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
@@ -47,6 +47,9 @@ class Extend(NamedTuple):
     start: int  # its queries stand at start:stop in the step
     stop: int
     slots: Tensor  # [L] slots of what they see, themselves included
+    # [stop - start] the place in `slots` behind the last that each of them sees; None: each sees up
+    # to itself
+    ends: LongArray | None
 
 
 class WindowWork(NamedTuple):
@@ -117,7 +120,7 @@ class TorchPaged:
                 heads,
             )
         causal = self._masks[window]
-        for start, stop, slots in work.extends:
+        for start, stop, slots, ends in work.extends:
             here = slice(start, stop)
             k = keys.index_select(0, slots)
             v = values.index_select(0, slots)
@@ -128,6 +131,7 @@ class TorchPaged:
                 causal,
                 out[here],
                 heads,
+                ends,
             )
         out = out.to(qkv.dtype)
         if gate is not None:
@@ -232,6 +236,18 @@ class CausalMask:
         first_column = self._mask.shape[1] - num_keys
         return self._mask[first_row:, first_column:]
 
+    def with_ends(self, first_query: int, ends: LongArray, seen: slice) -> Tensor:
+        """The mask of successive queries against the keys `seen`, where each query sees up to an
+        end of its own [n]: [n, keys]"""
+        device = self._mask.device
+        queries = torch.arange(first_query, first_query + len(ends), device=device)[:, None]
+        keys = torch.arange(seen.start, seen.stop, device=device)
+        hidden = keys >= torch.from_numpy(ends).to(device)[:, None]
+        if self._window:
+            hidden |= queries - keys >= self._window
+        nothing = torch.zeros(hidden.shape, dtype=self._mask.dtype, device=device)
+        return nothing.masked_fill_(hidden, float("-inf"))
+
     def _make(self, num_keys: int) -> Tensor:
         device = self._mask.device
         queries = torch.arange(num_keys - QUERY_BLOCK, num_keys, device=device)[:, None]
@@ -268,7 +284,10 @@ def _extends(batch: AttentionBatch, window: int) -> Iterator[Extend]:
             first = max(num_cached + 1 - window, 0)
         row = batch.table[int(batch.rows[request])]
         slots = row[first : num_cached + num_new].long()
-        yield Extend(stop - num_new, stop, slots)
+        ends = None
+        if batch.sees_to is not None:
+            ends = batch.sees_to[stop - num_new : stop].astype(np.int64) - first
+        yield Extend(stop - num_new, stop, slots, ends)
 
 
 def _lookup(
@@ -327,9 +346,10 @@ def _extend(
     mask: CausalMask,
     out: Tensor,
     heads: Heads,
+    ends: LongArray | None,
 ) -> None:
     """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the
-    last key."""
+    last key. `ends` as in `Extend`."""
     num = len(q)
     num_cached = len(k) - num
     q = q.transpose(0, 1)[None]
@@ -342,11 +362,17 @@ def _extend(
         end = min(begin + QUERY_BLOCK, num)
         first_seen = mask.first_seen(num_cached + begin)
         seen = slice(first_seen, num_cached + end)
+        if ends is None:
+            seen_by_each = mask.corner(end - begin, seen.stop - seen.start)
+        else:
+            # They rise: the last query of the block sees farthest.
+            seen = slice(first_seen, int(ends[end - 1]))
+            seen_by_each = mask.with_ends(num_cached + begin, ends[begin:end], seen)
         block = _attend(
             q[:, :, begin:end],
             k[:, :, seen],
             v[:, :, seen],
-            mask.corner(end - begin, seen.stop - seen.start),
+            seen_by_each,
             heads,
             sinks,
         )

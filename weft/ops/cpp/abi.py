@@ -123,6 +123,7 @@ class StepArgs(ctypes.Structure):
         *ADAPTER_FIELDS,
         ("rotation", c_void_p),
         ("vectors_stride", c_int64),
+        ("sees_to", c_void_p),
     )
 
 

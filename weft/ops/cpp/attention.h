@@ -54,6 +54,7 @@ struct Attention {
   const int64_t q_size;  // factors of a query, padded
   const int64_t head_stride;  // from one query to the next in `q`, and in `gate`
   const int64_t state;   // floats of one
+  const int32_t* const sees_to;  // of the step
   Plan plan;
 
   // Of this thread:
@@ -71,7 +72,7 @@ struct Attention {
   float *k_scales, *v_scales;    // [kv_heads][kSegment]
   Element *k_padded, *v_padded;  // [kSegment][dims], if head_dim is not dims
 
-  explicit Attention(const AttentionArgs& args)
+  Attention(const AttentionArgs& args, const Step& step)
       : args(args),
         cache(*args.cache),
         shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0},
@@ -80,7 +81,8 @@ struct Attention {
         dims(ceil_div(head_dim, kPanel) * kPanel),
         q_size(ceil_div(dims, kSlab) * kSlab),
         head_stride(args.head_stride ? args.head_stride : head_dim),
-        state(state_size(dims)) {}
+        state(state_size(dims)),
+        sees_to(step.sees_to) {}
 
   bool is_padded() const { return head_dim != dims; }
 
@@ -119,9 +121,10 @@ struct Attention {
 
   // Those that the query in this row of a block sees.
   Range seen_by(const Block& block, int64_t row, int64_t segment) const {
-    const int64_t position = block.position + row / shape.group;
+    const int64_t token = row / shape.group, position = block.position + token;
     if (shape.bidirectional) return within(block.seen, segment);
-    return within({shape.window ? position + 1 - shape.window : 0, position + 1}, segment);
+    const int64_t last = sees_to ? sees_to[block.token + token] : position + 1;
+    return within({shape.window ? position + 1 - shape.window : 0, last}, segment);
   }
 
   // Where the keys of a segment are. For those that are not seen: where the nearest one is.
@@ -400,7 +403,7 @@ struct Attention {
 
 template <class Kv>
 static void attention_of(const AttentionArgs& args, const Step& step, Team& team) {
-  Attention<Kv> work(args);
+  Attention<Kv> work(args, step);
   Arena counter{nullptr}, arena{nullptr};
   work.lay_out(counter, step, team.size);
   arena.base = static_cast<char*>(own_memory(counter.used));

@@ -137,6 +137,12 @@ static void find_groups(const Step& step, Shape shape, Plan& plan) {
 
 // ---------------------------------------------------------------- blocks
 
+// The position behind what is seen by some token of first .. last - 1 of request r.
+static int64_t end_of_seen(const Step& step, Shape shape, int64_t r, int64_t token, int64_t last) {
+  if (shape.bidirectional) return step.starts[r] + step.lens[r];
+  return step.sees_to ? step.sees_to[token + last - 1] : step.starts[r] + last;
+}
+
 // Tokens first .. last - 1 of request r, which has `token` tokens of the step before it.
 static Block block_of_request(const Step& step, Shape shape, int64_t r, int64_t token, int64_t first, int64_t last) {
   Block block;
@@ -146,7 +152,7 @@ static Block block_of_request(const Step& step, Shape shape, int64_t r, int64_t 
   block.position = step.starts[r] + first;
   block.slots = step.table + step.rows[r] * step.table_stride;
   block.seen = {shape.window ? most(block.position + 1 - shape.window, 0) : 0,
-                step.starts[r] + (shape.bidirectional ? step.lens[r] : last)};
+                end_of_seen(step, shape, r, token, last)};
   block.first_segment = block.seen.first / kSegment;
   block.num_segments = ceil_div(block.seen.last, kSegment) - block.first_segment;
   block.partials = -1;

@@ -48,6 +48,8 @@ struct Step {
   const int32_t* lora_rows;      // these tokens, those of an adapter side by side
   const int32_t* rotation;  // [3, T] positions in time, height and width by which tokens are rotated; null: `positions`
   int64_t vectors_stride;  // at least the `in` of the embedding; 0: that
+  const int32_t* sees_to;  // [T] position behind the last token that each one sees, rising in a request, at least its own
+                           // and at most its request's last of the step; null: each sees up to itself
 };
 
 enum OpKind : int64_t {
