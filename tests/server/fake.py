@@ -40,6 +40,7 @@ from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
 from weft.server.context import Readiness, ServerInfo
 from weft.server.serve import make_server
+from weft.text.media.processor import MediaProcessor
 from weft.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -277,6 +278,7 @@ class RunningServer:
         limits: Limits | None = None,
         tokenizer: Tokenizer | None = None,
         sampling: SamplingParams | None = None,
+        processor: MediaProcessor | None = None,
         **client: Any,
     ) -> None:
         self.tokenizer = tokenizer or byte_tokenizer()
@@ -295,7 +297,15 @@ class RunningServer:
             sampling=sampling or SamplingParams(),
             settings={"dtype": "auto"},
         )
-        app = create_app(self.client, self.tokenizer, config, info, self.readiness, limits)
+        app = create_app(
+            self.client,
+            self.tokenizer,
+            config,
+            info,
+            self.readiness,
+            limits,
+            processor=processor,
+        )
         self.server = make_server(app, config, limits, self.client.metrics.refused)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -372,11 +382,18 @@ def running(
     limits: Limits | None = None,
     tokenizer: Tokenizer | None = None,
     sampling: SamplingParams | None = None,
+    processor: MediaProcessor | None = None,
     **client: Any,
 ) -> Iterator[RunningServer]:
     """A server for one `with` block. `client`: options of its `EngineClient`."""
     server = RunningServer(
-        config or ServerConfig(drain_s=1.0), new_loop, limits, tokenizer, sampling, **client
+        config or ServerConfig(drain_s=1.0),
+        new_loop,
+        limits,
+        tokenizer,
+        sampling,
+        processor,
+        **client,
     )
     server.start()
     try:

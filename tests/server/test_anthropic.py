@@ -162,7 +162,7 @@ def test_errors_have_the_form_and_classes_of_the_sdk(
         ask(client, max_tokens=0)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     with pytest.raises(
-        anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\] is of type 'image'"
+        anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]: this model takes no images"
     ):
         ask(client, messages=[{"role": "user", "content": [image]}])
     tool_server.engine.full = True

@@ -134,6 +134,13 @@ ON_CONNECTIONS = {
     "keep_alive_s",
 }
 ON_EARLY_ANSWERS = {"linger_s", "linger_mb"}  # tests/server/test_connections.py
+ON_MEDIA = {  # tests/server/test_media.py, but for sounds: tests/text/test_sound.py
+    "max_media_mb",
+    "max_image_pixels",
+    "max_video_frames",
+    "max_video_pixels",
+    "max_audio_s",
+}
 CUTS = {"max_user_len", "max_pending_tokens", "max_request_share"}  # nobody is refused
 
 
@@ -174,6 +181,7 @@ def test_limits_of_the_head_are_kept_and_counted(
 
 def test_every_limit_has_a_test() -> None:
     tested = {case[0] for case in CASES} | ON_BYTES | ON_CONNECTIONS | ON_EARLY_ANSWERS | CUTS
+    tested |= ON_MEDIA
     assert tested == {field.name for field in fields(Limits)}
     assert {bound.limit for bound in BOUNDS} <= tested
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from weft.arrays import FloatArray
 from weft.messages.media import MediaKind
-from weft.text.media.processor import MediaPart, Prepared
+from weft.text.media.processor import MediaPart, PreparedMedia
 
 MARK = "<image>"
 PAD = "<pad>"
@@ -31,23 +31,23 @@ class FakeProcessor:
     def __init__(self) -> None:
         self.seen: list[Image.Image] = []
 
-    def image(self, image: Image.Image) -> Prepared:
+    def image(self, image: Image.Image) -> PreparedMedia:
         assert image.mode == "RGB"
         self.seen.append(image)
         if image.width < 2:
             raise ValueError("it is too narrow for this model: 1 pixel; at least 2 are needed")
         part = self._part("image", image)
-        return Prepared(f"<{PAD * part.length}>", (part,))
+        return PreparedMedia(f"<{PAD * part.length}>", (part,))
 
-    def video(self, frames: Sequence[Image.Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image.Image], frames_per_s: float) -> PreparedMedia:
         self.seen += frames
         parts = tuple(self._part("video", frame) for frame in frames)
         texts = [
             f"{place / frames_per_s:.1f}s{PAD * part.length}" for place, part in enumerate(parts)
         ]
-        return Prepared(" ".join(texts), parts)
+        return PreparedMedia(" ".join(texts), parts)
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         raise AssertionError("it takes no sound")
 
     def _part(self, kind: MediaKind, image: Image.Image) -> MediaPart:

@@ -8,7 +8,7 @@ import pytest
 from weft.messages.media import MediaKind
 from weft.text.media.errors import MediaError
 from weft.text.media.placing import ReadyMedia, in_text, in_tokens, ready
-from weft.text.media.processor import MediaPart, Prepared
+from weft.text.media.processor import MediaPart, PreparedMedia
 
 MARKS: dict[MediaKind, str] = {"image": "<image>", "video": "<video>", "audio": "<image>!"}
 PADS: dict[MediaKind, int] = {"image": 9, "video": 9, "audio": 8}
@@ -19,7 +19,7 @@ def made(kind: MediaKind, text: str, *lens: int) -> ReadyMedia:
         MediaPart(kind, length, (1, 1, length), np.full(2, length, dtype=np.float32))
         for length in lens
     )
-    return ready(kind, Prepared(text, parts))
+    return ready(kind, PreparedMedia(text, parts))
 
 
 def test_each_mark_becomes_what_stands_for_its_picture() -> None:
@@ -102,8 +102,8 @@ def test_a_digest_tells_apart_whatever_changes_the_vectors() -> None:
         base._replace(values=values.reshape(2, 2)),
         base._replace(values=values + np.float32(1e-7)),
     ]
-    digests = [ready("image", Prepared("", (one,))).items[0].digest for one in others]
+    digests = [ready("image", PreparedMedia("", (one,))).items[0].digest for one in others]
     assert len(set(digests)) == len(others)
     assert all(len(digest) == hashlib.sha256().digest_size for digest in digests)
-    again = ready("image", Prepared("x", (base._replace(values=values.copy()),)))
+    again = ready("image", PreparedMedia("x", (base._replace(values=values.copy()),)))
     assert again.items[0].digest == digests[0]

@@ -7,6 +7,7 @@ does.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +21,7 @@ from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
 from weft.config.machine import Machine, probe
-from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel, own_code
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError, UnsupportedModel, own_code
 from weft.config.quantized import check_method
 from weft.config.resolve import Sizing, kept_as, resolve
 from weft.config.speculative_config import with_speculative_config
@@ -29,9 +30,11 @@ from weft.observe.log import EventLog
 from weft.ops.cpp.build import CannotBuild, find_or_build
 
 if TYPE_CHECKING:
+    from weft.text.media.processor import MediaProcessor
     from weft.text.templates.chat_template import ChatTemplate
     from weft.text.tokenizer import Tokenizer
 
+CONFIG_JSON = "config.json"
 log = EventLog("serve")
 
 
@@ -118,6 +121,24 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.load(folder)
     except TokenizerError as exc:
         raise BadCheckpoint(str(exc)) from exc
+
+
+def load_processor(folder: Path, model: ModelConfig) -> MediaProcessor | None:
+    """What makes pictures, videos and sounds ready for the model; None where it takes texts alone.
+
+    Raises ModelError for settings that it cannot follow.
+    """
+    if model.vision is None:
+        return None
+    from weft.text.media.families import make_processor
+
+    config_json = json.loads((folder / CONFIG_JSON).read_text("utf-8"))
+    try:
+        return make_processor(folder, config_json)
+    except ModelError:
+        raise
+    except (OSError, ValueError) as exc:
+        raise UnsupportedModel(f"{model.name} is not served with pictures: {exc}") from exc
 
 
 def load_template(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -30,7 +30,7 @@ from weft.client.engine_state import (
     OpenCompletions,
 )
 from weft.client.generation import Completion, CompletionSpec, Generation
-from weft.client.prompt import Prompt, batch_requests, make_requests
+from weft.client.prompt import Prompt, batch_requests, make_requests, media_bytes
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
@@ -100,7 +100,8 @@ class EngineClient:
 
     @property
     def num_embed_bytes(self) -> int:
-        """Of input embeddings that the engine keeps; each completion counts its own."""
+        """Of input embeddings that the engine keeps; each completion counts its own. Those of
+        pictures, videos and sounds count once for all completions of a prompt."""
         return sum(one.spec.num_embed_bytes for one in self._open.by_id.values())
 
     # ---- from prompts to requests
@@ -153,6 +154,9 @@ class EngineClient:
     ) -> Completion:
         started_s = time.perf_counter()
         http = current.get()
+        num_embed_bytes = len(prompt.vectors)
+        if prompt.media:  # which its completions share
+            num_embed_bytes = media_bytes(prompt) // prompt.params.n
         spec = CompletionSpec(
             id=request.id,
             choice=len(generation.completions),
@@ -161,7 +165,7 @@ class EngineClient:
             prompt_len=len(prompt.ids),
             params=prompt.params,
             latency=self.metrics.completions.latencies[prompt.priority],
-            num_embed_bytes=len(prompt.vectors),
+            num_embed_bytes=num_embed_bytes,
             stream_interval=min(prompt.stream_interval, self._limits.max_pending_tokens),
             started_s=started_s,
             arrived_s=started_s if http is None else http.arrived_s,

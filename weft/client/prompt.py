@@ -117,17 +117,23 @@ def make_requests(
 
 def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
     """Several requests as one message; equal prompts stand in it once."""
-    indices: dict[tuple[bytes, bytes, tuple[MediaItem, ...]], int] = {}
+    indices: dict[tuple[bytes, bytes, tuple[bytes, ...]], int] = {}
     prompt_of: list[int] = []
     without_prompts: list[GenerateRequest] = []
+    media_of: dict[int, tuple[MediaItem, ...]] = {}
     for request in requests:
-        key = (request.input_ids, request.vectors, request.media)
-        prompt_of.append(indices.setdefault(key, len(indices)))
+        digests: tuple[bytes, ...] = ()
+        if request.media:  # by their names, for the values are large
+            digests = tuple(item.digest for item in request.media)
+        index = indices.setdefault((request.input_ids, request.vectors, digests), len(indices))
+        if request.media:
+            media_of[index] = request.media
+        prompt_of.append(index)
         without_prompts.append(replace(request, input_ids=b"", vectors=b"", media=()))
     return BatchGenerate(
         prompts=[ids for ids, _, _ in indices],
         vectors={index: vectors for (_, vectors, _), index in indices.items() if vectors},
-        media={index: media for (_, _, media), index in indices.items() if media},
+        media=media_of,
         requests=without_prompts,
         prompt_of=prompt_of,
     )
@@ -152,6 +158,8 @@ def _check(
         prompt.pooling.check(engine.vocab_size)
     if params.hidden_states is not None or prompt.vectors:
         _check_vectors_and_states(prompt, engine)
+    if prompt.media:
+        _check_media(prompt)
     max_new_tokens = _resolve_length(prompt, engine, clamps=clamps)
     if max_new_tokens != params.max_new_tokens:
         params = replace(params, max_new_tokens=max_new_tokens)
@@ -173,13 +181,13 @@ def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int
     if prompt_len + generates > context:
         raise ContextExceeded(
             "prompt",
-            f"the prompt has {prompt_len:,} tokens; "
+            f"the prompt has {_told_len(prompt)}; "
             f"the context of {context:,} tokens leaves no room for it",
         )
     if prompt_len > engine.max_prompt_tokens + (not generates):
         raise ContextExceeded(
             "prompt",
-            f"the prompt has {prompt_len:,} tokens; "
+            f"the prompt has {_told_len(prompt)}; "
             f"at most {engine.max_prompt_tokens:,} fit the KV cache",
         )
     if max_new_tokens is None:
@@ -192,9 +200,18 @@ def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int
         return context - prompt_len
     raise ContextExceeded(
         "max_tokens",
-        f"the prompt has {prompt_len:,} tokens and max_tokens is {max_new_tokens:,}; "
+        f"the prompt has {_told_len(prompt)} and max_tokens is {max_new_tokens:,}; "
         f"together they exceed the context of {context:,} tokens",
     )
+
+
+def _told_len(prompt: Prompt) -> str:
+    """The length of a prompt, for messages."""
+    told = f"{len(prompt.ids):,} tokens"
+    if prompt.media:
+        num_media = sum(item.length for item in prompt.media)
+        told += f" ({num_media:,} of them stand for images, videos or sounds)"
+    return told
 
 
 def _pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
@@ -254,6 +271,20 @@ def _check_vectors_and_states(prompt: Prompt, engine: EngineReady) -> None:
     if prompt.vectors and prompt.params.prompt_logprobs is not None:
         raise InvalidParam(
             PARAM, f"{PARAM} has no log probabilities of the prompt: its tokens have no ids"
+        )
+
+
+def _check_media(prompt: Prompt) -> None:
+    """Raise `InvalidParam` for what does not go together with pictures, videos and sounds."""
+    if prompt.session is not None:
+        raise InvalidParam(
+            "session_params",
+            "session_params and images, videos and sounds exclude each other: "
+            "a session remembers token ids",
+        )
+    if prompt.vectors:
+        raise InvalidParam(
+            PARAM, f"{PARAM} and images, videos and sounds exclude each other: both are vectors"
         )
 
 
@@ -345,6 +376,11 @@ def pack_input_embeds(values: Any, engine: EngineReady) -> bytes:
             f"the model computes in {engine.dtype}: {allowed}",
         )
     return np.ascontiguousarray(rows, dtype="<f4").tobytes()
+
+
+def media_bytes(prompt: Prompt) -> int:
+    """Of the values of its pictures, videos and sounds."""
+    return sum(len(item.values) for item in prompt.media)
 
 
 def placeholder_ids(vectors: bytes, engine: EngineReady) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from weft.config.numbers import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
+    MAX_IMAGE_PIXELS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
@@ -166,10 +167,31 @@ class Limits:
     )
     max_open_embeds_mb: float = option(
         2_048.0,
-        "input embeddings of all open requests, those of each completion counted",
+        "input embeddings of all open requests, those of each completion counted, and what "
+        "encoders of pictures, videos and sounds read for them",
         group="limits",
         low=0.0,
     )
+    max_media_mb: float = option(
+        64.0,
+        "largest request body of a model that takes pictures, videos or sounds, and their files "
+        "together in one request, wherever they come from",
+        group="limits",
+        low=0.001,
+        high=1024.0,
+    )
+    max_image_pixels: int = option(
+        36_000_000,
+        "pixels of a picture, or of a frame",
+        group="limits",
+        low=1,
+        high=MAX_IMAGE_PIXELS,
+    )
+    max_video_frames: int = option(768, "frames of a video", group="limits", low=1)
+    max_video_pixels: int = option(
+        64_000_000, "pixels of all frames of a video", group="limits", low=1
+    )
+    max_audio_s: float = option(60.0, "how long a sound may last", group="limits", low=0.01)
     max_detokenized: int = option(
         1_000_000, "token ids in one call of /detokenize", group="limits", low=1
     )

@@ -119,6 +119,38 @@ class ServerConfig:
         group="server",
         choices="weft.text.parsers.formats:reasoning_parser_names",
     )
+    limit_mm_per_prompt: str = option(
+        "",
+        'how many pictures, videos and sounds a prompt may have: {"image": 4, "video": 1} '
+        "(64, 4 and 16 audio if not given)",
+        group="server",
+        elsewhere=("limit_mm_data_per_request",),
+    )
+    allowed_media_domains: str = option(
+        "",
+        "hosts from which pictures, videos and sounds may be fetched, separated by commas; "
+        "without them no address is fetched",
+        group="server",
+    )
+    allowed_local_media_path: str = option(
+        "",
+        "folder below which requests may name pictures, videos and sounds by file: addresses",
+        group="server",
+    )
+    media_timeout_s: float = option(
+        10.0,
+        "time for a picture, a video or a sound to come from the host that a request names",
+        group="server",
+        low=0.1,
+        high=600.0,
+    )
+    media_cache_mb: float = option(
+        256.0,
+        "memory for pictures, videos and sounds that have been made ready, should they come again",
+        group="server",
+        low=0.0,
+        elsewhere=("mm_processor_cache_gb",),
+    )
     grammar_in_reasoning: bool = option(
         False,
         "structured output holds from the first token on: the model does not reason before it",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weft.config.engine import EngineConfig
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
+from weft.config.media_options import media_options
 from weft.config.options import Command, asked_help
 from weft.config.server import ServerConfig
 from weft.launch.context import LaunchContext
@@ -46,6 +47,7 @@ def serve(argv: Sequence[str]) -> int:
         return 0
     settings = command.read(argv, os.environ)
     digests, config = read_keys(settings.make(ServerConfig))
+    media_options(config)
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from weft.assemble.adapters import adapter_files
-from weft.assemble.prepare import load_tokenizer
+from weft.assemble.prepare import load_processor, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
 from weft.client.engine_state import TICK_S as HANG_TICK_S
@@ -135,6 +135,7 @@ def _http(
             limits,
             context.digests,
             adapters,
+            load_processor(context.prepared.folder, context.prepared.model),
         )
         return make_server(app, config, limits, client.metrics.refused)
     except (TemplateError, OSError) as exc:

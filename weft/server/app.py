@@ -31,6 +31,7 @@ from weft.server.body import json_bytes
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
 from weft.server.http.middleware import RequestMiddleware
+from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
 from weft.server.openai import chat, completions
 from weft.server.openai.responses import routes as responses
@@ -38,6 +39,7 @@ from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.sglang import generate, parsing
+from weft.text.media.processor import MediaProcessor
 from weft.text.parsers.formats import find_formats
 from weft.text.templates.chat_template import TemplateError
 from weft.text.templates.renderer import Renderer
@@ -79,11 +81,14 @@ def create_app(
     limits: Limits | None = None,
     digests: KeyDigests | None = None,
     adapters: AdapterNames | None = None,
+    processor: MediaProcessor | None = None,
 ) -> ASGIApp:
     """The application that serves one engine. The keys are those of `config` unless they are given.
-    Without `adapters` it has none, and loads none.
+    Without `adapters` it has none, and loads none; without a `processor` the model takes texts
+    alone.
 
-    Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used.
+    Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
+    SettingsError or UnsupportedModel for pictures that cannot be served.
     """
     limits = limits or Limits()
     if digests is None:
@@ -99,6 +104,7 @@ def create_app(
         readiness=readiness,
         adapters=adapters,
         loader=AdapterLoader(adapters, client),
+        media=serve_media(processor, tokenizer, config, limits) if processor is not None else None,
         limits=limits,
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),

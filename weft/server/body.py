@@ -81,7 +81,12 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     ready = context.client.state.ready
     vocab_size = None if ready is None else ready.vocab_size
     require_room(0)
-    body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
+    name = "max_body_mb"
+    largest_mb = limits.max_body_mb
+    if context.media is not None and limits.max_media_mb > largest_mb:
+        name = "max_media_mb"
+        largest_mb = limits.max_media_mb
+    body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, name)
     require_room(len(body))
     if len(body) <= INLINE_LEN:
         decoded, others = _decoded(limits, vocab_size, body, type)
@@ -125,15 +130,17 @@ def _decoded(
     return decoded, others - UNSUPPORTED
 
 
-async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(
+    request: Request, limit: int, timeout_s: float, name: str = "max_body_mb"
+) -> bytes:
+    """The whole body. `name`: of the limit.
 
     Raises `ApiError` 413 as soon as the body is known to be too large, 408 if it does not come in
     time, and `ClientGone` if it breaks off.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
-        raise _too_large(limit)
+        raise _too_large(name, limit)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -145,7 +152,7 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
-                    raise _too_large(limit)
+                    raise _too_large(name, limit)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
@@ -154,9 +161,9 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
         raise over("body_timeout_s", text, status=408) from exc
 
 
-def _too_large(limit: int) -> ApiError:
+def _too_large(name: str, limit: int) -> ApiError:
     message = f"the body is larger than the limit of {limit / 1e6:g} MB"
-    return over("max_body_mb", message, status=413)
+    return over(name, message, status=413)
 
 
 def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:

@@ -14,6 +14,7 @@ from weft.client.client import EngineClient
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
+from weft.server.media import ServedMedia
 from weft.server.response_store import ResponseStore
 from weft.text.infill import Infill
 from weft.text.parsers.formats import Formats
@@ -76,6 +77,7 @@ class ServerContext:
     readiness: Readiness
     adapters: AdapterNames
     loader: AdapterLoader
+    media: ServedMedia | None = None  # None: the model takes texts alone
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
     readers: Workers = field(default_factory=_make_readers)

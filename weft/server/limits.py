@@ -21,7 +21,7 @@ import msgspec
 from starlette.types import Scope
 
 from weft.client.aux_outputs import num_hidden_states, num_prompt_logprobs
-from weft.client.prompt import Prompt
+from weft.client.prompt import Prompt, media_bytes
 from weft.config.limits import Limits
 from weft.config.numbers import INT64, shown
 from weft.server.context import ServerContext
@@ -308,16 +308,19 @@ def _exceeded(limits: Limits, limit: str, param: str, size: int, what: str) -> A
 
 
 def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> None:
-    """Raise `ApiError` 503 if the engine would keep more input embeddings than it may."""
-    num_bytes = sum(len(prompt.vectors) * prompt.params.n for prompt in prompts)
+    """Raise `ApiError` 503 if the engine would keep more input embeddings, and values of pictures,
+    videos and sounds, than it may."""
+    num_bytes = 0
+    for prompt in prompts:
+        num_bytes += len(prompt.vectors) * prompt.params.n + media_bytes(prompt)
     limit = int(context.limits.max_open_embeds_mb * 1_000_000)
     open_bytes = context.client.num_embed_bytes if num_bytes else 0
     if open_bytes + num_bytes > limit:
         message = (
-            f"open requests have {open_bytes / 1e6:,.1f} MB of input embeddings, "
-            f"this one {num_bytes / 1e6:,.1f} MB; {limit / 1e6:g} MB are allowed"
+            f"open requests have {open_bytes / 1e6:,.1f} MB of input embeddings and prepared "
+            f"images, this one {num_bytes / 1e6:,.1f} MB; {limit / 1e6:g} MB are allowed"
         )
-        raise over("max_open_embeds_mb", message, param="input_embeds", status=503)
+        raise over("max_open_embeds_mb", message, status=503)
 
 
 # ---- the head of a request

@@ -386,7 +386,7 @@ def submit(
     require_accepting(context)
     check_totals(context, prompts)
     for prompt in prompts:
-        if prompt.vectors:
+        if prompt.vectors or prompt.media:
             require_embeds_room(context, prompts)
             break
     return context.client.submit(prompts, stream=stream)

@@ -62,8 +62,8 @@ async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
-        ids = await chat_prompt(context, _as_chat(body, body.messages))
-        return await _tokenized(context, body, ids, len(ids))
+        prompt = await chat_prompt(context, _as_chat(body, body.messages))
+        return await _tokenized(context, body, prompt.ids, len(prompt.ids))
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     special = body.add_special_tokens is not False
     found = await encode_texts(context, texts, add_special_tokens=special)
@@ -76,7 +76,8 @@ async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
     """The prompt that a chat has, as text."""
     body = await read_json(context, request, TemplateRequest)
     require_model(context, body.model)
-    return json_response({"prompt": await chat_text(context, _as_chat(body, body.messages))})
+    text, _ = await chat_text(context, _as_chat(body, body.messages))
+    return json_response({"prompt": text})
 
 
 async def detokenize(context: ServerContext, request: Request) -> ASGIApp:

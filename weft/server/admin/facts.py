@@ -100,6 +100,7 @@ async def model_info(context: ServerContext, request: Request) -> ASGIApp:
     """Facts about the model. Its path is the name that clients use."""
     engine = context.client.engine
     info = context.info
+    kinds = () if context.media is None else context.media.marks
     answer = {
         "model_path": info.model_name,
         "model_summary": info.model_summary or engine.model_summary,
@@ -108,6 +109,9 @@ async def model_info(context: ServerContext, request: Request) -> ASGIApp:
         "context_length": info.context_length,
         "vocab_size": engine.vocab_size,
         "has_chat_template": context.template is not None,
+        "has_image_understanding": "image" in kinds,
+        "has_video_understanding": "video" in kinds,
+        "has_audio_understanding": "audio" in kinds,
         "weight_version": context.client.state.weight_version,
     }
     return json_response(answer)

@@ -30,8 +30,8 @@ async def messages(context: ServerContext, request: Request) -> ASGIApp:
 async def count_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CountRequest)
     require_model(context, body.model)
-    ids = await chat_prompt(context, chat_request(body))
-    return json_response(TokenCount(len(ids)))
+    prompt = await chat_prompt(context, chat_request(body))
+    return json_response(TokenCount(len(prompt.ids)))
 
 
 ROUTES = (

@@ -7,11 +7,22 @@ from typing import Any, Literal
 import msgspec
 
 
+class ImageSource(msgspec.Struct, kw_only=True):
+    """Where the bytes of an image are."""
+
+    type: Literal["base64", "url", "file"]
+    media_type: str | None = None  # changes nothing: the bytes say it themselves
+    data: str | None = None  # base64
+    url: str | None = None
+    file_id: str | None = None  # refused: no files are kept
+
+
 class Inner(msgspec.Struct, kw_only=True):
-    """A content block in a result or a system prompt: text, or what is refused."""
+    """A content block in a result or a system prompt: text, an image, or what is refused."""
 
     type: str
     text: str | None = None
+    source: ImageSource | None = None  # image
 
 
 class AnthropicBlock(msgspec.Struct, kw_only=True):
@@ -19,6 +30,7 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None  # text
+    source: ImageSource | None = None  # image
     thinking: str | None = None  # thinking
     id: str | None = None  # tool_use
     name: str | None = None

@@ -10,6 +10,7 @@ from weft.server.anthropic.models import (
     AnthropicBlock,
     AnthropicMessage,
     CountRequest,
+    ImageSource,
     Inner,
     MessagesRequest,
     Tool,
@@ -17,7 +18,7 @@ from weft.server.anthropic.models import (
 )
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling
-from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 
 _UNSIGNED = (
     "redacted_thinking",
@@ -74,36 +75,76 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
     results: list[ChatMessage] = []
-    texts: list[str] = []
+    parts: list[ContentPart] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     for number, block in enumerate(message.content):
         param = f"{where}.content[{number}]"
         match block.type:
             case "text":
-                texts.append(block.text or "")
+                parts.append(ContentPart(type="text", text=block.text or ""))
+            case "image":
+                parts.append(_image(block.source, param))
             case "thinking":
                 reasoning.append(block.thinking or "")
             case "tool_use":
                 calls.append(_call(block))
             case "tool_result":
-                text = _joined(block.content or "", f"{param}.content")
                 id = block.tool_use_id or ""
                 results.append(
                     ChatMessage(
                         role="tool",
                         tool_call_id=id,
-                        content=text,
+                        content=_result(block.content or "", f"{param}.content"),
                     )
                 )
             case kind if kind not in _UNSIGNED:
                 raise _wrong_block(kind, param)
-    if not (texts or calls or reasoning):
+    if not (parts or calls or reasoning):
         return results
-    own = ChatMessage(role=message.role, content="\n".join(texts))
+    own = ChatMessage(role=message.role, content=_content(parts))
     own.tool_calls = calls or None
     own.reasoning_content = "\n".join(reasoning) or None
     return [*results, own]
+
+
+def _content(parts: list[ContentPart]) -> str | list[ContentPart]:
+    """Texts alone are lines of one text."""
+    if any(part.type != "text" for part in parts):
+        return parts
+    return "\n".join(part.text or "" for part in parts)
+
+
+def _result(content: str | list[Inner], where: str) -> str | list[ContentPart]:
+    """The content of a tool's result."""
+    if isinstance(content, str):
+        return content
+    parts: list[ContentPart] = []
+    for number, block in enumerate(content):
+        param = f"{where}[{number}]"
+        match block.type:
+            case "text":
+                parts.append(ContentPart(type="text", text=block.text or ""))
+            case "image":
+                parts.append(_image(block.source, param))
+            case kind:
+                raise _wrong_block(kind, param)
+    return _content(parts)
+
+
+def _image(source: ImageSource | None, param: str) -> ContentPart:
+    url = None
+    if source is not None:
+        if source.type == "base64":
+            url = f"data:;base64,{source.data or ''}"
+        elif source.type == "url":
+            url = source.url
+        else:
+            message = f"{param} names a file; files are not kept here"
+            raise ApiError(400, message, param=param, code="unsupported_parameter")
+    if not url:
+        raise ApiError(400, f"{param} has no source with data or url", param=param)
+    return PlacedPart(type="image_url", image_url=url, where=param)
 
 
 def _call(block: AnthropicBlock) -> dict[str, Any]:

@@ -41,7 +41,7 @@ async def chat(context: ServerContext, request: Request) -> ASGIApp:
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaGenerateRequest)
     require_tagged_model(context, body.model)
-    if not body.prompt and not body.suffix:
+    if not body.prompt and not body.suffix and not body.images:
         return _loaded(context, body, {"response": ""})
     ids: list[int] | None = None
     stops: tuple[int, ...] = ()
@@ -72,6 +72,8 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
     ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]
+    if context.media is not None and "image" in context.media.marks:
+        capabilities.append("vision")
     if context.formats.tools is not None:
         capabilities.append("tools")
     if context.formats.reasoning is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from weft.server.context import ServerContext
-from weft.server.errors import not_supported
+from weft.server.errors import ApiError, not_supported
 from weft.server.fields.sampling import copy_sampling
 from weft.server.ollama.models import (
     OllamaChatRequest,
@@ -17,7 +17,7 @@ from weft.server.ollama.models import (
     OllamaMessage,
     OllamaRequest,
 )
-from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.submit import require_model
 
 
@@ -32,7 +32,9 @@ def untagged(name: str | None) -> str | None:
 
 
 def chat_request(body: OllamaChatRequest) -> ChatRequest:
-    messages = [_message(message) for message in body.messages]
+    messages = []
+    for index, message in enumerate(body.messages):
+        messages.append(_message(message, f"messages[{index}]"))
     return _sampled(ChatRequest(messages=messages, tools=body.tools), body)
 
 
@@ -42,10 +44,14 @@ def generate_request(
     """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its
     completion.
     """
-    for name in ("images", "template", "context"):
+    for name in ("template", "context"):
         if getattr(body, name):
             raise not_supported(name)
-    messages = [ChatMessage(role="user", content=body.prompt)]
+    if body.images and ids is not None:
+        message = "images need the chat template: without raw and suffix"
+        raise ApiError(400, message, param="images")
+    content = _content(body.prompt, body.images, "images")
+    messages = [ChatMessage(role="user", content=content)]
     if body.system:
         messages.insert(0, ChatMessage(role="system", content=body.system))
     request = ChatRequest(messages=messages, input_ids=ids)
@@ -55,12 +61,23 @@ def generate_request(
     return _sampled(request, body)
 
 
-def _message(message: OllamaMessage) -> ChatMessage:
-    if message.images:
-        raise not_supported("images")
+def _content(text: str, images: list[str] | None, where: str) -> str | list[ContentPart]:
+    """Images stand before the text, as Ollama has it."""
+    if not images:
+        return text
+    parts: list[ContentPart] = []
+    for number, data in enumerate(images):
+        url = f"data:;base64,{data}"
+        parts.append(PlacedPart(type="image_url", image_url=url, where=f"{where}[{number}]"))
+    if text:
+        parts.append(ContentPart(type="text", text=text))
+    return parts
+
+
+def _message(message: OllamaMessage, where: str) -> ChatMessage:
     result = ChatMessage(
         role=message.role,
-        content=message.content,
+        content=_content(message.content, message.images, f"{where}.images"),
         reasoning_content=message.thinking,
     )
     if message.role == "tool":

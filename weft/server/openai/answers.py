@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from weft.client.aux_outputs import PromptToken
 from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.messages.media import MediaItem
 from weft.messages.replies import TokenLogprobs
 from weft.server.body import json_bytes
 from weft.server.context import ServerContext
@@ -69,8 +70,10 @@ class UsageCount:
     longer than what was sent; that is known when its completion has ended.
     """
 
-    def __init__(self, prompt_lens: list[int], n: int) -> None:
+    def __init__(self, prompt_lens: list[int], n: int, media: Sequence[MediaItem] = ()) -> None:
+        """`media`: of all prompts."""
         self._n = n
+        self._media = media
         self._prompt_lens = prompt_lens
         self._cached_tokens = 0  # known when a completion has ended
         self.accepted_prediction_tokens = 0
@@ -89,12 +92,23 @@ class UsageCount:
     def usage(self) -> Usage:
         prompt_tokens = sum(self._prompt_lens)
         completion_tokens = sum(self._num_tokens)
+        details = PromptTokensDetails(self._cached_tokens)
+        if self._media:
+            add_media(details, self._media)
         return Usage(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
-            PromptTokensDetails(self._cached_tokens),
+            details,
         )
+
+
+def add_media(details: PromptTokensDetails, media: Sequence[MediaItem]) -> None:
+    """How many tokens of the prompt stand for pictures, videos and sounds."""
+    for item in media:
+        name = f"{item.kind}_tokens"
+        before = getattr(details, name) or 0
+        setattr(details, name, before + item.length)
 
 
 def reasoning_details(

@@ -63,7 +63,7 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     require_model(context, body.model)
     ids = body.input_ids
     if ids is None:
-        ids = await chat_prompt(context, body)
+        ids = (await chat_prompt(context, body)).ids
     return json_response(InputTokens(len(ids)))
 
 
@@ -81,7 +81,7 @@ class ChatReply:
         self._tokenizer = context.tokenizer
         self._header = answer_header(context, "chatcmpl-", conversation.prompt.rid, body.model)
         self._conversation = conversation
-        self._count = UsageCount([len(ids)], conversation.params.n)
+        self._count = UsageCount([len(ids)], conversation.params.n, conversation.prompt.media)
         self._options = body.stream_options or StreamOptions()
         self._logprobs = conversation.params.logprobs is not None
         self._as_ids = bool(body.return_tokens_as_token_ids)  # tokens are called by their ids

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 
 from weft.client.generation import Delta, Generation
 from weft.client.prompt import Prompt, check_task
+from weft.messages.media import MediaItem
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
+from weft.server.media import require_media, require_uncut
+from weft.server.openai.content import without_media
 from weft.server.openai.custom_tools import (
     CustomCall,
     CustomCalls,
@@ -28,10 +31,12 @@ from weft.server.openai.custom_tools import (
 from weft.server.openai.models import ChatMessage, ChatRequest, PredictedContent
 from weft.server.openai.tools import NO_TOOLS, ToolUse, strict_tag, tool_use
 from weft.server.submit import encode_texts, prompts, require_model, sampling_of, submit, truncation
+from weft.text.media.sources import MediaSource
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
+from weft.text.tokenizer import ContextExceeded
 
 _TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
 
@@ -98,10 +103,12 @@ async def start_chat(
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
-        ids = await _prompt_ids(context, body, params)
+        ids, media = await _prompt_ids(context, body, params)
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
+        if media:
+            prompt = replace(prompt, media=media)
         if body.prediction is not None:
             prompt = replace(prompt, prediction=await _predicted(context, body.prediction))
         generation = submit(context, [prompt], stream=bool(body.stream))
@@ -223,22 +230,37 @@ async def _predicted(context: ServerContext, prediction: PredictedContent) -> li
     return ids
 
 
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
+
+
 async def _prompt_ids(
     context: ServerContext, body: ChatRequest, params: SamplingParams
-) -> list[int]:
+) -> ChatPrompt:
     """The ids that the request brings, or those of its messages; cut if that is asked for."""
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
-    ids = body.input_ids
-    if ids is None:
-        ids = await chat_prompt(context, body)
-    if cut is None:
-        return ids
-    return cut.cut(ids, context.info.context_length, params.max_new_tokens)
+    prompt = None
+    if body.input_ids is None:
+        prompt = await chat_prompt(context, body)
+        if cut is None or prompt.media:
+            return prompt
+    ids = body.input_ids if prompt is None else prompt.ids
+    assert ids is not None, "messages have become ids"
+    if prompt is None:
+        sources = _sources(body.messages)
+        if sources:
+            return await _with_media(context, body, "", sources)
+    if cut is not None:
+        ids = cut.cut(ids, context.info.context_length, params.max_new_tokens)
+    return ChatPrompt(ids)
 
 
-async def chat_prompt(context: ServerContext, body: ChatRequest) -> list[int]:
+async def chat_prompt(context: ServerContext, body: ChatRequest) -> ChatPrompt:
     """The conversation as token ids, by the model's template."""
-    text = await chat_text(context, body)
+    text, sources = await chat_text(context, body)
+    if sources:
+        return await _with_media(context, body, text, sources)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -247,11 +269,41 @@ async def chat_prompt(context: ServerContext, body: ChatRequest) -> list[int]:
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ids
+    return ChatPrompt(ids)
 
 
-async def chat_text(context: ServerContext, body: ChatRequest) -> str:
-    """The conversation as the model's template writes it."""
+def _sources(messages: Sequence[ChatMessage]) -> list[MediaSource]:
+    """The pictures, videos and sounds of messages that are not rendered."""
+    found: list[MediaSource] = []
+    for index, message in enumerate(messages):
+        if isinstance(message.content, list):
+            found += without_media(message, message.content, f"messages[{index}]")[1]
+    return found
+
+
+async def _with_media(
+    context: ServerContext, body: ChatRequest, text: str, sources: Sequence[MediaSource]
+) -> ChatPrompt:
+    """`text` (or the ids of the request) with what `sources` stand for."""
+    media = require_media(context.media, sources)
+    require_uncut(body.truncate_prompt_tokens)
+    loaded = await media.load(sources, context.info.context_length)
+    if body.input_ids is not None:
+        return ChatPrompt(body.input_ids, media.in_tokens(body.input_ids, loaded, "input_ids"))
+    text, in_order = media.in_text(text, loaded, "messages")
+    special = bool(body.add_special_tokens)
+    try:
+        [ids] = await encode_texts(context, [text], add_special_tokens=special)
+    except ContextExceeded as exc:
+        num_media = sum(one.num_tokens for one in in_order)
+        message = f"{exc}; {num_media:,} of them stand for images, videos or sounds"
+        raise ContextExceeded(exc.param, message) from exc
+    return ChatPrompt(ids, media.in_tokens(ids, in_order, "messages"))
+
+
+async def chat_text(context: ServerContext, body: ChatRequest) -> tuple[str, list[MediaSource]]:
+    """The conversation as the model's template writes it, with a mark for each picture, video and
+    sound, and what these are."""
     if context.template is None:
         check_task(SamplingParams(), context.client.engine)
         raise ApiError(
@@ -271,20 +323,29 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> str:
             param="continue_final_message",
         )
     messages = []
+    sources: list[MediaSource] = []
     for index, message in enumerate(body.messages):
+        if isinstance(message.content, list):
+            message, of_message = without_media(message, message.content, f"messages[{index}]")
+            sources += of_message
         if message.reasoning is not None:
             message = _with_one_reasoning(message)
         if message.tool_calls:
             message = with_function_calls(message, f"messages[{index}]")
         messages.append(message)
-    return await context.template.render(
+    marks = None
+    if sources:
+        marks = require_media(context.media, sources).marks
+    text = await context.template.render(
         messages,
         tools=as_functions(body.tools) if body.tools is not None else None,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
         kwargs=_template_kwargs(body),
         source=body.chat_template or None,
+        marks=marks,
     )
+    return text, sources
 
 
 def _check_template(context: ServerContext, source: str) -> None:

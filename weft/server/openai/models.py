@@ -17,9 +17,40 @@ from weft.server.submit import SampledRequest
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+Detail = Literal["auto", "low", "high", "original"]
+
+
+class MediaAddress(msgspec.Struct, kw_only=True):
+    url: str  # data:, and, where the server allows it, http:, https: and file:
+    detail: Detail | None = None  # changes nothing: the model's own sizes count
+
+
+class AudioData(msgspec.Struct, kw_only=True):
+    data: str  # base64
+    format: str | None = None  # changes nothing: the bytes say it themselves
+
+
+class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A text, or a picture, video or sound under the field that its `type` names."""
+
     type: str
     text: str | None = None
+    image_url: str | MediaAddress | None = None
+    video_url: str | MediaAddress | None = None
+    audio_url: str | MediaAddress | None = None
+    input_audio: AudioData | None = None
+    # Types of Hugging Face: an address, or base64.
+    image: str | None = None
+    video: str | None = None
+    audio: str | None = None
+    detail: Detail | None = None  # of input_image; changes nothing
+    file_id: str | None = None  # refused: no files are kept
+
+
+class PlacedPart(ContentPart, kw_only=True):
+    """Of a body of another API, in which it stands elsewhere."""
+
+    where: str
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -73,6 +104,9 @@ class CompletionRequest(SampledRequest, kw_only=True):
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    video_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):

@@ -23,8 +23,10 @@ from weft.server.errors import ApiError, not_supported
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
+from weft.server.media import require_uncut
 from weft.server.operation import Operation, post
 from weft.server.sglang.logprobs import NativeLogprobs, logprob_params, require_start
+from weft.server.sglang.media import KINDS, NO_MEDIA, NativeMedia, load_media
 from weft.server.sglang.reply import NativeReply
 from weft.server.stream import Answer
 from weft.server.submit import (
@@ -60,6 +62,10 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     input_embeds: msgspec.Raw = msgspec.field(default_factory=lambda: NOT_GIVEN)
+    # An address or base64, or a list of them; of a batch, a list with an entry for each prompt.
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     rid: str | list[str] | None = None
     stream: bool | None = None
@@ -91,6 +97,15 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
     sources, is_batch = _sources(body, embeds)
     asked = _asked(context, body, len(sources))
     vectors = [b""] * len(sources) if embeds is None else embeds.vectors
+    media = NO_MEDIA
+    if body.image_data or body.video_data or body.audio_data:
+        if embeds is not None:
+            message = "input_embeds and images, videos and sounds exclude each other"
+            raise ApiError(400, message, param="input_embeds")
+        require_uncut(body.truncate_prompt_tokens)
+        given = {name: getattr(body, name) for name in KINDS}
+        media = await load_media(context, given, sources, is_batch=is_batch)
+        sources = media.sources
     prompts = await _prompts(
         context,
         request,
@@ -98,6 +113,7 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
         sources,
         vectors,
         asked,
+        media,
     )
     generation = submit(context, prompts, stream=bool(body.stream))
     reply = NativeReply(
@@ -233,6 +249,7 @@ async def _prompts(
     sources: Sequence[str | list[int]],
     vectors: Sequence[bytes],
     asked: Sequence[_Asked],
+    media: NativeMedia,
 ) -> list[Prompt]:
     """`vectors`: input embeddings of each prompt, if it has them. Raises `ApiError`."""
     rids = _rids(request, body.rid, len(sources))
@@ -242,7 +259,9 @@ async def _prompts(
         if own.session is not None:
             session = session_params(context, request, own.session, n=own.params.n)
         sessions.append(session)
-    cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
+    cut = None
+    if not media.loaded:
+        cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     ids = await _encoded(context, sources, asked, cut)
     for own_ids, own in zip(ids, asked, strict=True):
         require_start(own.params, own_ids, behind_history=body.session_params is not None)
@@ -272,6 +291,7 @@ async def _prompts(
             session=sessions[index],
             vectors=vectors[index],
             stream_interval=own.stream_interval,
+            media=media.placed(index, ids[index]) if media.loaded else (),
         )
         found.append(prompt)
     return found

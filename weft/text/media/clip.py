@@ -26,7 +26,7 @@ from weft.text.media.pixels import (
     require_side,
     side_of,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, Prepared
+from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -57,7 +57,7 @@ class LlavaPictures:
     def audio_rate(self) -> int:
         return 0
 
-    def image(self, image: Image) -> Prepared:
+    def image(self, image: Image) -> PreparedMedia:
         if max(image.size) > MAX_RATIO * min(image.size):
             raise ValueError(
                 f"it has {image.width} x {image.height} pixels; one side may be at most "
@@ -66,7 +66,7 @@ class LlavaPictures:
         if self._pads:
             image = self._padded(image)
         values = self._looks.values(np.asarray(self._square(image)))
-        return Prepared(
+        return PreparedMedia(
             IMAGE * self._num_tokens, (MediaPart("image", self._num_tokens, None, values),)
         )
 
@@ -91,10 +91,10 @@ class LlavaPictures:
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         return square
 
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         raise ValueError("the model takes no audio")
 
 

@@ -22,7 +22,7 @@ from weft.text.media.pixels import (
     require_side,
     side_of,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, Prepared
+from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,14 +51,14 @@ class Gemma3Pictures:
     def audio_rate(self) -> int:
         return 0
 
-    def image(self, image: Image) -> Prepared:
+    def image(self, image: Image) -> PreparedMedia:
         values = self._looks.values(np.asarray(self._looks.resized(image, self._size)))
-        return Prepared(self._text, (MediaPart("image", self._num_tokens, None, values),))
+        return PreparedMedia(self._text, (MediaPart("image", self._num_tokens, None, values),))
 
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         raise ValueError("the model takes no audio")
 
 

@@ -25,7 +25,7 @@ from weft.text.media.pixels import (
     read_settings,
     require_side,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, Prepared
+from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,7 +56,7 @@ class Idefics3Pictures:
     def audio_rate(self) -> int:
         return 0
 
-    def image(self, image: Image) -> Prepared:
+    def image(self, image: Image) -> PreparedMedia:
         image = self._looks.resized(image, scaled(_size(image), self._longest))
         if not self._splits:
             return self._prepared([np.asarray(self._looks.resized(image, self._tile))], 0)
@@ -74,7 +74,7 @@ class Idefics3Pictures:
         tiles.append(np.asarray(self._looks.resized(image, self._tile)))
         return self._prepared(tiles, num_columns)
 
-    def _prepared(self, tiles: list[Pixels], num_columns: int) -> Prepared:
+    def _prepared(self, tiles: list[Pixels], num_columns: int) -> PreparedMedia:
         """The last tile is the whole picture; those before it stand in so many columns."""
         text = ""
         for tile in range(len(tiles) - 1):
@@ -87,12 +87,12 @@ class Idefics3Pictures:
         text += f"{AROUND}{WHOLE}{IMAGE * self._num_tokens}{AROUND}"
         values = map(self._looks.values, tiles)
         parts = [MediaPart("image", self._num_tokens, None, of_tile) for of_tile in values]
-        return Prepared(text, tuple(parts))
+        return PreparedMedia(text, tuple(parts))
 
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         raise ValueError("the model takes no audio")
 
 

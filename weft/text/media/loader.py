@@ -14,12 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from weft.config.media_options import PER_PROMPT
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.fetch import Fetcher
 from weft.text.media.pictures import decode_frames, decode_picture, open_picture
 from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens, ready
-from weft.text.media.processor import MediaProcessor, Prepared
+from weft.text.media.processor import MediaProcessor, PreparedMedia
 from weft.text.media.sound import MAX_SECONDS, decode_sound
 from weft.text.media.sources import MediaSource, Raw, read_inline
 
@@ -38,9 +39,9 @@ class MediaLimits(NamedTuple):
     max_bytes: int = 64_000_000  # of all files of a request together
     max_image_pixels: int = 36_000_000
     max_video_frames: int = 768
-    max_video_pixels: int = 100_000_000  # of all frames together
+    max_video_pixels: int = 64_000_000  # of all frames together
     max_audio_s: float = MAX_SECONDS
-    per_prompt: Mapping[MediaKind, int] = {"image": 64, "video": 4, "audio": 16}
+    per_prompt: Mapping[str, int] = PER_PROMPT
 
 
 class Opened(NamedTuple):
@@ -173,7 +174,7 @@ class MediaLoader:
 
     # ---- by kind
 
-    def _prepared(self, opened: Opened) -> Prepared:
+    def _prepared(self, opened: Opened) -> PreparedMedia:
         match opened.kind:
             case "image":
                 return self._processor.image(decode_picture(opened.images[0]))
@@ -182,7 +183,7 @@ class MediaLoader:
             case "audio":
                 return self._audio(opened)
 
-    def _video(self, opened: Opened) -> Prepared:
+    def _video(self, opened: Opened) -> PreparedMedia:
         """An animation, or a picture for each frame."""
         frames_per_s = opened.raw.frames_per_s
         limits = self.limits
@@ -207,7 +208,7 @@ class MediaLoader:
         frames = [decode_picture(image) for image in opened.images]
         return self._processor.video(frames, frames_per_s or FRAMES_PER_S)
 
-    def _audio(self, opened: Opened) -> Prepared:
+    def _audio(self, opened: Opened) -> PreparedMedia:
         [file] = opened.raw.files
         rate = self._processor.audio_rate
         return self._processor.audio(decode_sound(file, rate, self.limits.max_audio_s))

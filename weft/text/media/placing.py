@@ -1,7 +1,7 @@
 """Where pictures, videos and sounds stand in a prompt: first in its text, then in its tokens.
 
     text     What is <image> and <image>?           a mark for each, as the template writes it
-    ready    What is [i][i][i] and [i][i]?          `Prepared.text` in the place of each mark
+    ready    What is [i][i][i] and [i][i]?          `PreparedMedia.text` in the place of each mark
     tokens   500 501  9 9 9  502  9 9  503          runs of placeholders: the places of the parts
 
 A text of the user may have a mark or a placeholder, too. Then the numbers do not agree, and the
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.errors import MediaError
-from weft.text.media.processor import MediaPart, Prepared
+from weft.text.media.processor import MediaPart, PreparedMedia
 
 NAMES: dict[MediaKind, tuple[str, str]] = {
     "image": ("image", "images"),
@@ -45,7 +45,7 @@ class ReadyMedia(NamedTuple):
         return len(self.text) + sum(len(item.values) for item in self.items)
 
 
-def ready(kind: MediaKind, prepared: Prepared) -> ReadyMedia:
+def ready(kind: MediaKind, prepared: PreparedMedia) -> ReadyMedia:
     """The values packed, and named by their digests."""
     return ReadyMedia(kind, prepared.text, tuple(map(_item, prepared.parts)))
 

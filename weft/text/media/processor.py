@@ -22,7 +22,7 @@ class MediaPart(NamedTuple):
     time_step: float = 1.0
 
 
-class Prepared(NamedTuple):
+class PreparedMedia(NamedTuple):
     """What stands in the prompt for one picture, video or sound."""
 
     text: str  # in the place of the mark that the chat template writes, with all placeholders
@@ -39,16 +39,16 @@ class MediaProcessor(Protocol):
     # The token (as text) whose runs stand for vectors.
     placeholders: Mapping[MediaKind, str]
 
-    def image(self, image: Image) -> Prepared:
+    def image(self, image: Image) -> PreparedMedia:
         """Of a decoded picture (RGB). Raises ValueError for one that the model cannot take, such
         as one that is too narrow."""
         ...
 
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         """Of frames of the same size (RGB), `frames_per_s` of them a second."""
         ...
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         """Of samples [n] between -1 and 1, in mono, `audio_rate` of them a second."""
         ...
 

@@ -26,7 +26,7 @@ from weft.text.media.pixels import (
     read_looks,
     read_settings,
 )
-from weft.text.media.processor import MediaPart, Prepared
+from weft.text.media.processor import MediaPart, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,7 +86,7 @@ class QwenVision:
     def audio_rate(self) -> int:
         return 0
 
-    def image(self, image: Image) -> Prepared:
+    def image(self, image: Image) -> PreparedMedia:
         spec = self.image_spec
         found = image_size(Size(image.height, image.width), spec)
         pixels = np.asarray(spec.looks.resized(image, found))[None]
@@ -97,9 +97,9 @@ class QwenVision:
             grid=grid,
             values=patches_of(pixels, spec),
         )
-        return Prepared(IMAGE * part.length, (part,))
+        return PreparedMedia(IMAGE * part.length, (part,))
 
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         spec = self.video_spec.pixels
         if not frames or len({frame.size for frame in frames}) > 1:
             raise ValueError("a video must have frames, which all have one size")
@@ -128,13 +128,15 @@ class QwenVision:
                 f"least {self.video_spec.tokens_per_s * spec.time_size / (grid[1] * grid[2]):g}"
             )
         part = MediaPart("video", math.prod(grid), grid, values, step)
-        return Prepared(VIDEO * part.length, (part,))
+        return PreparedMedia(VIDEO * part.length, (part,))
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         raise ValueError("the model takes no audio")
 
 
-def _frame_by_frame(values: FloatArray, grid: tuple[int, int, int], times: list[float]) -> Prepared:
+def _frame_by_frame(
+    values: FloatArray, grid: tuple[int, int, int], times: list[float]
+) -> PreparedMedia:
     """Each frame is encoded by itself, behind the second in which it was seen."""
     num_frames, rows, columns = grid
     parts = []
@@ -143,7 +145,7 @@ def _frame_by_frame(values: FloatArray, grid: tuple[int, int, int], times: list[
         part = MediaPart("video", rows * columns, (1, rows, columns), patches)
         parts.append(part)
         text += f"<{time_s:.1f} seconds>{FRAME_BEGIN}{VIDEO * part.length}{FRAME_END}"
-    return Prepared(text, tuple(parts))
+    return PreparedMedia(text, tuple(parts))
 
 
 def image_size(given: Size, spec: PixelSpec) -> Size:

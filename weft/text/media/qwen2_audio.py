@@ -12,7 +12,7 @@ from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelSpec, log_mel, mel_bands
-from weft.text.media.processor import MediaPart, Prepared
+from weft.text.media.processor import MediaPart, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,7 +44,7 @@ class Qwen2Audio:
     def audio_rate(self) -> int:
         return self.spec.rate
 
-    def audio(self, samples: FloatArray) -> Prepared:
+    def audio(self, samples: FloatArray) -> PreparedMedia:
         spec = self.spec
         if len(samples) > spec.max_samples:
             raise ValueError(
@@ -64,12 +64,12 @@ class Qwen2Audio:
         num_frames = min(2 * num_places + 1, spec.num_frames)
         values = log_mel(samples, spec, self._bands, num_frames)
         part = MediaPart(kind="audio", length=length, grid=None, values=values)
-        return Prepared(PLACEHOLDER * length, (part,))
+        return PreparedMedia(PLACEHOLDER * length, (part,))
 
-    def image(self, image: Image) -> Prepared:
+    def image(self, image: Image) -> PreparedMedia:
         raise ValueError("the model takes no images")
 
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> Prepared:
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")
 
 

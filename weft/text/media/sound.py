@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.arrays import FloatArray
+from weft.text.media.errors import MediaTooLarge
 from weft.text.media.resample import resample
 from weft.text.media.wav import is_wav, read_wav
 
@@ -103,4 +104,5 @@ def _check(rate: int, channels: int, num_frames: int, max_seconds: float) -> Non
     if channels > MAX_CHANNELS:
         raise ValueError(f"the sound has {channels} channels; at most {MAX_CHANNELS} are allowed")
     if num_frames > max_seconds * rate:
-        raise ValueError(f"the sound lasts more than {max_seconds:g} s, which is what is allowed")
+        message = f"the sound lasts more than {max_seconds:g} s, which is what is allowed"
+        raise MediaTooLarge("max_audio_s", message)

@@ -221,11 +221,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         source: str | None = None,
+        marks: Mapping[str, str] | None = None,
     ) -> str:
         """The prompt for `messages`, as OpenAI writes them, by the template `source` if given.
 
         With `continue_final_message` it ends right behind the last message's content, for the model
-        to go on there. Raises `TemplateError`.
+        to go on there. `marks`: the types of content beside texts that the model takes ("image"),
+        and what the template writes for one. Raises `TemplateError`.
         """
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
@@ -238,7 +240,8 @@ class ChatTemplate:
         if tools and "tool_use" in templates:
             used = templates["tool_use"]
         conversation = [
-            _normalised(used, message, position) for position, message in enumerate(messages)
+            _normalised(used, message, position, marks or {})
+            for position, message in enumerate(messages)
         ]
         if used.calls_by_id:
             _put_names_into_ids(conversation)
@@ -308,10 +311,13 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
         ) from exc
 
 
-def _normalised(used: _Compiled, message: Message, position: int) -> Message:
+def _normalised(
+    used: _Compiled, message: Message, position: int, marks: Mapping[str, str]
+) -> Message:
     """The message as the template expects it.
 
-    Content is a string, unless the template reads lists; the arguments of tool calls are an object.
+    Content is a string, unless the template reads lists; one that reads nothing else gets a list
+    always. The arguments of tool calls are an object.
     Content that is null beside tool calls stays null where the template looks at it; elsewhere it
     would be written as "None".
     """
@@ -323,7 +329,11 @@ def _normalised(used: _Compiled, message: Message, position: int) -> Message:
         message.get("content"),
         where,
         as_list=used.content_format.reads_lists,
+        marks=marks,
     )
+    only_lists = used.content_format.reads_lists and not used.content_format.reads_texts
+    if only_lists and isinstance(message["content"], str):
+        message["content"] = [{"type": "text", "text": message["content"]}]
     if message["content"] is None:
         if not message.get("tool_calls"):
             raise TemplateError(f"{where} has no content", f"{where}.content")
@@ -338,13 +348,21 @@ def _normalised(used: _Compiled, message: Message, position: int) -> Message:
     return message
 
 
-def _content(content: Any, where: str, *, as_list: bool) -> str | list[dict[str, Any]] | None:
-    """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp."""
+def _content(
+    content: Any, where: str, *, as_list: bool, marks: Mapping[str, str]
+) -> str | list[dict[str, Any]] | None:
+    """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp.
+
+    There the mark of a picture stands in its place.
+    """
     if content is None or isinstance(content, str):
         return content
     texts: list[str] = []
     for part in content:
         kind = part.get("type")
+        if kind in marks:
+            texts.append(marks[kind])
+            continue
         if kind != "text" or not isinstance(part.get("text"), str):
             raise TemplateError(
                 f"content of type {str(kind)[:64]!r} is not supported by this model",
@@ -400,6 +418,12 @@ def _mark_end(conversation: list[Message]) -> str:
     content = last["content"] or ""
     if isinstance(content, list):
         *parts, last_part = content
+        if "text" not in last_part:
+            raise TemplateError(
+                f"the last message ends with content of type {last_part['type']!r}, "
+                "which cannot be continued",
+                "continue_final_message",
+            )
         content = [*parts, {**last_part, "text": last_part["text"] + mark}]
     else:
         content += mark

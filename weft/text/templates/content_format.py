@@ -19,6 +19,7 @@ _LIST_FILTERS = frozenset(["map", "select", "selectattr", "reject", "rejectattr"
 
 class ContentFormat(NamedTuple):
     reads_lists: bool  # it walks through content
+    reads_texts: bool  # it asks whether content is a text, or writes it as it is
     reads_null: bool  # it asks whether content is none
 
 
@@ -27,6 +28,7 @@ def content_format(template: nodes.Template) -> ContentFormat:
     names = _names_of_content(template)
     return ContentFormat(
         reads_lists=_has_content(_walked_through(template), names),
+        reads_texts=_has_content(_taken_for_texts(template), names),
         reads_null=_has_content(_compared_with_none(template), names),
     )
 
@@ -40,6 +42,22 @@ def _walked_through(template: nodes.Template) -> list[nodes.Node]:
     found: list[nodes.Node] = [loop.iter for loop in template.find_all(nodes.For)]
     filters = template.find_all(nodes.Filter)
     found += [one.node for one in filters if one.name in _LIST_FILTERS and one.node]
+    return found
+
+
+def _taken_for_texts(template: nodes.Template) -> list[nodes.Node]:
+    """The expressions that tests take for texts, and those that are written or put together."""
+    tests = template.find_all(nodes.Test)
+    found: list[nodes.Node] = [test.node for test in tests if test.name == "string"]
+    for output in template.find_all(nodes.Output):
+        found += output.nodes
+    for concat in template.find_all(nodes.Concat):
+        found += concat.nodes
+    for sum in template.find_all(nodes.Add):
+        found += (sum.left, sum.right)
+    for one in template.find_all(nodes.Filter):
+        if one.name not in _LIST_FILTERS and one.node:
+            found.append(one.node)
     return found
 
 

@@ -12,7 +12,11 @@ from starlette.requests import Request
 from weft.config.numbers import shown
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.openai.responses.models import ResponseItem, ResponseItemList
+from weft.server.openai.responses.models import (
+    ResponseItem,
+    ResponseItemList,
+    ResponsePart,
+)
 
 DEFAULT_LIMIT = 20  # items in one answer, as OpenAI has it
 _PREFIXES = {
@@ -96,14 +100,16 @@ def _item_fields(item: ResponseItem, id: str) -> dict[str, Any]:
     if isinstance(item.content, str):
         fields["content"] = [{"type": _part_type(item), "text": item.content}]
     elif item.content is not None:
-        fields["content"] = [
-            {
-                "type": part.type,
-                "text": part.text or "",
-            }
-            for part in item.content
-        ]
+        fields["content"] = [_part_fields(part) for part in item.content]
     return fields
+
+
+def _part_fields(part: ResponsePart) -> dict[str, Any]:
+    if part.type == "input_image":
+        return {"type": part.type, "image_url": part.image_url, "detail": part.detail or "auto"}
+    if part.type == "input_audio":
+        return {"type": part.type, "input_audio": msgspec.to_builtins(part.input_audio)}
+    return {"type": part.type, "text": part.text or ""}
 
 
 def _part_type(item: ResponseItem) -> str:

@@ -6,12 +6,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.server.openai.models import Role
+from weft.server.openai.models import AudioData, Detail, Role
 
 
 class ResponsePart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
+    image_url: str | None = None  # input_image
+    detail: Detail | None = None  # of it; changes nothing
+    file_id: str | None = None  # refused: no files are kept
+    input_audio: AudioData | None = None
 
 
 class ResponseItem(msgspec.Struct, kw_only=True):

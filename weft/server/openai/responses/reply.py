@@ -13,10 +13,10 @@ import msgspec
 
 from weft.client.generation import Delta
 from weft.server.errors import ApiError
-from weft.server.openai.answers import chat_logprobs, reasoning_details
+from weft.server.openai.answers import add_media, chat_logprobs, reasoning_details
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.custom_tools import CustomCall, arguments_of
-from weft.server.openai.models import ChatMessage, TokenLogprob
+from weft.server.openai.models import ChatMessage, PromptTokensDetails, TokenLogprob
 from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
 from weft.server.stream import SSE, Wire
@@ -200,9 +200,11 @@ class ResponseReply:
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         reasoning = reasoning_details(self._tokenizer, self._conversation.outputs)
+        details = PromptTokensDetails(end.cached_tokens)
+        add_media(details, self._conversation.prompt.media)
         response["usage"] = {
             "input_tokens": end.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": end.cached_tokens},
+            "input_tokens_details": details,
             "output_tokens": end.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": reasoning.reasoning_tokens},
             "total_tokens": end.prompt_tokens + end.completion_tokens,

@@ -66,8 +66,8 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ResponsesRequest)
     require_model(context, body.model)
     history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
-    ids = await chat_prompt(context, chat_request(body, history, ""))
-    return json_response(InputTokens(len(ids)))
+    prompt = await chat_prompt(context, chat_request(body, history, ""))
+    return json_response(InputTokens(len(prompt.ids)))
 
 
 async def retrieve(context: ServerContext, request: Request) -> ASGIApp:

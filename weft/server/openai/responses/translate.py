@@ -13,7 +13,7 @@ import msgspec
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import copy_sampling
 from weft.server.openai.custom_tools import arguments_of
-from weft.server.openai.models import ChatMessage, ChatRequest
+from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
@@ -77,20 +77,20 @@ def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
             case "message":
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
-                text = _text(item.content, f"{where}.content")
-                found.append(ChatMessage(role=item.role, content=text))
+                content = _content(item.content, f"{where}.content")
+                found.append(ChatMessage(role=item.role, content=content))
             case "function_call":
                 _add_call(found, item, item.arguments or "{}")
             case "custom_tool_call":
                 _add_call(found, item, arguments_of(item.input or ""))
             case "function_call_output" | "custom_tool_call_output":
-                text = _text(item.output, f"{where}.output")
+                content = _content(item.output, f"{where}.output")
                 id = item.call_id or ""
                 found.append(
                     ChatMessage(
                         role="tool",
                         tool_call_id=id,
-                        content=text,
+                        content=content,
                     )
                 )
             case "reasoning":
@@ -131,6 +131,31 @@ def _add_reasoning(found: list[ChatMessage], text: str) -> None:
 _TEXTS = frozenset(
     {"input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"}
 )
+
+
+_MEDIA = frozenset({"input_image", "input_audio"})
+
+
+def _content(content: str | list[ResponsePart] | None, where: str) -> str | list[ContentPart]:
+    """Texts alone are lines of one text."""
+    if not isinstance(content, list) or not any(part.type in _MEDIA for part in content):
+        return _text(content, where)
+    parts: list[ContentPart] = []
+    for number, part in enumerate(content):
+        if part.type in _MEDIA:
+            one: ContentPart = PlacedPart(
+                type=part.type,
+                image_url=part.image_url,
+                input_audio=part.input_audio,
+                file_id=part.file_id,
+                where=f"{where}[{number}]",
+            )
+        elif part.type in _TEXTS:
+            one = ContentPart(type="text", text=part.text or "")
+        else:
+            raise _unsupported(f"{where}[{number}]", part.type)
+        parts.append(one)
+    return parts
 
 
 def _text(content: str | list[ResponsePart] | None, where: str) -> str:

@@ -1,0 +1,209 @@
+"""Pictures, videos and sounds of requests: found in messages, loaded in threads, put into prompts.
+
+    messages ─▶ sources ─▶ fetch (threads) ─▶ open, decode, make ready (threads) ─▶ media
+    template ─▶ text with marks ─▶ text with placeholders ─▶ ids ─▶ media at their places
+
+Nothing of a file is looked at on the event loop. How it is fetched and decoded is the business of
+`text/media`; what an API calls its fields, that of the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from weft.config.limits import Limits
+from weft.config.media_options import media_options
+from weft.config.model_errors import UnsupportedModel
+from weft.config.server import ServerConfig
+from weft.messages.media import MediaItem, MediaKind
+from weft.server.errors import ApiError
+from weft.text.media.errors import MediaError
+from weft.text.media.fetch import Fetcher, MediaAccess
+from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
+from weft.text.media.placing import NAMES, ReadyMedia
+from weft.text.media.processor import MediaProcessor
+from weft.text.media.sources import MediaSource, Raw
+from weft.text.tokenizer import ContextExceeded, Tokenizer
+from weft.text.turns import Workers
+
+NUM_FETCHERS = 8  # they wait more than they work
+NUM_DECODERS = 2
+LONG_LEN = 1_000_000  # characters of base64 from which on reading it is long work
+SLOW = 1.5  # of the time that a host has: what looking up its name may take beyond that
+
+
+class ServedMedia:
+    """Loads what requests name, for the model that is served. For one event loop."""
+
+    def __init__(self, loader: MediaLoader, timeout_s: float) -> None:
+        """`timeout_s`: for what comes from elsewhere."""
+        self._loader = loader
+        self._timeout_s = timeout_s
+        self._fetchers = Workers(NUM_FETCHERS, "the fetcher of media")
+        self._decoders = Workers(NUM_DECODERS, "the decoder of media")
+
+    @property
+    def marks(self) -> dict[MediaKind, str]:
+        """What a template writes for one of each kind that the model takes."""
+        return dict(self._loader.marks)
+
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raise `ApiError` for what the model does not take, for too many, and for addresses that
+        are not allowed."""
+        try:
+            self._loader.check(sources)
+        except MediaRefusal as exc:
+            raise _refused(exc) from exc
+
+    async def load(self, sources: Sequence[MediaSource], context_len: int) -> list[ReadyMedia]:
+        """All of `sources`, which have been checked.
+
+        Ends with the first that cannot be had, and as soon as they have more tokens than the
+        context. Raises `ApiError`, `ContextExceeded`, or `Busy`.
+        """
+        try:
+            fetched = await self._fetch_all(sources)
+            return await self._make_all(sources, fetched, context_len)
+        except MediaRefusal as exc:
+            raise _refused(exc) from exc
+
+    async def _fetch_all(self, sources: Sequence[MediaSource]) -> dict[int, Raw]:
+        """The bytes of those that are elsewhere, by their places in `sources`."""
+        places = [place for place, source in enumerate(sources) if source.is_elsewhere]
+        if not places:
+            return {}
+        fetched: dict[int, Raw] = {}
+
+        async def fetch(place: int) -> None:
+            left = self._left(fetched.values())
+            work = partial(self._loader.read, sources[place], left)
+            try:
+                async with asyncio.timeout(SLOW * self._timeout_s):
+                    fetched[place] = await self._fetchers.run(work)
+            except TimeoutError as exc:
+                late = MediaError(f"it did not come within {self._timeout_s:g} s")
+                raise MediaRefusal(sources[place], late) from exc
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place in places:
+                    group.create_task(fetch(place))
+        except BaseExceptionGroup as exc:
+            raise exc.exceptions[0] from exc
+        return fetched
+
+    async def _make_all(
+        self, sources: Sequence[MediaSource], fetched: dict[int, Raw], context_len: int
+    ) -> list[ReadyMedia]:
+        """One after the other: so a request takes the memory of one decoded picture."""
+        made: list[ReadyMedia] = []
+        raws: list[Raw] = list(fetched.values())
+        num_tokens = 0
+        for place, source in enumerate(sources):
+            raw = fetched.pop(place, None)
+            if raw is None:
+                work = partial(self._loader.read, source, self._left(raws))
+                is_long = len(source.url) + len(source.base64) > LONG_LEN
+                raw = await self._decoders.run(work, is_long=is_long)
+                raws.append(raw)
+            opened = await self._decoders.run(partial(self._loader.open, source, raw))
+            one = opened.found
+            if one is None:
+                ready = partial(self._loader.make_ready, source, opened)
+                one = await self._decoders.run(ready, is_long=opened.is_long)
+            made.append(one)
+            num_tokens += one.num_tokens
+            if num_tokens > context_len:
+                raise ContextExceeded(
+                    "prompt",
+                    f"{place + 1:,} of the prompt's {len(sources):,} images, videos and sounds "
+                    f"have {num_tokens:,} tokens; the context has {context_len:,}",
+                )
+        return made
+
+    def _left(self, raws: Iterable[Raw]) -> int:
+        """Bytes that the request may still have."""
+        return max(self._loader.limits.max_bytes - sum(raw.num_bytes for raw in raws), 0)
+
+    # ---- into a prompt
+
+    def in_text(
+        self, text: str, media: Sequence[ReadyMedia], param: str
+    ) -> tuple[str, list[ReadyMedia]]:
+        """`placing.in_text`, or `ApiError` that blames `param`."""
+        try:
+            return self._loader.in_text(text, media)
+        except MediaError as exc:
+            raise ApiError(400, f"{param}: {exc}", param=param) from exc
+
+    def in_tokens(
+        self, ids: Sequence[int], media: Sequence[ReadyMedia], param: str
+    ) -> tuple[MediaItem, ...]:
+        """`placing.in_tokens`, or `ApiError` that blames `param`."""
+        try:
+            return self._loader.in_tokens(ids, media)
+        except MediaError as exc:
+            raise ApiError(400, f"{param}: {exc}", param=param) from exc
+
+
+def serve_media(
+    processor: MediaProcessor, tokenizer: Tokenizer, config: ServerConfig, limits: Limits
+) -> ServedMedia:
+    """Raises SettingsError for settings that cannot be meant, and UnsupportedModel for a tokenizer
+    that does not know the placeholders."""
+    options = media_options(config)
+    access = MediaAccess(options.hosts, options.folder, timeout_s=config.media_timeout_s)
+
+    def id_of(text: str) -> int | None:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else None
+
+    try:
+        ids_of_placeholders = token_ids(processor, id_of)
+    except ValueError as exc:
+        raise UnsupportedModel(f"the model is not served with pictures: {exc}") from exc
+    loader = MediaLoader(
+        processor,
+        ids_of_placeholders,
+        Fetcher(access),
+        MediaLimits(
+            max_bytes=int(limits.max_media_mb * 1_000_000),
+            max_image_pixels=limits.max_image_pixels,
+            max_video_frames=limits.max_video_frames,
+            max_video_pixels=limits.max_video_pixels,
+            max_audio_s=limits.max_audio_s,
+            per_prompt=options.per_prompt,
+        ),
+        int(config.media_cache_mb * 1_000_000),
+    )
+    return ServedMedia(loader, config.media_timeout_s)
+
+
+def require_media(media: ServedMedia | None, sources: Sequence[MediaSource]) -> ServedMedia:
+    """What loads `sources`. Raises `ApiError` for those that the model does not take, for too many,
+    and for addresses that are not allowed."""
+    if media is None:
+        [first, *_] = sources
+        message = f"{first.where}: this model takes no {NAMES[first.kind][1]}"
+        raise ApiError(400, message, param=first.where)
+    media.check(sources)
+    return media
+
+
+def require_uncut(truncate_prompt_tokens: int | None) -> None:
+    """Raise `ApiError` for a prompt with pictures that is to be cut: one may be cut in the
+    middle."""
+    if truncate_prompt_tokens is not None:
+        raise ApiError(
+            400,
+            "truncate_prompt_tokens and images, videos and sounds exclude each other: "
+            "a prompt is never cut inside of one",
+            param="truncate_prompt_tokens",
+        )
+
+
+def _refused(exc: MediaRefusal) -> ApiError:
+    status = 413 if exc.limit == "max_media_mb" else 400
+    return ApiError(status, str(exc), param=exc.source.where, limit=exc.limit)

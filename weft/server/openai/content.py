@@ -1,0 +1,68 @@
+"""Parts of messages that are no text, in the forms of OpenAI, vLLM and Hugging Face: where the
+bytes of each come from, and what the chat template gets in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from weft.messages.media import MediaKind
+from weft.server.errors import ApiError
+from weft.server.openai.models import AudioData, ChatMessage, ContentPart, MediaAddress, PlacedPart
+from weft.text.media.sources import MediaSource, text_source
+
+KINDS: dict[str, MediaKind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+}
+
+
+def without_media(
+    message: ChatMessage, parts: Sequence[ContentPart], where: str
+) -> tuple[ChatMessage, list[MediaSource]]:
+    """`message`, whose content is `parts`, as its template gets it, and what it is about.
+
+    Raises `ApiError` for a part that does not say where its bytes are.
+    """
+    sources: list[MediaSource] = []
+    kept: list[ContentPart] = []
+    for number, part in enumerate(parts):
+        kind = KINDS.get(part.type)
+        if kind is None:
+            kept.append(part)
+            continue
+        place = f"{where}.content[{number}]"
+        if isinstance(part, PlacedPart):
+            place = part.where
+        sources.append(_source(part, kind, place))
+        kept.append(ContentPart(type=kind))
+    if sources:
+        message = msgspec.structs.replace(message, content=kept)
+    return message, sources
+
+
+def _source(part: ContentPart, kind: MediaKind, where: str) -> MediaSource:
+    if part.file_id is not None:
+        message = f"{where} names a file_id; files are not kept here"
+        raise ApiError(400, message, param=where, code="unsupported_parameter")
+    given = getattr(part, part.type, None)
+    if part.type == "input_image":
+        given = part.image_url
+    if isinstance(given, MediaAddress):
+        given = given.url
+    if isinstance(given, AudioData):
+        return MediaSource(kind, where, base64=given.data)
+    if not given:
+        name = "image_url" if part.type == "input_image" else part.type
+        raise ApiError(400, f"{where} has no {name}", param=where)
+    if part.type in ("image", "video", "audio"):
+        return text_source(kind, where, given)
+    return MediaSource(kind, where, url=given)
