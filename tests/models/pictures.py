@@ -67,9 +67,13 @@ PICTURES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def make_with_pictures(name: str, folder: Path, **text: Any) -> Checkpoint:
+def make_with_pictures(
+    name: str, folder: Path, *, mm_tokens_per_image: int = 0, **text: Any
+) -> Checkpoint:
     """A checkpoint in `folder`; `text`: what its text_config has besides."""
     kind, text_type, outer, vision = PICTURES[name]
+    if mm_tokens_per_image:
+        outer = {**outer, "mm_tokens_per_image": mm_tokens_per_image}
     config = getattr(transformers, f"{kind}Config")(
         text_config={**TEXT, **text, "model_type": text_type, "pad_token_id": 0},
         vision_config={**VISION, **vision},
