@@ -74,8 +74,8 @@ class SchedulingOptions:
     )
     max_encoder_tokens: int = option(
         0,
-        "tokens of pictures, videos and sounds that are encoded in one step, besides the first of "
-        "them; 0: as many as a chunk has",
+        "tokens of pictures, videos and sounds that are encoded in one step, where one that has "
+        "more is encoded alone; 0: as many as a chunk has",
         group="scheduling",
         low=0,
         elsewhere=("max_num_encoder_input_tokens",),

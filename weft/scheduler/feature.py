@@ -141,9 +141,10 @@ class Feature:
     def enter_row(self, request: Request) -> None:
         """The request has got its row; its steps follow."""
 
-    def piece_budget(self) -> PieceBudget | None:
+    def piece_budget(self, encoder_tokens: float) -> PieceBudget | None:
         """A pass over the queue begins, while some request uses the feature: what it has to say of
-        the pieces of prompts that the pass takes; None: nothing."""
+        the pieces of prompts that the pass takes; None: nothing. The step has time to encode so
+        many tokens of pictures, videos and sounds."""
         return None
 
     def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
@@ -176,7 +177,7 @@ class Feature:
 
 
 Joins: TypeAlias = Callable[[Request, QueueWalk], str]
-MakePieceBudget: TypeAlias = Callable[[], PieceBudget | None]
+MakePieceBudget: TypeAlias = Callable[[float], PieceBudget | None]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
@@ -323,9 +324,9 @@ class FeatureHooks:
             commit(batch, columns, result, effects)
         return effects
 
-    def new_piece_budgets(self) -> list[PieceBudget]:
+    def new_piece_budgets(self, encoder_tokens: float) -> list[PieceBudget]:
         """Those of a pass that begins."""
-        found = [make() for make in self.piece_budgets]
+        found = [make(encoder_tokens) for make in self.piece_budgets]
         return [one for one in found if one is not None]
 
     def forget_device(self) -> None:

@@ -7,6 +7,7 @@ written into the history. It knows nothing of results, and ends no request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -207,9 +208,12 @@ class PrefillScheduler:
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
+        pace = self._pace
+        budget = None if pace is None else pace.budget(self._waiting(), mixes=mixes)
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
-            pieces = self._hooks.new_piece_budgets()
+            encoder_tokens = math.inf if pace is None else pace.encoder_tokens(budget)
+            pieces = self._hooks.new_piece_budgets(encoder_tokens)
         return self.adder_type(
             kv,
             reserved=expected_tokens(kv.columns, running_rows, self._ratio(now)),
@@ -218,7 +222,7 @@ class PrefillScheduler:
             is_alone=not len(running_rows) and self.chunked_req is None,
             mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=kv.decode_pages(decode_rows) * settings.page_size if mixes else 0,
-            budget=None if self._pace is None else self._pace.budget(self._waiting(), mixes=mixes),
+            budget=budget,
             pieces=pieces,
         )
 

@@ -119,8 +119,8 @@ class SchedulerSettings(SchedulingOptions):
 
     @property
     def encoder_tokens(self) -> int:
-        """Tokens of pictures, videos and sounds that are encoded in one step, besides the first of
-        them."""
+        """Tokens of pictures, videos and sounds that are encoded in one step, where one that has
+        more is encoded alone."""
         return self.max_encoder_tokens or self.max_step_tokens
 
     @property

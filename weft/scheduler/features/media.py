@@ -109,12 +109,12 @@ class MediaFeature(Feature):
         if positions is not None:
             self._shifts[request.row] = positions.shift
 
-    def piece_budget(self) -> EncoderBudget:
+    def piece_budget(self, encoder_tokens: float) -> EncoderBudget:
         settings = self._settings
         return EncoderBudget(
             self.by_id,
             self.books,
-            num_tokens=settings.encoder_tokens,
+            num_tokens=min(settings.encoder_tokens, encoder_tokens),
             page_size=settings.page_size,
             cuts_prompts=settings.chunk_len is not None,
             keeps_items_whole=settings.keeps_items_whole,

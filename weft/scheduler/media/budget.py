@@ -29,7 +29,7 @@ class EncoderBudget:
         prompts: Mapping[int, MediaPrompt],
         books: EncoderBooks,
         *,
-        num_tokens: int,
+        num_tokens: float,
         page_size: int,
         cuts_prompts: bool,
         keeps_items_whole: bool,
@@ -60,18 +60,21 @@ class EncoderBudget:
                 return 0
             end = least  # an item that is longer than a step
         left = self._left
+        needed: set[bytes] = set()
         for item in prompt.within(start, end):
-            if not self._costs(item.input.digest):
+            digest = item.input.digest
+            if digest in needed or not self._costs(digest):
                 continue
             left -= item.input.length
-            if left < 0:
+            if left < 0 and (needed or self._promised):
                 end = self._border(prompt, item.start)
                 break
+            needed.add(digest)
         if end > start:
             return end - start
         if self._promised:
             return 0
-        return least - start
+        return least - start  # several on one page
 
     def border(self, request: Request, num_tokens: int) -> int:
         prompt = self._prompts.get(request.id)

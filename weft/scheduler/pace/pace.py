@@ -21,6 +21,7 @@ from weft.arrays import IntArray
 from weft.plan.step import Plan
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.draft_cost import DraftCost
+from weft.scheduler.pace.encoder_cost import EncoderCost, num_encoded
 from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
@@ -42,7 +43,7 @@ class StepBudget:
     def __init__(
         self, left_s: float, rates: tuple[float, float], max_tokens: int, min_tokens: int
     ) -> None:
-        self._left_s = left_s
+        self.left_s = left_s
         self._token_s, self._pair_s = rates
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
@@ -52,7 +53,7 @@ class StepBudget:
         left."""
         fits = float(self._max_tokens)
         pair_s = self._pair_s
-        left_s = max(self._left_s, 0.0)
+        left_s = max(self.left_s, 0.0)
         linear = self._token_s + pair_s * start  # b + c·start
         if pair_s > 0:
             root = math.sqrt(linear * linear + 2 * pair_s * left_s)
@@ -66,12 +67,12 @@ class StepBudget:
         layer_s = self._token_s * load.tokens + self._pair_s * load.pairs
         if layer_s <= 0:
             return math.inf
-        return max(self._left_s, 0.0) / layer_s
+        return max(self.left_s, 0.0) / layer_s
 
     def spend(self, start: int, num_tokens: int) -> None:
         linear_s = self._token_s * num_tokens
         pairs_s = self._pair_s * num_tokens * (start + num_tokens / 2)
-        self._left_s -= linear_s + pairs_s
+        self.left_s -= linear_s + pairs_s
         self._max_tokens -= num_tokens
         self._min_tokens = 0
 
@@ -95,6 +96,7 @@ class Pace:
     ) -> None:
         self.cost = CostEstimator()
         self.draft_cost = DraftCost()
+        self.encoder_cost = EncoderCost()
         self._max_step_s = settings.max_step_s or math.inf
         self._max_slowdown = settings.max_slowdown
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
@@ -118,6 +120,12 @@ class Pace:
         if plan.drafting is not None:
             self.draft_cost.observe(plan, plan.drafting, seconds)
             return
+        if plan.inputs and num_encoded(plan):
+            # It says nothing of what tokens cost.
+            if self.cost.is_known:
+                tokens_s = self.cost.seconds(StepLoad.of(plan))
+                self.encoder_cost.observe(num_encoded(plan), seconds - tokens_s)
+            return
         has_prefill = bool(batch.prefills) or plan.layers is not None
         if has_prefill or self._max_step_s < math.inf:
             self._learn()
@@ -136,7 +144,8 @@ class Pace:
             self._since_s = 0.0
             return
         self._learn()
-        if self.cost.is_known:
+        encodes = bool(batch.plan.inputs) and num_encoded(batch.plan) > 0
+        if self.cost.is_known and not encodes:
             self._since_s += self.cost.seconds(StepLoad.of(batch.plan))
         else:
             self._since_s = math.inf
@@ -184,6 +193,13 @@ class Pace:
             left_s -= cost.step_s
         rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
         return StepBudget(left_s, rates, max_tokens, min_tokens)
+
+    def encoder_tokens(self, budget: StepBudget | None) -> float:
+        """How many tokens of pictures, videos and sounds a step with this budget has time to
+        encode, besides the first item."""
+        if budget is None:
+            return math.inf
+        return self.encoder_cost.tokens_in(budget.left_s)
 
     def layers_in_time(self, load: StepLoad, waiting: Waiting) -> float:
         """How many layers of a prefill, which is this load as a whole, fit before the running
