@@ -14,35 +14,51 @@ import itertools
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.assemble.adapters import adapter_files
-from weft.assemble.prepare import Prepared, load_template, load_tokenizer, prepare
+from weft.assemble.prepare import (
+    Prepared,
+    load_processor,
+    load_template,
+    load_tokenizer,
+    prepare,
+)
 from weft.client.adapters import AdapterNames, AdapterRefused
 from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.generation import Completion, Delta, Generation
+from weft.client.media import split_messages, split_prompt
 from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.engine import EngineConfig
+from weft.config.media_options import MOST_PER_PROMPT, PER_PROMPT
+from weft.config.model_errors import UnsupportedModel
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.codec import ToEngine
+from weft.messages.media import MediaItem
 from weft.messages.replies import FinishReason, PooledPiece, TokenLogprobs
 from weft.messages.requests import PoolingParams
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
+from weft.text.media.errors import MediaError
+from weft.text.media.fetch import Fetcher, MediaAccess
+from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
+from weft.text.media.placing import NAMES
+from weft.text.media.sources import MediaSource
 from weft.text.parsers.formats import find_formats
 from weft.text.tokenizer import Tokenizer
 
@@ -51,9 +67,16 @@ if TYPE_CHECKING:
     from weft.journal.recorder import RecordedEngine
 
 Message: TypeAlias = dict[str, Any]  # as OpenAI writes it: {"role": "user", "content": "..."}
-Text: TypeAlias = str | Sequence[int] | NDArray[np.float32]  # text, token ids, or vectors [n, H]
+# Text, token ids, vectors [n, H], or {"prompt": text or ids, "images": [...]} (`client/media.py`).
+Text: TypeAlias = str | Sequence[int] | NDArray[np.float32] | Mapping[str, Any]
 Pair: TypeAlias = tuple[str, str]  # two texts that a model reads together
 
+# Whoever writes the program may read any file, and give as much as the context holds.
+MEDIA_ACCESS = MediaAccess(any_file=True)
+MEDIA_LIMITS = MediaLimits(
+    max_bytes=1_000_000_000,
+    per_prompt=dict.fromkeys(PER_PROMPT, MOST_PER_PROMPT),
+)
 LONGEST_WAIT_S = 1.0  # for the engine, so that Ctrl-C is noticed
 
 
@@ -151,6 +174,7 @@ class LLM:
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
+        self._media = _media_loader(prepared, tokenizer)
         self._numbers = itertools.count()
         self._adapters = AdapterNames(adapter_files(prepared))
         # Open prompts: so few that the engine's queue never refuses one.
@@ -166,8 +190,10 @@ class LLM:
         adapter: str = "",
         progress: bool = False,
     ) -> list[Output]:
-        """Complete one prompt or many, each a text, a list of token ids, or an array of input
-        embeddings.
+        """Complete one prompt or many, each a text, a list of token ids, an array of input
+        embeddings, or a dictionary with a `prompt` and its `images`, `videos` and `audios`: each an
+        address (data: or file:), base64, bytes, a path, or a picture of Pillow. They stand at the
+        model's own marks in a text, or at their placeholders among ids.
 
         `params` are for all prompts, or one for each; without, it is `default_params`, of which a
         caller may change a few fields: `msgspec.structs.replace(llm.default_params, top_p=0.9)`.
@@ -213,20 +239,58 @@ class LLM:
         adapter: str = "",
         progress: bool = False,
     ) -> list[Output]:
-        """The assistant's answer to one conversation or to many. Errors as for `generate`."""
+        """The assistant's answer to one conversation or to many. Content may be a list with
+        pictures, videos and sounds, in OpenAI's form or as `generate` takes them. Errors as for
+        `generate`."""
         is_one = bool(messages) and isinstance(messages[0], dict)
         conversations: Any = [messages] if is_one else messages
-        prompts = [self.chat_ids(conversation) for conversation in conversations]
+        prompts: Any = [self._chat(conversation) for conversation in conversations]
         return self.generate(prompts, params, adapter=adapter, progress=progress)
 
     def chat_ids(self, messages: Iterable[Message]) -> list[int]:
         """The token ids that a conversation becomes by the model's chat template."""
+        return self._chat(messages).ids
+
+    def _chat(self, messages: Iterable[Message]) -> _WithMedia:
         if self._template is None:
             raise SettingsError(
                 f"{self.model.name} has no chat template; it can only complete texts"
             )
-        text = self._template.render(list(messages))
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        rendered, sources = split_messages(messages)
+        if not sources:
+            text = self._template.render(rendered)
+            return _WithMedia(self.tokenizer.encode(text, add_special_tokens=False))
+        loader = self._require_media(sources)
+        text = self._template.render(rendered, marks=loader.marks)
+        return self._placed(loader, text, sources, add_special_tokens=False)
+
+    def _require_media(self, sources: Sequence[MediaSource]) -> MediaLoader:
+        if self._media is None:
+            [first, *_] = sources
+            message = f"{first.where}: {self.model.name} takes no {NAMES[first.kind][1]}"
+            raise InvalidParam(first.where, message)
+        return self._media
+
+    def _placed(
+        self,
+        loader: MediaLoader,
+        prompt: Any,
+        sources: Sequence[MediaSource],
+        *,
+        add_special_tokens: bool = True,
+    ) -> _WithMedia:
+        """A text with marks, or ids with placeholders. Raises InvalidParam."""
+        try:
+            media = loader.load(sources)
+            ids = prompt
+            if isinstance(prompt, str):
+                text, media = loader.in_text(prompt, media)
+                ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return _WithMedia(list(ids), loader.in_tokens(ids, media))
+        except MediaRefusal as exc:
+            raise InvalidParam(exc.source.where, str(exc)) from exc
+        except MediaError as exc:
+            raise InvalidParam("prompts", str(exc)) from exc
 
     def stream(
         self, prompt: Text, params: SamplingParams | None = None, *, adapter: str = ""
@@ -243,19 +307,28 @@ class LLM:
         """What `complete` takes. Raises InvalidParam for vectors that do not fit the model, and for
         an adapter that is not loaded."""
         vectors = b""
-        if isinstance(text, np.ndarray):
-            vectors = pack_input_embeds(text, self._client.engine)
+        media: tuple[MediaItem, ...] = ()
+        given: Any = text
+        if isinstance(text, Mapping):
+            given, sources = split_prompt(text)
+            if sources:
+                given = self._placed(self._require_media(sources), given, sources)
+        if isinstance(given, _WithMedia):
+            ids, media = given
+        elif isinstance(given, np.ndarray):
+            vectors = pack_input_embeds(given, self._client.engine)
             ids = placeholder_ids(vectors, self._client.engine)
-        elif isinstance(text, str):
-            ids = self.tokenizer.encode(text)
+        elif isinstance(given, str):
+            ids = self.tokenizer.encode(given)
         else:
-            ids = list(text)
+            ids = list(given)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return Prompt(
             ids=ids,
             params=params,
             rid=self._next_rid(),
             vectors=vectors,
+            media=media,
             adapter=self._uid_of(adapter),
         )
 
@@ -451,6 +524,27 @@ class LLM:
             self._wakeup.wait(min(engine.wait_s, LONGEST_WAIT_S))
 
 
+class _WithMedia(NamedTuple):
+    """A prompt as ids, with all placeholders."""
+
+    ids: list[int]
+    media: tuple[MediaItem, ...] = ()
+
+
+def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | None:
+    """None for a model of texts alone. Raises ModelError."""
+    processor = load_processor(prepared.folder, prepared.model)
+    if processor is None:
+        return None
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    try:
+        ids = token_ids(processor, encode)
+    except ValueError as exc:
+        message = f"{prepared.model.name} is not served with pictures: {exc}"
+        raise UnsupportedModel(message) from exc
+    return MediaLoader(processor, ids, Fetcher(MEDIA_ACCESS), MEDIA_LIMITS)
+
+
 class HeldInterrupt:
     """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
 
@@ -481,7 +575,7 @@ class HeldInterrupt:
 
 def _as_list(prompts: Text | Sequence[Text]) -> list[Text]:
     """A list of prompts, of one or of many."""
-    is_one = isinstance(prompts, str | np.ndarray) or (
+    is_one = isinstance(prompts, str | np.ndarray | Mapping) or (
         bool(prompts) and isinstance(prompts[0], int)
     )
     every: Any = [prompts] if is_one else prompts

@@ -156,12 +156,9 @@ def serve_media(
     options = media_options(config)
     access = MediaAccess(options.hosts, options.folder, timeout_s=config.media_timeout_s)
 
-    def id_of(text: str) -> int | None:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        return ids[0] if len(ids) == 1 else None
-
+    encode = partial(tokenizer.encode, add_special_tokens=False)
     try:
-        ids_of_placeholders = token_ids(processor, id_of)
+        ids_of_placeholders = token_ids(processor, encode)
     except ValueError as exc:
         raise UnsupportedModel(f"the model is not served with pictures: {exc}") from exc
     loader = MediaLoader(

@@ -258,14 +258,16 @@ class ReadyCache:
 
 
 def token_ids(
-    processor: MediaProcessor, id_of: Callable[[str], int | None]
+    processor: MediaProcessor, encode: Callable[[str], Sequence[int]]
 ) -> dict[MediaKind, int]:
-    """The ids of the placeholders of a processor. `id_of`: of one token, by its text; None if there
-    is no such token. Raises ValueError for a placeholder that the tokenizer does not know."""
+    """The ids of the placeholders of a processor. `encode`: a text into ids. Raises ValueError for
+    a placeholder that is no token."""
     found: dict[MediaKind, int] = {}
     for kind, text in processor.placeholders.items():
-        id = id_of(text)
-        if id is None:
-            raise ValueError(f"its tokenizer has no token {text!r}, which stands for {kind}s")
-        found[kind] = id
+        ids = encode(text)
+        if len(ids) != 1:
+            raise ValueError(
+                f"its tokenizer has no token {text!r}, which stands for {NAMES[kind][1]}"
+            )
+        found[kind] = ids[0]
     return found

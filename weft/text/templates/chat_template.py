@@ -221,7 +221,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         source: str | None = None,
-        marks: Mapping[str, str] | None = None,
+        marks: Mapping[Any, str] | None = None,
     ) -> str:
         """The prompt for `messages`, as OpenAI writes them, by the template `source` if given.
 

@@ -1,0 +1,99 @@
+"""Pictures, videos and sounds as a Python program gives them: in messages, or beside a prompt.
+
+A program may name any file. Nothing is fetched for it from elsewhere.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.messages.media import MediaKind
+from weft.messages.sampling import InvalidParam
+from weft.text.media.sources import MediaSource, text_source
+
+# What a part of a message is, and the field in which OpenAI's form has it.
+KINDS: dict[str, MediaKind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "audio": "audio",
+}
+FIELDS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": "audio"}
+
+
+def split_messages(
+    messages: Iterable[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+    """Messages as their template gets them, and what they are about. Raises `InvalidParam`."""
+    found: list[dict[str, Any]] = []
+    sources: list[MediaSource] = []
+    for index, message in enumerate(messages):
+        message = dict(message)
+        content = message.get("content")
+        if isinstance(content, list):
+            parts: list[Any] = []
+            for number, part in enumerate(content):
+                kind = KINDS.get(str(part.get("type"))) if isinstance(part, dict) else None
+                if kind is None:
+                    parts.append(part)
+                    continue
+                where = f"messages[{index}].content[{number}]"
+                sources.append(_of_part(part, kind, where))
+                parts.append({"type": kind})
+            message["content"] = parts
+        found.append(message)
+    return found, sources
+
+
+def split_prompt(prompt: Mapping[str, Any]) -> tuple[Any, list[MediaSource]]:
+    """`{"prompt": text or token ids, "images": [...], "videos": [...], "audios": [...]}`.
+
+    Raises `InvalidParam` for other fields.
+    """
+    unknown = prompt.keys() - FIELDS.keys() - {"prompt"}
+    if unknown or "prompt" not in prompt:
+        name = min(map(str, unknown), default="no prompt")
+        message = f"a prompt has {name!r}; prompt, images, videos and audios are its fields"
+        raise InvalidParam("prompts", message)
+    sources: list[MediaSource] = []
+    for name, kind in FIELDS.items():
+        for index, value in enumerate(prompt.get(name) or ()):
+            sources.append(source_of(kind, f"{name}[{index}]", value))
+    return prompt["prompt"], sources
+
+
+def source_of(kind: MediaKind, where: str, value: Any) -> MediaSource:
+    """Of an address or base64, bytes, a path, or a picture of Pillow. Raises `InvalidParam`."""
+    if isinstance(value, str):
+        return text_source(kind, where, value)
+    if isinstance(value, bytes | bytearray):
+        return MediaSource(kind, where, data=bytes(value))
+    if isinstance(value, Path):
+        return MediaSource(kind, where, url=value.resolve().as_uri())
+    if kind == "image" and callable(getattr(value, "save", None)):
+        file = io.BytesIO()
+        value.save(file, "PNG")
+        return MediaSource(kind, where, data=file.getvalue())
+    message = (
+        f"{where} is a {type(value).__name__}; an address, base64, bytes or a path is expected"
+    )
+    raise InvalidParam(where, message)
+
+
+def _of_part(part: Mapping[str, Any], kind: MediaKind, where: str) -> MediaSource:
+    name = str(part["type"])
+    if name == "input_image":
+        name = "image_url"
+    value = part.get(name)
+    if isinstance(value, dict):
+        value = value.get("data" if name == "input_audio" else "url")
+    if not value:
+        raise InvalidParam(where, f"{where} has no {name}")
+    return source_of(kind, where, value)
