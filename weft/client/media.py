@@ -69,7 +69,11 @@ def split_prompt(prompt: Mapping[str, Any]) -> tuple[Any, list[MediaSource]]:
     return prompt["prompt"], sources
 
 
-def source_of(kind: MediaKind, where: str, value: Any) -> MediaSource:
+def source_of(
+    kind: MediaKind,
+    where: str,
+    value: Any,
+) -> MediaSource:
     """Of an address or base64, bytes, a path, or a picture of Pillow. Raises `InvalidParam`."""
     if isinstance(value, str):
         return text_source(kind, where, value)
@@ -87,7 +91,11 @@ def source_of(kind: MediaKind, where: str, value: Any) -> MediaSource:
     raise InvalidParam(where, message)
 
 
-def _of_part(part: Mapping[str, Any], kind: MediaKind, where: str) -> MediaSource:
+def _of_part(
+    part: Mapping[str, Any],
+    kind: MediaKind,
+    where: str,
+) -> MediaSource:
     name = str(part["type"])
     if name == "input_image":
         name = "image_url"

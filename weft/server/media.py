@@ -37,7 +37,11 @@ SLOW = 1.5  # of the time that a host has: what looking up its name may take bey
 class ServedMedia:
     """Loads what requests name, for the model that is served. For one event loop."""
 
-    def __init__(self, loader: MediaLoader, timeout_s: float) -> None:
+    def __init__(
+        self,
+        loader: MediaLoader,
+        timeout_s: float,
+    ) -> None:
         """`timeout_s`: for what comes from elsewhere."""
         self._loader = loader
         self._timeout_s = timeout_s
@@ -57,7 +61,11 @@ class ServedMedia:
         except MediaRefusal as exc:
             raise _refused(exc) from exc
 
-    async def load(self, sources: Sequence[MediaSource], context_len: int) -> list[ReadyMedia]:
+    async def load(
+        self,
+        sources: Sequence[MediaSource],
+        context_len: int,
+    ) -> list[ReadyMedia]:
         """All of `sources`, which have been checked.
 
         Ends with the first that cannot be had, and as soon as they have more tokens than the
@@ -95,7 +103,10 @@ class ServedMedia:
         return fetched
 
     async def _make_all(
-        self, sources: Sequence[MediaSource], fetched: dict[int, Raw], context_len: int
+        self,
+        sources: Sequence[MediaSource],
+        fetched: dict[int, Raw],
+        context_len: int,
     ) -> list[ReadyMedia]:
         """One after the other: so a request takes the memory of one decoded picture."""
         made: list[ReadyMedia] = []
@@ -130,7 +141,10 @@ class ServedMedia:
     # ---- into a prompt
 
     def in_text(
-        self, text: str, media: Sequence[ReadyMedia], param: str
+        self,
+        text: str,
+        media: Sequence[ReadyMedia],
+        param: str,
     ) -> tuple[str, list[ReadyMedia]]:
         """`placing.in_text`, or `ApiError` that blames `param`."""
         try:
@@ -139,7 +153,10 @@ class ServedMedia:
             raise ApiError(400, f"{param}: {exc}", param=param) from exc
 
     def in_tokens(
-        self, ids: Sequence[int], media: Sequence[ReadyMedia], param: str
+        self,
+        ids: Sequence[int],
+        media: Sequence[ReadyMedia],
+        param: str,
     ) -> tuple[MediaItem, ...]:
         """`placing.in_tokens`, or `ApiError` that blames `param`."""
         try:
@@ -149,7 +166,10 @@ class ServedMedia:
 
 
 def serve_media(
-    processor: MediaProcessor, tokenizer: Tokenizer, config: ServerConfig, limits: Limits
+    processor: MediaProcessor,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    limits: Limits,
 ) -> ServedMedia:
     """Raises SettingsError for settings that cannot be meant, and UnsupportedModel for a tokenizer
     that does not know the placeholders."""

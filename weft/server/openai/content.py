@@ -26,7 +26,9 @@ KINDS: dict[str, MediaKind] = {
 
 
 def without_media(
-    message: ChatMessage, parts: Sequence[ContentPart], where: str
+    message: ChatMessage,
+    parts: Sequence[ContentPart],
+    where: str,
 ) -> tuple[ChatMessage, list[MediaSource]]:
     """`message`, whose content is `parts`, as its template gets it, and what it is about.
 
@@ -49,7 +51,11 @@ def without_media(
     return message, sources
 
 
-def _source(part: ContentPart, kind: MediaKind, where: str) -> MediaSource:
+def _source(
+    part: ContentPart,
+    kind: MediaKind,
+    where: str,
+) -> MediaSource:
     if part.file_id is not None:
         message = f"{where} names a file_id; files are not kept here"
         raise ApiError(400, message, param=where, code="unsupported_parameter")

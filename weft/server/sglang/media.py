@@ -25,7 +25,11 @@ class NativeMedia(NamedTuple):
     sources: Sequence[str | list[int]]  # the prompts, with placeholders for marks
     loaded: Sequence[Sequence[ReadyMedia]]  # of each prompt, in the order in which they stand there
 
-    def placed(self, index: int, ids: Sequence[int]) -> tuple[MediaItem, ...]:
+    def placed(
+        self,
+        index: int,
+        ids: Sequence[int],
+    ) -> tuple[MediaItem, ...]:
         """Those of prompt number `index`, whose ids are known now. Raises `ApiError`."""
         if not self.loaded[index]:
             return ()
@@ -67,7 +71,13 @@ async def load_media(
     return NativeMedia(context.media, texts, loaded)
 
 
-def _entries(name: str, value: Any, count: int, *, is_batch: bool) -> list[tuple[str, Any]]:
+def _entries(
+    name: str,
+    value: Any,
+    count: int,
+    *,
+    is_batch: bool,
+) -> list[tuple[str, Any]]:
     """What each prompt has, and where that stands."""
     if value is None:
         return [(name, None)] * count
@@ -79,7 +89,11 @@ def _entries(name: str, value: Any, count: int, *, is_batch: bool) -> list[tuple
     return [(f"{name}[{index}]", entry) for index, entry in enumerate(value)]
 
 
-def _sources(kind: MediaKind, where: str, entry: Any) -> list[MediaSource]:
+def _sources(
+    kind: MediaKind,
+    where: str,
+    entry: Any,
+) -> list[MediaSource]:
     if entry is None:
         return []
     if not isinstance(entry, list):
@@ -89,7 +103,11 @@ def _sources(kind: MediaKind, where: str, entry: Any) -> list[MediaSource]:
     return [_source(kind, f"{where}[{number}]", one) for number, one in enumerate(entry)]
 
 
-def _source(kind: MediaKind, where: str, one: Any) -> MediaSource:
+def _source(
+    kind: MediaKind,
+    where: str,
+    one: Any,
+) -> MediaSource:
     if isinstance(one, dict):
         one = one.get("url")
     if not isinstance(one, str) or not one:

@@ -107,7 +107,11 @@ class Fetcher:
                 "are known"
             )
 
-    def fetch(self, url: str, max_bytes: int) -> bytes:
+    def fetch(
+        self,
+        url: str,
+        max_bytes: int,
+    ) -> bytes:
         """The bytes behind an address. Raises `MediaError`, or `MediaTooLarge`."""
         self.check(url)
         if url[:5].lower() == "file:":
@@ -142,7 +146,11 @@ class Fetcher:
             target = "/" + target
         return _Target(scheme, host, port, target)
 
-    def _get(self, target: _Target, max_bytes: int) -> bytes:
+    def _get(
+        self,
+        target: _Target,
+        max_bytes: int,
+    ) -> bytes:
         address = self._address_of(target)
         timeout_s = self._access.timeout_s
         # The time-out of a socket is that of one read: a host could send a byte now and then.
@@ -171,7 +179,11 @@ class Fetcher:
 
     # ---- files
 
-    def _read_file(self, url: str, max_bytes: int) -> bytes:
+    def _read_file(
+        self,
+        url: str,
+        max_bytes: int,
+    ) -> bytes:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise MediaError("its address is not of the form file:///PATH")
@@ -216,7 +228,12 @@ class _Target(NamedTuple):
 class _Dialled(http.client.HTTPConnection):
     """A connection to the one address that was checked, whatever its name stands for by now."""
 
-    def __init__(self, target: _Target, address: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        target: _Target,
+        address: str,
+        timeout_s: float,
+    ) -> None:
         super().__init__(target.host, target.port, timeout=timeout_s)
         self.default_port = _PORTS[target.scheme]
         self.is_cut_off = False
@@ -251,7 +268,11 @@ class _Dialled(http.client.HTTPConnection):
                 self._dialled.shutdown(socket.SHUT_RDWR)
 
 
-def _answer(connection: _Dialled, target: _Target, max_bytes: int) -> bytes:
+def _answer(
+    connection: _Dialled,
+    target: _Target,
+    max_bytes: int,
+) -> bytes:
     headers = {
         "accept": "*/*",
         "accept-encoding": "identity",

@@ -112,7 +112,11 @@ class MediaLoader:
 
     # ---- one after the other
 
-    def read(self, source: MediaSource, max_bytes: int) -> Raw:
+    def read(
+        self,
+        source: MediaSource,
+        max_bytes: int,
+    ) -> Raw:
         """The bytes of a source. Raises `MediaRefusal`."""
         try:
             if source.is_elsewhere:
@@ -121,7 +125,11 @@ class MediaLoader:
         except ValueError as exc:
             raise MediaRefusal(source, exc) from exc
 
-    def open(self, source: MediaSource, raw: Raw) -> Opened:
+    def open(
+        self,
+        source: MediaSource,
+        raw: Raw,
+    ) -> Opened:
         """What the bytes are, and how large; their pixels are not touched. Raises
         `MediaRefusal`."""
         digest = hashlib.sha256()
@@ -139,7 +147,11 @@ class MediaLoader:
                 raise MediaRefusal(source, exc) from exc
         return Opened(source.kind, key, raw, images, found)
 
-    def make_ready(self, source: MediaSource, opened: Opened) -> ReadyMedia:
+    def make_ready(
+        self,
+        source: MediaSource,
+        opened: Opened,
+    ) -> ReadyMedia:
         """Decode it, and let the processor make of it what the model reads. Raises
         `MediaRefusal`."""
         if opened.found is not None:
@@ -164,11 +176,19 @@ class MediaLoader:
 
     # ---- in a prompt
 
-    def in_text(self, text: str, media: Sequence[ReadyMedia]) -> tuple[str, list[ReadyMedia]]:
+    def in_text(
+        self,
+        text: str,
+        media: Sequence[ReadyMedia],
+    ) -> tuple[str, list[ReadyMedia]]:
         """`placing.in_text` with the marks of this model."""
         return in_text(text, self.marks, media)
 
-    def in_tokens(self, ids: Sequence[int], media: Sequence[ReadyMedia]) -> tuple[MediaItem, ...]:
+    def in_tokens(
+        self,
+        ids: Sequence[int],
+        media: Sequence[ReadyMedia],
+    ) -> tuple[MediaItem, ...]:
         """`placing.in_tokens` with the placeholders of this model."""
         return in_tokens(ids, self._token_ids, media)
 
@@ -217,7 +237,11 @@ class MediaLoader:
 class MediaRefusal(Exception):
     """Why one source is not taken; `source.where` names it in the request."""
 
-    def __init__(self, source: MediaSource, cause: ValueError) -> None:
+    def __init__(
+        self,
+        source: MediaSource,
+        cause: ValueError,
+    ) -> None:
         super().__init__(f"{source.where}: {cause}")
         self.source = source
         self.limit = cause.limit if isinstance(cause, MediaTooLarge) else ""
@@ -243,7 +267,11 @@ class ReadyCache:
                 self._kept.move_to_end(key)
             return found
 
-    def put(self, key: Key, made: ReadyMedia) -> None:
+    def put(
+        self,
+        key: Key,
+        made: ReadyMedia,
+    ) -> None:
         """One that is larger than the cache is not kept."""
         if made.num_bytes > self._max_bytes:
             return

@@ -104,7 +104,11 @@ def decode_picture(image: Image) -> Image:
         raise MediaError(message) from exc
 
 
-def decode_frames(image: Image, max_frames: int, max_pixels: int) -> tuple[list[Image], float]:
+def decode_frames(
+    image: Image,
+    max_frames: int,
+    max_pixels: int,
+) -> tuple[list[Image], float]:
     """Every frame of an opened animation, in RGB, and how many of them it shows in a second.
 
     `max_pixels`: of all frames together. Raises `MediaError` for more, and for a damaged file.

@@ -74,7 +74,9 @@ def count(number: int, kind: MediaKind) -> str:
 
 
 def in_text(
-    text: str, marks: Mapping[MediaKind, str], media: Sequence[ReadyMedia]
+    text: str,
+    marks: Mapping[MediaKind, str],
+    media: Sequence[ReadyMedia],
 ) -> tuple[str, list[ReadyMedia]]:
     """`text` with what stands for each of `media` in the place of its mark, and the media in the
     order in which they stand there.
@@ -113,7 +115,9 @@ def in_text(
 
 
 def in_tokens(
-    ids: Sequence[int], placeholders: Mapping[MediaKind, int], media: Sequence[ReadyMedia]
+    ids: Sequence[int],
+    placeholders: Mapping[MediaKind, int],
+    media: Sequence[ReadyMedia],
 ) -> tuple[MediaItem, ...]:
     """The parts of `media` (in the order of the prompt) at the runs of their placeholders.
 

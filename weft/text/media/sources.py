@@ -41,7 +41,11 @@ class Raw(NamedTuple):
         return sum(map(len, self.files))
 
 
-def text_source(kind: MediaKind, where: str, text: str) -> MediaSource:
+def text_source(
+    kind: MediaKind,
+    where: str,
+    text: str,
+) -> MediaSource:
     """What a text stands for that may be an address or base64."""
     if text[:6].lower().startswith(ADDRESSES):
         return MediaSource(kind, where, url=text)
@@ -101,7 +105,11 @@ def _frames_per_s(params: list[str]) -> float:
     return 0.0
 
 
-def _decoded(text: str, max_bytes: int, begin: int = 0) -> bytes:
+def _decoded(
+    text: str,
+    max_bytes: int,
+    begin: int = 0,
+) -> bytes:
     """The bytes that base64 from `begin` on stands for."""
     length = len(text) - begin
     padding = text[-2:].count("=") if length else 0
