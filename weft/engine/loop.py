@@ -161,7 +161,8 @@ class Loop:
         self._done_s = self._clock()
         try:
             if scheduler.pace is not None:
-                scheduler.pace.observe(batch, self._done_s - began_s)
+                seconds = self._done_s - began_s - result.encoder_s
+                scheduler.pace.observe(batch, seconds)
             return scheduler.process_batch_result(batch, result, self._done_s)
         except Exception as exc:
             self._on_fault(exc)

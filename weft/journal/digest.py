@@ -75,7 +75,12 @@ def launched(plan: Plan, version: int) -> Launched:
         sampling = digest(plan.sampling)
         logits = digest(plan.logits)
         outputs = digest(plan.outputs)
-    media = find(plan.inputs, MediaVectors)
+    taken = find(plan.inputs, MediaVectors)
+    media = 0
+    if taken is not None:
+        media = digest(taken)
+    if plan.ahead is not None:
+        media = digest(plan.ahead, media)
     positions = 0
     if plan.rotation is not None:
         positions = digest(plan.rotation)
@@ -101,7 +106,7 @@ def launched(plan: Plan, version: int) -> Launched:
         layers=0 if plan.layers is None else digest(plan.layers),
         adapters=0 if plan.adapters is None else digest(plan.adapters),
         drafting=0 if plan.drafting is None else digest(plan.drafting),
-        media=0 if media is None else digest(media),
+        media=media,
         positions=positions,
     )
 

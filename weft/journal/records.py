@@ -102,6 +102,8 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     finite: bytes = b""  # bool [E] which vectors are finite; nothing: all that there are
     counts: bytes = b""  # int32 [S]; nothing: one token each
     not_encoded: tuple[tuple[bytes, str], ...] = ()
+    encoded: tuple[bytes, ...] = ()
+    encoder_s: float = 0.0
 
     @classmethod
     def of(cls, step: int, result: Result) -> Sampled:
@@ -115,6 +117,8 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
             finite=_finite(result),
             counts=counts,
             not_encoded=result.not_encoded,
+            encoded=result.encoded,
+            encoder_s=result.encoder_s,
         )
 
     def result(self) -> Result:
@@ -128,6 +132,8 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
             faults=self.faults,
             outputs=outputs,
             not_encoded=self.not_encoded,
+            encoded=self.encoded,
+            encoder_s=self.encoder_s,
         )
 
 

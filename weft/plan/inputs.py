@@ -59,3 +59,17 @@ class MediaVectors(InputOp):
     index: IntArray  # [V] which token of the step, 0..T-1
     item: IntArray  # [V] place in `items`
     row: IntArray  # [V] which of its vectors
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeAhead:
+    """What the encoder works on behind a step, for later ones: for a while, so that those who wait
+    for their next token do not wait for a large picture as a whole.
+
+    It does at least one piece of the work, and goes on where it stopped if the next step says the
+    same again. The result tells of those that are there then (`Result.encoded`).
+    """
+
+    encode: tuple[EncoderInput, ...]  # in this order
+    seconds: float
+    generation: int  # of the scheduler's books; means nothing to the device

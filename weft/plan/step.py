@@ -28,7 +28,7 @@ import numpy as np
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.plan.device import DeviceRequest, Pending
-from weft.plan.inputs import InputOp
+from weft.plan.inputs import EncodeAhead, InputOp
 from weft.plan.logits import LogitOp
 from weft.plan.outputs import AuxOutput, AuxRequest
 
@@ -203,6 +203,7 @@ class Plan:
     # [T] position behind the last token that each one sees, where that is not the token itself
     # (`MediaRules.sees_both_ways`); None: every token sees up to itself
     sees_to: IntArray | None = None
+    ahead: EncodeAhead | None = None  # what the encoder works on behind the step; None: nothing
 
     @property
     def num_tokens(self) -> int:
@@ -247,6 +248,8 @@ class Result:
     # what the encoder could not turn into vectors that the step takes, by digest, and why: what
     # was computed of the tokens concerned is worth nothing
     not_encoded: tuple[tuple[bytes, str], ...] = ()
+    encoded: tuple[bytes, ...] = ()  # of `Plan.ahead`, what is there, by digest
+    encoder_s: float = 0.0  # how long the encoder has worked, in this step and behind it
 
     @property
     def first_tokens(self) -> IntArray:

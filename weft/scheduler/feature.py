@@ -28,7 +28,7 @@ from weft.arrays import IntArray
 from weft.messages.replies import AuxPiece, FinishReason, TokenLogprobs
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.plan.inputs import InputOp
+from weft.plan.inputs import EncodeAhead, InputOp
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest
 from weft.plan.step import Result
@@ -36,6 +36,7 @@ from weft.scheduler.admission import PieceBudget
 from weft.scheduler.batch import Batch, End, Forced
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
+from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 
 
@@ -59,6 +60,7 @@ class StepInputs:
 
     __slots__ = (
         "adapters",
+        "ahead",
         "blocks_overlap",
         "inputs",
         "logits",
@@ -73,10 +75,12 @@ class StepInputs:
         self.outputs: list[AuxRequest] = []
         # The next step depends on the tokens of this one: it is planned when they are known.
         self.blocks_overlap = False
-        # `Plan.adapters`, `Plan.rotation` and `Plan.sees_to`; one feature alone writes each.
+        # `Plan.adapters`, `Plan.rotation`, `Plan.sees_to` and `Plan.ahead`; one feature alone
+        # writes each.
         self.adapters: IntArray | None = None
         self.rotation: IntArray | None = None
         self.sees_to: IntArray | None = None
+        self.ahead: EncodeAhead | None = None
 
 
 class Note(NamedTuple):
@@ -141,10 +145,10 @@ class Feature:
     def enter_row(self, request: Request) -> None:
         """The request has got its row; its steps follow."""
 
-    def piece_budget(self, encoder_tokens: float) -> PieceBudget | None:
+    def piece_budget(self, budget: StepBudget | None) -> PieceBudget | None:
         """A pass over the queue begins, while some request uses the feature: what it has to say of
-        the pieces of prompts that the pass takes; None: nothing. The step has time to encode so
-        many tokens of pictures, videos and sounds."""
+        the pieces of prompts that the pass takes; None: nothing. `budget`: what prompts may take of
+        the step; None: anything."""
         return None
 
     def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
@@ -177,7 +181,7 @@ class Feature:
 
 
 Joins: TypeAlias = Callable[[Request, QueueWalk], str]
-MakePieceBudget: TypeAlias = Callable[[float], PieceBudget | None]
+MakePieceBudget: TypeAlias = Callable[[StepBudget | None], PieceBudget | None]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
@@ -324,9 +328,9 @@ class FeatureHooks:
             commit(batch, columns, result, effects)
         return effects
 
-    def new_piece_budgets(self, encoder_tokens: float) -> list[PieceBudget]:
+    def new_piece_budgets(self, budget: StepBudget | None) -> list[PieceBudget]:
         """Those of a pass that begins."""
-        found = [make(encoder_tokens) for make in self.piece_budgets]
+        found = [make(budget) for make in self.piece_budgets]
         return [one for one in found if one is not None]
 
     def forget_device(self) -> None:

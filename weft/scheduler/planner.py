@@ -180,6 +180,7 @@ class Planner:
             adapters=step.adapters,
             rotation=step.rotation,
             sees_to=step.sees_to,
+            ahead=step.ahead,
         )
         batch.plan = self._kv.with_groups(plan)
         self.num_steps += 1

@@ -7,7 +7,6 @@ written into the history. It knows nothing of results, and ends no request.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -208,12 +207,12 @@ class PrefillScheduler:
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
-        pace = self._pace
-        budget = None if pace is None else pace.budget(self._waiting(), mixes=mixes)
+        budget = None
+        if self._pace is not None:
+            budget = self._pace.budget(self._waiting(), mixes=mixes)
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
-            encoder_tokens = math.inf if pace is None else pace.encoder_tokens(budget)
-            pieces = self._hooks.new_piece_budgets(encoder_tokens)
+            pieces = self._hooks.new_piece_budgets(budget)
         return self.adder_type(
             kv,
             reserved=expected_tokens(kv.columns, running_rows, self._ratio(now)),

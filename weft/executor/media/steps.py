@@ -15,17 +15,25 @@ from weft.plan.step import Plan, Result
 
 
 @dataclass(frozen=True)
-class NotEncodedOutput:
-    """The `DeviceOutput` of a step that takes what could not be encoded."""
+class EncoderOutput:
+    """The `DeviceOutput` of a step in which the encoder has worked, or that takes what could not be
+    encoded."""
 
     output: DeviceOutput
     not_encoded: tuple[tuple[bytes, str], ...]
+    encoded: tuple[bytes, ...]
+    encoder_s: float
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> NotEncodedOutput:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> EncoderOutput:
         return replace(self, output=self.output.moved(move))
 
     def result(self) -> Result:
-        return replace(self.output.result(), not_encoded=self.not_encoded)
+        return replace(
+            self.output.result(),
+            not_encoded=self.not_encoded,
+            encoded=self.encoded,
+            encoder_s=self.encoder_s,
+        )
 
 
 class MediaSteps:
@@ -38,11 +46,16 @@ class MediaSteps:
 
     def run(self, plan: Plan) -> DeviceOutput:
         self._media.take_errors()  # of a step that raised
+        self._media.take_seconds()
         output = self._steps.run(plan)
         not_encoded = self._media.take_errors()
-        if not not_encoded:
+        encoded: tuple[bytes, ...] = ()
+        if plan.ahead is not None:
+            encoded = self._media.work_ahead(plan.ahead)
+        encoder_s = self._media.take_seconds()
+        if not encoder_s and not not_encoded:
             return output
-        return NotEncodedOutput(output, not_encoded)
+        return EncoderOutput(output, not_encoded, encoded, encoder_s)
 
 
 class MediaDeviceStore:

@@ -7,16 +7,27 @@ and the step's result names it.
 
 from __future__ import annotations
 
+import math
+import time
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.models.vision.tower import Tower, TowerInput, at_once
+from weft.models.vision.tower import Pieces, Tower, TowerInput
 from weft.observe.log import EventLog
 from weft.ops.sampling import on
-from weft.plan.inputs import EncoderInput, MediaVectors
+from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
 
 log = EventLog("runner")
+
+
+class OpenWork(NamedTuple):
+    """What is being encoded."""
+
+    digest: bytes
+    pieces: Pieces
 
 
 class MediaStore:
@@ -28,6 +39,8 @@ class MediaStore:
         self._vectors: dict[bytes, Tensor] = {}  # [length, numbers of a vector] each
         self._errors: dict[bytes, str] = {}  # of those that could not be encoded
         self._taken_in_vain: list[tuple[bytes, str]] = []  # by the present step
+        self._open: OpenWork | None = None
+        self._seconds = 0.0  # that the encoder has worked in the present step
         self.num_runs = 0  # of the encoder
 
     def __len__(self) -> int:
@@ -43,7 +56,10 @@ class MediaStore:
             self._vectors.pop(digest, None)
             self._errors.pop(digest, None)
         for one in op.encode:
-            self._encode(one)
+            if one.digest not in self._vectors:
+                began_s = time.perf_counter()
+                self._work(one, math.inf)
+                self._seconds += time.perf_counter() - began_s
         found: list[Tensor] = []
         first_rows: list[int] = []
         num_rows = 0
@@ -68,17 +84,60 @@ class MediaStore:
         self._taken_in_vain = []
         return taken
 
+    @torch.inference_mode()
+    def work_ahead(self, op: EncodeAhead) -> tuple[bytes, ...]:
+        """Work on what later steps will take. Returns what of it is there, by digest."""
+        began_s = time.perf_counter()
+        until_s = began_s + op.seconds
+        has_worked = False
+        for one in op.encode:
+            is_missing = one.digest not in self._vectors
+            if is_missing and (not has_worked or time.perf_counter() < until_s):
+                has_worked = True
+                self._work(one, until_s)
+        self._seconds += time.perf_counter() - began_s
+        return tuple(one.digest for one in op.encode if one.digest in self._vectors)
+
+    def take_seconds(self) -> float:
+        """How long the encoder has worked since the last call."""
+        seconds = self._seconds
+        self._seconds = 0.0
+        return seconds
+
     def clear(self) -> None:
         """Forget everything: weights are other ones, or memory is wanted."""
+        self._give_up()
         self._vectors.clear()
         self._errors.clear()
 
-    def _encode(self, one: EncoderInput) -> None:
-        self.num_runs += 1
+    def _work(self, one: EncoderInput, until_s: float) -> None:
+        """Encode it, or go on with that, up to this moment; at least a piece of it."""
+        if self._open is None or self._open.digest != one.digest:
+            self._give_up()
+            self._open = OpenWork(one.digest, self._encoding(one))
+            self.num_runs += 1
+        while True:
+            try:
+                next(self._open.pieces)
+            except StopIteration as end:
+                self._vectors[one.digest] = end.value
+                self._open = None
+                return
+            if time.perf_counter() >= until_s:
+                return
+
+    def _give_up(self) -> None:
+        """What is being encoded is not wanted any more."""
+        if self._open is not None:
+            self._open.pieces.close()
+            self._open = None
+
+    def _encoding(self, one: EncoderInput) -> Pieces:
+        """Its vectors; NaN, if it cannot be encoded."""
         try:
             values = torch.tensor(one.values.array, dtype=torch.float32)
             given = TowerInput(one.kind, one.length, one.grid, values.to(self._like.device))
-            vectors = at_once(self._tower.encode(given))
+            vectors = yield from self._tower.encode(given)
             num_vectors, width = vectors.shape
             if num_vectors != one.length or width % self._hidden_size:
                 raise ValueError(
@@ -88,7 +147,6 @@ class MediaStore:
         except Exception as exc:
             log.exception("not_encoded", exc, kind=one.kind, digest=one.digest.hex())
             self._errors[one.digest] = f"the {one.kind} encoder failed ({type(exc).__name__})"
-            shape = (one.length, self._hidden_size)
-            vectors = torch.full(shape, torch.nan, device=self._like.device)
+            return torch.full((one.length, self._hidden_size), torch.nan, device=self._like.device)
         # A tower may compute in memory that it uses again.
-        self._vectors[one.digest] = vectors.clone()
+        return vectors.clone()

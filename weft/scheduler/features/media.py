@@ -20,7 +20,7 @@ import numpy as np
 from weft.arrays import IntArray, consecutive
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
-from weft.plan.inputs import EncoderInput, MediaVectors
+from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
 from weft.plan.step import Result
 from weft.scheduler.batch import Batch, End
 from weft.scheduler.feature import Feature, Note, StepEffects, StepInputs
@@ -29,8 +29,11 @@ from weft.scheduler.limits import Refusal
 from weft.scheduler.media.books import EncoderBooks
 from weft.scheduler.media.budget import EncoderBudget, longest_piece
 from weft.scheduler.media.prompt import MediaPrompt, PlacedInput, read_prompt, wrong_media
+from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
+
+LONGEST_AHEAD_S = 0.05  # that the encoder works behind a step, as long as nothing is known of steps
 
 
 class TakenItem(NamedTuple):
@@ -72,6 +75,9 @@ class MediaFeature(Feature):
         self._shifts: IntArray = np.zeros(num_rows, dtype=np.int32)
         self.books = EncoderBooks(settings.encoder_cache_tokens)
         self._notes: list[Note] = []  # of steps that were planned since the last result
+        # Of the last pass over the queue, and how long its step may take.
+        self._pass: EncoderBudget | None = None
+        self._step_budget: StepBudget | None = None
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
         why_not = self._why_not(message)
@@ -109,20 +115,28 @@ class MediaFeature(Feature):
         if positions is not None:
             self._shifts[request.row] = positions.shift
 
-    def piece_budget(self, encoder_tokens: float) -> EncoderBudget:
+    def piece_budget(self, budget: StepBudget | None) -> EncoderBudget:
         settings = self._settings
-        return EncoderBudget(
+        self._step_budget = budget
+        self._pass = EncoderBudget(
             self.by_id,
             self.books,
-            num_tokens=min(settings.encoder_tokens, encoder_tokens),
+            num_tokens=settings.encoder_tokens,
             page_size=settings.page_size,
             cuts_prompts=settings.chunk_len is not None,
             keeps_items_whole=settings.keeps_items_whole,
+            works_ahead=budget is not None,
         )
+        return self._pass
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
-        if not self._rows:
-            return
+        if self._rows:
+            self._add_inputs(batch, step)
+        if self._pass is not None and self._pass.ahead:
+            step.ahead = self._ahead(self._pass)
+        self._pass = None
+
+    def _add_inputs(self, batch: Batch, step: StepInputs) -> None:
         pieces = list(self._pieces(batch))
         taken = list(_taken(pieces))
         if taken:
@@ -132,6 +146,12 @@ class MediaFeature(Feature):
     def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
         effects.notes += self._notes
         self._notes = []
+        ahead = batch.plan.ahead
+        if ahead is not None:
+            pinned = self._pinned({})
+            for one in ahead.encode:
+                if one.digest in result.encoded:
+                    self.books.encoded_ahead(one, ahead.generation, pinned)
         for digest, why in result.not_encoded:
             self.books.forget(digest)
             for row in self._concerned(digest, batch, columns):
@@ -149,6 +169,13 @@ class MediaFeature(Feature):
         self.books.forget_all()
 
     # Inside
+
+    def _ahead(self, last_pass: EncoderBudget) -> EncodeAhead:
+        """What the encoder works on behind this step, as long as running requests can wait."""
+        seconds = LONGEST_AHEAD_S
+        if self._step_budget is not None:
+            seconds = min(max(self._step_budget.left_s, 0.0), seconds)
+        return EncodeAhead(tuple(last_pass.ahead.values()), seconds, self.books.generation)
 
     def _pieces(self, batch: Batch) -> Iterator[PromptPiece]:
         """The pieces of prompts with media that a step computes."""
@@ -213,6 +240,9 @@ class MediaFeature(Feature):
                 num_encoded += 1
                 num_tokens += one.item.input.length
                 encoded.discard(one.item.input.digest)  # what it is encoded for is noted once
+            elif begins and self.books.first_taken(one.item.input.digest):
+                num_encoded += 1
+                num_tokens += one.item.input.length
             elif begins:
                 num_found += 1
         self.books.num_reused += num_found

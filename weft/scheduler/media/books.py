@@ -30,10 +30,19 @@ class EncoderBooks:
         # What the device may have and nobody counts on: the next plan drops it,
         self._stale: dict[bytes, None] = {}
         self._is_in_doubt = False  # or, after a failure, all that it has
+        self.generation = 0  # rises when the device is told to forget something
+        # Those that were encoded before a step took them, and that none has taken yet.
+        self._untaken: set[bytes] = set()
         self.num_tokens = 0  # that are held
         self.num_runs = 0  # of the encoder
         self.num_encoded = 0  # tokens
         self.num_reused = 0  # items that were there when a prompt needed them
+
+    @property
+    def max_ahead(self) -> int:
+        """Tokens that may be encoded before steps take them: half of what is held, so that what is
+        taken has room, too."""
+        return self._max_tokens // 2
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._held
@@ -54,8 +63,10 @@ class EncoderBooks:
         self._is_in_doubt = False
         self._stale.clear()
         for digest in self._oldest_for(needed, used, pinned):
-            self.num_tokens -= self._held.pop(digest)
+            self._let_go(digest)
             drop.append(digest)
+        if drop or drops_all:
+            self.generation += 1
         for one in encode:
             self._held[one.digest] = one.length
         self.num_tokens += needed
@@ -63,19 +74,54 @@ class EncoderBooks:
         self.num_runs += len(encode)
         return EncoderWork(drops_all, tuple(drop), tuple(encode))
 
+    def use(self, digest: bytes) -> None:
+        """A prompt that waits needs it: it is not among those that were used longest ago."""
+        self._held.move_to_end(digest)
+
+    def encoded_ahead(self, one: EncoderInput, generation: int, pinned: Container[bytes]) -> None:
+        """The device has encoded it for later steps, as a plan of this generation told it."""
+        if generation != self.generation:
+            # It may have been dropped since.
+            if one.digest not in self._held:
+                self._stale[one.digest] = None
+            return
+        if one.digest in self._held:
+            return
+        self._stale.pop(one.digest, None)
+        for digest in self._oldest_for(one.length, (one.digest,), pinned):
+            self._let_go(digest)
+            self._stale[digest] = None
+        self._held[one.digest] = one.length
+        self._untaken.add(one.digest)
+        self.num_tokens += one.length
+        self.num_encoded += one.length
+        self.num_runs += 1
+
+    def first_taken(self, digest: bytes) -> bool:
+        """Whether it was encoded ahead, and is taken for the first time."""
+        if digest not in self._untaken:
+            return False
+        self._untaken.remove(digest)
+        return True
+
     def forget(self, digest: bytes) -> None:
         """What the device has of it is worth nothing."""
-        length = self._held.pop(digest, None)
-        if length is not None:
-            self.num_tokens -= length
+        if digest in self._held:
+            self._let_go(digest)
             self._stale[digest] = None
 
     def forget_all(self) -> None:
         """Nothing that the device may have is worth anything."""
         self._held.clear()
         self._stale.clear()
+        self._untaken.clear()
         self._is_in_doubt = True
+        self.generation += 1
         self.num_tokens = 0
+
+    def _let_go(self, digest: bytes) -> None:
+        self.num_tokens -= self._held.pop(digest)
+        self._untaken.discard(digest)
 
     def _oldest_for(
         self, needed: int, used: Container[bytes], pinned: Container[bytes]

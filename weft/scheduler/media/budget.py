@@ -5,6 +5,10 @@
     piece    |<------------------->|               the rest waits for the next step
 
 The first picture of a step is always encoded, however large it is.
+
+Where running requests are to have their next tokens in time, a step encodes nothing that it takes:
+the encoder works ahead, for a while behind each step (`EncodeAhead`), and a prompt whose pictures
+are not encoded yet waits, so that it keeps nobody else from being computed in part.
 """
 
 from __future__ import annotations
@@ -12,16 +16,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.memory.media.borders import Span, border_before, border_behind
+from weft.plan.inputs import EncoderInput
 from weft.scheduler.media.books import EncoderBooks
 from weft.scheduler.media.prompt import MediaPrompt
-from weft.scheduler.request import Request
+from weft.scheduler.request import Request, RequestState
 
 
 class EncoderBudget:
     """The `PieceBudget` of one pass.
 
     `prompts` by id of their requests. `cuts_prompts`: else each is computed in one step.
-    `keeps_items_whole`: a step computes all tokens of an item, or none.
+    `keeps_items_whole`: a step computes all tokens of an item, or none. `works_ahead`: a step
+    encodes nothing that it takes.
     """
 
     def __init__(
@@ -29,10 +35,11 @@ class EncoderBudget:
         prompts: Mapping[int, MediaPrompt],
         books: EncoderBooks,
         *,
-        num_tokens: float,
+        num_tokens: int,
         page_size: int,
         cuts_prompts: bool,
         keeps_items_whole: bool,
+        works_ahead: bool,
     ) -> None:
         self._prompts = prompts
         self._books = books
@@ -40,7 +47,11 @@ class EncoderBudget:
         self._page_size = page_size
         self._cuts_prompts = cuts_prompts
         self._keeps_items_whole = keeps_items_whole
+        self._works_ahead = works_ahead
         self._promised: set[bytes] = set()  # what this step encodes
+        self._left_ahead = books.max_ahead
+        # What prompts wait for, the first one first; by digest.
+        self.ahead: dict[bytes, EncoderInput] = {}
 
     def limit(self, request: Request, num_tokens: int, *, is_first: bool) -> int:
         prompt = self._prompts.get(request.id)
@@ -51,6 +62,10 @@ class EncoderBudget:
         start = request.kv_len
         least = self._least_end(request, prompt)
         end = min(start + num_tokens, request.fill_len)
+        if self._works_ahead:
+            encoded_end = self._encoded_end(request, prompt)
+            if encoded_end < min(end, request.fill_len):
+                return max(encoded_end - start, 0)
         if end < request.fill_len:
             end = self._border(prompt, end)
         if end <= start and not self._keeps_items_whole:
@@ -93,6 +108,32 @@ class EncoderBudget:
                 self._promised.add(item.input.digest)
 
     # Inside
+
+    def _encoded_end(self, request: Request, prompt: MediaPrompt) -> int:
+        """Up to where a prompt may be computed, as what stands in it is encoded. The rest is asked
+        for, as far as there is room for it."""
+        start = request.kv_len
+        is_open = request.state is RequestState.PREFILLING
+        waits_at: int | None = None
+        num_seen = 0
+        for item in prompt.within(start, request.fill_len):
+            length = item.input.length
+            # The first of a pass is asked for, however large it is.
+            if self._left_ahead < min(length, self._books.max_ahead):
+                if waits_at is None:
+                    waits_at = item.start if is_open or num_seen else start
+                break
+            num_seen += 1
+            self._left_ahead -= length
+            if item.input.digest in self._books:
+                self._books.use(item.input.digest)
+                continue
+            self.ahead.setdefault(item.input.digest, item.input)
+            if waits_at is None:
+                waits_at = item.start if is_open else start
+        if waits_at is None:
+            return request.fill_len
+        return max(self._border(prompt, waits_at), start)
 
     def _costs(self, digest: bytes) -> bool:
         """Whether this step would have to encode it."""

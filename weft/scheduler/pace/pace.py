@@ -21,7 +21,6 @@ from weft.arrays import IntArray
 from weft.plan.step import Plan
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.draft_cost import DraftCost
-from weft.scheduler.pace.encoder_cost import EncoderCost, num_encoded
 from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
@@ -37,8 +36,8 @@ REFIT_STEPS = 64  # measured steps between two fits for who asks in every step
 
 
 class StepBudget:
-    """What the prompts of one step may take. `min_tokens`: so many are allowed to the first in any
-    case."""
+    """What the prompts of one step may take. `left_s`: seconds, of which there may be no end;
+    below 0: none. `min_tokens`: so many are allowed to the first in any case."""
 
     def __init__(
         self, left_s: float, rates: tuple[float, float], max_tokens: int, min_tokens: int
@@ -96,7 +95,6 @@ class Pace:
     ) -> None:
         self.cost = CostEstimator()
         self.draft_cost = DraftCost()
-        self.encoder_cost = EncoderCost()
         self._max_step_s = settings.max_step_s or math.inf
         self._max_slowdown = settings.max_slowdown
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
@@ -115,16 +113,10 @@ class Pace:
         self._since_s = 0.0
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """A step has taken so long on the device."""
+        """A step has taken so long on the device, without the work of an encoder."""
         plan = batch.plan
         if plan.drafting is not None:
             self.draft_cost.observe(plan, plan.drafting, seconds)
-            return
-        if plan.inputs and num_encoded(plan):
-            # It says nothing of what tokens cost.
-            if self.cost.is_known:
-                tokens_s = self.cost.seconds(StepLoad.of(plan))
-                self.encoder_cost.observe(num_encoded(plan), seconds - tokens_s)
             return
         has_prefill = bool(batch.prefills) or plan.layers is not None
         if has_prefill or self._max_step_s < math.inf:
@@ -144,8 +136,7 @@ class Pace:
             self._since_s = 0.0
             return
         self._learn()
-        encodes = bool(batch.plan.inputs) and num_encoded(batch.plan) > 0
-        if self.cost.is_known and not encodes:
+        if self.cost.is_known:
             self._since_s += self.cost.seconds(StepLoad.of(batch.plan))
         else:
             self._since_s = math.inf
@@ -193,13 +184,6 @@ class Pace:
             left_s -= cost.step_s
         rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
         return StepBudget(left_s, rates, max_tokens, min_tokens)
-
-    def encoder_tokens(self, budget: StepBudget | None) -> float:
-        """How many tokens of pictures, videos and sounds a step with this budget has time to
-        encode, besides the first item."""
-        if budget is None:
-            return math.inf
-        return self.encoder_cost.tokens_in(budget.left_s)
 
     def layers_in_time(self, load: StepLoad, waiting: Waiting) -> float:
         """How many layers of a prefill, which is this load as a whole, fit before the running
