@@ -210,7 +210,9 @@ class OracleRunner:
             self.state[plan.slots] = IN_PART
             if self.windows is not None:
                 self.windows.follow(plan)
-            return Result(tokens=NO_SLOTS, not_encoded=self._not_encoded())
+            return Result(
+                tokens=NO_SLOTS, not_encoded=self._not_encoded(), encoded=self._encoded(plan)
+            )
         tokens, at = [], 0
         states = []
         invalid = []
@@ -259,7 +261,11 @@ class OracleRunner:
             invalid=np.array(invalid, dtype=np.bool_) if self.poison else None,
             outputs=self._outputs(plan, [state for _, state in states]),
             not_encoded=self._not_encoded(),
+            encoded=self._encoded(plan),
         )
+
+    def _encoded(self, plan: Plan) -> tuple[bytes, ...]:
+        return () if self.media is None else self.media.work_ahead(plan)
 
     def _not_encoded(self) -> tuple[tuple[bytes, str], ...]:
         return () if self.media is None else self.media.take_errors()
