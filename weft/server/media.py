@@ -10,6 +10,7 @@ Nothing of a file is looked at on the event loop. How it is fetched and decoded 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -173,6 +174,8 @@ def serve_media(
 ) -> ServedMedia:
     """Raises SettingsError for settings that cannot be meant, and UnsupportedModel for a tokenizer
     that does not know the placeholders."""
+    # What is odd about a file is told to who sent it, not to the log, which it could fill.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     options = media_options(config)
     access = MediaAccess(options.hosts, options.folder, timeout_s=config.media_timeout_s)
 
