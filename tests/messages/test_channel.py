@@ -12,8 +12,11 @@ import zmq
 
 from weft.messages import channel
 from weft.messages.channel import AsyncReceiver, Receiver, Sender
-from weft.messages.codec import decode_to_engine
+from weft.messages.codec import decode_to_engine, encode
 from weft.messages.control import GetState
+from weft.messages.media import MediaItem
+from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.sampling import SamplingParams
 
 HANG_S = 240.0
 
@@ -38,6 +41,61 @@ def test_who_has_gone_is_not_waited_for_and_what_was_for_him_is_counted(tmp_path
         sender.send(GetState(call=3))
     assert sender.num_unsent >= 1_000
     sender.close()
+    context.term()
+
+
+def items_of(*sizes: int) -> tuple[MediaItem, ...]:
+    """Items with so many bytes of values."""
+    found = []
+    for place, size in enumerate(sizes):
+        digest = place.to_bytes(32, "little")
+        values = bytes([place + 1]) * size
+        item = MediaItem(kind="image", digest=digest, start=place, length=1, values=values)
+        found.append(item)
+    return tuple(found)
+
+
+def test_values_of_media_come_beside_their_message(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"ipc://{tmp_path / 'x'}"
+    sender = Sender(context, address, bind=True)
+    receiver = Receiver(context, address, decode_to_engine)
+    one = GenerateRequest(id=1, rid="a", sampling=SamplingParams(), media=items_of(3_000_000, 5, 0))
+    plain = GenerateRequest(id=2, rid="b", sampling=SamplingParams())
+    media = {0: items_of(7), 1: items_of(1, 2)}
+    batch = BatchGenerate(prompts=[b"", b""], requests=[plain], prompt_of=[0], media=media)
+    messages = [one, plain, batch, GetState(call=3)]
+    for message in messages:
+        sender.send(message)
+    received: list[object] = []
+    while len(received) < len(messages):
+        assert receiver.wait(HANG_S)
+        received += receiver.drain()
+    assert received == messages
+    assert receiver.num_dropped == 0
+    receiver.close()
+    sender.close()
+    context.term()
+
+
+@pytest.mark.parametrize("num_values", [1, 3, 4])
+def test_a_message_with_other_values_than_media_is_dropped(tmp_path: Path, num_values: int) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"ipc://{tmp_path / 'x'}"
+    push = context.socket(zmq.PUSH)
+    push.bind(address)
+    receiver = Receiver(context, address, decode_to_engine)
+    request = GenerateRequest(id=1, rid="a", sampling=SamplingParams(), media=items_of(0, 0))
+    push.send_multipart([encode(request), *[b"x"] * num_values])
+    push.send(encode(GetState(call=1)))
+    received: list[object] = []
+    while not received:
+        assert receiver.wait(HANG_S)
+        received += receiver.drain()
+    assert received == [GetState(call=1)]
+    assert receiver.num_dropped == 1
+    receiver.close()
+    push.close()
     context.term()
 
 

@@ -459,4 +459,9 @@ def test_open_requests_keep_no_more_than_they_may() -> None:
         limited(Limits(max_open_embeds_mb=23e-6)) as server,
         httpx.Client(base_url=server.url) as http,
     ):
-        assert http.post("/v1/chat/completions", json=body).status_code == 503
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "2 of the prompt's 2 images, videos and sounds have" in answer.text
+        few = {"max_new_tokens": 2}
+        batch = {"text": ["<image>"] * 2, "image_data": [text_of(PNG)] * 2, "sampling_params": few}
+        assert http.post("/generate", json=batch).status_code == 503

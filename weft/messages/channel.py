@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
+from weft.messages.beside import put_values, take_values
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import (
     BadMessage,
@@ -26,7 +27,7 @@ from weft.messages.codec import (
 from weft.messages.wakeup import WakeupPipe
 
 M = TypeVar("M")
-MAX_MESSAGE_BYTES = 256 << 20
+MAX_MESSAGE_BYTES = 512 << 20  # also of what one picture, video or sound has beside its message
 FIRST_PEER_MS = 2_000  # for the connection of a peer that is there
 MAX_RPC_BYTES = 1 << 20  # of a call
 
@@ -70,8 +71,12 @@ class Sender:
     def send(self, message: Message) -> None:
         if not self._has_met:
             self._has_met = bool(self._socket.poll(FIRST_PEER_MS, zmq.POLLOUT))
+        message, values = take_values(message)
         try:
-            self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
+            if values:  # sent from where they are
+                self._socket.send_multipart([encode(message), *values], zmq.NOBLOCK, copy=False)
+            else:
+                self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
         except zmq.Again:
             self.num_unsent += 1
 
@@ -102,8 +107,14 @@ class Receiver(Generic[M]):
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            beside: list[bytes] = []
+            if self._socket.getsockopt(zmq.RCVMORE):
+                beside = self._socket.recv_multipart()
             try:
-                messages.append(self._decode(data))
+                message = self._decode(data)
+                if beside:
+                    message = put_values(message, beside)
+                messages.append(message)
             except BadMessage:
                 self.num_dropped += 1
         return messages

@@ -19,7 +19,7 @@ from weft.config.media_options import media_options
 from weft.config.model_errors import UnsupportedModel
 from weft.config.server import ServerConfig
 from weft.messages.media import MediaItem, MediaKind
-from weft.server.errors import ApiError
+from weft.server.errors import ApiError, over
 from weft.text.media.errors import MediaError
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
@@ -42,10 +42,13 @@ class ServedMedia:
         self,
         loader: MediaLoader,
         timeout_s: float,
+        max_open_bytes: int,
     ) -> None:
-        """`timeout_s`: for what comes from elsewhere."""
+        """`timeout_s`: for what comes from elsewhere; `max_open_bytes`: of what encoders read for
+        open requests."""
         self._loader = loader
         self._timeout_s = timeout_s
+        self._max_open_bytes = max_open_bytes
         self._fetchers = Workers(NUM_FETCHERS, "the fetcher of media")
         self._decoders = Workers(NUM_DECODERS, "the decoder of media")
 
@@ -113,6 +116,7 @@ class ServedMedia:
         made: list[ReadyMedia] = []
         raws: list[Raw] = list(fetched.values())
         num_tokens = 0
+        num_bytes = 0
         for place, source in enumerate(sources):
             raw = fetched.pop(place, None)
             if raw is None:
@@ -127,6 +131,14 @@ class ServedMedia:
                 one = await self._decoders.run(ready, is_long=opened.is_long)
             made.append(one)
             num_tokens += one.num_tokens
+            num_bytes += sum(len(item.values) for item in one.items)
+            if num_bytes > self._max_open_bytes:
+                message = (
+                    f"{place + 1:,} of the prompt's {len(sources):,} images, videos and sounds "
+                    f"have {num_bytes / 1e6:,.1f} MB for the encoder; "
+                    f"{self._max_open_bytes / 1e6:g} MB are allowed"
+                )
+                raise over("max_open_embeds_mb", message, param=source.where)
             if num_tokens > context_len:
                 raise ContextExceeded(
                     "prompt",
@@ -198,7 +210,8 @@ def serve_media(
         ),
         int(config.media_cache_mb * 1_000_000),
     )
-    return ServedMedia(loader, config.media_timeout_s)
+    max_open_bytes = int(limits.max_open_embeds_mb * 1_000_000)
+    return ServedMedia(loader, config.media_timeout_s, max_open_bytes)
 
 
 def require_media(media: ServedMedia | None, sources: Sequence[MediaSource]) -> ServedMedia:

@@ -29,6 +29,9 @@ NAMES: dict[MediaKind, tuple[str, str]] = {
 }
 
 
+MAX_ITEM_BYTES = 500_000_000  # as much as a message may have beside itself
+
+
 class ReadyMedia(NamedTuple):
     """One picture, video or sound as the engine will get it, wherever it will stand."""
 
@@ -53,6 +56,11 @@ def ready(kind: MediaKind, prepared: PreparedMedia) -> ReadyMedia:
 def _item(part: MediaPart) -> MediaItem:
     values = np.ascontiguousarray(part.values, dtype="<f4")
     packed = values.tobytes()
+    if len(packed) > MAX_ITEM_BYTES:
+        raise MediaError(
+            f"it is too large for this model, whose encoder would read {len(packed) / 1e6:,.0f} MB "
+            f"of it; {MAX_ITEM_BYTES / 1e6:,.0f} MB are allowed"
+        )
     head = f"{part.kind} {part.grid} {part.time_step} {part.length} {values.shape}\n"
     digest = hashlib.sha256(head.encode())
     digest.update(packed)
