@@ -15,7 +15,7 @@ from weft.plan.step import Plan, Result
 
 
 @dataclass(frozen=True)
-class EncoderOutput:
+class MediaOutput:
     """The `DeviceOutput` of a step in which the encoder has worked, or that takes what could not be
     encoded."""
 
@@ -24,7 +24,7 @@ class EncoderOutput:
     encoded: tuple[bytes, ...]
     encoder_s: float
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> EncoderOutput:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> MediaOutput:
         return replace(self, output=self.output.moved(move))
 
     def result(self) -> Result:
@@ -55,7 +55,7 @@ class MediaSteps:
         encoder_s = self._media.take_seconds()
         if not encoder_s and not not_encoded:
             return output
-        return EncoderOutput(output, not_encoded, encoded, encoder_s)
+        return MediaOutput(output, not_encoded, encoded, encoder_s)
 
 
 class MediaDeviceStore:

@@ -80,5 +80,7 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
 def _names(folder: Path) -> dict[str, str]:
     """The special tokens that a tokenizer names."""
     said = read_json_if_there(folder / "tokenizer_config.json")
-    names = {**get(said, "extra_special_tokens", dict, {}), **said}
+    # A dictionary of names, or a list of tokens that have none.
+    extra = said.get("extra_special_tokens")
+    names = {**extra, **said} if isinstance(extra, dict) else said
     return {key: name for key, name in names.items() if isinstance(name, str)}
