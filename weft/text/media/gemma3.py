@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.arrays import FloatArray
-from weft.config.config_json import get, require
+from weft.config.config_json import require
 from weft.config.model import read_json_if_there
 from weft.config.vision.pictures import gemma3
 from weft.messages.media import MediaKind

@@ -1,0 +1,238 @@
+"""Tiny random models that take pictures or sounds, with all the files of a checkpoint, made and saved by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from tokenizers import AddedToken
+
+from tests.text.tokens import EOS, IM_END, byte_backend
+
+FIRST = 260  # the id of the first token that a family adds to those of `byte_backend`
+VOCAB = 288
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 256,
+    "eos_token_id": EOS,
+    "pad_token_id": EOS,
+    "tie_word_embeddings": False,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+TEMPLATE = (
+    "{%% for m in messages %%}<|im_start|>{{ m.role }}\n"
+    "{%% if m.content is string %%}{{ m.content }}{%% else %%}{%% for part in m.content %%}"
+    "{%% if part.type == 'text' %%}{{ part.text }}{%% else %%}%s{%% endif %%}"
+    "{%% endfor %%}{%% endif %%}<|im_end|>\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+)
+
+
+class MediaModel(NamedTuple):
+    """A saved model, and what transformers computes with."""
+
+    folder: Path
+    kind: str  # of what it takes: image, audio
+    model: Any
+    processor: Any
+
+    def answer(self, messages: list[dict[str, Any]], items: Sequence[Any], count: int) -> list[int]:
+        """`count` tokens by the greedy choice, of messages in which {"type": kind} stands for each of the items."""
+        text = self.processor.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        named = {"images" if self.kind == "image" else "audio": list(items)} if items else {}
+        inputs = self.processor(text=[text], return_tensors="pt", **named)
+        with torch.inference_mode():
+            found = self.model.generate(
+                **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False
+            )
+        return [int(token) for token in found[0, inputs["input_ids"].shape[1] :]]
+
+
+def tokenizer(mark: str, *names: str, **named: str) -> Any:
+    backend = byte_backend()
+    backend.add_special_tokens([AddedToken(name, special=True) for name in names])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<eos>",
+        chat_template=TEMPLATE % mark,
+        extra_special_tokens=named,
+    )
+
+
+def saved(folder: Path, kind: str, model: Any, processor: Any) -> MediaModel:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(
+                1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.25 * noise
+            )
+    model.eval().generation_config.eos_token_id = EOS
+    model.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    if kind == "audio":
+        processor.feature_extractor.save_pretrained(folder)
+    else:
+        processor.image_processor.save_pretrained(folder)
+    return MediaModel(folder, kind, model, processor)
+
+
+def without_videos(processor: Any) -> Any:
+    """The class of a processor, which is content without a part for videos: that needs torchvision."""
+
+    class WithoutVideos(processor):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            return None
+
+    return WithoutVideos
+
+
+def smolvlm(folder: Path) -> MediaModel:
+    from transformers.models.smolvlm import processing_smolvlm
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    processing_smolvlm.num2words = str  # a package that writes numbers of frames as words
+    names = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    names += [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokens = tokenizer(
+        "<image>",
+        *names,
+        image_token="<image>",
+        fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+        end_of_utterance_token="<end_of_utterance>",
+    )
+    images = SmolVLMImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, do_image_splitting=True
+    )
+    config = transformers.SmolVLMConfig(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={**VISION, "image_size": 32, "patch_size": 8},
+        image_token_id=FIRST,
+        scale_factor=2,
+        pad_token_id=EOS,
+    )
+    model = transformers.SmolVLMForConditionalGeneration(config)
+    processor = without_videos(transformers.SmolVLMProcessor)(images, tokens, None, image_seq_len=4)
+    return saved(folder, "image", model, processor)
+
+
+def qwen25_vl(folder: Path) -> MediaModel:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    tokens = tokenizer(mark, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    images = Qwen2VLImageProcessorPil(
+        min_pixels=28 * 28 * 4, max_pixels=28 * 28 * 24, patch_size=14, merge_size=2
+    )
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={
+            **TEXT,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [1, 1, 2],
+            },
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 4,
+            "out_hidden_size": TEXT["hidden_size"],
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+            "hidden_act": "silu",
+        },
+        vision_start_token_id=FIRST,
+        vision_end_token_id=FIRST + 1,
+        image_token_id=FIRST + 2,
+        video_token_id=FIRST + 3,
+    )
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    processor = without_videos(transformers.Qwen2_5_VLProcessor)(images, tokens, None)
+    return saved(folder, "image", model, processor)
+
+
+def gemma3(folder: Path) -> MediaModel:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    mark = "<start_of_image>"
+    tokens = tokenizer(
+        mark,
+        "<start_of_image>",
+        "<end_of_image>",
+        "<image_soft_token>",
+        boi_token="<start_of_image>",
+        eoi_token="<end_of_image>",
+        image_token="<image_soft_token>",
+    )
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    config = transformers.Gemma3Config(
+        text_config={
+            **TEXT,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 8,
+        },
+        vision_config={**VISION, "image_size": 32, "patch_size": 8},
+        mm_tokens_per_image=4,
+        boi_token_index=FIRST,
+        eoi_token_index=FIRST + 1,
+        image_token_index=FIRST + 2,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    processor = transformers.Gemma3Processor(images, tokens, image_seq_length=4)
+    return saved(folder, "image", model, processor)
+
+
+def qwen2_audio(folder: Path) -> MediaModel:
+    mark = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    tokens = tokenizer(mark, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    config = transformers.Qwen2AudioConfig(
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_config={
+            "num_mel_bins": 16,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "max_source_positions": 50,
+        },
+        audio_token_index=FIRST,
+    )
+    model = transformers.Qwen2AudioForConditionalGeneration(config)
+    sounds = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    processor = transformers.Qwen2AudioProcessor(sounds, tokens)
+    return saved(folder, "audio", model, processor)
+
+
+MODELS = {
+    "smolvlm": smolvlm,
+    "qwen2.5-vl": qwen25_vl,
+    "gemma3": gemma3,
+    "qwen2-audio": qwen2_audio,
+}
+assert IM_END == FIRST - 1

@@ -1,0 +1,185 @@
+"""Pictures and sounds in requests to a real server, with tiny random models: what transformers computes, with what is
+found again not computed again, beside streams, and replayed from a journal."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.e2e.media_models import MODELS, MediaModel
+from tests.e2e.server import HANG_S, Server
+
+COUNT = 12  # tokens of an answer
+RATE = 16_000
+PAGE = 16  # tokens of the KV cache
+
+
+class Item(NamedTuple):
+    """A picture or a sound: as transformers takes it, and as a part of a message."""
+
+    value: Any
+    part: dict[str, Any]
+
+
+def picture(seed: int, width: int, height: int) -> Item:
+    """Of blurred noise: something is to be seen in it at every size."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    url = {"url": f"data:image/png;base64,{data}"}
+    return Item(image, {"type": "image_url", "image_url": url})
+
+
+def sound(seed: int, length: int) -> Item:
+    rng = np.random.default_rng(seed)
+    whole = np.round(3_000 * rng.standard_normal(length)).astype("<i2")
+    layout = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
+    body = b"WAVEfmt " + struct.pack("<I", 16) + layout
+    body += b"data" + struct.pack("<I", whole.nbytes) + whole.tobytes()
+    data = base64.b64encode(b"RIFF" + struct.pack("<I", len(body)) + body).decode()
+    value = whole.astype(np.float32) / 32_768
+    return Item(value, {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+
+
+class Served(NamedTuple):
+    model: MediaModel
+    server: Server
+    journal: Path
+
+    def items(self) -> tuple[Item, Item, Item]:
+        """Three that differ, of two sizes."""
+        if self.model.kind == "image":
+            return picture(1, 60, 40), picture(2, 50, 90), picture(3, 60, 40)
+        return sound(1, 9_000), sound(2, 15_000), sound(3, 9_000)
+
+    def ask(self, *content: str | Item, **params: Any) -> dict[str, Any]:
+        """The reply to one message of texts and items."""
+        parts = [
+            {"type": "text", "text": one} if isinstance(one, str) else one.part for one in content
+        ]
+        found = self.server.post(
+            "/v1/chat/completions",
+            messages=[{"role": "user", "content": parts}],
+            max_tokens=COUNT,
+            temperature=0,
+            min_tokens=COUNT,
+            return_token_ids=True,
+            **params,
+        )
+        return dict(found)
+
+    def expected(self, *content: str | Item) -> list[int]:
+        """What transformers answers."""
+        parts: list[dict[str, Any]] = []
+        items: list[Any] = []
+        for one in content:
+            if isinstance(one, str):
+                parts.append({"type": "text", "text": one})
+            else:
+                parts.append({"type": self.model.kind})
+                items.append(one.value)
+        return self.model.answer([{"role": "user", "content": parts}], items, COUNT)
+
+    def metric(self, name: str) -> float:
+        """A metric, as of now."""
+        self.server.load()
+        lines = httpx.get(f"{self.server.url}/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return float(line.rpartition(" ")[2])
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.set_num_threads(1)
+    model = MODELS[request.param](folder / "model")
+    journal = folder / "journal"
+    server = Server("--model", str(model.folder), "--journal", str(journal))
+    yield Served(model, server, journal)
+    assert server.stop() == 0
+    # Its decisions follow from what the journal has, which has no pictures.
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "replay", str(journal), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tokens_of(reply: dict[str, Any]) -> list[int]:
+    return list(reply["choices"][0]["token_ids"])
+
+
+def cached_of(reply: dict[str, Any]) -> int:
+    return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_answers_are_those_of_transformers(served: Served) -> None:
+    first, second, third = served.items()
+    for content in (
+        ("What is this?",),
+        (first, "What is this?"),
+        ("Look at ", first, " and then at ", second, ". Well?"),
+        (third, "What is this?"),
+        (second, second, third),
+    ):
+        assert tokens_of(served.ask(*content)) == served.expected(*content)
+
+
+def test_what_was_encoded_is_not_encoded_again(served: Served) -> None:
+    first, _, other = served.items()
+    question = ("Tell of ", first, " in a few words")
+    before = served.ask(*question)
+    num_runs = served.metric("weft:encoder_runs_total")
+    again = served.ask(*question)
+    assert tokens_of(again) == tokens_of(before)
+    # All whole pages but the last token, whose answer is computed anew.
+    assert cached_of(again) == (again["usage"]["prompt_tokens"] - 1) // PAGE * PAGE
+    assert served.metric("weft:encoder_runs_total") == num_runs
+    # One that differs is another one, of which no token is found.
+    different = served.ask("Tell of ", other, " in a few words")
+    assert tokens_of(different) == served.expected("Tell of ", other, " in a few words")
+    assert cached_of(different) < cached_of(again)
+    kind = "image_tokens" if served.model.kind == "image" else "audio_tokens"
+    assert different["usage"]["prompt_tokens_details"][kind] > 0
+
+
+def test_streams_go_on_beside_them(served: Served) -> None:
+    first, second, third = served.items()
+    texts = ["Once upon a time", "There was a man", "It rained"]
+    alone = [tokens_of(served.ask(text)) for text in texts]
+    asked = [*texts, (first, "One"), (second, "Two"), (third, "Three"), (second, first)]
+    contents = [(one,) if isinstance(one, str) else one for one in asked]
+    found: dict[int, list[int]] = {}
+
+    def ask(place: int) -> None:
+        found[place] = tokens_of(served.ask(*contents[place]))
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(contents))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[place] for place in range(len(texts))] == alone
+    for place in range(len(texts), len(contents)):
+        assert found[place] == served.expected(*contents[place])
