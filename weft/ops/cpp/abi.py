@@ -234,6 +234,7 @@ class LinearArgs(ctypes.Structure):
         ("scratch", c_void_p),
         ("scale", c_float),
         ("lora", c_void_p),
+        ("may_round", c_int64),
     )
 
 

@@ -3,6 +3,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "pool.h"
 #include "program.h"
 #include "team.h"
@@ -118,6 +124,24 @@ int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threa
 }
 
 }  // namespace
+
+bool has_matrix_unit() {
+#if defined(__x86_64__) && defined(__linux__)
+  static std::atomic<int> known{-1};
+  int has = known.load(std::memory_order_relaxed);
+  if (has < 0) {
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+    constexpr int kAsk = 0x1023, kTileState = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool is_there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBf16) && (d & kTile);
+    has = is_there && !syscall(SYS_arch_prctl, kAsk, kTileState);
+    known.store(has, std::memory_order_relaxed);
+  }
+  return has;
+#else
+  return false;
+#endif
+}
 
 void* own_memory(int64_t bytes) {
   static thread_local Memory memory;

@@ -16,6 +16,7 @@
 #include "encoder_pointwise.h"
 #include "gemm_codes.h"
 #include "lora.h"
+#include "tiles.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
@@ -284,10 +285,48 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
 
 // ---------------------------------------------------------------- the kernel
 
+// By the matrix unit. Items are cut as those of the other products, in blocks of whole steps.
+static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team) {
+  const Weight& w = *args.weight;
+  const int64_t unit = is_gated(args) ? 2 : 1;
+  const int64_t num_panels = is_gated(args) ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
+  const int64_t num_units = ceil_div(num_panels, unit), columns = unit * kPanel;
+  const int64_t in_cache = kBlockBytes / (w.padded_in * 2) / kMatrixRows * kMatrixRows;
+  const int64_t block = least(most(in_cache, kMatrixRows), kMatrixBlockRows);
+  const int64_t slab_stride = ceil_div(num_rows, kMatrixRows) * kMatrixRows * kSlab;
+  bf16* const x = static_cast<bf16*>(args.scratch);
+  for (int64_t first; (first = team.take(kRowsTogether)) < num_rows;) {
+    round_rows(args, first, least(first + kRowsTogether, num_rows), slab_stride, x);
+  }
+  team.barrier();
+  float* const sums = static_cast<float*>(own_memory(block * columns * 4));
+  if (!sums) return;
+
+  const Tiles tiles;
+  const int64_t num_items = num_units * ceil_div(num_rows, block);
+  for (int64_t index; (index = team.take()) < num_items;) {
+    const int64_t row = index / num_units * block;
+    const LinearItem item{index % num_units * unit, unit, row, least(block, num_rows - row)};
+    for (int64_t i = 0; i < unit; i++) {
+      const bf16* panel = static_cast<const bf16*>(w.panels) + (item.panel + i) * w.padded_in * kPanel;
+      for (int64_t k = 0; k < w.padded_in; k += kMatrixPiece) {
+        const bf16* rows = x + k / kSlab * slab_stride + row * kSlab;
+        const int64_t num = least(kMatrixPiece, w.padded_in - k);
+        for (int64_t r = 0; r < item.num_rows; r += kMatrixRows) {
+          multiply_tiles(rows + r * kSlab, slab_stride, num, panel + k * kPanel, k > 0, sums + r * columns + i * kPanel,
+                         columns);
+        }
+      }
+    }
+    write_item(args, item, {reinterpret_cast<char*>(sums), nullptr, nullptr});
+  }
+}
+
 static void linear(const LinearArgs& args, const Step& step, Team& team) {
   const Weight& w = *args.weight;
   const int64_t num_rows = step.num_tokens;
   if (num_rows == 0) return;
+  if (takes_tiles(args, num_rows) && !has_adapters(args, step)) return linear_by_tiles(args, num_rows, team);
   const LinearCut cut = cut_work(args, num_rows, team.size);
   const bool as_it_is = num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in == w.padded_in;
   const bool own = num_rows * w.padded_in <= kOwnActivations;

@@ -419,6 +419,8 @@ class CppOps:
         self._format = format
         self._recorder: ProgramRecorder | None = None
         self.adapters: RecordedAdapters | None = None
+        # Whether inputs of products with bfloat16 may be rounded to it, where that is faster.
+        self.may_round = False
         self.chosen: dict[int, Tensor] = {}
 
     @property
@@ -642,6 +644,7 @@ class CppOps:
                 y=y[:, column:].data_ptr(),
                 y_stride=y.stride(0),
                 scale=scale,
+                may_round=self.may_round,
             )
             if source.norm is not None:
                 args.norm_weight = source.norm.weight.data_ptr()

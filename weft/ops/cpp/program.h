@@ -273,6 +273,7 @@ struct LinearArgs {
                   // each token, part and 64 ranks more
   float scale;    // kAddScaled
   const Lora* lora;  // or null: no adapter changes this weight
+  int64_t may_round;  // 1: x may be rounded to bf16, if the weight is kBf16 and that is faster
 };
 
 // ---------------------------------------------------------------- experts

@@ -42,6 +42,9 @@ class Team {
   Meeting& meeting_;
 };
 
+// Whether this processor multiplies matrices of bf16 by a unit of their own (AMX), and lets this process use it.
+bool has_matrix_unit();
+
 // Nanoseconds of the monotonic clock.
 int64_t now_ns();
 
