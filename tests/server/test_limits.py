@@ -134,7 +134,7 @@ ON_CONNECTIONS = {
     "keep_alive_s",
 }
 ON_EARLY_ANSWERS = {"linger_s", "linger_mb"}  # tests/server/test_connections.py
-ON_MEDIA = {  # tests/server/test_media.py, but for sounds: tests/text/test_sound.py
+ON_MEDIA = {  # tests/server/test_media.py
     "max_media_mb",
     "max_image_pixels",
     "max_video_frames",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
-from collections.abc import Iterator
+import wave
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import anthropic
@@ -16,9 +18,12 @@ import pytest
 from tests.server.fake import HANG_S, RunningServer, running
 from tests.text.media_fakes import FakeProcessor, animation, picture, saved
 from tests.text.tokens import infill_tokenizer
+from weft.arrays import FloatArray
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
+from weft.messages.media import MediaKind
 from weft.messages.requests import GenerateRequest
+from weft.text.media.processor import MediaPart, PreparedMedia
 
 PAD = 260
 PNG = saved(picture(8, 8))  # 2 tokens
@@ -401,6 +406,70 @@ def test_a_model_of_texts_takes_no_images(
     assert answer.status_code == 400
     assert "this model takes no images" in answer.text
     assert server.engine.seen == []
+
+
+class HearingProcessor(FakeProcessor):
+    """A sound stands for a token for each 1,000 samples."""
+
+    marks: Mapping[MediaKind, str] = {"audio": "<sound>"}
+    placeholders: Mapping[MediaKind, str] = {"audio": "<pad>"}
+    audio_rate = 16_000
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        length = len(samples) // 1_000
+        part = MediaPart("audio", length, None, samples[::1_000])
+        return PreparedMedia("<pad>" * length, (part,))
+
+
+def wav(num_samples: int, rate: int = 16_000) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes(bytes(2 * num_samples))
+    return file.getvalue()
+
+
+def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:
+    sound = wav(3_000)
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": text_of(sound), "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": url_of(sound, "audio/wav")}},
+        {"type": "audio", "audio": text_of(sound)},
+    ]
+    limits = Limits(max_audio_s=0.5)
+    tokenizer = infill_tokenizer("<pad>")
+    with (
+        running(limits=limits, processor=HearingProcessor(), tokenizer=tokenizer) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        for part in parts:
+            answer = http.post("/v1/chat/completions", json={"messages": user(part, part)})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["prompt_tokens_details"]["audio_tokens"] == 6
+            check(server, 3, 3)
+            server.engine.seen.clear()
+        item = {"type": "input_audio", "input_audio": {"data": text_of(sound), "format": "wav"}}
+        answer = http.post("/v1/responses", json={"input": user(item)})
+        assert answer.status_code == 200, answer.text
+        check(server, 3)
+        server.engine.seen.clear()
+        body = {"text": "a<sound>", "audio_data": [text_of(sound)]}
+        assert http.post("/generate", json=body).status_code == 200
+        check(server, 3)
+        server.engine.seen.clear()
+        for part, words in [
+            (image_part(), "takes no images"),
+            ({"type": "audio_url", "audio_url": url_of(wav(9_000))}, "lasts more than 0.5 s"),
+            ({"type": "audio_url", "audio_url": url_of(PNG)}, "messages[0].content[0]: "),
+            ({"type": "audio_url", "audio_url": url_of(sound[:40])}, "messages[0].content[0]: "),
+        ]:
+            answer = http.post("/v1/chat/completions", json={"messages": user(part)})
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]
+        assert 'weft:refused_total{limit="max_audio_s"} 1' in http.get("/metrics").text
+        assert server.engine.seen == []
 
 
 def limited(limits: Limits, config: ServerConfig | None = None) -> Any:
