@@ -30,7 +30,10 @@ ALLOWED = {
     "executor": {"plan", "models", "ops", "parallel", "config", "observe"},
     "scheduler": {"plan", "memory", "grammar", "messages", "config", "observe"},
     "engine": {"scheduler", "plan", "memory", "grammar", "messages", "config", "observe"},
-    "journal": {"engine", "scheduler", "plan", "grammar", "messages", "config", "observe"},
+    "tiers": {"memory", "config", "observe"},
+    "journal": {
+        *("engine", "scheduler", "memory", "plan", "grammar", "messages", "config", "observe"),
+    },
     "text": {"messages", "config", "observe"},
     "client": {"text", "messages", "config", "observe"},
     "server": {"client", "text", "messages", "config", "observe"},
@@ -69,6 +72,7 @@ WITHOUT_TORCH = (
         "messages",
         "observe",
         "memory",
+        "tiers",
         "grammar",
         "scheduler",
         "engine",
@@ -76,7 +80,7 @@ WITHOUT_TORCH = (
     ),
     *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench"),
 )
-WITH_TORCH = {"launch.worker", "assemble.build"}
+WITH_TORCH = {"launch.worker", "assemble.build", "assemble.cache"}
 TORCH_WHEN_IT_RUNS = {"cli.doctor", "grammar.xgr"}
 
 

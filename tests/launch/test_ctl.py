@@ -83,6 +83,9 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
 REQUESTS = [
     ("flush-cache", "POST", "/flush_cache", {}),
     ("flush-cache --timeout 2.5", "POST", "/flush_cache?timeout=2.5", {}),
+    ("cache show", "GET", "/cache", None),
+    ("cache clear", "POST", "/cache/clear", {}),
+    ("cache save --timeout 3", "POST", "/cache/save?timeout=3.0", {}),
     ("abort my-request", "POST", "/abort_request", {"rid": "my-request"}),
     ("abort --all", "POST", "/abort_request", {"abort_all": True}),
     ("pause", "POST", "/pause_generation", {}),

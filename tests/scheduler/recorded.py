@@ -11,6 +11,7 @@ from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine, Recorder
 from weft.journal.replay import Replay
+from weft.memory.tiers.protocol import Tiers
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
@@ -63,6 +64,7 @@ class RecordedWorld(World):
         max_bytes: int = 1 << 40,
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         super().__init__(settings, depth, fail_steps)
         self.records = Records()
@@ -76,6 +78,7 @@ class RecordedWorld(World):
             max_bytes=max_bytes,
             grammars=grammars,
             processors=processors,
+            tiers=tiers,
         )
         self.engine.start_over()
         self.scheduler = self.engine.scheduler

@@ -34,6 +34,7 @@ from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.states.kv import StatefulKv
+from weft.scheduler.tiers.kv import TieredKv
 from weft.scheduler.windows.kv import WindowedKv
 
 VOCAB = 300
@@ -265,6 +266,12 @@ class World:
             while node is not None and node.key:
                 locked.add(id(node))
                 node = node.parent
+        if isinstance(kv, TieredKv):
+            for transfer in kv.transfers.values():
+                node = transfer.handle
+                while node is not None and node.key:
+                    locked.add(id(node))
+                    node = node.parent
         if kv.cache.shares:
             assert locked == {id(node) for node in kv.cache.nodes() if node.locks}
             held = Counter[int]()

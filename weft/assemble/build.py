@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.assemble.cache import make_tiers, open_cache, tier_settings
 from weft.assemble.model_config import choose_model
 from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
@@ -39,6 +40,7 @@ from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.sandbox import SandboxProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
+from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import EngineReady, Pools
@@ -75,6 +77,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     """
     model = kept_as(config, choose_model(config, folder, here=True))
     began_s = time.monotonic()
+    cache_folder = open_cache(config)
     journal = _journal(config)
     processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
@@ -98,7 +101,10 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     traces = Path(config.profile_dir) if config.profile_dir else None
     profiler = RunnerProfiler(runner, traces, has_gpu=config.device == "cuda")
     settings = scheduler_settings(config, model, None if draft is None else draft.model)
-    engine = _engine(config, settings, runner, profiler, journal, grammars, processors)
+    tiers: Tiers = NoTiers()
+    if cache_folder is not None:
+        tiers = make_tiers(config, model, folder, cache_folder, runner, wakeup.notify)
+    engine = _engine(config, settings, runner, profiler, journal, grammars, processors, tiers)
     _warm_up(engine)
     warm_s = time.monotonic()
     # What exists now stays: the garbage collector need not look at it again.
@@ -190,6 +196,7 @@ def scheduler_settings(
         states=_states(config, model),
         draft=_draft(draft),
         media=None if model.vision is None else model.vision.rules,
+        tiers=tier_settings(config, model),
         seed=config.seed,
     )
 
@@ -288,6 +295,7 @@ def _engine(
     journal: JournalWriter | None,
     grammars: Grammars,
     processors: Processors,
+    tiers: Tiers,
 ) -> Engine | RecordedEngine:
     """The engine; with a journal, one that records."""
     make_engine: Callable[..., Engine | RecordedEngine] = Engine
@@ -304,6 +312,7 @@ def _engine(
         profiler=profiler,
         grammars=grammars,
         processors=processors,
+        tiers=tiers,
     )
 
 

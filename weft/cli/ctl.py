@@ -203,6 +203,15 @@ COMMANDS = (
         "empty the prefix cache, if nothing runs",
         (Argument("--timeout", "seconds to wait for that", float, place="query"),),
     ),
+    CtlCommand("cache show", "GET", "/cache", "what is cached, in memory and on disk"),
+    CtlCommand("cache clear", "POST", "/cache/clear", "remove the files of cached KV"),
+    CtlCommand(
+        "cache save",
+        "POST",
+        "/cache/save",
+        "write what is cached in memory",
+        (Argument("--timeout", "seconds for that", float, place="query"),),
+    ),
     CtlCommand(
         "abort",
         "POST",

@@ -264,9 +264,57 @@ class ModelOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """KV of cached prefixes in a folder, where it outlives the process."""
+
+    cache_dir: str = option(
+        "",
+        "folder in which KV of prompts is kept, and found again after a restart; it holds what "
+        "users have written, and is for this user alone",
+        group="cache",
+        everyday=True,
+        elsewhere=(
+            *("enable_hierarchical_cache", "hicache_storage_backend", "slot_save_path"),
+            *("kv_transfer_config", "kv_offloading_backend"),
+        ),
+    )
+    cache_disk_gb: float = option(
+        20.0,
+        "gigabytes that --cache-dir may take; what was not used for longest goes",
+        group="cache",
+        low=0.01,
+        elsewhere=("hicache_size", "hicache_ratio", "kv_offloading_size", "cache_ram"),
+    )
+    cache_write: str = option(
+        "selective",
+        "what is written: selective, prompts that were used twice, turns of sessions, and the rest "
+        "when the server ends; through, every request; back, all when the server ends; off, "
+        "nothing",
+        group="cache",
+        choices=("selective", "through", "back", "off"),
+        elsewhere=("hicache_write_policy",),
+    )
+    cache_wait_ms: float = option(
+        2000.0,
+        "longest time for which a request waits for its KV to be read; 0: nothing is read",
+        group="cache",
+        low=0.0,
+        high=600_000.0,
+        elsewhere=("hicache_storage_prefetch_policy",),
+    )
+    cache_block: int = option(
+        0,
+        "tokens of a block in --cache-dir, whole pages; 0 takes 64, or a page if that is more",
+        group="cache",
+        low=0,
+        high=4096,
+    )
+
+
 # Dataclasses take the fields of their last base first: the help has this order.
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(SchedulingOptions, ModelOptions):
+class EngineConfig(SchedulingOptions, CacheOptions, ModelOptions):
     """All settings of an engine."""
 
     # the loop

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.config.adapters import parse_lora_paths
+from weft.config.cache import block_len, check_cache
 from weft.config.draft_model import check_draft_model, runs_as
 from weft.config.drafts import AUTO, OFF, all_sources, parse_draft_sources
 from weft.config.engine import EngineConfig
@@ -87,6 +88,7 @@ NOT_FOR_ENCODERS = (
     "chunked_prefill_size",
     "split_prefill_layers",
     "attention_backend",
+    "cache_dir",
 )
 
 
@@ -213,6 +215,9 @@ def resolve(
         swa_full_tokens_ratio=in_windows / sizing.kv_tokens,
         max_mamba_cache_size=sizing.state_slots,
     )
+    if filled.cache_dir:
+        filled = replace(filled, cache_block=block_len(filled))
+        check_cache(filled, model)
     if device == "cuda":
         filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
     return Resolved(filled, sizing)

@@ -143,6 +143,7 @@ class DeviceJobs(Service):
             num_requests = len(scheduler.requests)
             scheduler.abort(Abort(all=True, message="the weights were updated"))
         if reply.kv_is_stale:
+            scheduler.kv.weights_changed()
             num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
             scheduler.recompute(set(), "", "the weights were updated")
         # An update that failed half way makes the KV stale, too, but it is no new version.

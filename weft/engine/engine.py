@@ -22,6 +22,7 @@ from weft.engine.surroundings import (
     Surroundings,
 )
 from weft.grammar.protocol import Grammars, NoGrammars
+from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
@@ -51,6 +52,7 @@ class Engine:
         profiler: Profiler | None = None,
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.depth = int(overlap)
         self.surroundings = Surroundings(
@@ -60,6 +62,7 @@ class Engine:
             profiler=profiler or NoProfiler(),
             grammars=grammars or NoGrammars("this engine compiles no grammars"),
             processors=processors or NoProcessors(),
+            tiers=tiers or NoTiers(),
         )
         self._begin(settings)
 
@@ -72,6 +75,7 @@ class Engine:
     def start_over(self) -> None:
         """Forget all that was done: cache, counters, history. Only while nothing is open."""
         assert not self.has_work, "requests are open"
+        self.surroundings.tiers.settle()
         self._begin(self.scheduler.settings)
 
     @property

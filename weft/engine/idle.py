@@ -17,6 +17,7 @@ import math
 from weft.engine.core import EngineCore
 from weft.engine.grammar_service import GrammarService
 from weft.engine.hooks import SOON
+from weft.engine.tier_service import TierService
 
 SHORTEST_S = 0.001
 NUM_DOUBLINGS = 5  # of a wait that is in vain
@@ -30,9 +31,12 @@ class Idle:
     was asked.
     """
 
-    def __init__(self, core: EngineCore, grammars: GrammarService) -> None:
+    def __init__(
+        self, core: EngineCore, grammars: GrammarService, tiers: TierService | None
+    ) -> None:
         self._core = core
         self._grammars = grammars
+        self._tiers = tiers
         self.min_step_s = 0.0  # the caller lets so much time pass from one step to the next
 
     @property
@@ -72,5 +76,9 @@ class Idle:
         if core.hooks.holds_steps:
             return False  # the queue is not looked at
         queue = core.scheduler.waiting_queue
-        num_compiling = len(self._grammars.feature.queue)  # their grammars wake the engine
-        return queue.has_candidates and len(queue) > num_compiling
+        compiling = self._grammars.feature.queue
+        # Their grammars wake the engine, or their pages do.
+        num_held = len(compiling)
+        if self._tiers is not None:
+            num_held += sum(id not in compiling for id in self._tiers.feature.waiting)
+        return queue.has_candidates and len(queue) > num_held

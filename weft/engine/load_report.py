@@ -7,6 +7,7 @@ import msgspec
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
+from weft.engine.tier_service import TierService
 from weft.messages.status import Stats
 from weft.scheduler.features.registry import Features
 
@@ -18,9 +19,10 @@ class LoadReporter(Service):
 
     name = "the report of the load"
 
-    def __init__(self, core: EngineCore, features: Features) -> None:
+    def __init__(self, core: EngineCore, features: Features, tiers: TierService | None) -> None:
         self._core = core
         self._features = features
+        self._tiers = tiers
         self._busy_s = 0.0
         self._reported_s = 0.0  # when the last report was sent
 
@@ -41,6 +43,9 @@ class LoadReporter(Service):
         grammar = self._features.grammar
         adapters = self._features.adapters
         encoded = self._features.media.books
+        stored: dict[str, int] = {}
+        if self._tiers is not None:
+            stored = self._tiers.numbers()
         return msgspec.structs.replace(
             scheduler.stats(),
             max_running_requests=scheduler.settings.max_running_requests,
@@ -58,4 +63,5 @@ class LoadReporter(Service):
             total_encoder_runs=encoded.num_runs,
             total_encoded_tokens=encoded.num_encoded,
             total_encoder_hits=encoded.num_reused,
+            **stored,
         )

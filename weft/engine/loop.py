@@ -69,6 +69,11 @@ class Loop:
         """Whether a call of `step` would do anything."""
         return bool(self._in_flight) or self._scheduler.has_work
 
+    @property
+    def first_in_flight(self) -> int | None:
+        """The number of the oldest step whose result is not known, if there is one."""
+        return self._in_flight[0].batch.plan.step if self._in_flight else None
+
     def step(self) -> StepOutput | None:
         """Launch the next step, if there is one, and commit the oldest when enough are in
         flight."""

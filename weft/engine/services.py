@@ -12,6 +12,7 @@ from weft.engine.core import EngineCore
 from weft.engine.device_jobs import DeviceJobs
 from weft.engine.grammar_service import GrammarService
 from weft.engine.health import HealthChecks
+from weft.engine.hooks import Service
 from weft.engine.idle import Idle
 from weft.engine.input_gate import InputGate
 from weft.engine.kv_audit import KvAuditor
@@ -19,6 +20,7 @@ from weft.engine.load_report import LoadReporter
 from weft.engine.pause import Pause
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
+from weft.engine.tier_service import TierService
 from weft.engine.until_idle import CacheFlushes, EngineShutdown
 from weft.messages.status import Stats
 from weft.scheduler.features.registry import Features
@@ -38,6 +40,9 @@ class Services:
         self.sessions = SessionService(core, features.sessions)
         self.grammars = GrammarService(core, features.grammar)
         self.arrivals = Arrivals(core, self.sessions, self.grammars)
+        self.tiers: TierService | None = None
+        if features.tiers is not None:
+            self.tiers = TierService(core, features.tiers, around.tiers)
         self.shutdown = EngineShutdown(core)
         self.pause = Pause(core)
         self.input_gate = InputGate(core)
@@ -46,8 +51,8 @@ class Services:
         self.flushes = CacheFlushes(core)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
-        self.idle = Idle(core, self.grammars)
-        self.load = LoadReporter(core, features)
+        self.idle = Idle(core, self.grammars, self.tiers)
+        self.load = LoadReporter(core, features, self.tiers)
         self._attach()
 
     def _attach(self) -> None:
@@ -55,6 +60,9 @@ class Services:
         hooks = self.core.hooks
         # Before a step in this order, after it in the opposite one: a job of the device is answered
         # first, and the load is counted when all others have ended what they end.
+        stored: list[Service] = []
+        if self.tiers is not None:
+            stored = [self.tiers]
         hooks.arrange(
             [
                 self.load,
@@ -68,10 +76,13 @@ class Services:
                 self.device_jobs,
                 self.input_gate,
                 self.pause,
+                *stored,
             ]
         )
         hooks.attach(self.load)
         hooks.attach(self.kv_auditor)
+        for service in stored:
+            hooks.attach(service)
 
     @property
     def scheduler(self) -> Scheduler:

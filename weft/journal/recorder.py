@@ -16,7 +16,8 @@ recorded twice, and nothing that the core works out by itself is recorded at all
     Readied   what became of a grammar        │
     Advanced  what became of tokens in theirs │
     Followed  how far a draft fits into one   │
-    Checked   a logit processor of a request  ┘
+    Checked   a logit processor of a request  │
+    StoreSought, Lacked, Told   the store of KV    ┘
     Launched  digest of a batch               ┐ decisions
     Answered  digest of what went out         ┘
     Broke     the exception with which the core or its invariants broke
@@ -33,6 +34,7 @@ from typing import Any, Protocol, get_args
 
 import msgspec
 
+from weft.arrays import IntArray
 from weft.engine.engine import Engine
 from weft.engine.surroundings import NoProcessors, Profiler
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows
@@ -47,15 +49,27 @@ from weft.journal.records import (
     Ended,
     Failed,
     Followed,
+    Lacked,
     Lost,
     Read,
     Readied,
     Record,
     Sampled,
+    StoreSought,
     Submitted,
+    Told,
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, take
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.tiers.protocol import (
+    NO_NEWS,
+    NoTiers,
+    Sought,
+    TierNews,
+    TierReport,
+    Tiers,
+)
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.media import MediaItem
 from weft.messages.replies import StepOutput
@@ -113,6 +127,7 @@ class RecordedEngine:
         profiler: Profiler | None = None,
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self._recorder = Recorder(sink, max_bytes)
         self._engine = Engine(
@@ -126,6 +141,7 @@ class RecordedEngine:
                 grammars or NoGrammars("this engine compiles no grammars"), self._recorder
             ),
             processors=RecordedProcessors(processors or NoProcessors(), self._recorder),
+            tiers=RecordedTiers(tiers or NoTiers(), self._recorder),
         )
 
     @property
@@ -320,6 +336,52 @@ class RecordedProcessors:
         wrong = self._processors.wrong(name, params)
         self._recorder.write(Checked(wrong))
         return wrong
+
+
+class RecordedTiers:
+    """A store of KV whose answers are recorded. A replay needs no store."""
+
+    def __init__(self, tiers: Tiers, recorder: Recorder) -> None:
+        self._tiers = tiers
+        self._recorder = recorder
+
+    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+        found = self._tiers.seek(id, key, have)
+        if found.num_tokens:
+            self._recorder.write(StoreSought(id, found.num_tokens, found.read_s))
+        return found
+
+    def lacks(self, key: CacheKey) -> int:
+        num_tokens = self._tiers.lacks(key)
+        self._recorder.write(Lacked(num_tokens))
+        return num_tokens
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        self._tiers.fetch(ticket, key, start, pages)
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        self._tiers.keep(ticket, key, start, pages)
+
+    def cancel(self, ticket: int) -> None:
+        self._tiers.cancel(ticket)
+
+    def take(self) -> TierNews:
+        news = self._tiers.take()
+        if news != NO_NEWS:
+            self._recorder.write(Told(news))
+        return news
+
+    def clear(self) -> None:
+        self._tiers.clear()
+
+    def stop(self, why: str) -> None:
+        self._tiers.stop(why)
+
+    def settle(self) -> None:
+        self._tiers.settle()
+
+    def report(self) -> TierReport:
+        return self._tiers.report()
 
 
 class RecordedRunner:

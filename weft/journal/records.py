@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.arrays import FloatArray
 from weft.grammar.protocol import Advance
+from weft.memory.tiers.protocol import TierNews
 from weft.messages.codec import ToEngine
 from weft.plan.device import DeviceReply
 from weft.plan.outputs import AuxOutput, PooledVectors
@@ -208,6 +209,26 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="k"):
     wrong: str
 
 
+class StoreSought(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """How much of a request's prompt is stored. Not recorded where that is nothing."""
+
+    id: int
+    num_tokens: int
+    read_s: float
+
+
+class Lacked(msgspec.Struct, frozen=True, array_like=True, tag="sl"):
+    """How many tokens of a sequence are stored, or being written, that is worth writing."""
+
+    num_tokens: int
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="st"):
+    """What has come to its end in the store of KV. Not recorded where nothing has."""
+
+    news: TierNews
+
+
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """A StepOutput: its size in clear, its content as CRC-32."""
 
@@ -235,6 +256,9 @@ Record: TypeAlias = (
         | Advanced
         | Followed
         | Checked
+        | StoreSought
+        | Lacked
+        | Told
     )
     | (Launched | Answered | Broke)
 )  # in the order of above

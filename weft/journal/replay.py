@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from weft.arrays import IntArray
 from weft.engine.engine import Engine
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
@@ -33,16 +34,21 @@ from weft.journal.records import (
     Ended,
     Failed,
     Followed,
+    Lacked,
     Launched,
     Lost,
     Read,
     Readied,
     Record,
     Sampled,
+    StoreSought,
     Submitted,
+    Told,
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, restore
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.tiers.protocol import NO_NEWS, NOT_STORED, NoTiers, Sought, TierNews
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
@@ -219,6 +225,7 @@ class Replay:
             on_failure=self._failed,
             grammars=_Grammars(self._script, self),
             processors=_Processors(self._script, self),
+            tiers=_Tiers(self._script, self),
         )
         if began.state:
             try:
@@ -328,6 +335,38 @@ class _Processors:
 
     def wrong(self, name: str, params: Mapping[str, Any]) -> str:
         return self._script.expect(Checked, self._replay, "asks for a logit processor").wrong
+
+
+class _Tiers(NoTiers):
+    """Says what was recorded, and stores nothing."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+        record = self._script.peek()
+        if not isinstance(record, StoreSought) or record.id != id:
+            return NOT_STORED
+        self._script.take()
+        return Sought(record.num_tokens, record.read_s)
+
+    def lacks(self, key: CacheKey) -> int:
+        return self._script.expect(Lacked, self._replay, "asks what is stored").num_tokens
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        pass
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        pass
+
+    def cancel(self, ticket: int) -> None:
+        pass
+
+    def take(self) -> TierNews:
+        if not isinstance(self._script.peek(), Told):
+            return NO_NEWS
+        return self._script.expect(Told, self._replay, "").news
 
 
 class _Runner:
@@ -490,6 +529,10 @@ def _in_words(record: Record) -> str:
             return "cuts a draft by its grammar"
         case Checked():
             return "asks for a logit processor"
+        case StoreSought() | Lacked():
+            return "asks what is stored"
+        case Told():
+            return "learns what has become of KV in the store"
         case Ended():
             return "sees the end of work of the device"
         case Answered():

@@ -27,6 +27,7 @@ from weft.launch.context import LaunchContext
 from weft.launch.engine_process import EngineProcess, explain_exit
 from weft.launch.run_queue import RunQueue
 from weft.launch.signals import LoopSignals
+from weft.messages.cache import SaveCache
 from weft.messages.channel import AsyncReceiver, Sender
 from weft.messages.codec import FromEngine, Unreadable, read_from_engine
 from weft.messages.status import EngineFailed
@@ -46,6 +47,7 @@ from weft.version import __version__
 LAST_WORDS_S = 0.5  # for the message of an engine that has ended
 LAST_ANSWERS_S = 3.0  # for errors and ends of streams to reach their clients
 TICK_S = 0.1  # of the countdown
+SAVE_GRACE_S = 2.0  # for the engine to say what it has written, behind its time
 
 log = EventLog("serve")
 
@@ -304,6 +306,21 @@ class Supervisor:
             if hang and hung_s >= config.hang_timeout_s and config.on_hang == "exit":
                 return ExitStatus(1, f"{hang}; the server ends (--on-hang)")
 
+    async def _save_cache(self, deadline: float, lost: asyncio.Task[ExitStatus]) -> None:
+        """Let the engine write what is cached, until the server ends: at once with another
+        signal."""
+        if not self._context.prepared.config.cache_dir:
+            return
+        left_s = max(deadline - time.monotonic(), 0.0)
+        save = asyncio.create_task(self._client.call(SaveCache(left_s), left_s + SAVE_GRACE_S))
+        abort = asyncio.create_task(self._signals.abort.wait())
+        await asyncio.wait({save, abort, lost}, return_when=asyncio.FIRST_COMPLETED)
+        abort.cancel()
+        if not save.done():
+            save.cancel()
+        elif save.exception() is None:
+            log.info("cache_saved", bytes=save.result().written_bytes)
+
     async def _drain(self, lost: asyncio.Task[ExitStatus]) -> ExitStatus:
         """Take nothing new, let what is open end for a while, then end it.
         A second signal ends it at once.
@@ -329,4 +346,5 @@ class Supervisor:
             return lost.result()
         console.aborting(client.num_open)
         client.end_all("the server has been stopped")
+        await self._save_cache(deadline, lost)
         return ExitStatus(0)

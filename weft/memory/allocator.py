@@ -75,6 +75,16 @@ class PageAllocator:
         self._free[: len(free)] = free
         self.num_free = len(free)
 
+    def withhold(self, pages: IntArray) -> IntArray:
+        """Take those of these pages that are free. Returns them."""
+        free = self._free[: self.num_free]
+        is_taken = np.isin(free, pages)
+        taken: IntArray = free[is_taken].copy()
+        left = free[~is_taken]
+        self.num_free = len(left)
+        self._free[: self.num_free] = left
+        return taken
+
     def quarantine(self, page: int, *, is_owned: bool) -> None:
         """Take a page out of circulation: now if it is free, else when its owner returns it."""
         if self._is_bad is None:

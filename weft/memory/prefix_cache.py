@@ -167,6 +167,11 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def sequences(self) -> list[CacheKey]:
+        """All sequences that are cached and are no beginning of another one, the last used
+        first."""
+        ...
+
     def owned_pages(self) -> IntArray:
         """Every page that the cache owns, for the audit."""
         ...
@@ -231,6 +236,9 @@ class NoPrefixCache:
 
     def drop(self) -> None:
         pass
+
+    def sequences(self) -> list[CacheKey]:
+        return []
 
     def owned_pages(self) -> IntArray:
         return NO_PAGES

@@ -347,6 +347,11 @@ class RadixCache:
                 yield node
             stack.extend(node.children.values())
 
+    def sequences(self) -> list[CacheKey]:
+        leaves = [node for node in self.nodes() if not node.children]
+        leaves.sort(key=_last_use, reverse=True)
+        return [_key_of(leaf) for leaf in leaves]
+
     def owned_pages(self) -> IntArray:
         return np.frombuffer(b"".join(node.pages for node in self.nodes()), dtype=np.int32)
 
@@ -480,6 +485,18 @@ class RadixCache:
 
 def _last_use(node: Node) -> tuple[int, int]:
     return node.used, node.serial
+
+
+def _key_of(leaf: Node) -> CacheKey:
+    """The whole sequence that ends in a leaf."""
+    pieces: list[bytes] = []
+    node = leaf
+    while node.parent is not None:
+        pieces.append(node.key)
+        node = node.parent
+    assert isinstance(node, RootNode)
+    pieces.reverse()
+    return CacheKey(node.namespace, b"".join(pieces))
 
 
 def _length_above(node: Node, length: int) -> int:

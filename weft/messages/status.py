@@ -24,6 +24,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     state_slots: int = 0  # of layers that keep a state, where a model has some
     state_slots_used: int = 0  # owned by requests
     state_slots_evictable: int = 0  # snapshots that the prefix cache keeps
+    disk_blocks: int = 0  # of KV that are stored, and may be found (`--cache-dir`)
+    disk_bytes: int = 0  # of all files there
+    total_disk_hit_tokens: int = 0  # of prompts, that were read for their request
+    total_disk_read_bytes: int = 0
+    total_disk_written_bytes: int = 0
+    total_disk_faults: int = 0  # blocks that could not be read or written, or were damaged
     num_sessions: int = 0  # that are open
     num_adapters: int = 0  # that are loaded
     adapter_slots: int = 0  # adapters that may run together; 0: none may be loaded

@@ -49,6 +49,8 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "state_slots_evictable",
         "States that the prefix cache keeps.",
     ),
+    "cache_disk_blocks": ("disk_blocks", "Blocks of KV in --cache-dir that may be found."),
+    "cache_disk_bytes": ("disk_bytes", "Bytes of all files in --cache-dir."),
     "max_running_reqs": ("max_running_requests", "Requests that may run together."),
     "num_queue_tokens": (
         "num_waiting_tokens",
@@ -74,6 +76,16 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
 _COUNTERS = {
     "prompt_tokens": ("total_prompt_tokens", "Prompt tokens of admitted requests."),
     "cached_tokens": ("total_cached_tokens", "Prompt tokens found in the prefix cache."),
+    "cached_disk_tokens": (
+        "total_disk_hit_tokens",
+        "Of these, those that were read from --cache-dir for their request.",
+    ),
+    "cache_disk_read_bytes": ("total_disk_read_bytes", "Bytes read from --cache-dir."),
+    "cache_disk_written_bytes": ("total_disk_written_bytes", "Bytes written to --cache-dir."),
+    "cache_faults": (
+        "total_disk_faults",
+        "Blocks in --cache-dir that could not be read or written, or were damaged.",
+    ),
     "prefilled_tokens": (
         "total_prefilled_tokens",
         "Tokens computed in prefills, again after a retraction.",

@@ -137,6 +137,10 @@ class Feature:
         """The request could be admitted in this pass: may it?"""
         return Admission.READY
 
+    def why_waits(self, request: Request) -> str:
+        """What the request waits for that may not be admitted, in words for its user."""
+        return "not ready yet"
+
     def joins(self, request: Request, walk: QueueWalk) -> str:
         """While some request uses the feature: may this one, whether it uses it or not, run beside
         those that have a row and those that are picked? Returns why not; nothing if it may."""
@@ -290,6 +294,13 @@ class FeatureHooks:
         if used is None:
             return True
         return all(feature.admit(request) is Admission.READY for feature in used)
+
+    def why_waits(self, request: Request) -> str:
+        """What a waiting request waits for that may not be admitted now."""
+        for feature in self._by_id[request.id]:
+            if feature.admit(request) is not Admission.READY:
+                return feature.why_waits(request)
+        raise AssertionError("it may be admitted")
 
     def why_apart(self, request: Request, walk: QueueWalk) -> str:
         """Why a waiting request cannot run beside those that do; nothing if it can."""

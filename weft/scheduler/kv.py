@@ -235,6 +235,9 @@ class KvMemory:
         self.columns.reset()
         self.allocator.reset()
 
+    def weights_changed(self) -> None:
+        """What was computed until now, wherever it is, is of other weights than what will be."""
+
     def known_tokens(self, request: Request) -> bytes:
         """The tokens of a request whose ids are known, packed."""
         row = request.row
@@ -256,6 +259,11 @@ class KvMemory:
         return plan
 
     # When memory runs out
+
+    def reclaim(self) -> bool:
+        """Let memory come back that is lent to neither requests nor the prefix cache. Returns
+        whether some is still to come."""
+        return False
 
     def lacking(self, rows: IntArray, num_ahead: int) -> int:
         """Tokens that are missing for the next decode step of `rows`, and for `num_ahead` tokens of

@@ -275,7 +275,8 @@ class PrefillScheduler:
                 self._record_pass(now, Stop.NO_ROW, request)
                 return picked
             if not self._hooks.may_run(request):
-                self._pass_over(now, request, EventKind.WAITING_REASON, "not ready yet")
+                why = self._hooks.why_waits(request)
+                self._pass_over(now, request, EventKind.WAITING_REASON, why)
                 continue
             apart = "" if walk is None else self._hooks.why_apart(request, walk)
             if apart:

@@ -31,7 +31,7 @@ from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.step import Result
-from weft.scheduler.batch import Batch, End, RunningBatch, commit
+from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
@@ -62,6 +62,7 @@ from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
 from weft.scheduler.states.admission import StatefulPrefills
 from weft.scheduler.states.kv import StatefulKv
+from weft.scheduler.tiers.kv import TieredKv
 from weft.scheduler.windows.admission import WindowedPrefills
 from weft.scheduler.windows.kv import WindowedKv
 
@@ -451,19 +452,28 @@ class Scheduler:
             return None
         else:
             rows = self._retract_until_fits(rows)
+            if not len(rows):
+                return None
         return self.planner.make_batch([], rows)
 
     def _retract_until_fits(self, rows: IntArray) -> IntArray:
-        """Retract requests until the others can decode for a while. Returns the others.
+        """Retract requests until the others can decode for a while. Returns the others; none if
+        memory is still to come back.
 
         If the one that is kept still lacks memory, the open chunk has it and is retracted too.
         """
+        is_awaited = self.kv.reclaim()
+        if self.kv.decode_fits(rows):
+            return rows
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
         if not self.kv.decode_fits(kept):
             open_prompts = self.prefills.open_prompts()
-            assert open_prompts, "a request that fits alone has no memory"
+            assert open_prompts or is_awaited, "a request that fits alone has no memory"
             for request in open_prompts:
                 self.retract(request)
+            if not self.kv.decode_fits(kept):
+                assert is_awaited, "a request that fits alone has no memory"
+                return NO_ROWS
         self.prefills.new_token_ratio.learn(self.kv.columns, kept)
         return kept
 
@@ -616,6 +626,10 @@ class Scheduler:
             if request.row != NO_ROW:
                 self.kv.columns.max_len[request.row] = request.max_len
 
+    def memory_came_back(self) -> None:
+        """There is more KV memory than the last pass over the queue has seen."""
+        self.prefills.is_full = False
+
     # Settings and cache
 
     def apply(self, settings: SchedulerSettings) -> None:
@@ -701,7 +715,9 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
     columns = Columns(num_rows, settings.context_length)
     kv: KvMemory
     passes: type[PrefillScheduler] = PrefillScheduler
-    if settings.windows is not None:
+    if settings.tiers is not None:
+        kv = TieredKv(rows, allocator, cache, columns, settings.tiers)
+    elif settings.windows is not None:
         kv = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
         passes = WindowedPrefills
     elif settings.states is not None:

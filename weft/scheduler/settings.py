@@ -65,6 +65,16 @@ class StateSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierSettings:
+    """The store of KV outside of the pool, where there is one."""
+
+    block_len: int = 64  # tokens of a block, whole pages
+    block_bytes: int = 0  # of K and V
+    wait_s: float = 2.0  # that a request waits for its pages, at most; 0: it never does
+    write: str = "selective"  # when blocks are written (`CACHE_WRITE` in config/engine.py)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftSettings:
     """A draft model, where there is one."""
 
@@ -90,6 +100,7 @@ class SchedulerSettings(SchedulingOptions):
     states: StateSettings | None = None  # None: no layer keeps a state
     draft: DraftSettings | None = None  # None: there is no draft model
     media: MediaRules | None = None  # None: the model takes no pictures, videos or sounds
+    tiers: TierSettings | None = None  # None: KV is nowhere but in the pool
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 

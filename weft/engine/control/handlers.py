@@ -16,10 +16,11 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from weft.engine import explain
-from weft.engine.control import adapters, experts, profile, settings, weights, work
+from weft.engine.control import adapters, cache, experts, profile, settings, weights, work
 from weft.engine.services import Services
 from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.by_name import methods
+from weft.messages.cache import ClearCache, GetCache, SaveCache
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
@@ -164,6 +165,9 @@ HANDLERS: dict[type, Handler] = {
     OpenSession: work.open_session,
     CloseSession: work.close_session,
     FlushCache: flush_cache,
+    GetCache: cache.get_cache,
+    ClearCache: cache.clear_cache,
+    SaveCache: cache.save_cache,
     FreezeGC: freeze_gc,
     AuditKv: audit_kv,
     GetState: get_state,

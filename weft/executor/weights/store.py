@@ -126,6 +126,7 @@ class WeightStore:
     ) -> None:
         """`source` is the folder that the weights came from; None if they are random. `experts`
         counts these, if the model has any. `adapters`: where they are loaded, if they may be."""
+        self.kv_cache = memory.kv_cache
         self._memory = memory
         self._source = source
         self._root = root

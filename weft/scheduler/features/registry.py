@@ -22,6 +22,7 @@ from weft.scheduler.features.processors import ProcessorChecks, ProcessorsFeatur
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
 from weft.scheduler.features.sessions import Sessions
 from weft.scheduler.features.thinking import ThinkingBudgetFeature
+from weft.scheduler.features.tiers import TiersFeature
 from weft.scheduler.features.vectors import InputVectorsFeature
 from weft.scheduler.settings import SchedulerSettings
 
@@ -41,6 +42,12 @@ class Features:
             settings.max_loaded_loras,
             settings.sized_for.max_running_requests,
         )
+        # Only where there is a store: no request visits it otherwise.
+        self.tiers: TiersFeature | None = None
+        stored: tuple[Feature, ...] = ()
+        if settings.tiers is not None:
+            self.tiers = TiersFeature(settings.tiers)
+            stored = (self.tiers,)
         self.all: tuple[Feature, ...] = (
             LogitBiasFeature(settings.eos_token_ids, settings.vocab_size),
             PenaltiesFeature(),
@@ -57,4 +64,5 @@ class Features:
             self.adapters,
             self.sessions,
             self.grammar,
+            *stored,
         )

@@ -1,0 +1,362 @@
+"""KV that is stored outside of the pool: whatever the store does, every invariant holds, no answer differs, and nobody
+waits for longer than is allowed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.tier_oracle import Blocks, OracleTiers
+from tests.scheduler.world import EOS, VOCAB
+from weft.engine.tier_service import HUNG_S
+from weft.journal.replay import Replay
+from weft.messages.cache import (
+    ClearCache,
+    ClearCacheReply,
+    GetCache,
+    GetCacheReply,
+    SaveCache,
+    SaveCacheReply,
+)
+from weft.messages.control import FlushCache
+from weft.messages.requests import Abort
+from weft.messages.weights import UpdateWeightsFromDisk
+from weft.scheduler.settings import SchedulerSettings, TierSettings
+from weft.scheduler.tiers.kv import TieredKv
+
+
+class TieredWorld(RecordedWorld):
+    """A world with a store."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        depth: int,
+        tiers: OracleTiers,
+        fail_steps: set[int] | None = None,
+    ) -> None:
+        super().__init__(settings, depth, fail_steps, tiers=tiers)
+        self.tiers = tiers
+        tiers.runner = self.runner
+
+    @property
+    def kv(self) -> TieredKv:
+        kv = self.scheduler.kv
+        assert isinstance(kv, TieredKv)
+        return kv
+
+    @property
+    def service(self):  # type: ignore[no-untyped-def]
+        return self.engine._engine.services.tiers
+
+    def check(self) -> None:
+        super().check()
+        assert self.settings.tiers is not None
+        for id, wait in self.service.feature.waiting.items():
+            assert id in self.scheduler.requests
+            assert wait.until_s <= wait.since_s + self.settings.tiers.wait_s
+            # Whoever waits is let go with the first step behind its time.
+            assert self.time - self.tick_s < wait.until_s
+        reading = [one for one in self.kv.transfers.values() if one.is_reading]
+        assert sum(len(one.pages) for one in reading) == self.kv.num_read_pages
+
+    def run_dry(self, check: bool = True) -> None:
+        for _ in range(300):
+            if not self.has_work:
+                return
+            self.step(check)
+        raise AssertionError("there is work, and nothing happens")
+
+    def check_idle(self) -> None:
+        self.come_to_rest()
+        super().check_idle()
+
+    def come_to_rest(self) -> None:
+        """Let all transfers end, or be given up."""
+        self.tiers.let_all_end()
+        for _ in range(1_000):
+            if not self.kv.transfers and not self.service.feature.worthy:
+                return
+            self.step()
+        raise AssertionError(f"still under way: {list(self.kv.transfers)}")
+
+
+def tiered(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    block_len = settings.page_size * rng.choice([1, 1, 2, 4])
+    if rng.random() < 0.6:
+        settings = replace(settings, num_pages=settings.num_pages * 3)
+    tiers = TierSettings(
+        block_len=block_len,
+        block_bytes=rng.choice([1, 64_000_000, 20_000_000]),
+        wait_s=rng.choice([0.0, 5.0, 5.0, 10.0, 40.0]),
+        write=rng.choice(["selective", "through", "through", "back"]),
+    )
+    return replace(settings, prefix_cache=True, tiers=tiers)
+
+
+def run_tiered(seed: int, num_requests: int = 30, *, puts_aside: bool = False) -> list[TieredWorld]:
+    """Two worlds, the second of which finds what the first has stored."""
+    blocks: Blocks = {}
+    worlds = []
+    for run in range(2):
+        rng = random.Random(f"{seed} {run}")
+        settings = tiered(random_settings(random.Random(seed)), random.Random(f"tiers {seed}"))
+        assert settings.tiers is not None
+        mood = random.Random(f"mood {seed}").choice(["quick", "slow", "moody"])
+        tiers = OracleTiers(
+            blocks, settings.tiers.block_len, settings.page_size, mood, f"{seed} {run}"
+        )
+        depth = rng.choice([0, 1, 2])
+        fails = {rng.randrange(5, 200) for _ in range(3)} if seed % 5 == 0 else set()
+        world = TieredWorld(settings, depth, tiers, fails)
+        if puts_aside:
+            world.put_aside_in_every_step()
+        with journal_of_failure(world, f"weft-tiers-{seed}-"):
+            # The same families of prompts in both.
+            drive(world, random.Random(seed), num_requests)
+        worlds.append(world)
+    return worlds
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_the_store_does_every_invariant_holds_and_the_replay_is_exact(seed: int) -> None:
+    for world in run_tiered(seed):
+        replay = Replay(world.records, check=seed % 3 == 0)
+        assert replay.run(), replay.difference
+        assert replay.engine.scheduler.stats() == world.scheduler.stats()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_schedules_that_nobody_has_seen_before(number: int, fresh_seed: int) -> None:
+    run_tiered(fresh_seed * 1_000 + number)
+
+
+@pytest.mark.parametrize("seed", [401, 403, 404])
+def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> None:
+    for world in run_tiered(seed, 8, puts_aside=True):
+        world.replay(check=True)
+
+
+def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
+    reached = Counter[str]()
+    for seed in range(24):
+        for world in run_tiered(seed):
+            reached["read"] += world.tiers.num_read
+            reached["landed"] += world.service.num_landed
+            reached["written"] += world.tiers.num_written
+            reached["faults"] += world.tiers.num_faults
+            reached["silent"] += world.tiers.num_silent
+            reached["retractions"] += world.scheduler.stats().total_retractions
+            reached["lost pages"] += len(world.kv.allocator.quarantined)
+    assert reached["landed"] > 300, reached
+    assert min(reached.values()) > 5, reached
+
+
+# One thing after the other
+
+
+def small_world(
+    blocks: Blocks | None = None,
+    *,
+    wait_s: float = 10.0,
+    write: str = "selective",
+    num_pages: int = 200,
+) -> TieredWorld:
+    tiers = TierSettings(block_len=4, block_bytes=1, wait_s=wait_s, write=write)
+    settings = SchedulerSettings(
+        num_pages=num_pages,
+        page_size=2,
+        max_running_requests=4,
+        context_length=200,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+        schedule_policy="fcfs",
+        tiers=tiers,
+    )
+    store = OracleTiers({} if blocks is None else blocks, 4, 2, "quick", "")
+    store.turns_to_open = 0
+    world = TieredWorld(settings, 0, store)
+    world.tick_s = 0.01
+    return world
+
+
+def run(world: TieredWorld, prompt: list[int], **sampling: object) -> int:
+    """Run a request to its end. Returns how many of its tokens were found."""
+    id = world.send(prompt, max_new_tokens=2, ignore_eos=True, **sampling)
+    world.run_dry()
+    return world.finished[id].cached_tokens
+
+
+def stored(prompt: list[int]) -> Blocks:
+    """What a server has stored that got a prompt twice."""
+    world = small_world()
+    world.step()
+    run(world, prompt)
+    assert not world.tiers.blocks
+    run(world, prompt)
+    world.check_idle()
+    return world.tiers.blocks
+
+
+PROMPT = list(range(10, 51))
+
+
+def test_a_prompt_that_was_used_twice_is_found_after_a_restart() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    assert run(world, PROMPT) == 40
+    world.check_outputs()
+    assert world.scheduler.stats().total_prefilled_tokens == 1
+    assert world.service.numbers()["total_disk_hit_tokens"] == 40
+    assert world.replay(check=True)
+
+
+def test_another_salt_finds_nothing() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    assert run(world, PROMPT, salt="mine") == 0
+
+
+def test_a_request_waits_no_longer_than_it_may_and_says_for_what() -> None:
+    world = small_world(stored(PROMPT), wait_s=3.0)
+    world.step()
+    world.tiers.mood = "silent"
+    id = world.send(PROMPT, max_new_tokens=1, ignore_eos=True)
+    request = world.scheduler.requests[id]
+    reason = world.service.feature.why_waits(request)
+    assert reason.startswith("40 tokens are being read from disk, for ")
+    for _ in range(310):
+        world.step()
+    assert world.finished[id].cached_tokens == 0
+    assert world.finished[id].queue_s < 3.0 + 2 * world.tick_s
+    assert world.kv.num_read_pages == 20
+    for _ in range(2):
+        world.time += HUNG_S
+        world.step()
+    assert not world.kv.transfers
+    assert len(world.kv.allocator.quarantined) == 20
+    assert world.tiers.is_stopped
+    assert run(world, PROMPT) == 40  # of memory
+    world.replay(check=True)
+
+
+def test_a_request_without_patience_does_not_ask() -> None:
+    world = small_world(stored(PROMPT), wait_s=0.0)
+    world.step()
+    assert run(world, PROMPT) == 0
+
+
+def test_two_requests_wait_for_one_read() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    ids = [world.send([*PROMPT, last], max_new_tokens=2, ignore_eos=True) for last in range(3)]
+    assert len(world.kv.transfers) == 1
+    world.run_dry()
+    assert [world.finished[id].cached_tokens for id in ids] == [40, 40, 40]
+    assert world.tiers.num_read == 40
+
+
+def test_an_abort_while_it_waits_leaves_nothing_behind() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    id = world.send(PROMPT, max_new_tokens=2)
+    world.abort(Abort(ids=(id,)))
+    world.step()
+    world.check_idle()
+    assert run(world, PROMPT) == 40  # what was read stays for others
+
+
+def test_a_flush_while_pages_are_on_their_way_forgets_them() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    world.tiers.mood = "silent"
+    world.send(PROMPT, max_new_tokens=2)
+    world.kv.begin(world.scheduler.planner.num_steps)
+    world.tell(FlushCache(call=7))
+    assert world.scheduler.flush_cache()
+    world.check()
+    assert world.kv.num_read_pages == 20  # a thread may still write into them
+    world.tiers.let_all_end()
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_new_weights_end_what_is_on_its_way_and_nothing_old_is_found() -> None:
+    world = small_world(stored(PROMPT), write="through")
+    world.step()
+    run(world, list(range(100, 140)))
+    world.tiers.mood = "silent"
+    id = world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
+    world.step()
+    world.tell(UpdateWeightsFromDisk(call=1, model_path="5"))
+    world.step()
+    world.step()
+    world.tiers.let_all_end()
+    world.run_dry()
+    assert world.finished[id].cached_tokens == 0
+    assert world.tiers.is_stopped
+    assert run(world, PROMPT) == 40
+    assert not world.service.feature.worthy
+
+
+def test_all_that_is_cached_is_written_when_it_is_asked_for() -> None:
+    world = small_world(write="back")
+    world.step()
+    run(world, PROMPT)
+    run(world, PROMPT)
+    assert not world.tiers.blocks
+    world.tell(SaveCache(call=3, timeout_s=60.0))
+    told = [reply for _ in range(20) for reply in world.engine.step()]
+    (reply,) = [one for one in told if isinstance(one, SaveCacheReply)]
+    assert reply.success
+    assert reply.call == 3
+    assert len(world.tiers.blocks) == 10
+
+
+def test_a_read_never_takes_what_running_requests_need() -> None:
+    blocks = stored(PROMPT)
+    world = small_world(blocks, num_pages=80)
+    world.step()
+    world.send(list(range(60, 70)), max_new_tokens=130, ignore_eos=True)
+    world.step()
+    id = world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
+    assert not world.kv.transfers
+    world.run_dry()
+    assert world.scheduler.stats().total_retractions == 0
+    assert world.finished[id].reason == "length"
+
+
+def test_an_engine_without_a_store_says_so() -> None:
+    settings = replace(small_world().settings, tiers=None)
+    world = RecordedWorld(settings)
+    assert not isinstance(world.scheduler.kv, TieredKv)
+    reply = world.engine.submit(GetCache(call=1))
+    assert isinstance(reply, GetCacheReply)
+    assert reply.disk == "this server was started without --cache-dir"
+    for call in (ClearCache(call=2), SaveCache(call=3)):
+        refused = world.engine.submit(call)
+        assert isinstance(refused, ClearCacheReply | SaveCacheReply)
+        assert not refused.success
+
+
+def test_what_is_stored_can_be_asked_for_and_removed() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    run(world, PROMPT)
+    reply = world.engine.submit(GetCache(call=1))
+    assert isinstance(reply, GetCacheReply)
+    assert (reply.prompt_tokens, reply.memory_hit_tokens, reply.disk_hit_tokens) == (41, 0, 40)
+    run(world, PROMPT)
+    reply = world.engine.submit(GetCache(call=2))
+    assert isinstance(reply, GetCacheReply)
+    assert (reply.memory_hit_tokens, reply.disk_hit_tokens) == (40, 40)
+    cleared = world.engine.submit(ClearCache(call=3))
+    assert isinstance(cleared, ClearCacheReply)
+    assert cleared.success
+    assert not world.tiers.blocks

@@ -1,0 +1,325 @@
+"""KV in files: what is written is found, also by another process; whatever is wrong with a file, it is not."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tiers.pool import (
+    BLOCK_LEN,
+    FINGERPRINT,
+    BytesPool,
+    WaitedTiers,
+    key_of,
+    pages,
+)
+from weft.memory.prefix_cache import CacheKey
+from weft.tiers.files import ALIGNMENT
+from weft.tiers.keys import digest_of_files
+
+BLOCK_BYTES = ALIGNMENT + 2 * BytesPool.page_bytes
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.kv"))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> bytes:
+    """Three blocks of `key_of(24)` below the folder. Returns their content."""
+    tiers = WaitedTiers(tmp_path).opened()
+    content = tiers.pool.fill(pages(5, 6), 1)
+    assert tiers.write(key_of(24), pages(5, 6)).num_bytes == 3 * BLOCK_BYTES
+    return content
+
+
+def test_what_one_process_has_written_another_one_finds(tmp_path: Path, stored: bytes) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 24
+    assert tiers.seek(0, key_of(24), 20).num_tokens == 24
+    assert tiers.seek(0, key_of(24), 24).num_tokens == 0
+    assert tiers.lacks(key_of(24)) == 24
+    assert tiers.read(key_of(24), pages(30, 6)).num_tokens == 24
+    assert tiers.pool.content(pages(30, 6)) == stored
+    assert tiers.read(key_of(24), pages(40, 4), start=8).num_tokens == 16
+    assert tiers.pool.content(pages(40, 4)) == stored[2 * BytesPool.page_bytes :]
+    report = tiers.report()
+    assert (report.state, report.num_blocks, report.faults) == ("open", 3, 0)
+
+
+def test_only_whole_blocks_of_the_same_beginning_are_found(tmp_path: Path, stored: bytes) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    key = key_of(24)
+    other = CacheKey("", key.tokens[:40] + b"\1\2\3\4" + key.tokens[44:])
+    assert tiers.seek(0, other, 0).num_tokens == 8
+    assert tiers.seek(0, CacheKey("", key.tokens[: 15 * 4]), 0).num_tokens == 8
+    assert tiers.seek(0, CacheKey("", key.tokens[4:]), 0).num_tokens == 0
+
+
+def test_nobody_else_finds_it(tmp_path: Path, stored: bytes) -> None:
+    assert WaitedTiers(tmp_path).opened().seek(0, key_of(24, namespace="salt"), 0).num_tokens == 0
+    other = WaitedTiers(tmp_path, fingerprint=b"g" * 32).opened()
+    assert other.seek(0, key_of(24), 0).num_tokens == 0
+    assert other.report().num_blocks == 0
+    assert other.report().num_bytes == 3 * BLOCK_BYTES
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path, stored: bytes) -> None:
+    for path in files(tmp_path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def truncate(path: Path, rng: random.Random) -> None:
+    size = rng.randrange(path.stat().st_size)
+    os.truncate(path, size)
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    # What is between the header and the pages says nothing.
+    place = rng.choice([rng.randrange(92), rng.randrange(ALIGNMENT, len(content))])
+    content[place] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def zero(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    start = rng.choice([0, ALIGNMENT])
+    content[start:] = bytes(len(content) - start)
+    path.write_bytes(content)
+
+
+def extend(path: Path, rng: random.Random) -> None:
+    with path.open("ab") as file:
+        file.write(rng.randbytes(rng.randrange(1, 9_000)))
+
+
+def fill(path: Path, rng: random.Random) -> None:
+    path.write_bytes(rng.randbytes(path.stat().st_size))
+
+
+def remove(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def link(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def be_a_folder(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [truncate, flip, zero, extend, fill, remove, link, be_a_folder],
+    ids=lambda f: f.__name__,
+)
+def test_a_damaged_file_is_a_miss(tmp_path: Path, stored: bytes, harm) -> None:  # type: ignore[no-untyped-def]
+    rng = random.Random(harm.__name__)
+    whole = tmp_path / "whole"
+    shutil.copytree(tmp_path, whole)
+    for number in range(12):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        tiers = WaitedTiers(folder).opened()
+        key = key_of(24)
+        harmed = rng.randrange(3)
+        (path,) = [one for one in files(folder) if one.name == block_name(key, harmed)]
+        harm(path, rng)
+        landed = tiers.read(key, pages(30, 6))
+        assert landed.num_tokens == harmed * BLOCK_LEN
+        end = harmed * 2 * BytesPool.page_bytes
+        assert tiers.pool.content(pages(30, 2 * harmed)) == stored[:end]
+        assert tiers.report().faults == 1
+        # It is not asked for again.
+        assert tiers.seek(0, key, 0).num_tokens == harmed * BLOCK_LEN
+
+
+def block_name(key: CacheKey, number: int) -> str:
+    from weft.tiers.keys import KeyChain
+
+    return list(KeyChain(FINGERPRINT, BLOCK_LEN).keys(key))[number].hex() + ".kv"
+
+
+def test_files_that_were_swapped_are_misses(tmp_path: Path, stored: bytes) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    first, second, third = files(tmp_path)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(third.read_bytes())
+    third.write_bytes(content)
+    assert tiers.read(key_of(24), pages(30, 6)).num_tokens == 0
+
+
+def test_a_block_that_is_damaged_is_written_again(tmp_path: Path, stored: bytes) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    flip(files(tmp_path)[0], random.Random(1))
+    for _ in range(3):
+        tiers.read(key_of(24), pages(30, 6))
+    tiers.pool.fill(pages(5, 6), 1)
+    assert tiers.write(key_of(24), pages(5, 6)).num_bytes == BLOCK_BYTES
+    assert tiers.read(key_of(24), pages(30, 6)).num_tokens == 24
+    assert tiers.pool.content(pages(30, 6)) == stored
+
+
+def test_what_is_not_used_for_longest_goes_when_there_is_no_room(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path, max_bytes=4 * BLOCK_BYTES).opened()
+    for seed in range(4):
+        tiers.write(key_of(8, seed), pages(0, 2))
+    tiers.read(key_of(8, 0), pages(10, 2))
+    tiers.write(key_of(8, 4), pages(0, 2))
+    found = [tiers.seek(0, key_of(8, seed), 0).num_tokens for seed in range(5)]
+    assert found == [8, 0, 8, 8, 8]
+    assert len(files(tmp_path)) == 4
+    assert tiers.report().dropped_blocks == 1
+
+
+def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    for seed in range(4):
+        tiers.write(key_of(8, seed), pages(0, 2))
+    now = time.time()
+    for path in files(tmp_path):
+        os.utime(path, (now - 1_000, now - 1_000))
+    again = WaitedTiers(tmp_path, max_bytes=4 * BLOCK_BYTES).opened()
+    again.read(key_of(8, 2), pages(10, 2))
+    last = WaitedTiers(tmp_path, max_bytes=2 * BLOCK_BYTES).opened()
+    last.write(key_of(8, 9), pages(0, 2))
+    assert last.seek(0, key_of(8, 2), 0).num_tokens == 8
+    assert last.report().num_blocks == 2
+
+
+def test_a_block_larger_than_all_room_is_not_written(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path, max_bytes=100).opened()
+    assert tiers.write(key_of(8), pages(0, 2)).num_bytes == 0
+    assert not files(tmp_path)
+
+
+def test_a_full_file_system_is_not_written_to(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path, floor_bytes=1 << 62).opened()
+    assert tiers.write(key_of(8), pages(0, 2)).num_bytes == 0
+    assert tiers.report().faults == 1
+    assert not files(tmp_path)
+
+
+def test_a_write_that_fails_is_followed_by_a_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        assert tiers.write(key_of(8), pages(0, 2)).num_bytes == 0
+    assert tiers.write(key_of(8, 1), pages(0, 2)).num_bytes == 0
+    assert tiers.report().faults == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    tiers._rests_until_s = 0.0
+    assert tiers.write(key_of(8), pages(0, 2)).num_bytes == BLOCK_BYTES
+
+
+def test_a_folder_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    tiers = WaitedTiers(folder).opened()
+    tiers.write(key_of(8), pages(0, 2))
+    shutil.rmtree(folder)
+    assert tiers.read(key_of(8), pages(10, 2)).num_tokens == 0
+    assert tiers.write(key_of(8), pages(0, 2)).num_bytes == BLOCK_BYTES
+    assert tiers.read(key_of(8), pages(10, 2)).num_tokens == 8
+
+
+def test_what_a_killed_process_left_is_removed_and_others_writes_are_not(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    tiers.write(key_of(8), pages(0, 2))
+    (path,) = files(tmp_path)
+    old = path.with_name(f"{path.name}.1.tmp")
+    new = path.with_name(f"{path.name}.2.tmp")
+    old.write_bytes(b"half")
+    new.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    WaitedTiers(tmp_path).opened()
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_cancelled_write_stores_nothing_that_comes_later(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    real = os.pwritev
+
+    def slow(handle: int, pieces: list[memoryview], offset: int) -> int:
+        tiers.cancel(77)
+        tiers.pool.fill(pages(0, 4), 9)  # the pages are somebody else's now
+        return real(handle, pieces, offset)
+
+    tiers.pool.fill(pages(0, 4), 1)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(os, "pwritev", slow)
+    tiers.keep(77, key_of(16), 0, pages(0, 4))
+    deadline = time.monotonic() + 30
+    while tiers._jobs:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    patch.undo()
+    assert not tiers.take().written
+    assert not files(tmp_path)
+    assert tiers.seek(0, key_of(16), 0).num_tokens == 0
+
+
+def test_clear_removes_all_files(tmp_path: Path, stored: bytes) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    tiers.clear()
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    tiers.write(key_of(8, 3), pages(0, 2))
+    assert len(files(tmp_path)) == 1
+    assert tiers.report().num_bytes == BLOCK_BYTES
+
+
+def test_a_store_that_was_stopped_finds_and_writes_nothing(tmp_path: Path, stored: bytes) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    tiers.stop("for a test")
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    assert tiers.read(key_of(24), pages(0, 6)).num_tokens == 0
+    assert tiers.write(key_of(8, 3), pages(0, 2)).num_bytes == 0
+    assert tiers.report().state == "for a test"
+
+
+def test_weights_that_cannot_be_read_leave_it_closed(tmp_path: Path) -> None:
+    def fail() -> bytes:
+        raise OSError(5, "Input/output error")
+
+    tiers = WaitedTiers(tmp_path, identify=fail)
+    deadline = time.monotonic() + 30
+    while "could not be read" not in tiers.report().state:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert tiers.seek(0, key_of(8), 0).num_tokens == 0
+
+
+def test_the_digest_of_weights_is_remembered_until_they_change(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    known = tmp_path / "weights.json"
+    first = digest_of_files([weights], known)
+    assert digest_of_files([weights], known) == first
+    content = known.read_text()
+    assert stat.S_IMODE(known.stat().st_mode) == 0o600
+    weights.write_bytes(b"two")
+    assert digest_of_files([weights], known) != first
+    for broken in ("", "[]", '{"a": "xyz"}', "\0"):
+        known.write_text(broken)
+        weights.write_bytes(b"one")
+        assert digest_of_files([weights], known) == first
+    assert content

@@ -1,0 +1,131 @@
+"""Puts the store of `--cache-dir` together: its folder, its settings, and the fingerprint of the
+model that computes here."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
+from weft.config.resolve import kept_as, size
+from weft.executor.cpu.kv_io import KvPages
+from weft.executor.runner import TorchRunner
+from weft.executor.weights.store import WeightStore
+from weft.memory.tiers.protocol import Tiers
+from weft.scheduler.settings import TierSettings
+from weft.tiers.disk import FLOOR_BYTES, DiskTiers
+from weft.tiers.keys import digest_of_files, fingerprint_of
+from weft.version import __version__
+
+WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+REMEMBERED = "weights.json"  # digests of weights, in the folder
+# Raised when files are laid out in another way, or K and V are computed differently.
+LAYOUT = "1"
+
+
+def open_cache(config: EngineConfig) -> Path | None:
+    """The folder of `--cache-dir`, made if it is not there; None without one. Raises
+    SettingsError."""
+    if not config.cache_dir:
+        return None
+    folder = Path(config.cache_dir).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        files = os.statvfs(folder)
+    except OSError as exc:
+        raise SettingsError(f"--cache-dir: {folder} cannot be used: {exc.strerror}") from exc
+    if status.st_uid != os.getuid():
+        raise SettingsError(f"--cache-dir: {folder} belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SettingsError(
+            f"--cache-dir: others may write into {folder}; chmod 700 makes it this user's alone"
+        )
+    if config.cache_write == "off":
+        return folder
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"--cache-dir: {folder} cannot be written to (--cache-write off only reads)"
+        )
+    free_bytes = files.f_bavail * files.f_frsize
+    if free_bytes <= FLOOR_BYTES:
+        raise SettingsError(
+            f"--cache-dir: {size(free_bytes)} are free where {folder} is; {size(FLOOR_BYTES)} "
+            "stay free, so nothing could be written"
+        )
+    return folder
+
+
+def tier_settings(config: EngineConfig, model: ModelConfig) -> TierSettings | None:
+    """What the scheduler needs of the store, where there is one."""
+    if not config.cache_dir:
+        return None
+    kept = kept_as(config, model)
+    return TierSettings(
+        block_len=config.cache_block,
+        block_bytes=kept.kv_bytes_per_token * config.cache_block,
+        wait_s=config.cache_wait_ms / 1_000,
+        write=config.cache_write,
+    )
+
+
+def make_tiers(
+    config: EngineConfig,
+    model: ModelConfig,
+    folder: Path,
+    cache_folder: Path,
+    runner: TorchRunner,
+    notify: Callable[[], None],
+) -> Tiers:
+    """The store of an engine that has loaded `model` from `folder`. It begins to look what there
+    is. Raises SettingsError."""
+    _, store, _ = runner.parts
+    assert isinstance(store, WeightStore)
+    described = [LAYOUT, __version__, repr(model), _kernels(config, runner)]
+    described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
+    identify: Callable[[], bytes] = partial(fingerprint_of, described, b"dummy")
+    if config.load_format != "dummy":
+        files = weight_files(folder)
+        if not files:
+            raise SettingsError(f"--cache-dir: there is no file of weights in {folder}")
+        identify = partial(_identify, described, files, cache_folder / REMEMBERED)
+    tiers = DiskTiers(
+        cache_folder,
+        KvPages(store.kv_cache, config.page_size),
+        page_size=config.page_size,
+        block_len=config.cache_block,
+        max_bytes=int(config.cache_disk_gb * 1e9),
+        identify=identify,
+        notify=notify,
+    )
+    tiers.start()
+    return tiers
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's folder that hold weights, and what says how they are read."""
+    weights = [path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES]
+    described = folder / "config.json"
+    if weights and described.exists():
+        return [*weights, described]
+    return weights
+
+
+def _identify(described: list[str], files: list[Path], remembered: Path) -> bytes:
+    return fingerprint_of(described, digest_of_files(files, remembered))
+
+
+def _kernels(config: EngineConfig, runner: TorchRunner) -> str:
+    """Who computes: other kernels give other bits."""
+    torch_is = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    kernels = runner.kernels
+    if kernels is None:
+        return f"{torch_is}, {config.threads} threads, {config.attention_backend}"
+    return f"{torch_is}, {kernels.path.name}, {kernels.instruction_set}"

@@ -1,0 +1,47 @@
+"""Handlers of control requests about the cache in memory and on disk."""
+
+from __future__ import annotations
+
+from weft.engine.services import Services
+from weft.messages.cache import (
+    ClearCache,
+    ClearCacheReply,
+    GetCache,
+    GetCacheReply,
+    SaveCache,
+    SaveCacheReply,
+)
+
+NO_STORE = "this server was started without --cache-dir"
+
+
+def get_cache(services: Services, message: GetCache) -> GetCacheReply:
+    scheduler = services.scheduler
+    cache = scheduler.kv.cache
+    num_pages = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
+    counters = scheduler.counters
+    reply = GetCacheReply(
+        kv_tokens=scheduler.kv.capacity,
+        cached_tokens=num_pages * scheduler.settings.page_size,
+        prompt_tokens=counters.num_prompt_tokens,
+        memory_hit_tokens=counters.num_cached_tokens,
+        disk_hit_tokens=0,
+        disk=NO_STORE,
+    )
+    if services.tiers is None:
+        return reply
+    return services.tiers.told(reply)
+
+
+def clear_cache(services: Services, message: ClearCache) -> ClearCacheReply:
+    if services.tiers is None:
+        return ClearCacheReply(success=False, message=NO_STORE)
+    return ClearCacheReply(success=True, dropped_blocks=services.tiers.clear())
+
+
+def save_cache(services: Services, message: SaveCache) -> SaveCacheReply | None:
+    """Answered when all is written, or the time is over."""
+    if services.tiers is None:
+        return SaveCacheReply(success=False, message=NO_STORE)
+    services.tiers.save(message.call, services.clock() + message.timeout_s)
+    return None

@@ -1,0 +1,347 @@
+"""The store of KV outside of the pool, between the engine's steps: what of a request is read, for
+how long the request waits, and what is written.
+
+    a request opens ─▶ seek ── worth it, and memory for it? ─▶ read ─▶ the request waits
+    before a step   ─▶ take ─▶ land in the tree ─▶ the request goes on: a hit like any other
+                       a deadline is over       ─▶ the request goes on, and computes
+    after a step    ─▶ write what was used twice, one transfer at a time
+
+Nothing here waits for a disk, and whatever goes wrong there is a prompt that is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.tiers.protocol import Landed, Tiers
+from weft.messages.cache import GetCacheReply, SaveCacheReply
+from weft.messages.requests import GenerateRequest
+from weft.observe.log import EventLog
+from weft.scheduler.admission import expected_tokens
+from weft.scheduler.features.tiers import TiersFeature, TierWait
+from weft.scheduler.history import EventKind
+from weft.scheduler.request import Request
+from weft.scheduler.settings import TierSettings
+from weft.scheduler.tiers.kv import TieredKv
+
+# Of bytes that are being written at once: so much memory is locked for it.
+WRITE_BYTES = 64_000_000
+# A request waits for twice the time that its pages should take, and this; or for half the time that
+# it would take to compute them.
+PATIENCE_S = 0.05
+# A transfer that takes longer is cancelled; where that is not answered either, its pages are lost.
+HUNG_S = 30.0
+# Steps with fewer prompt tokens say little about how fast prompts are computed.
+LEAST_MEASURED = 64
+LEARNING_RATE = 0.3
+MAX_LOOKS = 8  # at sequences that are worth writing, in one step
+
+log = EventLog("cache")
+
+
+class PendingSave(NamedTuple):
+    """A call that waits until all is written."""
+
+    call: int
+    until_s: float
+    num_bytes: int  # that had been written before
+
+
+class TierService(Service):
+    """Attached all the time, where there is a store."""
+
+    name = "the stored cache"
+
+    def __init__(self, core: EngineCore, feature: TiersFeature, tiers: Tiers) -> None:
+        kv = core.scheduler.kv
+        assert isinstance(kv, TieredKv), "there is a store, and memory that does not know of it"
+        kv.tiers = tiers
+        self._core = core
+        self.feature = feature
+        self._kv = kv
+        self.tiers = tiers
+        self._is_open = False
+        self._is_shut = False  # for good
+        self._token_s = 0.0  # to compute a token of a prompt; 0: not known yet
+        self._num_prefilled = 0  # tokens, before the present step
+        self._writing: CacheKey | None = None  # what is worthy, a part of which was begun last
+        self.saves: list[PendingSave] = []
+        self.num_bytes_written = 0
+        self.num_landed = 0  # tokens that were read and not computed
+
+    @property
+    def _settings(self) -> TierSettings:
+        return self._kv.settings
+
+    def wake_at(self) -> float:
+        wake_at = math.inf
+        for wait in self.feature.waiting.values():
+            wake_at = min(wake_at, wait.until_s)
+        for transfer in self._kv.transfers.values():
+            wake_at = min(wake_at, transfer.since_s + HUNG_S)
+        for save in self.saves:
+            wake_at = min(wake_at, save.until_s)
+        return wake_at
+
+    # Moments
+
+    def opened(self, message: GenerateRequest, now: float) -> None:
+        if not self._is_open:
+            self._take(now)  # it may have opened since the last step
+        if self._is_open and self._settings.wait_s:
+            self._look_for(self._core.scheduler.requests[message.id], now)
+
+    def before_step(self, now: float) -> None:
+        self._num_prefilled = self._core.scheduler.counters.num_prefilled_tokens
+        self._take(now)
+        self._end_waits(now)
+        self._end_hung(now)
+        self._begin()
+
+    def after_step(self, now: float) -> None:
+        self._learn(now)
+        self._write(now)
+        self._begin()
+        if self.saves:
+            self._answer_saves(now)
+
+    # Reading
+
+    def _look_for(self, request: Request, now: float) -> None:
+        """Let a request wait if more of its prompt is stored than is cached, and it pays."""
+        block_len = self._settings.block_len
+        usable = request.reusable_len // block_len * block_len
+        if not usable or request.id in self.feature.asked:
+            return
+        key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
+        have = self._kv.cache.peek(key)
+        if have >= usable:
+            return
+        found = self.tiers.seek(request.id, key, have)
+        end = min(found.num_tokens, usable)
+        num_new = end - have
+        compute_s = num_new * (self._token_s or math.inf)
+        if num_new < block_len or found.read_s > compute_s:
+            return
+        start = have // block_len * block_len
+        stored = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+        ticket = self._kv.reading(stored, start)
+        if ticket is None:
+            step = self._core.scheduler.planner.num_steps - 1
+            ticket = self._kv.read(stored, start, self._spare(), step=step, now=now)
+            if ticket is None:
+                return  # no memory for it
+            self.feature.asked.add(request.id)
+        patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
+        patience_s = min(patience_s, self._settings.wait_s)
+        self.feature.waiting[request.id] = TierWait(ticket, have, end, now, now + patience_s)
+        detail = f"{num_new:,} of its tokens are being read from disk"
+        self._core.note(request.id, EventKind.STORED, detail, now)
+
+    def _spare(self) -> float:
+        """Tokens of memory that running requests are not expected to need."""
+        columns = self._kv.columns
+        rows = np.flatnonzero(columns.max_len).astype(np.int32)  # also those of open prompts
+        ratio = self._core.scheduler.prefills.new_token_ratio.current
+        reserved = expected_tokens(columns, rows, ratio)
+        pending = int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
+        return self._kv.available - pending - reserved
+
+    def _begin(self) -> None:
+        """Begin the transfers for which no launched step has to be waited for any more."""
+        if self._kv.transfers:
+            first = self._core.loop.first_in_flight
+            if first is None:
+                first = self._core.scheduler.planner.num_steps
+            self._kv.begin(first)
+
+    def _take(self, now: float) -> None:
+        news = self.tiers.take()
+        if news.has_opened and not self._is_shut and not self._kv.is_stale:
+            self._is_open = True
+        for ticket, num_bytes in news.written:
+            self._kv.written(ticket)
+            self.num_bytes_written += num_bytes
+            if not num_bytes and self._writing is not None:
+                self.feature.worthy.pop(self._writing, None)  # it cannot be written now
+        for landed in news.landed:
+            self._land(landed, now)
+        if news.written or news.landed:
+            self._core.scheduler.memory_came_back()
+
+    def _land(self, landed: Landed, now: float) -> None:
+        num_new = self._kv.land(landed.ticket, landed.num_tokens)
+        self.num_landed += num_new
+        requests = self._core.scheduler.requests
+        for id in self._waiting_for(landed.ticket):
+            wait = self.feature.waiting.pop(id)
+            if num_new:
+                self.feature.landed[id] = wait
+            took_ms = 1e3 * (now - wait.since_s)
+            detail = f"{landed.num_tokens:,} tokens came from disk after {took_ms:,.0f} ms"
+            self._core.note(id, EventKind.STORED, detail, now)
+            # It waited for what another request wanted: it may have more of its own.
+            if self._is_open and num_new:
+                self._look_for(requests[id], now)
+
+    def _waiting_for(self, ticket: int) -> list[int]:
+        waiting = self.feature.waiting.items()
+        return [id for id, wait in waiting if wait.ticket == ticket]
+
+    def _end_waits(self, now: float) -> None:
+        """Let requests go on whose time to wait is over."""
+        for id, wait in list(self.feature.waiting.items()):
+            if now < wait.until_s and wait.ticket in self._kv.transfers:
+                continue
+            del self.feature.waiting[id]
+            late_ms = 1e3 * (now - wait.since_s)
+            detail = f"nothing came from disk in {late_ms:,.0f} ms: it computes its prompt"
+            self._core.note(id, EventKind.STORED, detail, now)
+            if wait.ticket in self._kv.transfers and not self._waiting_for(wait.ticket):
+                self._kv.cancel(wait.ticket, now)
+
+    def _end_hung(self, now: float) -> None:
+        """End transfers that take too long. Of a read that does not end even so, the pages are out
+        of circulation, and the store is not asked any more."""
+        for ticket, transfer in list(self._kv.transfers.items()):
+            if now < transfer.since_s + HUNG_S:
+                continue
+            is_lost = transfer.is_cancelled
+            if not is_lost:
+                self._kv.cancel(ticket, now)
+            if is_lost or not transfer.is_reading:
+                self._shut("the disk does not answer")
+            if is_lost:
+                log.error("pages_lost", pages=len(transfer.pages), after_s=2 * HUNG_S)
+                self._kv.give_up(ticket)
+                self._core.settle()
+                self._core.scheduler.shrink()
+
+    def _shut(self, why: str) -> None:
+        """Ask the store no more."""
+        self._is_open = False
+        self._is_shut = True
+        self.feature.worthy.clear()
+        self.tiers.stop(why)
+
+    def _learn(self, now: float) -> None:
+        """Learn from the step that has ended how fast prompts are computed."""
+        num_tokens = self._core.scheduler.counters.num_prefilled_tokens - self._num_prefilled
+        if num_tokens < LEAST_MEASURED:
+            return
+        token_s = (now - self._core.began_s) / num_tokens
+        if not self._token_s:
+            self._token_s = token_s
+        self._token_s += LEARNING_RATE * (token_s - self._token_s)
+
+    # Writing
+
+    def _write(self, now: float) -> None:
+        """Write the next piece of what is worth it: one at a time, and none while requests wait
+        for the disk."""
+        feature = self.feature
+        if self._is_shut or self._kv.is_stale:
+            feature.worthy.clear()
+        if not feature.worthy or not self._is_open:
+            return
+        if feature.waiting or self._kv.writing is not None:
+            return
+        block_len = self._settings.block_len
+        for _ in range(min(MAX_LOOKS, len(feature.worthy))):
+            key = next(iter(feature.worthy))
+            have = self._kv.cache.peek(key) // block_len * block_len
+            start = self.tiers.lacks(key)
+            if start >= have:
+                del feature.worthy[key]
+                continue
+            most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
+            end = min(have, start + most * block_len)
+            part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+            step = self._core.scheduler.planner.num_steps - 1
+            self._kv.write(part, start, step=step, now=now)
+            self._writing = key
+            return
+
+    # Looking on
+
+    def numbers(self) -> dict[str, int]:
+        """By the names that they have in `Stats`."""
+        report = self.tiers.report()
+        return {
+            "disk_blocks": report.num_blocks,
+            "disk_bytes": report.num_bytes,
+            "total_disk_hit_tokens": self.feature.num_hits,
+            "total_disk_read_bytes": report.read_bytes,
+            "total_disk_written_bytes": report.written_bytes,
+            "total_disk_faults": report.faults,
+        }
+
+    def told(self, reply: GetCacheReply) -> GetCacheReply:
+        """The reply, with what there is to say of the store."""
+        report = self.tiers.report()
+        num_reading = sum(one.is_reading for one in self._kv.transfers.values())
+        num_hits = self.feature.num_hits
+        return msgspec.structs.replace(
+            reply,
+            memory_hit_tokens=reply.memory_hit_tokens - num_hits,
+            disk_hit_tokens=num_hits,
+            disk=report.state,
+            folder=report.folder,
+            disk_blocks=report.num_blocks,
+            disk_bytes=report.num_bytes,
+            max_bytes=report.max_bytes,
+            read_bytes=report.read_bytes,
+            written_bytes=report.written_bytes,
+            dropped_blocks=report.dropped_blocks,
+            faults=report.faults,
+            reading=num_reading,
+            writing=len(self._kv.transfers) - num_reading,
+            waiting_requests=len(self.feature.waiting),
+        )
+
+    # Calls
+
+    def clear(self) -> int:
+        """Forget all that is stored. Returns how many blocks of this model those were."""
+        num_blocks = self.tiers.report().num_blocks
+        self.feature.worthy.clear()
+        self._kv.cancel_writes()
+        self.tiers.clear()
+        return num_blocks
+
+    def save(self, call: int, until_s: float) -> None:
+        """Write all that is cached, the last used first, until then. Answered when it is done."""
+        self.saves.append(PendingSave(call, until_s, self.num_bytes_written))
+        if self._settings.write != "off":
+            for key in self._kv.cache.sequences():
+                self.feature.worthy[key] = None
+        self._core.hooks.begin_work(self)
+
+    def _answer_saves(self, now: float) -> None:
+        is_done = not self.feature.worthy and self._kv.writing is None
+        for save in list(self.saves):
+            if not is_done and self._is_open and now < save.until_s:
+                continue
+            self.saves.remove(save)
+            message = ""
+            if not self._is_open:
+                message = self.tiers.report().state
+            elif not is_done:
+                message = "the time was over before all was written"
+            self._core.send(
+                SaveCacheReply(
+                    call=save.call,
+                    success=not message,
+                    message=message,
+                    written_bytes=self.num_bytes_written - save.num_bytes,
+                )
+            )
+        if not self.saves:
+            self._core.hooks.end_work(self)

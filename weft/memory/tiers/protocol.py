@@ -1,0 +1,152 @@
+"""Tiers: KV of cached prefixes that outlives the pool, stored in blocks of tokens.
+
+    seek    ─▶ how much of a sequence is stored, and how long it takes to read
+    fetch   ─▶ read it into pages that the caller has reserved      ─▶ Landed
+    keep    ─▶ write it from pages that nobody changes meanwhile    ─▶ Written
+    cancel  ─▶ soon Landed, with what was read until then; of what was to be written, nothing more
+    take    ─▶ what has come to its end since
+
+No call waits for the store, and none raises: whatever goes wrong there is less that lands. A block
+is found by its key: all tokens up to its end, their namespace, and everything else that K and V
+depend on. Twins: `weft/tiers/disk.py` (files in a folder), the journal's replay, `NoTiers`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from weft.arrays import IntArray
+from weft.memory.prefix_cache import CacheKey
+
+
+class Sought(NamedTuple):
+    """How much of the beginning of a sequence is stored."""
+
+    num_tokens: int  # whole blocks, counted from the first token
+    read_s: float  # to read what the caller lacks of it, by the rate so far
+
+
+NOT_STORED = Sought(0, 0.0)
+
+
+class Landed(NamedTuple):
+    """A `fetch` is over: its pages are the caller's again."""
+
+    ticket: int
+    num_tokens: int  # that the pages hold now, from the first one on; the rest holds anything
+    seconds: float  # since it was asked for
+
+
+class Written(NamedTuple):
+    """A `keep` is over: nobody reads its pages any more."""
+
+    ticket: int
+    num_bytes: int  # that were written
+
+
+class TierNews(NamedTuple):
+    """What has happened since the last call of `take`."""
+
+    landed: tuple[Landed, ...] = ()
+    written: tuple[Written, ...] = ()
+    has_opened: bool = False  # it is known what is stored: it may be asked from now on
+
+
+NO_NEWS = TierNews()
+
+
+class TierReport(NamedTuple):
+    """Numbers for people. Nothing is decided by them."""
+
+    state: str  # "open", or why nothing is read and written
+    folder: str = ""
+    num_blocks: int = 0  # that may be found
+    num_bytes: int = 0  # of all files, also those of other models
+    max_bytes: int = 0
+    read_bytes: int = 0  # since the start
+    written_bytes: int = 0
+    dropped_blocks: int = 0  # for lack of room
+    faults: int = 0  # blocks that could not be read or written, or were damaged
+
+
+class Tiers(Protocol):
+    """Called from one thread."""
+
+    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+        """How much of a sequence is stored, for a request `id` that has the first `have` tokens.
+
+        Looks into memory alone. A sequence of which nothing is stored costs one digest.
+        """
+        ...
+
+    def lacks(self, key: CacheKey) -> int:
+        """Tokens of the beginning of a sequence that are stored, or are being written: whole
+        blocks."""
+        ...
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        """Read the tokens of `key` from `start` on into pages [n], a whole number of blocks. The
+        pages belong to the ticket until it has landed."""
+        ...
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        """Write the tokens of `key` from `start` on from pages [n], a whole number of blocks."""
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """End a transfer early.
+
+        A `fetch` will still land. A `keep` will not be told of any more; its pages are free from
+        now on, for whatever they hold later is not stored.
+        """
+        ...
+
+    def take(self) -> TierNews: ...
+
+    def clear(self) -> None:
+        """Forget all that is stored, of this model and of others."""
+        ...
+
+    def stop(self, why: str) -> None:
+        """Find and store nothing any more: `why` is for people."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until no transfer is under way, and forget what they were."""
+        ...
+
+    def report(self) -> TierReport: ...
+
+
+class NoTiers:
+    """Stores nothing."""
+
+    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+        return NOT_STORED
+
+    def lacks(self, key: CacheKey) -> int:
+        return 0
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        raise AssertionError("nothing was found")
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        raise AssertionError("nothing is stored here")
+
+    def cancel(self, ticket: int) -> None:
+        raise AssertionError("there is no transfer")
+
+    def take(self) -> TierNews:
+        return NO_NEWS
+
+    def clear(self) -> None:
+        pass
+
+    def stop(self, why: str) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def report(self) -> TierReport:
+        return TierReport("this server was started without --cache-dir")

@@ -1,0 +1,83 @@
+"""Requests whose KV is stored outside of the pool: they wait while it is being read, for a bounded
+time, and say what is worth being stored.
+
+Every request uses this feature where there is a store. What is read and written, and when, is
+decided in `engine/tier_service.py`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.messages.replies import FinishReason
+from weft.scheduler.feature import Admission, Feature
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Request
+from weft.scheduler.settings import TierSettings
+
+MAX_WORTHY = 256  # sequences that wait to be written; the oldest are forgotten
+
+
+class TierWait(NamedTuple):
+    """A request waits for a transfer."""
+
+    ticket: int
+    num_cached: int  # tokens that it has now,
+    num_tokens: int  # and will have then
+    since_s: float
+    until_s: float
+
+
+class TiersFeature(Feature):
+    def __init__(self, settings: TierSettings) -> None:
+        self._settings = settings
+        self.waiting: dict[int, TierWait] = {}
+        self.landed: dict[int, TierWait] = {}  # of open requests that have waited to the end
+        self.num_hits = 0  # tokens of prompts that were read, and found at admission
+        self.asked: set[int] = set()  # open requests for which something was read: once for each
+        # Sequences that are worth writing, in the order of their use.
+        self.worthy: OrderedDict[CacheKey, None] = OrderedDict()
+
+    def admit(self, request: Request) -> Admission:
+        return Admission.WAIT if request.id in self.waiting else Admission.READY
+
+    def why_waits(self, request: Request) -> str:
+        wait = self.waiting[request.id]
+        longest_ms = 1e3 * (wait.until_s - wait.since_s)
+        num_tokens = wait.num_tokens - wait.num_cached
+        return f"{num_tokens:,} tokens are being read from disk, for {longest_ms:,.0f} ms"
+
+    def enter_row(self, request: Request) -> None:
+        wait = self.landed.pop(request.id, None)
+        if wait is not None:
+            found = min(request.prefix.length, wait.num_tokens)
+            self.num_hits += max(found - wait.num_cached, 0)
+        # What a request finds has been used twice. A retracted one finds its own.
+        if self._settings.write != "selective" or request.retractions:
+            return
+        self._is_worthy(request.cache_key(request.packed), request.prefix.length)
+
+    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+        self.waiting.pop(request.id, None)
+        self.asked.discard(request.id)
+        self.landed.pop(request.id, None)
+        if reason == "error" or not request.message.shares_kv:
+            return
+        write = self._settings.write
+        # The next turn of a session will be asked for.
+        if write == "through" or (write == "selective" and request.message.session is not None):
+            num_tokens = len(request.packed) // TOKEN_BYTES
+            self._is_worthy(request.cache_key(request.packed), num_tokens)
+
+    def _is_worthy(self, key: CacheKey, num_tokens: int) -> None:
+        """The first `num_tokens` of a sequence are worth writing, as far as they are cached."""
+        num_tokens -= num_tokens % self._settings.block_len
+        if not num_tokens:
+            return
+        worthy = CacheKey(key.namespace, key.tokens[: num_tokens * TOKEN_BYTES])
+        self.worthy[worthy] = None
+        self.worthy.move_to_end(worthy)
+        if len(self.worthy) > MAX_WORTHY:
+            self.worthy.popitem(last=False)

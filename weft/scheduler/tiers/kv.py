@@ -1,0 +1,328 @@
+"""KV memory some of whose pages are being read from a store, or written to one.
+
+    read    reserve pages ─▶ fetch ─▶ land: into the tree, what is there twice is freed
+    write   lock in the tree ─▶ keep ─▶ unlock
+
+Pages that are being read belong to their transfer alone, until the store says that it is done: the
+tree sees them when they are whole. Pages that are being written stay where they are in the tree,
+locked: a locked node may be split, but no page of it is freed. Steps that were launched before may
+still read the pages that were reserved, and are still to write those that are to be kept; so a
+transfer begins when these steps have ended.
+
+    free + cached + owned by requests + being read + quarantined = all pages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.memory.allocator import NOBODY, PageAllocator, RowTable
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
+from weft.memory.tiers.protocol import NoTiers, Tiers
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Columns, Request
+from weft.scheduler.settings import TierSettings
+
+LARGEST_PART = 4  # at most a fourth of all pages is being read
+OTHER_WEIGHTS = "the weights were changed since the server was started"
+
+
+class Transfer:
+    """Tokens [start, end) of a sequence on their way between the pool and a store."""
+
+    __slots__ = (
+        "behind",
+        "end",
+        "handle",
+        "is_cancelled",
+        "is_orphan",
+        "is_reading",
+        "is_started",
+        "key",
+        "pages",
+        "since_s",
+        "start",
+    )
+
+    def __init__(
+        self,
+        key: CacheKey,
+        start: int,
+        end: int,
+        pages: IntArray,
+        handle: Handle,
+        *,
+        behind: int,
+        since_s: float,
+        is_reading: bool,
+    ) -> None:
+        self.key = key  # of all tokens up to `end`
+        self.start = start
+        self.end = end
+        # [(end - start) / page_size]; those being read have no other owner.
+        self.pages = pages
+        self.handle = handle  # locked: what is before `start`, or, when writing, all of it
+        self.behind = behind  # the last step that was planned before
+        self.since_s = since_s  # when it was asked for, and later when it was cancelled
+        self.is_reading = is_reading
+        self.is_started = False
+        self.is_cancelled = False
+        self.is_orphan = False  # the tree has been emptied since: there is no handle any more
+
+
+class TieredKv(KvMemory):
+    """`tiers` is the engine's, which sets it."""
+
+    def __init__(
+        self,
+        rows: RowTable,
+        allocator: PageAllocator,
+        cache: PrefixCache,
+        columns: Columns,
+        settings: TierSettings,
+    ) -> None:
+        super().__init__(rows, allocator, cache, columns)
+        self.tiers: Tiers = NoTiers()
+        self.settings = settings
+        self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
+        self.num_read_pages = 0  # being read
+        self.is_stale = False  # what is stored is of other weights
+        self._num_tickets = 0
+
+    # Transfers
+
+    def read(self, key: CacheKey, start: int, spare: float, *, step: int, now: float) -> int | None:
+        """Reserve pages for the tokens of `key` from `start` on, up to which it is cached, and
+        begin to read them. Returns the ticket, or None where memory does not allow it.
+
+        `spare`: tokens that running requests do not need. `step`: the last one that was planned.
+        """
+        page_size = self.page_size
+        end = len(key.tokens) // TOKEN_BYTES
+        num_pages = (end - start) // page_size
+        if num_pages * page_size > spare:
+            return None
+        if (self.num_read_pages + num_pages) * LARGEST_PART > self.allocator.num_pages:
+            return None
+        before = self.cache.match(CacheKey(key.namespace, key.tokens[: start * TOKEN_BYTES]))
+        if before.length != start:
+            return None
+        self.cache.lock(before.handle)
+        # Sessions keep what they have pinned.
+        if num_pages > self.allocator.num_free + self.cache.evictable_pages:
+            self.cache.unlock(before.handle)
+            return None
+        pages = self._alloc(num_pages, NOBODY)
+        self.num_read_pages += num_pages
+        transfer = Transfer(
+            key,
+            start,
+            end,
+            pages,
+            before.handle,
+            behind=step,
+            since_s=now,
+            is_reading=True,
+        )
+        return self._enter(transfer)
+
+    def write(self, key: CacheKey, start: int, *, step: int, now: float) -> int:
+        """Lock `key`, all of which is cached, and begin to write its tokens from `start` on.
+        Returns the ticket."""
+        end = len(key.tokens) // TOKEN_BYTES
+        found = self.cache.match(key)
+        assert found.length == end, "what is to be written is not cached"
+        self.cache.lock(found.handle)
+        transfer = Transfer(
+            key,
+            start,
+            end,
+            found.pages[start // self.page_size :],
+            found.handle,
+            behind=step,
+            since_s=now,
+            is_reading=False,
+        )
+        return self._enter(transfer)
+
+    def begin(self, num_done: int) -> None:
+        """Begin the transfers that have waited for steps: all those before step `num_done` have
+        ended."""
+        for ticket, transfer in self.transfers.items():
+            if transfer.is_started or transfer.behind >= num_done:
+                continue
+            transfer.is_started = True
+            start = self.tiers.fetch if transfer.is_reading else self.tiers.keep
+            start(ticket, transfer.key, transfer.start, transfer.pages)
+
+    def land(self, ticket: int, num_tokens: int) -> int:
+        """A read is over: put what has come into the tree. Returns the tokens that are new
+        there."""
+        transfer = self.transfers.get(ticket)
+        if transfer is None:
+            return 0  # it was given up
+        del self.transfers[ticket]
+        self.num_read_pages -= len(transfer.pages)
+        if transfer.is_orphan:
+            self.allocator.free(transfer.pages)
+            return 0
+        page_size = self.page_size
+        end = transfer.start + num_tokens
+        key = CacheKey(transfer.key.namespace, transfer.key.tokens[: end * TOKEN_BYTES])
+        # 0 ...... start ...... present ...... end ...... transfer.end
+        # | locked   | computed since | new     | has not come |
+        before = self.cache.pages_of(transfer.handle)
+        inserted = self.cache.insert(key, np.concatenate([before, transfer.pages]))
+        num_twice = (inserted.present - transfer.start) // page_size
+        num_landed = num_tokens // page_size
+        self.allocator.free(transfer.pages[:num_twice])
+        self.allocator.free(transfer.pages[num_landed:])
+        self.cache.unlock(transfer.handle)
+        return end - inserted.present
+
+    def written(self, ticket: int) -> None:
+        """A write is over."""
+        transfer = self.transfers.pop(ticket, None)
+        if transfer is not None:
+            self.cache.unlock(transfer.handle)
+
+    def cancel(self, ticket: int, now: float) -> None:
+        """Let a transfer end soon; a write has ended with this."""
+        transfer = self.transfers[ticket]
+        if transfer.is_reading:
+            self._cancel_read(ticket, transfer, now)
+        else:
+            self._cancel_write(ticket, transfer)
+
+    def cancel_writes(self) -> None:
+        """End all writes now."""
+        for ticket, transfer in list(self.transfers.items()):
+            if not transfer.is_reading:
+                self._cancel_write(ticket, transfer)
+
+    def give_up(self, ticket: int) -> None:
+        """The store does not say what has become of a read: its pages are lost."""
+        transfer = self.transfers.pop(ticket)
+        self.num_read_pages -= len(transfer.pages)
+        for page in transfer.pages.tolist():
+            self.allocator.quarantine(page, is_owned=False)
+        if not transfer.is_orphan:
+            self.cache.unlock(transfer.handle)
+
+    @property
+    def writing(self) -> int | None:
+        """The ticket of the oldest write that is under way."""
+        for ticket, transfer in self.transfers.items():
+            if not transfer.is_reading:
+                return ticket
+        return None
+
+    def reading(self, key: CacheKey, start: int) -> int | None:
+        """The ticket of a read that brings the block of `key` from `start` on."""
+        end = (start + self.settings.block_len) * TOKEN_BYTES
+        for ticket, transfer in self.transfers.items():
+            if not transfer.is_reading or transfer.is_cancelled or transfer.is_orphan:
+                continue
+            if transfer.key.namespace != key.namespace or transfer.start > start:
+                continue
+            if transfer.end * TOKEN_BYTES >= end and key.tokens[:end] == transfer.key.tokens[:end]:
+                return ticket
+        return None
+
+    # What else happens to memory
+
+    def reclaim(self) -> bool:
+        for ticket, transfer in list(self.transfers.items()):
+            self.cancel(ticket, transfer.since_s)
+        return bool(self.transfers)
+
+    def release(self, request: Request, *, keep: bool = True) -> None:
+        if not keep:
+            # What it computed is worth nothing, and the tree must be able to let it go.
+            self.cancel_writes()
+        super().release(request, keep=keep)
+
+    def reset_cache(self) -> None:
+        self.cancel_writes()
+        for ticket, transfer in list(self.transfers.items()):
+            if transfer.is_orphan:
+                continue
+            self.cache.unlock(transfer.handle)
+            self._orphan(ticket, transfer)
+            if not transfer.is_started:
+                self.allocator.free(transfer.pages)
+        super().reset_cache()
+
+    def reset(self) -> None:
+        for ticket, transfer in list(self.transfers.items()):
+            if transfer.is_reading:
+                self._orphan(ticket, transfer)
+                continue
+            del self.transfers[ticket]
+            if transfer.is_started:
+                self.tiers.cancel(ticket)
+        super().reset()
+        # All pages are free now; but into these a thread may still write.
+        self.num_read_pages = 0
+        for transfer in self.transfers.values():
+            transfer.pages = self.allocator.withhold(transfer.pages)
+            self.num_read_pages += len(transfer.pages)
+
+    def weights_changed(self) -> None:
+        self.is_stale = True
+        self.tiers.stop(OTHER_WEIGHTS)
+
+    # Accounting
+
+    @property
+    def num_owned(self) -> int:
+        return super().num_owned + self.num_read_pages
+
+    def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
+        owned = super()._owned_by(requests)
+        for ticket, transfer in self.transfers.items():
+            if transfer.is_reading:
+                owned[f"read {ticket}"] = transfer.pages
+        return owned
+
+    # Inside
+
+    def _enter(self, transfer: Transfer) -> int:
+        ticket = self._num_tickets
+        self._num_tickets += 1
+        self.transfers[ticket] = transfer
+        return ticket
+
+    def _cancel_write(self, ticket: int, transfer: Transfer) -> None:
+        del self.transfers[ticket]
+        if transfer.is_started:
+            self.tiers.cancel(ticket)
+        self.cache.unlock(transfer.handle)
+
+    def _cancel_read(self, ticket: int, transfer: Transfer, now: float) -> None:
+        if transfer.is_cancelled:
+            return
+        if not transfer.is_started:
+            del self.transfers[ticket]
+            self.num_read_pages -= len(transfer.pages)
+            self.allocator.free(transfer.pages)
+            self.cache.unlock(transfer.handle)
+            return
+        transfer.is_cancelled = True
+        transfer.since_s = now
+        self.tiers.cancel(ticket)
+
+    def _orphan(self, ticket: int, transfer: Transfer) -> None:
+        """The tree forgets all: what is being read has no place in it any more."""
+        transfer.is_orphan = True
+        transfer.handle = None
+        if not transfer.is_started:
+            del self.transfers[ticket]
+            self.num_read_pages -= len(transfer.pages)
+            return
+        if not transfer.is_cancelled:
+            transfer.is_cancelled = True
+            self.tiers.cancel(ticket)

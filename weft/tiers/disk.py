@@ -1,0 +1,410 @@
+"""KV in the files of a folder: the `Tiers` of `--cache-dir`.
+
+    engine's thread   seek, lacks: the index in memory       fetch, keep, cancel ─▶ queues ─┐
+    reading thread    a block after the other, straight into the pool's pages ◀─────────────┤
+    writing thread    first the fingerprint and a scan; then a block after the other ◀──────┘
+
+A block that cannot be read is dropped from the index and computed; one that cannot be written is
+not there. After a write that failed, nothing is written for a minute. The files take no more than
+`max_bytes`: the least recently used go. A file system with little room left is not written to.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from weft.arrays import IntArray
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.tiers.protocol import (
+    NO_NEWS,
+    NOT_STORED,
+    Landed,
+    Sought,
+    TierNews,
+    TierReport,
+    Written,
+)
+from weft.observe.log import EventLog
+from weft.tiers.files import DamagedBlock, file_bytes, read_block, write_block
+from weft.tiers.index import BlockIndex
+from weft.tiers.keys import KeyChain
+
+FIRST_RATE = 500e6  # bytes a second, until one is measured
+LEARNING_RATE = 0.3
+FLOOR_BYTES = 1_000_000_000  # that stay free on the file system
+REST_S = 60.0  # after a write that failed, before the next one
+LOOK_S = 60.0  # between two scans, while the store is used: others may share the folder
+SETTLE_S = 10.0
+OPENING = "it is being looked what is stored"
+
+log = EventLog("cache")
+
+
+class PoolPages(Protocol):
+    """The memory of the KV pool, page by page."""
+
+    page_bytes: int
+
+    def pieces(self, page: int) -> list[memoryview]:
+        """Where the bytes of a page are, one piece for each tensor."""
+        ...
+
+
+@dataclass(eq=False)
+class TransferJob:
+    """A ticket, for a thread."""
+
+    ticket: int
+    key: CacheKey
+    start: int
+    pages: IntArray
+    asked_s: float
+    is_cancelled: bool = False
+
+
+class DiskTiers:
+    """`identify` computes the fingerprint, on a thread. `notify` is called when there is news, on
+    any thread. `folder` exists."""
+
+    def __init__(
+        self,
+        folder: Path,
+        pool: PoolPages,
+        *,
+        page_size: int,
+        block_len: int,
+        max_bytes: int,
+        identify: Callable[[], bytes],
+        notify: Callable[[], None],
+        floor_bytes: int = FLOOR_BYTES,
+    ) -> None:
+        self._index = BlockIndex(folder)
+        self._pool = pool
+        self._page_size = page_size
+        self._block_len = block_len
+        self._max_bytes = max_bytes
+        self._identify = identify
+        self._notify = notify
+        self._floor_bytes = floor_bytes
+        self._chain: KeyChain | None = None  # None: nothing is found
+        self._model = ""  # the folder of its blocks
+        self._state = OPENING
+        self._jobs: dict[int, TransferJob] = {}  # that have not been reported
+        # Guards what threads write and the engine reads: jobs, news, numbers.
+        self._lock = threading.Condition()
+        self._landed: list[Landed] = []
+        self._written_jobs: list[Written] = []
+        self._has_opened = False
+        self._has_news = False
+        self._rate = FIRST_RATE
+        self._read_bytes = 0
+        self._written_bytes = 0
+        self._dropped_blocks = 0
+        self._faults = 0
+        self._rests_until_s = -math.inf
+        self._reads: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[TransferJob | list[Path]] = queue.SimpleQueue()
+        self._was_asked = False  # since the last scan
+
+    def start(self) -> None:
+        """Begin to look what is stored."""
+        for name, work in (("reads", self._read_all), ("writes", self._write_all)):
+            threading.Thread(target=work, name=f"weft-cache-{name}", daemon=True).start()
+
+    # Called by the engine
+
+    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+        self._was_asked = True
+        num_tokens = self._stored(key, have)
+        if num_tokens <= have:
+            return NOT_STORED
+        num_bytes = (num_tokens - have) * self._pool.page_bytes / self._page_size
+        with self._lock:
+            for job in self._jobs.values():
+                num_bytes += len(job.pages) * self._pool.page_bytes
+            return Sought(num_tokens, num_bytes / self._rate)
+
+    def lacks(self, key: CacheKey) -> int:
+        return self._stored(key, 0)
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        self._reads.put(self._enter(ticket, key, start, pages))
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        self._writes.put(self._enter(ticket, key, start, pages))
+
+    def cancel(self, ticket: int) -> None:
+        with self._lock:
+            job = self._jobs.get(ticket)
+            if job is not None:
+                job.is_cancelled = True
+
+    def take(self) -> TierNews:
+        if not self._has_news:
+            return NO_NEWS
+        with self._lock:
+            news = TierNews(tuple(self._landed), tuple(self._written_jobs), self._has_opened)
+            self._landed.clear()
+            self._written_jobs.clear()
+            self._has_opened = False
+            self._has_news = False
+        return news
+
+    def clear(self) -> None:
+        self._writes.put(self._index.drop_all())
+
+    def stop(self, why: str) -> None:
+        self._chain = None
+        self._state = why
+        log.warning("stopped", reason=why)
+
+    def settle(self) -> None:
+        with self._lock:
+            for job in self._jobs.values():
+                job.is_cancelled = True
+            self._lock.wait_for(lambda: not self._jobs, SETTLE_S)
+            self._landed.clear()
+            self._written_jobs.clear()
+            # Whoever begins anew has not heard of it.
+            self._has_opened = self._chain is not None
+            self._has_news = self._has_opened
+        self._notify()
+
+    def report(self) -> TierReport:
+        return TierReport(
+            state=self._state,
+            folder=str(self._index.folder),
+            num_blocks=self._index.num_of(self._model),
+            num_bytes=self._index.num_bytes,
+            max_bytes=self._max_bytes,
+            read_bytes=self._read_bytes,
+            written_bytes=self._written_bytes,
+            dropped_blocks=self._dropped_blocks,
+            faults=self._faults,
+        )
+
+    def _stored(self, key: CacheKey, have: int) -> int:
+        """Tokens of the beginning of a sequence that are stored, or among the first `have`."""
+        chain = self._chain
+        if chain is None:
+            return 0
+        num_tokens = 0
+        for one in chain.keys(key):
+            if num_tokens + self._block_len > have and one not in self._index:
+                break
+            num_tokens += self._block_len
+        return num_tokens
+
+    def _enter(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> TransferJob:
+        job = TransferJob(ticket, key, start, pages, time.monotonic())
+        with self._lock:
+            self._jobs[ticket] = job
+        return job
+
+    # The reading thread
+
+    def _read_all(self) -> None:
+        while True:
+            job = self._reads.get()
+            num_tokens = 0
+            try:
+                num_tokens = self._read(job)
+            except Exception as exc:  # whatever it is, the request computes its prompt
+                self._failed("read", exc)
+            with self._lock:
+                del self._jobs[job.ticket]
+                self._landed.append(Landed(job.ticket, num_tokens, time.monotonic() - job.asked_s))
+            self._tell()
+
+    def _read(self, job: TransferJob) -> int:
+        """Returns the tokens that have come."""
+        chain = self._chain
+        if chain is None:
+            return 0
+        num_tokens = 0
+        for number, key in enumerate(chain.keys(job.key)):
+            at = number * self._block_len - job.start
+            if at < 0:
+                continue
+            if job.is_cancelled or not self._read_block(chain, job, number, key):
+                break
+            num_tokens += self._block_len
+        return num_tokens
+
+    def _read_block(self, chain: KeyChain, job: TransferJob, number: int, key: bytes) -> bool:
+        """Returns whether the block has come."""
+        path = self._index.path(self._model, key)
+        began_s = time.monotonic()
+        try:
+            num_bytes = read_block(
+                path, key, self._tokens(chain, job, number), self._pieces(job, number)
+            )
+        except (OSError, DamagedBlock) as exc:
+            self._index.drop(key)
+            if isinstance(exc, DamagedBlock):
+                with suppress(OSError):
+                    os.unlink(path)
+            self._failed("read", exc)
+            return False
+        rate = num_bytes / max(time.monotonic() - began_s, 1e-6)
+        with self._lock:
+            self._read_bytes += num_bytes
+            self._rate += LEARNING_RATE * (rate - self._rate)
+        noted = self._index.use(key)
+        if noted is not None:
+            with suppress(OSError):
+                os.utime(noted)
+        return True
+
+    # The writing thread
+
+    def _write_all(self) -> None:
+        if not self._open():
+            return
+        scanned_s = time.monotonic()
+        while True:
+            try:
+                job = self._writes.get(timeout=LOOK_S)
+            except queue.Empty:
+                job = []
+            if self._was_asked and time.monotonic() - scanned_s > LOOK_S:
+                self._was_asked = False
+                self._index.scan()
+                scanned_s = time.monotonic()
+            if isinstance(job, list):
+                _unlink(job)
+                continue
+            num_bytes = 0
+            try:
+                num_bytes = self._write(job)
+            except Exception as exc:  # nothing of it is stored
+                self._rest(exc)
+            with self._lock:
+                del self._jobs[job.ticket]
+                if not job.is_cancelled:
+                    self._written_jobs.append(Written(job.ticket, num_bytes))
+            self._tell()
+
+    def _open(self) -> bool:
+        """Find out whose blocks are to be found, and which there are. Returns whether that is
+        known."""
+        try:
+            chain = KeyChain(self._identify(), self._block_len)
+        except Exception as exc:
+            log.exception("not_opened", exc)
+            self._state = f"the weights could not be read: {exc}"
+            return False
+        self._model = chain.fingerprint.hex()[:16]
+        self._index.scan()
+        if self._state != OPENING:
+            return False  # stopped meanwhile
+        self._state = "open"
+        self._chain = chain
+        log.info(
+            "opened",
+            folder=self._index.folder,
+            model=self._model,
+            blocks=self._index.num_of(self._model),
+            bytes=self._index.num_bytes,
+        )
+        with self._lock:
+            self._has_opened = True
+        self._tell()
+        return True
+
+    def _write(self, job: TransferJob) -> int:
+        """Returns the bytes that were written."""
+        chain = self._chain
+        if chain is None or time.monotonic() < self._rests_until_s:
+            return 0
+        total = 0
+        for number, key in enumerate(chain.keys(job.key)):
+            if number * self._block_len < job.start or key in self._index:
+                continue
+            if job.is_cancelled:
+                break
+            pieces = self._pieces(job, number)
+            tokens = self._tokens(chain, job, number)
+            size = file_bytes(len(tokens), sum(len(piece) for piece in pieces))
+            if not self._make_room(size):
+                break
+            path = self._index.path(self._model, key)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            num_bytes = write_block(path, key, tokens, pieces, lambda: self._is_whole(job))
+            if not num_bytes:
+                break
+            self._index.add(self._model, key, num_bytes)
+            total += num_bytes
+            self._written_bytes += num_bytes
+        return total
+
+    def _is_whole(self, job: TransferJob) -> bool:
+        """The pages have been read: whether they were still those of the job."""
+        with self._lock:
+            return not job.is_cancelled
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Drop blocks until another one may be written. Returns whether it may."""
+        while self._index.num_bytes + num_bytes > self._max_bytes:
+            key = self._index.oldest()
+            if key is None:
+                return False
+            path = self._index.drop(key)
+            if path is not None:
+                _unlink([path])
+                self._dropped_blocks += 1
+        try:
+            status = os.statvfs(self._index.folder)
+        except FileNotFoundError:
+            return True  # it is made anew
+        free_bytes = status.f_bavail * status.f_frsize
+        if free_bytes - num_bytes < self._floor_bytes:
+            self._rest(OSError(f"only {free_bytes:,} bytes are free on its file system"))
+            return False
+        return True
+
+    def _rest(self, exc: Exception) -> None:
+        """A block could not be written: nor could the next one."""
+        self._rests_until_s = time.monotonic() + REST_S
+        self._failed("write", exc)
+
+    # Both
+
+    def _tokens(self, chain: KeyChain, job: TransferJob, number: int) -> bytes:
+        start = number * chain.block_bytes
+        return job.key.tokens[start : start + chain.block_bytes]
+
+    def _pieces(self, job: TransferJob, number: int) -> list[memoryview]:
+        """The memory of a block, page by page."""
+        num_pages = self._block_len // self._page_size
+        first = (number * self._block_len - job.start) // self._page_size
+        pieces: list[memoryview] = []
+        for page in job.pages[first : first + num_pages].tolist():
+            pieces += self._pool.pieces(page)
+        return pieces
+
+    def _failed(self, what: str, exc: Exception) -> None:
+        with self._lock:
+            self._faults += 1
+        log.seldom("block_lost", what=what, error=f"{type(exc).__name__}: {exc}")
+
+    def _tell(self) -> None:
+        with self._lock:
+            self._has_news = True
+            self._lock.notify_all()
+        self._notify()
+
+
+def _unlink(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,172 @@
+"""Which blocks are stored, in the order of their last use: all of a folder, also those of other
+models, which only take room.
+
+    DIR / first 16 digits of the fingerprint / first 2 of the key / key.kv
+
+The last use of a block is the time of its file's last change. So the order outlives the process,
+and servers that share a folder share it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.tiers.files import SUFFIX, TEMPORARY
+
+TOUCH_S = 60.0  # from one note of a block's use to the next
+ABANDONED_S = 600.0  # a file that is being written for so long is not: its process was killed
+_MODEL = re.compile(r"[0-9a-f]{16}")
+_PREFIX = re.compile(r"[0-9a-f]{2}")
+_BLOCK = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
+
+
+class StoredBlock(NamedTuple):
+    model: str  # the folder below which it is
+    num_bytes: int
+    noted_s: float  # the last use that is noted, Unix time
+
+
+class FoundBlock(NamedTuple):
+    """A file that a scan has found."""
+
+    used_s: float
+    key: bytes
+    block: StoredBlock
+
+
+class BlockIndex:
+    """The index of one folder. Any thread may call it; only `scan` and `drop_all` touch files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[bytes, StoredBlock] = OrderedDict()  # the least recent first
+        self._counts: Counter[str] = Counter()  # blocks by model
+        self.num_bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def num_of(self, model: str) -> int:
+        """How many blocks are stored of one model."""
+        return self._counts[model]
+
+    def path(self, model: str, key: bytes) -> Path:
+        name = key.hex()
+        return self.folder / model / name[:2] / (name + SUFFIX)
+
+    def add(self, model: str, key: bytes, num_bytes: int) -> None:
+        """A block has been written."""
+        with self._lock:
+            self._put(key, StoredBlock(model, num_bytes, time.time()))
+
+    def use(self, key: bytes) -> Path | None:
+        """A block is used now. Returns its file if its use is to be noted there."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is None:
+                return None
+            self._blocks.move_to_end(key)
+            now = time.time()
+            if now - block.noted_s < TOUCH_S:
+                return None
+            self._blocks[key] = block._replace(noted_s=now)
+        return self.path(block.model, key)
+
+    def drop(self, key: bytes) -> Path | None:
+        """Forget a block. Returns its file, if it was known."""
+        with self._lock:
+            block = self._take(key)
+        return None if block is None else self.path(block.model, key)
+
+    def oldest(self) -> bytes | None:
+        """The block that was not used for longest."""
+        with self._lock:
+            return next(iter(self._blocks), None)
+
+    def drop_all(self) -> list[Path]:
+        """Forget all blocks. Returns their files."""
+        with self._lock:
+            files = [self.path(block.model, key) for key, block in self._blocks.items()]
+            self._blocks.clear()
+            self._counts.clear()
+            self.num_bytes = 0
+        return files
+
+    def scan(self) -> None:
+        """Look at what is in the folder, and remove what was never written to its end. A folder
+        that cannot be read is empty."""
+        found = sorted(_files(self.folder))
+        with self._lock:
+            order = {one.key: one for one in found}
+            for key in list(self._blocks):
+                if key not in order:
+                    self._take(key)
+            for key, one in order.items():
+                if key not in self._blocks:
+                    self._put(key, one.block)
+            # By the last use, wherever that was.
+            for key, _ in sorted(self._blocks.items(), key=_noted):
+                self._blocks.move_to_end(key)
+
+    def _put(self, key: bytes, block: StoredBlock) -> None:
+        self._take(key)
+        self._blocks[key] = block
+        self._counts[block.model] += 1
+        self.num_bytes += block.num_bytes
+
+    def _take(self, key: bytes) -> StoredBlock | None:
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self._counts[block.model] -= 1
+            self.num_bytes -= block.num_bytes
+        return block
+
+
+def _noted(entry: tuple[bytes, StoredBlock]) -> float:
+    return entry[1].noted_s
+
+
+def _files(folder: Path) -> Iterator[FoundBlock]:
+    """All blocks below a folder."""
+    for model in _entries(folder):
+        if not _MODEL.fullmatch(model.name):
+            continue
+        for prefix in _entries(Path(model.path)):
+            if not _PREFIX.fullmatch(prefix.name):
+                continue
+            for entry in _entries(Path(prefix.path)):
+                yield from _block(model.name, entry)
+
+
+def _block(model: str, entry: os.DirEntry[str]) -> Iterator[FoundBlock]:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return  # it has just gone
+    if entry.name.endswith(TEMPORARY) and time.time() - status.st_mtime > ABANDONED_S:
+        with suppress(OSError):
+            os.unlink(entry.path)
+    if _BLOCK.fullmatch(entry.name):
+        key = bytes.fromhex(entry.name.removesuffix(SUFFIX))
+        block = StoredBlock(model, status.st_size, status.st_mtime)
+        yield FoundBlock(status.st_mtime, key, block)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
