@@ -23,6 +23,7 @@ from tests.models.qwen_seeing import (
 from tests.models.test_pictures_served import NUM_NEW, SeeingServed
 from weft.arrays import FloatArray
 from weft.messages.media import MediaItem, MediaKind
+from weft.plan.step import Plan, Step
 
 TIME_STEP = 2.5  # positions between two frames
 
@@ -193,3 +194,35 @@ def test_retracted_requests_go_on_as_if_nothing_had_happened(seeing: Checkpoint,
                 scheduler.retract(scheduler.kv.columns.requests[row])
     assert [served.outputs[id] for id in ids] == outputs
     assert scheduler.counters.num_retractions > 3
+
+
+def test_prefills_that_are_split_by_layers_are_as_good_as_whole_ones(
+    seeing: Checkpoint, name: str
+) -> None:
+    """Beside a request that decodes: what is added behind the first layers (deepstack) is added in
+    the pieces that have them."""
+    if name == "qwen3.5":
+        pytest.skip("pieces of a prefill would not share its states")
+    prompts = prompts_of(name)
+    served = SeeingServed(seeing.folder, split_prefill_layers=1)
+    served.send(prompts[0].ids[:5], 40)
+    plans: list[Plan] = []
+    launch = served.runner.launch
+
+    def noted(plan: Plan) -> Step:
+        plans.append(plan)
+        return launch(plan)
+
+    served.runner.launch = noted  # type: ignore[method-assign]
+    served.step()
+    assert served.serve(*prompts) == [expected(seeing, prompt) for prompt in prompts]
+    assert any(plan.layers is not None for plan in plans)
+
+
+def test_guessed_tokens_stand_where_computed_ones_would(seeing: Checkpoint, name: str) -> None:
+    if name == "qwen3.5":
+        pytest.skip("its states cannot go back behind a draft")
+    prompts = prompts_of(name)
+    served = SeeingServed(seeing.folder, speculative="ngram", max_draft=4, ngram_min=1)
+    outputs = served.serve(*prompts)
+    assert outputs == [expected(seeing, prompt) for prompt in prompts]
