@@ -119,10 +119,13 @@ def prediction(rng: random.Random, prompt: list[int]) -> list[int]:
 def with_media(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
     """The model reads pictures, by one position a token or by three, or sees them both ways."""
     sees_both_ways = settings.states is None and rng.random() < 0.4
+    longest = rng.choice([0, 24])
+    if settings.windows is not None:
+        longest = 0  # their pages are counted already
     rules = MediaRules(
         has_three_positions=rng.random() < 0.5,
         sees_both_ways=sees_both_ways,
-        longest_whole=rng.choice([0, 24]) if sees_both_ways else 0,
+        longest_whole=longest if sees_both_ways else 0,
     )
     return replace(
         settings,

@@ -37,7 +37,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 # Requests of one pass that may wait for the encoder; then it ends.
 MAX_PASSED_OVER = 64
-WAITS_FOR_ENCODER = "waits for the image encoder, which others of this step use"
+WAITS_FOR_ENCODER = "waits for the image encoder"
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
     Lack.WINDOWS: Stop.NO_WINDOW,

@@ -125,7 +125,8 @@ class MediaFeature(Feature):
             page_size=settings.page_size,
             cuts_prompts=settings.chunk_len is not None,
             keeps_items_whole=settings.keeps_items_whole,
-            works_ahead=budget is not None,
+            # What is in doubt is dropped by the next step that takes something.
+            works_ahead=budget is not None and not self.books.is_in_doubt,
         )
         return self._pass
 

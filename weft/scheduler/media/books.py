@@ -29,7 +29,7 @@ class EncoderBooks:
         self._held: OrderedDict[bytes, int] = OrderedDict()  # tokens by digest, last used last
         # What the device may have and nobody counts on: the next plan drops it,
         self._stale: dict[bytes, None] = {}
-        self._is_in_doubt = False  # or, after a failure, all that it has
+        self.is_in_doubt = False  # or, after a failure, all that it has
         self.generation = 0  # rises when the device is told to forget something
         # Those that were encoded before a step took them, and that none has taken yet.
         self._untaken: set[bytes] = set()
@@ -58,9 +58,9 @@ class EncoderBooks:
                 encode.append(one)
         needed = sum(one.length for one in encode)
         used = {one.digest for one in wanted}
-        drops_all = self._is_in_doubt
+        drops_all = self.is_in_doubt
         drop = list(self._stale)
-        self._is_in_doubt = False
+        self.is_in_doubt = False
         self._stale.clear()
         for digest in self._oldest_for(needed, used, pinned):
             self._let_go(digest)
@@ -115,7 +115,7 @@ class EncoderBooks:
         self._held.clear()
         self._stale.clear()
         self._untaken.clear()
-        self._is_in_doubt = True
+        self.is_in_doubt = True
         self.generation += 1
         self.num_tokens = 0
 
