@@ -291,7 +291,7 @@ static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team
   const int64_t unit = is_gated(args) ? 2 : 1;
   const int64_t num_panels = is_gated(args) ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
   const int64_t num_units = ceil_div(num_panels, unit), columns = unit * kPanel;
-  const int64_t in_cache = kBlockBytes / (w.padded_in * 2) / kMatrixRows * kMatrixRows;
+  const int64_t in_cache = kMatrixBlockBytes / (w.padded_in * 2) / kMatrixRows * kMatrixRows;
   const int64_t block = least(most(in_cache, kMatrixRows), kMatrixBlockRows);
   const int64_t slab_stride = ceil_div(num_rows, kMatrixRows) * kMatrixRows * kSlab;
   bf16* const x = static_cast<bf16*>(args.scratch);
@@ -312,9 +312,14 @@ static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team
       for (int64_t k = 0; k < w.padded_in; k += kMatrixPiece) {
         const bf16* rows = x + k / kSlab * slab_stride + row * kSlab;
         const int64_t num = least(kMatrixPiece, w.padded_in - k);
+        // The next piece, which mostly stands behind this one, comes to the cache meanwhile.
+        const char* ahead = reinterpret_cast<const char*>(panel + (k + num) * kPanel);
+        const int64_t num_tiles = ceil_div(item.num_rows, kMatrixRows) * (num / kMatrixInputs);
+        const int64_t lines = ceil_div(kMatrixPiece * kPanel * 2 / 64, num_tiles);
         for (int64_t r = 0; r < item.num_rows; r += kMatrixRows) {
           multiply_tiles(rows + r * kSlab, slab_stride, num, panel + k * kPanel, k > 0, sums + r * columns + i * kPanel,
-                         columns);
+                         columns, ahead, lines);
+          ahead += lines * (num / kMatrixInputs) * 64;
         }
       }
     }

@@ -15,7 +15,8 @@ namespace WEFT_NAMESPACE {
 
 constexpr int64_t kMatrixRows = 32;         // of a step: two tiles
 constexpr int64_t kMatrixInputs = 32;       // of a tile, 64 bytes
-constexpr int64_t kMatrixBlockRows = 256;   // that go through a panel before the next one, at most
+constexpr int64_t kMatrixBlockRows = 384;   // that go through a panel before the next one, at most; ..
+constexpr int64_t kMatrixBlockBytes = 1 << 20;  // .. half of the second-level cache of processors with the unit
 constexpr int64_t kMatrixPiece = 512;       // inputs of a panel, 32 KB: they stay in the first-level cache for these rows
 
 #if defined(WEFT_BF16) && !defined(WEFT_EMULATE) && defined(__linux__)
@@ -45,9 +46,10 @@ class Tiles {
   asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(to), "r"(int64_t(stride)) : "memory")
 #define WEFT_TILE_DOT(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
 
-// sums[kMatrixRows][kPanel] of rows at `a` and k inputs of a panel; added to the sums if `add`.
+// sums[kMatrixRows][kPanel] of rows at `a` and k inputs of a panel; added to the sums if `add`. On the way `lines` of
+// memory at `ahead` are asked for with each tile.
 static void multiply_tiles(const bf16* a, int64_t slab_stride, int64_t k, const bf16* panel, bool add, float* sums,
-                           int64_t sums_stride) {
+                           int64_t sums_stride, const char* ahead, int64_t lines) {
   constexpr int64_t kRowBytes = kSlab * 2, kPairBytes = kPanel * 4, kSumBytes = 16 * 4;
   char* const to = reinterpret_cast<char*>(sums);
   const int64_t stride = sums_stride * 4;
@@ -65,6 +67,7 @@ static void multiply_tiles(const bf16* a, int64_t slab_stride, int64_t k, const 
   for (int64_t i = 0; i < k; i += kMatrixInputs) {
     const char* rows = reinterpret_cast<const char*>(a + i / kSlab * slab_stride + i % kSlab);
     const char* pairs = reinterpret_cast<const char*>(panel + i * kPanel);
+    for (int64_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     WEFT_TILE_LOAD(4, rows, kRowBytes);
     WEFT_TILE_LOAD(6, pairs, kPairBytes);
     WEFT_TILE_DOT(0, 4, 6);
@@ -94,7 +97,7 @@ WEFT_INLINE bool takes_tiles(const LinearArgs& args, int64_t num_rows) {
 
 class Tiles {};
 
-static void multiply_tiles(const bf16*, int64_t, int64_t, const bf16*, bool, float*, int64_t) {}
+static void multiply_tiles(const bf16*, int64_t, int64_t, const bf16*, bool, float*, int64_t, const char*, int64_t) {}
 
 WEFT_INLINE bool takes_tiles(const LinearArgs&, int64_t) { return false; }
 
