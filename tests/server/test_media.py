@@ -7,6 +7,7 @@ import io
 import json
 import wave
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -15,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.server.fake import HANG_S, RunningServer, running
+from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.text.media_fakes import FakeProcessor, animation, picture, saved
 from tests.text.tokens import infill_tokenizer
 from weft.arrays import FloatArray
@@ -530,7 +531,17 @@ def test_open_requests_keep_no_more_than_they_may() -> None:
     ):
         answer = http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
-        assert "2 of the prompt's 2 images, videos and sounds have" in answer.text
+        assert "up to messages[0].content[1] have 0.0 MB for the encoder" in answer.text
         few = {"max_new_tokens": 2}
         batch = {"text": ["<image>"] * 2, "image_data": [text_of(PNG)] * 2, "sampling_params": few}
-        assert http.post("/generate", json=batch).status_code == 503
+        answer = http.post("/generate", json=batch)
+        assert answer.status_code == 400
+        assert "up to image_data[1]" in answer.text
+        server.engine.hold = True
+        one = {"text": "<image>", "image_data": text_of(PNG), "sampling_params": few}
+        with ThreadPoolExecutor() as pool:
+            held = pool.submit(http.post, "/generate", json=one)
+            assert eventually(lambda: server.engine.seen)
+            assert http.post("/generate", json=one).status_code == 503
+            server.engine.hold = False
+            assert held.result().status_code == 200

@@ -49,6 +49,7 @@ class ServedMedia:
         self._loader = loader
         self._timeout_s = timeout_s
         self._max_open_bytes = max_open_bytes
+        self._loading: list[_Room] = []
         self._fetchers = Workers(NUM_FETCHERS, "the fetcher of media")
         self._decoders = Workers(NUM_DECODERS, "the decoder of media")
 
@@ -69,17 +70,22 @@ class ServedMedia:
         self,
         sources: Sequence[MediaSource],
         context_len: int,
+        before: Sequence[ReadyMedia] = (),
     ) -> list[ReadyMedia]:
-        """All of `sources`, which have been checked.
+        """All of `sources`, which have been checked. `before`: of other prompts of the request.
 
-        Ends with the first that cannot be had, and as soon as they have more tokens than the
-        context. Raises `ApiError`, `ContextExceeded`, or `Busy`.
+        Ends with the first that cannot be had, as soon as they have more tokens than the context,
+        and as soon as there is no room for what their encoder reads. Raises `ApiError`,
+        `ContextExceeded`, or `Busy`.
         """
+        room = _Room(self._loading, self._max_open_bytes, sum(map(value_bytes, before)))
         try:
             fetched = await self._fetch_all(sources)
-            return await self._make_all(sources, fetched, context_len)
+            return await self._make_all(sources, fetched, context_len, room)
         except MediaRefusal as exc:
             raise _refused(exc) from exc
+        finally:
+            room.leave()
 
     async def _fetch_all(self, sources: Sequence[MediaSource]) -> dict[int, Raw]:
         """The bytes of those that are elsewhere, by their places in `sources`."""
@@ -111,19 +117,19 @@ class ServedMedia:
         sources: Sequence[MediaSource],
         fetched: dict[int, Raw],
         context_len: int,
+        room: _Room,
     ) -> list[ReadyMedia]:
         """One after the other: so a request takes the memory of one decoded picture."""
         made: list[ReadyMedia] = []
-        raws: list[Raw] = list(fetched.values())
+        left = self._left(fetched.values())
         num_tokens = 0
-        num_bytes = 0
         for place, source in enumerate(sources):
             raw = fetched.pop(place, None)
             if raw is None:
-                work = partial(self._loader.read, source, self._left(raws))
+                work = partial(self._loader.read, source, left)
                 is_long = len(source.url) + len(source.base64) > LONG_LEN
                 raw = await self._decoders.run(work, is_long=is_long)
-                raws.append(raw)
+                left -= raw.num_bytes
             opened = await self._decoders.run(partial(self._loader.open, source, raw))
             one = opened.found
             if one is None:
@@ -131,14 +137,7 @@ class ServedMedia:
                 one = await self._decoders.run(ready, is_long=opened.is_long)
             made.append(one)
             num_tokens += one.num_tokens
-            num_bytes += sum(len(item.values) for item in one.items)
-            if num_bytes > self._max_open_bytes:
-                message = (
-                    f"{place + 1:,} of the prompt's {len(sources):,} images, videos and sounds "
-                    f"have {num_bytes / 1e6:,.1f} MB for the encoder; "
-                    f"{self._max_open_bytes / 1e6:g} MB are allowed"
-                )
-                raise over("max_open_embeds_mb", message, param=source.where)
+            room.take(value_bytes(one), source.where)
             if num_tokens > context_len:
                 raise ContextExceeded(
                     "prompt",
@@ -176,6 +175,43 @@ class ServedMedia:
             return self._loader.in_tokens(ids, media)
         except MediaError as exc:
             raise ApiError(400, f"{param}: {exc}", param=param) from exc
+
+
+class _Room:
+    """The memory that one request has taken for what encoders read, until the engine has it."""
+
+    def __init__(self, all: list[_Room], most: int, num_bytes: int) -> None:
+        """`all`: of the requests that are being loaded, this one among them from now on."""
+        self._all = all
+        self._most = most
+        self.num_bytes = num_bytes
+        all.append(self)
+
+    def take(self, num_bytes: int, where: str) -> None:
+        """Raise `ApiError` if that is more than this request, or all together, may have."""
+        self.num_bytes += num_bytes
+        told = f"{self._most / 1e6:g} MB are allowed"
+        if self.num_bytes > self._most:
+            message = (
+                f"the images, videos and sounds up to {where} have {self.num_bytes / 1e6:,.1f} MB "
+                f"for the encoder; {told}"
+            )
+            raise over("max_open_embeds_mb", message, param=where)
+        of_all = sum(one.num_bytes for one in self._all)
+        if of_all > self._most:
+            message = (
+                f"images, videos and sounds of {len(self._all):,} requests that are being read "
+                f"have {of_all / 1e6:,.1f} MB for the encoder; {told}"
+            )
+            raise over("max_open_embeds_mb", message, param=where, status=503)
+
+    def leave(self) -> None:
+        self._all.remove(self)
+
+
+def value_bytes(media: ReadyMedia) -> int:
+    """Of what the encoder reads."""
+    return sum(len(item.values) for item in media.items)
 
 
 def serve_media(

@@ -63,7 +63,8 @@ async def load_media(
         in_order: list[ReadyMedia] = []
         if sources:
             media = require_media(context.media, sources)
-            in_order = await media.load(sources, context.info.context_length)
+            before = [one for of_prompt in loaded for one in of_prompt]
+            in_order = await media.load(sources, context.info.context_length, before)
             if isinstance(prompt, str):
                 prompt, in_order = media.in_text(prompt, in_order, "text")
         texts.append(prompt)
