@@ -219,3 +219,49 @@ def test_arguments_reach_the_template() -> None:
 def test_sandbox_holds(source: str) -> None:
     with pytest.raises(TemplateError):
         render(source)
+
+
+IMAGE = {"type": "image"}
+MARKS = {"image": "<image>"}
+ONLY_LISTS = (
+    "{% for m in messages %}{{ m['role'] }}:"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'image') %}<img>{% endfor %}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    ";{% endfor %}"
+)
+BOTH = (
+    "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}"
+    "{% for part in messages[0].content %}[{{ part.text or part.type }}]{% endfor %}{% endif %}"
+)
+
+
+def test_a_mark_stands_for_a_picture_where_a_template_reads_texts() -> None:
+    content = [PARTS[0], IMAGE, PARTS[1]]
+    text = render(CHAT_TEMPLATE, [{"role": "user", "content": content}], marks=MARKS)
+    assert "user\na\n<image>\nb<|im_end|>" in text
+
+
+def test_a_template_that_reads_lists_writes_pictures_itself() -> None:
+    content = [PARTS[0], IMAGE]
+    message = {"role": "user", "content": content}
+    assert render(ONLY_LISTS, [message], marks=MARKS) == "user:<img>a;"
+    assert render(BOTH, [message], marks=MARKS) == "[a][image]"
+
+
+def test_a_template_that_reads_lists_alone_gets_a_text_as_a_list() -> None:
+    """That of LLaVA 1.5 would walk through the letters of a text, and write none."""
+    messages = [USER, {"role": "assistant", "content": "Hello"}]
+    assert render(ONLY_LISTS, messages) == "user:Hi;assistant:Hello;"
+    assert render(BOTH) == "Hi"
+    assert render(ONLY_LISTS, messages, continue_final_message=True) == "user:Hi;assistant:Hello"
+
+
+def test_a_picture_at_the_end_cannot_be_continued() -> None:
+    messages = [{"role": "assistant", "content": [IMAGE]}]
+    with pytest.raises(TemplateError, match="which cannot be continued"):
+        render(ONLY_LISTS, messages, marks=MARKS, continue_final_message=True)
+
+
+def test_pictures_are_refused_without_a_mark_of_their_kind() -> None:
+    with pytest.raises(TemplateError, match="content of type 'image' is not supported"):
+        render(ONLY_LISTS, [{"role": "user", "content": [IMAGE]}])
