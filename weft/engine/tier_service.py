@@ -114,11 +114,12 @@ class TierService(Service):
 
     # Reading
 
-    def _look_for(self, request: Request, now: float) -> None:
-        """Let a request wait if more of its prompt is stored than is cached, and it pays."""
+    def _look_for(self, request: Request, now: float, before: TierWait | None = None) -> None:
+        """Let a request wait if more of its prompt is stored than is cached, and it pays. `before`:
+        how it has waited until now, for a part of that."""
         block_len = self._settings.block_len
         usable = request.reusable_len // block_len * block_len
-        if not usable or request.id in self.feature.asked:
+        if not usable:
             return
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
         have = self._kv.cache.peek(key)
@@ -130,20 +131,31 @@ class TierService(Service):
         compute_s = num_new * (self._token_s or math.inf)
         if num_new < block_len or found.read_s > compute_s:
             return
-        start = have // block_len * block_len
-        stored = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
-        ticket = self._kv.reading(stored, start)
+        ticket = self._read(key, have, end, now)
         if ticket is None:
-            step = self._core.scheduler.planner.num_steps - 1
-            ticket = self._kv.read(stored, start, self._spare(), step=step, now=now)
-            if ticket is None:
-                return  # no memory for it
-            self.feature.asked.add(request.id)
-        patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
-        patience_s = min(patience_s, self._settings.wait_s)
-        self.feature.waiting[request.id] = TierWait(ticket, have, end, now, now + patience_s)
-        detail = f"{num_new:,} of its tokens are being read from disk"
-        self._core.note(request.id, EventKind.STORED, detail, now)
+            return  # no memory for it
+        if before is None:
+            patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
+            patience_s = min(patience_s, self._settings.wait_s)
+            before = TierWait(ticket, have, end, now, now + patience_s)
+            detail = f"{num_new:,} of its tokens are being read from disk"
+            self._core.note(request.id, EventKind.STORED, detail, now)
+        self.feature.waiting[request.id] = before._replace(ticket=ticket, num_tokens=end)
+
+    def _read(self, key: CacheKey, have: int, end: int, now: float) -> int | None:
+        """Read the tokens of `key` from `have` to `end`, or, where there is room for less, the
+        first of them. Returns the ticket, also that of who reads them already."""
+        block_len = self._settings.block_len
+        start = have // block_len * block_len
+        ticket = self._kv.reading(key, start)
+        if ticket is not None:
+            return ticket
+        end = min(end, start + self._kv.room(self._spare()))
+        if end - have < block_len:
+            return None
+        part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+        step = self._core.scheduler.planner.num_steps - 1
+        return self._kv.read(part, start, step=step, now=now)
 
     def _spare(self) -> float:
         """Tokens of memory that running requests are not expected to need."""
@@ -187,9 +199,9 @@ class TierService(Service):
             took_ms = 1e3 * (now - wait.since_s)
             detail = f"{landed.num_tokens:,} tokens came from disk after {took_ms:,.0f} ms"
             self._core.note(id, EventKind.STORED, detail, now)
-            # It waited for what another request wanted: it may have more of its own.
-            if self._is_open and num_new:
-                self._look_for(requests[id], now)
+            # There may be more: where there was no room for all, or what came is another's.
+            if self._is_open and num_new and now < wait.until_s:
+                self._look_for(requests[id], now, wait)
 
     def _waiting_for(self, ticket: int) -> list[int]:
         waiting = self.feature.waiting.items()

@@ -36,7 +36,6 @@ class TiersFeature(Feature):
         self.waiting: dict[int, TierWait] = {}
         self.landed: dict[int, TierWait] = {}  # of open requests that have waited to the end
         self.num_hits = 0  # tokens of prompts that were read, and found at admission
-        self.asked: set[int] = set()  # open requests for which something was read: once for each
         # Sequences that are worth writing, in the order of their use.
         self.worthy: OrderedDict[CacheKey, None] = OrderedDict()
 
@@ -61,7 +60,6 @@ class TiersFeature(Feature):
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         self.waiting.pop(request.id, None)
-        self.asked.discard(request.id)
         self.landed.pop(request.id, None)
         if reason == "error" or not request.message.shares_kv:
             return

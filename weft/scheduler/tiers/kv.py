@@ -94,19 +94,21 @@ class TieredKv(KvMemory):
 
     # Transfers
 
-    def read(self, key: CacheKey, start: int, spare: float, *, step: int, now: float) -> int | None:
+    def room(self, spare: float) -> int:
+        """Tokens that may be read now, whole blocks. `spare`: those for which there is memory that
+        running requests do not need."""
+        num_pages = self.allocator.num_pages // LARGEST_PART - self.num_read_pages
+        num_tokens = max(int(min(num_pages * self.page_size, spare)), 0)
+        return num_tokens - num_tokens % self.settings.block_len
+
+    def read(self, key: CacheKey, start: int, *, step: int, now: float) -> int | None:
         """Reserve pages for the tokens of `key` from `start` on, up to which it is cached, and
         begin to read them. Returns the ticket, or None where memory does not allow it.
 
-        `spare`: tokens that running requests do not need. `step`: the last one that was planned.
+        There is `room` for so much. `step`: the last one that was planned.
         """
-        page_size = self.page_size
         end = len(key.tokens) // TOKEN_BYTES
-        num_pages = (end - start) // page_size
-        if num_pages * page_size > spare:
-            return None
-        if (self.num_read_pages + num_pages) * LARGEST_PART > self.allocator.num_pages:
-            return None
+        num_pages = (end - start) // self.page_size
         before = self.cache.match(CacheKey(key.namespace, key.tokens[: start * TOKEN_BYTES]))
         if before.length != start:
             return None
