@@ -293,10 +293,9 @@ static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team
   const int64_t num_units = ceil_div(num_panels, unit), columns = unit * kPanel;
   const int64_t in_cache = kMatrixBlockBytes / (w.padded_in * 2) / kMatrixRows * kMatrixRows;
   const int64_t block = least(most(in_cache, kMatrixRows), kMatrixBlockRows);
-  const int64_t slab_stride = ceil_div(num_rows, kMatrixRows) * kMatrixRows * kSlab;
   bf16* const x = static_cast<bf16*>(args.scratch);
   for (int64_t first; (first = team.take(kRowsTogether)) < num_rows;) {
-    round_rows(args, first, least(first + kRowsTogether, num_rows), slab_stride, x);
+    round_rows(args, first, least(first + kRowsTogether, num_rows), x);
   }
   team.barrier();
   float* const sums = static_cast<float*>(own_memory(block * columns * 4));
@@ -310,15 +309,15 @@ static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team
     for (int64_t i = 0; i < unit; i++) {
       const bf16* panel = static_cast<const bf16*>(w.panels) + (item.panel + i) * w.padded_in * kPanel;
       for (int64_t k = 0; k < w.padded_in; k += kMatrixPiece) {
-        const bf16* rows = x + k / kSlab * slab_stride + row * kSlab;
+        const bf16* rows = x + row * w.padded_in + k * kMatrixRows;
         const int64_t num = least(kMatrixPiece, w.padded_in - k);
         // The next piece, which mostly stands behind this one, comes to the cache meanwhile.
         const char* ahead = reinterpret_cast<const char*>(panel + (k + num) * kPanel);
         const int64_t num_tiles = ceil_div(item.num_rows, kMatrixRows) * (num / kMatrixInputs);
         const int64_t lines = ceil_div(kMatrixPiece * kPanel * 2 / 64, num_tiles);
         for (int64_t r = 0; r < item.num_rows; r += kMatrixRows) {
-          multiply_tiles(rows + r * kSlab, slab_stride, num, panel + k * kPanel, k > 0, sums + r * columns + i * kPanel,
-                         columns, ahead, lines);
+          multiply_tiles(rows + r * w.padded_in, num, panel + k * kPanel, k > 0, sums + r * columns + i * kPanel, columns,
+                         ahead, lines);
           ahead += lines * (num / kMatrixInputs) * 64;
         }
       }

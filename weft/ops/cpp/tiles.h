@@ -4,8 +4,9 @@
 //   16 rows of A, 32 inputs:  tile 4                            tile 0   tile 1
 //   the next 16 rows:         tile 5                            tile 2   tile 3
 //
-// The panels of program.h are made as the unit wants them; A is kept in the slabs of gemm.h. Every sum is over k in rising
-// order, whatever the number of rows.
+// The panels of program.h are made as the unit wants them. A is kept so that it is read from its beginning to its end:
+// [rows / kMatrixRows][k / kMatrixInputs][kMatrixRows][kMatrixInputs]. Every sum is over k in rising order, whatever the
+// number of rows.
 #pragma once
 
 #include "activations.h"
@@ -47,10 +48,10 @@ class Tiles {
 #define WEFT_TILE_DOT(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
 
 // sums[kMatrixRows][kPanel] of rows at `a` and k inputs of a panel; added to the sums if `add`. On the way `lines` of
-// memory at `ahead` are asked for with each tile.
-static void multiply_tiles(const bf16* a, int64_t slab_stride, int64_t k, const bf16* panel, bool add, float* sums,
-                           int64_t sums_stride, const char* ahead, int64_t lines) {
-  constexpr int64_t kRowBytes = kSlab * 2, kPairBytes = kPanel * 4, kSumBytes = 16 * 4;
+// memory at `ahead` are asked for with each step.
+static void multiply_tiles(const bf16* a, int64_t k, const bf16* panel, bool add, float* sums, int64_t sums_stride,
+                           const char* ahead, int64_t lines) {
+  constexpr int64_t kRowBytes = kMatrixInputs * 2, kPairBytes = kPanel * 4, kSumBytes = 16 * 4;
   char* const to = reinterpret_cast<char*>(sums);
   const int64_t stride = sums_stride * 4;
   if (add) {
@@ -65,7 +66,7 @@ static void multiply_tiles(const bf16* a, int64_t slab_stride, int64_t k, const 
     WEFT_TILE_CLEAR(3);
   }
   for (int64_t i = 0; i < k; i += kMatrixInputs) {
-    const char* rows = reinterpret_cast<const char*>(a + i / kSlab * slab_stride + i % kSlab);
+    const char* rows = reinterpret_cast<const char*>(a + i * kMatrixRows);
     const char* pairs = reinterpret_cast<const char*>(panel + i * kPanel);
     for (int64_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     WEFT_TILE_LOAD(4, rows, kRowBytes);
@@ -97,19 +98,24 @@ WEFT_INLINE bool takes_tiles(const LinearArgs& args, int64_t num_rows) {
 
 class Tiles {};
 
-static void multiply_tiles(const bf16*, int64_t, int64_t, const bf16*, bool, float*, int64_t, const char*, int64_t) {}
+static void multiply_tiles(const bf16*, int64_t, const bf16*, bool, float*, int64_t, const char*, int64_t) {}
 
 WEFT_INLINE bool takes_tiles(const LinearArgs&, int64_t) { return false; }
 
 #endif
 
 // Rows first .. end - 1 of x, rounded to bf16.
-static void round_rows(const LinearArgs& args, int64_t first, int64_t end, int64_t slab_stride, bf16* to) {
+static void round_rows(const LinearArgs& args, int64_t first, int64_t end, bf16* to) {
   const Weight& w = *args.weight;
   for (int64_t t = first; t < end; t++) {
     const float* x = args.x + t * args.x_stride;
     const F32 factor = args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1);
-    make_pairs({x, args.norm_weight, factor, w.in, w.order}, w.padded_in, slab_stride, to + t * kSlab);
+    const InputRow row{x, args.norm_weight, factor, w.in, w.order};
+    bf16* out = to + t / kMatrixRows * kMatrixRows * w.padded_in + t % kMatrixRows * kMatrixInputs;
+    for (int64_t k = 0; k < w.padded_in; k += kMatrixInputs, out += kMatrixRows * kMatrixInputs) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kMatrixInputs; i += kLanes) store_bf16(out + i, InputRow::at(row, k + i));
+    }
   }
 }
 
