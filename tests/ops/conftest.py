@@ -19,6 +19,16 @@ BUILT = (*all_sets()[:-1], EMULATED, all_sets()[-1]) if len(all_sets()) > 1 else
 SETS = tuple(one.name for one in BUILT)
 
 
+# The first test of a run waits for the compiler, which takes a minute or two, and on a busy machine many.
+BUILD_TIMEOUT_S = 1200
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "library_file" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def library_file() -> Path:
     try:
