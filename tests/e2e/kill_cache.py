@@ -22,7 +22,8 @@ from tests.e2e.server import HANG_S, Server
 
 PROMPT_LEN = 900
 NUM_PROMPTS = 6
-OPTIONS = ("--cache-write", "through", "--cache-disk-gb", "0.1", "--kv-tokens", "4096")
+MODEL = ("--model", "weft-nano")
+OPTIONS = (*MODEL, "--cache-write", "through", "--cache-disk-gb", "0.1", "--kv-tokens", "4096")
 
 
 def prompt(number: int) -> list[int]:
@@ -82,7 +83,7 @@ def kill_at_random(folder: Path, rng: random.Random, expected: dict[int, list[in
 
 def expectations() -> dict[int, list[int]]:
     """What a server without a cache on disk answers."""
-    server = Server()
+    server = Server(*MODEL)
     try:
         return {number: answer(server, number)[0] for number in range(NUM_PROMPTS)}
     finally:

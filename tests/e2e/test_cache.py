@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.kill_cache import end, run
+from tests.e2e.kill_cache import MODEL, end, run
 from tests.e2e.server import Server
 
 PROMPT = [10 + number * 37 % 4_000 for number in range(2_000)]
@@ -29,7 +29,7 @@ def wait_until_written(server: Server, num_blocks: int) -> None:
 
 def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    options = ("--cache-dir", str(folder), "--journal", str(tmp_path / "journal"))
+    options = (*MODEL, "--cache-dir", str(folder), "--journal", str(tmp_path / "journal"))
     server = Server(*options)
     expected, num_cached = generate(server)
     assert num_cached == 0
