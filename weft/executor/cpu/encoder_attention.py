@@ -71,6 +71,7 @@ class CppBidirectional:
             heads=self._num_heads,
             scale=1 / math.sqrt(self._head_dim),
             bidirectional=1,
+            may_round=self._ops.may_round,
         )
         recorder.add(attention)
         return out

@@ -95,7 +95,7 @@ class CppTowerBackend:
 
     def __init__(self, library: Library, format: WeightFormat) -> None:
         self.ops = CppEncoderOps(library, format)
-        self.ops.may_round = True
+        self.ops.may_round = format == WeightFormat.BF16
         self._library = library
         self._attention: CppTowerAttention | None = None
         self._programs: dict[Part, PartProgram] = {}

@@ -360,6 +360,7 @@ class AttentionArgs(ctypes.Structure):
         ("sinks", c_void_p),
         ("head_stride", c_int64),
         ("gate", c_void_p),
+        ("may_round", c_int64),
     )
 
 

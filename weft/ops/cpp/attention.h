@@ -20,6 +20,7 @@
 #include "attention_direct.h"
 #include "attention_packed.h"
 #include "attention_plan.h"
+#include "attention_tiles.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
@@ -432,6 +433,7 @@ static void attention_of(const AttentionArgs& args, const Step& step, Team& team
 }
 
 static void attention(const AttentionArgs& args, const Step& given, Team& team) {
+  if (attends_by_tiles(args)) return attention_by_tiles(args, given, team);
   const Step step = step_of(*args.cache, given);
   switch (args.cache->format) {
     case kKvF32: return attention_of<KvF32>(args, step, team);

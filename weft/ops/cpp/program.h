@@ -391,6 +391,7 @@ struct AttentionArgs {
   const float* sinks;     // [heads] a score of each that joins the sum of its softmax, and has no value; or null
   int64_t head_stride;    // of q and gate; 0: head_dim
   const float* gate;      // [T, q_stride] as q: out becomes out sigmoid(gate); or null
+  int64_t may_round;      // 1: queries, keys and values may be rounded to bf16, if that is faster; bidirectional alone
 };
 
 // ---------------------------------------------------------------- states
