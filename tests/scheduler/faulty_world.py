@@ -26,8 +26,9 @@ import weft.scheduler.policies
 from tests.engine.engine_world import EngineWorld
 from tests.faults import Injected
 from tests.scheduler.oracle_runner import DeviceFailed, OracleStep
-from tests.scheduler.random_worlds import StepSeconds, prediction, random_prompt
+from tests.scheduler.random_worlds import StepSeconds, prediction, random_prompt, with_pictures
 from tests.scheduler.world import EOS, VOCAB
+from weft.config.media import MediaRules
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
     AuditKv,
@@ -40,6 +41,7 @@ from weft.messages.control import (
     SetPolicy,
     UnblockInput,
 )
+from weft.messages.media import MediaItem
 from weft.messages.requests import Abort
 from weft.messages.sessions import CloseSession, OpenSession, SessionParams
 from weft.plan.step import Plan
@@ -48,6 +50,7 @@ from weft.scheduler.split.planner import SplitPlanner
 
 NUM_WORLDS = 14
 WITH_DRAFTS = {2, 5, 6}  # of the worlds
+WITH_PICTURES = {0, 3}
 WINDOWED = (8, 9, 10)  # worlds in which layers with windows have pages of their own
 STATEFUL = (11, 13)  # worlds in which some layers keep a state
 LAYERED = (8, 9)  # worlds in which prefills are split by layers
@@ -272,6 +275,9 @@ class FaultyWorld(EngineWorld):
         settings = _settings(self.rng, number)
         if number in WITH_DRAFTS:
             settings = replace(settings, speculative="prediction,tree,ngram")
+        if number in WITH_PICTURES:
+            rules = MediaRules(has_three_positions=number > 0, sees_both_ways=not number)
+            settings = replace(settings, media=rules, encoder_cache_tokens=60)
         super().__init__(settings, depth=number % 2, fail_steps=fail_steps)
         self.guesses = random.Random(f"guesses {number}")
         planner = self.engine.scheduler.planner
@@ -346,8 +352,12 @@ class FaultyWorld(EngineWorld):
                 self.prompts[id] = np.frombuffer(self.request(id).packed, dtype=np.int32).tolist()
             return
         prompt = random_prompt(rng, families, 70)
+        media: tuple[MediaItem, ...] = ()
+        if self.settings.media is not None and self.guesses.random() < 0.5:
+            prompt, media = with_pictures(self.guesses, prompt)
         self.send(
             prompt,
+            media=media,
             prediction=prediction(self.guesses, prompt),
             max_new_tokens=rng.choice([1, 4, 20, 30]),
             ignore_eos=rng.random() < 0.5,
