@@ -17,7 +17,7 @@ namespace WEFT_NAMESPACE {
 
 constexpr int64_t kTileBlock = kMatrixRows;
 
-constexpr int64_t kTileSlab = kTileBlock * kSlab;
+constexpr int64_t kTileStep = kTileBlock * kMatrixInputs;  // numbers of queries or weights in a step
 
 static bf16* tile_panels = nullptr;  // of the operation that runs, set by thread 0
 
@@ -103,7 +103,7 @@ WEFT_INLINE F32 rough_power_of_two(F32 x) {
   return times_power_of_two(p, n);
 }
 
-// Weights 2^(score - largest) of the first `len` of `keys` scores, as a row of A; returns their sum.
+// Weights 2^(score - largest) of the first `len` of `keys` scores, as a row of the product; returns their sum.
 static float tile_softmax(float* scores, int64_t len, int64_t keys, bf16* to) {
   F32 tops[4] = {all(kNothingSeen), all(kNothingSeen), all(kNothingSeen), all(kNothingSeen)};
   for (int64_t i = len; i < keys; i++) scores[i] = kNothingSeen;
@@ -118,14 +118,14 @@ static float tile_softmax(float* scores, int64_t len, int64_t keys, bf16* to) {
     F32 x = rough_power_of_two(sub(load(scores + i), peak));
     if (n < kLanes) x = only(x, 0, n, 0.0f);
     sums[i / kLanes % 2] = add(sums[i / kLanes % 2], x);
-    store_bf16(to + i / kSlab * kTileSlab + i % kSlab, x);
+    store_bf16(to + i / kMatrixInputs * kTileStep + i % kMatrixInputs, x);
   }
   return sum(add(sums[0], sums[1]));
 }
 
 struct TileMemory {
-  bf16* q;        // [dims / kSlab][kTileBlock][kSlab]
-  bf16* weights;  // [keys / kSlab][kTileBlock][kSlab]
+  bf16* q;        // [dims / kMatrixInputs][kTileBlock][kMatrixInputs]
+  bf16* weights;  // [keys / kMatrixInputs][kTileBlock][kMatrixInputs]
   float* scores;  // [kTileBlock][keys]
   float* sums;    // [kTileBlock][dims]
 };
@@ -134,25 +134,25 @@ static void attend_tile_rows(const AttentionArgs& args, const TilePanels& panels
                              const TileMemory& memory) {
   const int64_t dim = args.cache->head_dim, dims = panels.dims, num = least(kTileBlock, block.len - block.row);
   const int64_t keys = ceil_div(block.len, kTileBlock) * kTileBlock;
-  bf16 row[kMaxHeadDim + kSlab] = {};
+  bf16 row[kMaxHeadDim];
   for (int64_t r = 0; r < num; r++) {
     const float* from = args.q + (block.token + block.row + r) * args.q_stride + head * dim;
     make_tile_row(from, dim, dims, args.scale * kLog2E, row);
-    for (int64_t d = 0; d < dims; d += kSlab) {
-      memcpy(memory.q + d / kSlab * kTileSlab + r * kSlab, row + d, kSlab * sizeof(bf16));
+    for (int64_t d = 0; d < dims; d += kMatrixInputs) {
+      memcpy(memory.q + d * kTileBlock + r * kMatrixInputs, row + d, kMatrixInputs * sizeof(bf16));
     }
   }
   const bf16* k = TilePanels::of_keys(panels, head) + block.padded * dims;
   for (int64_t key = 0; key < keys; key += kPanel) {
-    multiply_tiles(memory.q, kTileSlab, dims, k + key * dims, false, memory.scores + key, keys, nullptr, 0);
+    multiply_tiles(memory.q, dims, k + key * dims, false, memory.scores + key, keys, nullptr, 0);
   }
   float totals[kTileBlock];
   for (int64_t r = 0; r < num; r++) {
-    totals[r] = tile_softmax(memory.scores + r * keys, block.len, keys, memory.weights + r * kSlab);
+    totals[r] = tile_softmax(memory.scores + r * keys, block.len, keys, memory.weights + r * kMatrixInputs);
   }
   for (int64_t d = 0; d < dims; d += kPanel) {
     const bf16* v = TilePanels::of_values(panels, head, d) + block.padded * kPanel;
-    multiply_tiles(memory.weights, kTileSlab, keys, v, false, memory.sums + d, dims, nullptr, 0);
+    multiply_tiles(memory.weights, keys, v, false, memory.sums + d, dims, nullptr, 0);
   }
   for (int64_t r = 0; r < num; r++) {
     const F32 share = all(1 / totals[r]);
@@ -173,13 +173,13 @@ static void attention_by_tiles(const AttentionArgs& args, const Step& step, Team
   team.barrier();
   int64_t longest = 0;
   for (int64_t r = 0; r < step.num_requests; r++) longest = most(longest, step.lens[r]);
-  const int64_t keys = ceil_div(longest, kSlab) * kSlab, slabs = ceil_div(panels.dims, kSlab) * kSlab;
-  const int64_t bytes = kTileBlock * (2 * slabs + 2 * keys + 4 * keys + 4 * panels.dims);
+  const int64_t keys = ceil_div(longest, kTileBlock) * kTileBlock;
+  const int64_t bytes = kTileBlock * (2 * panels.dims + 2 * keys + 4 * keys + 4 * panels.dims);
   char* memory = static_cast<char*>(own_memory(bytes));
   const bool can_work = memory && tile_panels;
   TileMemory own;
   own.q = reinterpret_cast<bf16*>(memory);
-  own.weights = own.q + kTileBlock * slabs;
+  own.weights = own.q + kTileBlock * panels.dims;
   own.scores = reinterpret_cast<float*>(own.weights + kTileBlock * keys);
   own.sums = own.scores + kTileBlock * keys;
   for (int64_t i; (i = team.take()) < num_blocks * args.heads && can_work;) {
