@@ -183,3 +183,37 @@ def test_streams_go_on_beside_them(served: Served) -> None:
     assert [found[place] for place in range(len(texts))] == alone
     for place in range(len(texts), len(contents)):
         assert found[place] == served.expected(*contents[place])
+
+
+def test_sounds_come_in_several_forms(served: Served) -> None:
+    if served.model.kind != "audio":
+        pytest.skip("the model takes no sounds")
+    first, _, _ = served.items()
+    expected = served.expected(first, "What is this?")
+    data = first.part["input_audio"]["data"]
+    for url in (f"data:audio/wav;base64,{data}", f"data:audio/x-wav;base64,{data}"):
+        by_url = Item(first.value, {"type": "audio_url", "audio_url": {"url": url}})
+        assert tokens_of(served.ask(by_url, "What is this?")) == expected
+    mark = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    native = served.server.post(
+        "/generate",
+        text=f"<|im_start|>user\n{mark}What is this?<|im_end|>\n<|im_start|>assistant\n",
+        audio_data=data,
+        sampling_params={"temperature": 0, "max_new_tokens": COUNT, "min_new_tokens": COUNT},
+    )
+    assert native["output_ids"] == expected
+
+
+def test_what_a_model_does_not_take_is_refused_by_name(served: Served) -> None:
+    kind = served.model.kind
+    other = sound(1, 9_000) if kind == "image" else picture(1, 60, 40)
+    name = "sounds" if kind == "image" else "images"
+    for part, told in (
+        (other.part, name),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "sound"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "image"),
+    ):
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        reply = httpx.post(f"{served.server.url}/v1/chat/completions", json=body)
+        assert reply.status_code == 400
+        assert told in reply.json()["error"]["message"]

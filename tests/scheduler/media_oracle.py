@@ -118,19 +118,21 @@ def expected_positions(length: int, media: Sequence[MediaItem]) -> list[tuple[in
     """By which the first tokens of a sequence are rotated: written down one by one."""
     found: list[tuple[int, int, int]] = []
     starts = {item.start: item for item in media}
+    behind = 0  # what follows the largest so far
     while len(found) < length:
-        behind = max((max(one) for one in found), default=-1) + 1
         item = starts.get(len(found))
-        if item is None:
-            found.append((behind, behind, behind))
-        elif item.grid is None:
-            found += [(behind + i,) * 3 for i in range(item.length)]
-        else:
+        own = [(behind,) * 3]
+        if item is not None and item.grid is None:
+            own = [(behind + i,) * 3 for i in range(item.length)]
+        elif item is not None and item.grid is not None:
             frames, height, width = item.grid
+            own = []
             for i in range(frames):
                 for j in range(height):
                     for k in range(width):
-                        found.append((behind + int(i * item.time_step), behind + j, behind + k))
+                        own.append((behind + int(i * item.time_step), behind + j, behind + k))
+        found += own
+        behind = max(max(one) for one in own) + 1
     return found[:length]
 
 

@@ -221,14 +221,21 @@ class StepSeconds:
 
 
 def run_timed(
-    seed: int, num_requests: int = 24, *, puts_aside: bool = False, splits: bool = False
+    seed: int,
+    num_requests: int = 24,
+    *,
+    puts_aside: bool = False,
+    splits: bool = False,
+    media: bool = False,
 ) -> TimedWorld:
     """Run a random world in which time cuts prompts. If it breaks, its journal is in the file that the exception
-    names. `puts_aside` and `splits` as for `run_random`."""
+    names. `puts_aside`, `splits` and `media` as for `run_random`."""
     rng = random.Random(f"time {seed}")
     settings = timed_settings(rng)
     if splits:
         settings = with_layers(settings, random.Random(f"layers of time {seed}"))
+    if media:
+        settings = with_media(settings, random.Random(f"media of time {seed}"))
     depth = rng.choice([0, 1, 2])
     world = TimedWorld(settings, depth, StepSeconds.drawn(rng, settings.max_step_s))
     if puts_aside:
@@ -243,6 +250,7 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
     families = [[rng.randrange(VOCAB) for _ in range(1_000)] for _ in range(2)]
     longest = world.scheduler.limits.max_len - 1
     crowd = rng.choice([3, 12])
+    pictures = random.Random(f"pictures of {num_requests}")
     while len(world.sent) < num_requests or world.has_work:
         if (
             len(world.sent) < num_requests
@@ -253,8 +261,12 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
                 head = rng.choice(families)[: rng.choice([0, 0, 100, 900])]
                 tail = [rng.randrange(VOCAB) for _ in range(int(rng.lognormvariate(5, 1)))]
                 prompt = [*head, rng.randrange(VOCAB), *tail][:longest]
+                items: tuple[MediaItem, ...] = ()
+                if world.settings.media is not None and pictures.random() < 0.5:
+                    prompt, items = with_pictures(pictures, prompt)
                 world.send(
                     prompt,
+                    media=items,
                     max_new_tokens=max(
                         1, min(rng.choice([1, 8, 60]), world.scheduler.limits.max_len - len(prompt))
                     ),

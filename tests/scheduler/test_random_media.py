@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduler.random_worlds import run_random
+from tests.scheduler.random_worlds import run_random, run_timed
 
 KINDS = ["windows", "states", "drafts", "guesses", "splits", "puts_aside", "switches"]
 
@@ -21,3 +21,15 @@ def test_pictures_survive_any_schedule(seed: int) -> None:
 def test_pictures_survive_any_schedule_beside_other_features(seed: int, kind: str) -> None:
     world = run_random(seed, 20, media=True, **{kind: True})
     world.replay(check=True)
+
+
+@pytest.mark.parametrize("seeds", [range(6), range(6, 12), range(12, 18)])
+def test_pictures_survive_where_time_cuts_prompts(seeds: range) -> None:
+    """There the encoder works ahead, behind steps of running requests."""
+    num_ahead = 0
+    for seed in seeds:
+        world = run_timed(seed, 12, media=True)
+        world.replay(check=True)
+        assert world.runner.media is not None
+        num_ahead += world.runner.media.num_ahead
+    assert num_ahead > 5
