@@ -208,12 +208,7 @@ def test_what_a_model_does_not_take_is_refused_by_name(served: Served) -> None:
     kind = served.model.kind
     other = sound(1, 9_000) if kind == "image" else picture(1, 60, 40)
     name = "sounds" if kind == "image" else "images"
-    for part, told in (
-        (other.part, name),
-        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "sound"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "image"),
-    ):
-        body = {"messages": [{"role": "user", "content": [part]}]}
-        reply = httpx.post(f"{served.server.url}/v1/chat/completions", json=body)
-        assert reply.status_code == 400
-        assert told in reply.json()["error"]["message"]
+    body = {"messages": [{"role": "user", "content": [other.part]}]}
+    reply = httpx.post(f"{served.server.url}/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert f"takes no {name}" in reply.json()["error"]["message"]
