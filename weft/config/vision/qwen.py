@@ -17,6 +17,7 @@ Config = Mapping[str, Any]  # a `config.json`
 
 USUAL_PATCHES = 4_096  # of a picture, for the memory that is set aside
 USUAL_THETA = 10_000.0
+MAX_HEAD_DIM = 256  # of the kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,8 @@ class QwenTowerSpec:
     window: int = 0
     full_layers: tuple[int, ...] = ()
     position_side: int = 0  # of the square table of learnt positions; 0: there is none
-    # Layers behind which more of a token's vector is taken, for the first layers of the decoder.
+    # Layers behind which more of a token's vector is taken, for the first layers of the decoder;
+    # those that the encoder does not have have weights, and give nothing.
     deepstack: tuple[int, ...] = ()
 
     @property
@@ -97,8 +99,9 @@ class QwenTowerSpec:
         return f"{self.name} of {self.num_layers} layers, a token for {pixels} x {pixels} pixels"
 
 
-def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec:
-    """Of a `config.json` and the hidden size of its decoder. Raises UnsupportedModel."""
+def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
+    """Of a `config.json` and the hidden size of its decoder; None: what it describes fits no
+    decoder of that size, or no kernel, and the text is served alone. Raises UnsupportedModel."""
     vision = _vision(config)
     hidden = size(vision, "embed_dim", 1_280)
     return _read(
@@ -117,7 +120,7 @@ def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec:
     )
 
 
-def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec:
+def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
     """As `qwen2_vl`."""
     vision = _vision(config)
     patch_size = size(vision, "patch_size", 14)
@@ -145,24 +148,26 @@ def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec:
     )
 
 
-def qwen3_vl(config: Config, out_size: int) -> QwenTowerSpec:
+def qwen3_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
     """As `qwen2_vl`."""
     layers = _layers(_vision(config), "deepstack_visual_indexes", (8, 16, 24))
     return _qwen3(config, out_size, "Qwen3-VL", layers)
 
 
-def qwen3_5(config: Config, out_size: int) -> QwenTowerSpec:
+def qwen3_5(config: Config, out_size: int) -> QwenTowerSpec | None:
     """As `qwen2_vl`."""
     return _qwen3(config, out_size, "Qwen3.5", ())
 
 
-def _qwen3(config: Config, out_size: int, name: str, deepstack: tuple[int, ...]) -> QwenTowerSpec:
+def _qwen3(
+    config: Config, out_size: int, name: str, deepstack: tuple[int, ...]
+) -> QwenTowerSpec | None:
     vision = _vision(config)
     num_positions = size(vision, "num_position_embeddings", 2_304)
     side = math.isqrt(num_positions)
     if side**2 != num_positions:
         raise BadConfig(f"num_position_embeddings is {num_positions}; it must be a square")
-    spec = _read(
+    return _read(
         vision,
         size(vision, "out_hidden_size", 3_584),
         out_size,
@@ -180,23 +185,13 @@ def _qwen3(config: Config, out_size: int, name: str, deepstack: tuple[int, ...])
         position_side=side,
         deepstack=deepstack,
     )
-    if any(layer >= spec.num_layers for layer in deepstack):
-        raise BadConfig(
-            f"deepstack_visual_indexes is {list(deepstack)}; the encoder has {spec.num_layers} "
-            "layers"
-        )
-    return spec
 
 
 def _read(
     vision: Mapping[str, Any], made_for: int, out_size: int, depth: int = 32, **values: Any
-) -> QwenTowerSpec:
+) -> QwenTowerSpec | None:
     """`made_for` is the size of its vectors, `depth` the number of layers of a file without it."""
     require(vision, "in_channels", 3)
-    if made_for != out_size:
-        raise BadConfig(
-            f"the encoder gives vectors of {made_for:,} numbers; the decoder reads {out_size:,}"
-        )
     rope = get(vision, "rope_parameters", dict, {})
     spec = QwenTowerSpec(
         out_size=out_size,
@@ -207,11 +202,9 @@ def _read(
         theta=number(rope, "rope_theta", USUAL_THETA, above=0.0),
         **values,
     )
-    if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
-        raise BadConfig(
-            f"vision_config has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
-            "have as many, a multiple of 4"
-        )
+    fits = made_for == out_size and spec.hidden_size % spec.num_heads == 0
+    if not fits or spec.head_dim % 4 or spec.head_dim > MAX_HEAD_DIM:
+        return None
     return spec
 
 
