@@ -60,21 +60,29 @@ def kill_at_random(folder: Path, rng: random.Random, expected: dict[int, list[in
     server = Server("--cache-dir", str(folder), *OPTIONS)
     found = 0
     wrong: list[int] = []
+    # Prompts begin alike: behind the second answer something was found, however slow the machine is.
+    before_kill = rng.randint(2, 12)
+    has_answered = threading.Event()
 
     def ask() -> None:
         nonlocal found
         try:
-            for number in rng.choices(range(NUM_PROMPTS), k=40):
+            for index, number in enumerate(rng.choices(range(NUM_PROMPTS), k=40), start=1):
                 output, num_cached = answer(server, number)
                 found += num_cached
                 if output != expected[number]:
                     wrong.append(number)
+                if index == before_kill:
+                    has_answered.set()
         except (OSError, HTTPException, ValueError, KeyError):
             pass  # it was killed
+        has_answered.set()
 
+    delay_s = rng.uniform(0, 0.3)
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(rng.uniform(0.5, 2.0))
+    has_answered.wait()
+    time.sleep(delay_s)
     end(server)
     thread.join()
     assert not wrong, f"other tokens than without a cache: prompts {wrong}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tests.e2e.kill_cache import MODEL, end, run
-from tests.e2e.server import Server
+from tests.e2e.server import HANG_S, Server
 
 PROMPT = [10 + number * 37 % 4_000 for number in range(2_000)]
 
@@ -19,17 +20,23 @@ def generate(server: Server) -> tuple[list[int], int]:
     return told["output_ids"], told["meta_info"]["cached_tokens"]
 
 
-def wait_until_written(server: Server, num_blocks: int) -> None:
-    for _ in range(600):
-        if server.get("/cache")["disk_blocks"] >= num_blocks:
+def wait_for(server: Server, state: str, num_blocks: int = 0) -> None:
+    """Wait until the cache on disk is in this state, and has so many blocks."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + HANG_S:
+        told = server.get("/cache")
+        if told["disk"] == state and told["disk_blocks"] >= num_blocks:
             return
-        server.get("/requests")
+        time.sleep(0.02)
     raise AssertionError(server.get("/cache"))
 
 
 def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    options = (*MODEL, "--cache-dir", str(folder), "--journal", str(tmp_path / "journal"))
+    # However slow the disk is, the request waits for it.
+    patience = ("--cache-wait-ms", str(int(1_000 * HANG_S)), "--drain-s", str(HANG_S))
+    options = (*MODEL, *patience, "--cache-dir", str(folder))
+    options = (*options, "--journal", str(tmp_path / "journal"))
     server = Server(*options)
     expected, num_cached = generate(server)
     assert num_cached == 0
@@ -37,6 +44,7 @@ def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> N
     assert len(list(folder.rglob("*.kv"))) == 31
 
     server = Server(*options)
+    wait_for(server, "open", num_blocks=31)
     output, num_cached = generate(server)
     assert output == expected
     assert num_cached >= 1_984
@@ -48,6 +56,7 @@ def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> N
     end(server)
 
     server = Server(*options)
+    wait_for(server, "open", num_blocks=31)
     for path in folder.rglob("*.kv"):  # one byte of each
         content = bytearray(path.read_bytes())
         content[-7] ^= 1
@@ -56,7 +65,7 @@ def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> N
     assert (output, num_cached) == (expected, 0)
     assert server.get("/cache")["faults"] == 1
     generate(server)
-    wait_until_written(server, 31)
+    wait_for(server, "open", num_blocks=31)
     assert server.post("/cache/clear")["success"]
     assert server.get("/cache")["disk_blocks"] == 0
     end(server)
