@@ -35,6 +35,7 @@ def served_settings(**changes: object) -> SchedulerSettings:
         eos_token_ids=(EOS,),
         pooling=None,
         state_bytes=0,
+        vision=None,
     )
     values = {
         "schedule_policy": "fair",

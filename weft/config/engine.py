@@ -397,7 +397,6 @@ class EngineConfig(SchedulingOptions, CacheOptions, ModelOptions):
         False,
         "let adapters (LoRA) be loaded, which requests may name; on with --lora-paths",
         group="adapters",
-        everyday=True,
     )
     lora_paths: str = option(
         "",

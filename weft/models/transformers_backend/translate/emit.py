@@ -77,6 +77,7 @@ class TableRope:
         self._rotation = rotation
         self.rotary_dim = 2 * rotation.cos.shape[1]
         self.side_by_side = rotation.is_side_by_side
+        self.axes: Tensor | None = None  # tokens have one position
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._rotation.cos[positions], self._rotation.sin[positions]
