@@ -434,8 +434,8 @@ class LLM:
     def embed(
         self, inputs: Text | Sequence[Text], *, dimensions: int = 0, truncate: bool = False
     ) -> list[NDArray[np.float32]]:
-        """The vector of each input, a text or token ids, of a model that makes vectors
-        (`task="embed"`).
+        """The vector of each input, a text, token ids, or a prompt with pictures, of a model that
+        makes vectors (`task="embed"`).
 
         `dimensions`: output dimensions to keep (Matryoshka); 0 keeps all. An input that is too long
         is refused, or cut if `truncate`. Raises InvalidParam, naming the input.
@@ -495,6 +495,15 @@ class LLM:
     ) -> Prompt:
         """An input of `_pool`. Of a pair, the model may know which tokens are of which text."""
         types: list[int] = []
+        media: tuple[MediaItem, ...] = ()
+        if isinstance(one, Mapping):
+            given, sources = split_prompt(one)
+            if sources and max_len is not None:
+                message = "a prompt with pictures cannot be cut: that may be inside of one"
+                raise InvalidParam("truncate", message)
+            if sources:
+                given, media = self._placed(self._require_media(sources), given, sources)
+            one = given
         if isinstance(one, str) or _is_pair(one):
             ids, types = self.tokenizer.encode_input(one, max_len)
         else:
@@ -502,7 +511,7 @@ class LLM:
         if self.model.num_token_types > 1 and any(types):
             pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
         params = SamplingParams(max_new_tokens=0)
-        return Prompt(ids=ids, params=params, rid=self._next_rid(), pooling=pooling)
+        return Prompt(ids=ids, params=params, rid=self._next_rid(), pooling=pooling, media=media)
 
     # The engine
 

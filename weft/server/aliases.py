@@ -17,7 +17,7 @@ from weft.server.openai.completions import completions
 from weft.server.openai.models import ChatMessage
 from weft.server.operation import Handler, get, post
 from weft.server.pooling.embeddings import embeddings
-from weft.server.pooling.models import Texts
+from weft.server.pooling.models import EmbeddingInput
 
 log = EventLog("admin")
 
@@ -33,7 +33,7 @@ class Invocation(msgspec.Struct, kw_only=True):
 
     messages: list[ChatMessage] | None = None
     prompt: str | list[str | int | list[int]] | None = None
-    input: Texts | None = None
+    input: EmbeddingInput | None = None
 
 
 class AbortManyRequest(msgspec.Struct, kw_only=True):

@@ -70,15 +70,16 @@ class ServedMedia:
         self,
         sources: Sequence[MediaSource],
         context_len: int,
-        before: Sequence[ReadyMedia] = (),
+        bytes_before: int = 0,
     ) -> list[ReadyMedia]:
-        """All of `sources`, which have been checked. `before`: of other prompts of the request.
+        """All of `sources`, which have been checked. `bytes_before`: what encoders read for other
+        prompts of the request.
 
         Ends with the first that cannot be had, as soon as they have more tokens than the context,
         and as soon as there is no room for what their encoder reads. Raises `ApiError`,
         `ContextExceeded`, or `Busy`.
         """
-        room = _Room(self._loading, self._max_open_bytes, sum(map(value_bytes, before)))
+        room = _Room(self._loading, self._max_open_bytes, bytes_before)
         try:
             fetched = await self._fetch_all(sources)
             return await self._make_all(sources, fetched, context_len, room)

@@ -256,11 +256,14 @@ async def _prompt_ids(
     return ChatPrompt(ids)
 
 
-async def chat_prompt(context: ServerContext, body: ChatRequest) -> ChatPrompt:
-    """The conversation as token ids, by the model's template."""
+async def chat_prompt(
+    context: ServerContext, body: ChatRequest, bytes_before: int = 0
+) -> ChatPrompt:
+    """The conversation as token ids, by the model's template. `bytes_before`: what encoders read
+    for other prompts of the request."""
     text, sources = await chat_text(context, body)
     if sources:
-        return await _with_media(context, body, text, sources)
+        return await _with_media(context, body, text, sources, bytes_before)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -282,12 +285,16 @@ def _sources(messages: Sequence[ChatMessage]) -> list[MediaSource]:
 
 
 async def _with_media(
-    context: ServerContext, body: ChatRequest, text: str, sources: Sequence[MediaSource]
+    context: ServerContext,
+    body: ChatRequest,
+    text: str,
+    sources: Sequence[MediaSource],
+    bytes_before: int = 0,
 ) -> ChatPrompt:
     """`text` (or the ids of the request) with what `sources` stand for."""
     media = require_media(context.media, sources)
     require_uncut(body.truncate_prompt_tokens)
-    loaded = await media.load(sources, context.info.context_length)
+    loaded = await media.load(sources, context.info.context_length, bytes_before)
     if body.input_ids is not None:
         return ChatPrompt(body.input_ids, media.in_tokens(body.input_ids, loaded, "input_ids"))
     text, in_order = media.in_text(text, loaded, "messages")

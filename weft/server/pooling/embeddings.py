@@ -1,4 +1,5 @@
-"""Vectors of texts, in the forms of OpenAI, SGLang and Ollama.
+"""Vectors of texts, and of what models see and hear, in the forms of OpenAI, vLLM, SGLang and
+Ollama.
 
 `/v1/embeddings` is OpenAI's, `/encode` SGLang's, `/api/embed` and `/api/embeddings` are Ollama's.
 How a text becomes a vector is not known here.
@@ -13,11 +14,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
+from weft.messages.media import MediaItem
 from weft.messages.requests import PoolingParams
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.media import require_uncut
 from weft.server.ollama.translate import require_tagged_model, untagged
+from weft.server.openai.answers import add_media
+from weft.server.openai.models import PromptTokensDetails
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Vector,
@@ -30,14 +35,17 @@ from weft.server.pooling.inputs import (
     usage,
     written,
 )
+from weft.server.pooling.messages import PooledPrompts, from_messages
 from weft.server.pooling.models import (
     EmbeddingRequest,
     EncodeRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     PooledRequest,
+    SeenInput,
     Texts,
 )
+from weft.server.sglang.media import KINDS, NO_MEDIA, load_media
 from weft.server.submit import require_model
 from weft.text.tokenizer import Encoded
 
@@ -52,12 +60,8 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
         normalize=body.normalize,
         dimensions=dimensions(pools, body.dimensions),
     )
-    inputs = await encoded(
-        context,
-        split("input", body.input),
-        body,
-        param="input",
-    )
+    prompts = await _prompts(context, body)
+    generation = start(context, request, body, prompts.inputs, pooling, prompts.media)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
@@ -74,11 +78,39 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
             "object": "list",
             "data": data,
             "model": context.info.model_name,
-            "usage": usage(deltas),
+            "usage": _seen_usage(deltas, prompts.all_media),
         }
 
-    generation = start(context, request, body, inputs, pooling)
     return answer(generation, "input", make)
+
+
+async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledPrompts:
+    """What `input` or `messages` stand for."""
+    inputs = body.input
+    if body.messages is not None:
+        return await from_messages(context, body)
+    if inputs is None:
+        raise ApiError(400, "give either input or messages", param="input")
+    if isinstance(inputs, str):
+        texts: Texts = inputs
+    else:
+        plain = [one for one in inputs if not isinstance(one, SeenInput)]
+        if len(plain) < len(inputs):
+            return await from_messages(context, body)
+        texts = plain
+    found = await encoded(context, split("input", texts), body, param="input")
+    return PooledPrompts(found, [])
+
+
+def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> dict[str, Any]:
+    """With the tokens that stand for pictures, videos and sounds, if there are any."""
+    found: dict[str, Any] = {**usage(deltas)}
+    if media:
+        num_cached = sum(delta.end.cached_tokens for delta in deltas if delta.end is not None)
+        details = PromptTokensDetails(num_cached)
+        add_media(details, media)
+        found["prompt_tokens_details"] = details
+    return found
 
 
 async def encode(context: ServerContext, request: Request) -> ASGIApp:
@@ -87,16 +119,29 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     require_model(context, body.model)
     pools = require_pools(context, "embed", "/encode needs a model that makes vectors")
     texts = text_or_ids(body.text, body.input_ids)
+    parts = split("text", texts)
+    media = NO_MEDIA
+    if body.image_data or body.video_data or body.audio_data:
+        require_uncut(body.truncate_prompt_tokens)
+        given = {name: getattr(body, name) for name in KINDS}
+        is_batch = isinstance(texts, list) and not isinstance(texts[0], int)
+        prompts = [part for part in parts if not isinstance(part, tuple)]
+        media = await load_media(context, given, prompts, is_batch=is_batch)
+        parts = list(media.sources)
     inputs = await encoded(
         context,
-        split("text", texts),
+        parts,
         body,
         param="text",
+        is_whole=bool(media.loaded),
     )
+    placed: list[tuple[MediaItem, ...]] = []
+    if media.loaded:
+        placed = [media.placed(index, tokens.ids) for index, tokens in enumerate(inputs)]
     if body.token_type_ids is not None:
         inputs = _typed(inputs, body.token_type_ids, max(pools.num_token_types, 1))
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
-    generation = start(context, request, body, inputs, pooling)
+    generation = start(context, request, body, inputs, pooling, placed)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         rid = generation.completions[0].spec.rid

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import Prompt
+from weft.messages.media import MediaItem
 from weft.messages.replies import PooledPiece
 from weft.messages.requests import PoolingParams
 from weft.messages.sampling import SamplingParams
@@ -72,13 +73,15 @@ async def encoded(
     body: PooledRequest,
     *,
     param: str,
+    is_whole: bool = False,
 ) -> list[Encoded]:
-    """The tokens of each input, cut if `body` or the server asks for it.
+    """The tokens of each input, cut if `body` or the server asks for it, and not `is_whole`.
 
     Raises `ApiError` or `ContextExceeded` for what cannot be used, naming the input.
     """
-    longest = context.client.engine.max_prompt_tokens
-    limit = _most_tokens(context, body, longest)
+    limit = None
+    if not is_whole:
+        limit = _most_tokens(context, body)
     side = body.truncation_side or "right"
     # All texts in one call, in the library's threads; inputs that are ids already come between.
     texts = [text for text in inputs if not isinstance(text, list)]
@@ -98,9 +101,17 @@ async def encoded(
             every.append(Encoded(ids, types=[]))
         else:
             every.append(next(found))
-    for index, tokens in enumerate(every):
+    require_lengths(context, every, param)
+    return every
+
+
+def require_lengths(context: ServerContext, inputs: Sequence[Encoded], param: str) -> None:
+    """Raise `ApiError` or `ContextExceeded` for an input without a token, and for one that is too
+    long."""
+    longest = context.client.engine.max_prompt_tokens
+    for index, tokens in enumerate(inputs):
         name = param
-        if len(every) > 1:
+        if len(inputs) > 1:
             name = f"{param}[{index}]"
         if not tokens.ids:
             message = f"{name} has no token"
@@ -108,15 +119,19 @@ async def encoded(
         if len(tokens.ids) > longest:
             message = f"{name} has {len(tokens.ids):,} tokens; at most {longest:,} are allowed"
             raise ContextExceeded(param, message)
-    return every
+
+
+def cut_to_limit(context: ServerContext, body: PooledRequest, ids: list[int]) -> list[int]:
+    """`ids`, cut if `body` or the server asks for it. Raises `ApiError`."""
+    return _cut(ids, _most_tokens(context, body), body.truncation_side or "right")
 
 
 def _most_tokens(
     context: ServerContext,
     body: PooledRequest,
-    longest: int,
 ) -> int | None:
     """To how many tokens an input is cut; None: it is not. Raises `ApiError`."""
+    longest = context.client.engine.max_prompt_tokens
     most = body.truncate_prompt_tokens
     if most is None and context.config.auto_truncate:
         most = -1
@@ -152,8 +167,10 @@ def start(
     body: PooledRequest,
     inputs: Sequence[Encoded],
     pooling: PoolingParams,
+    media: Sequence[tuple[MediaItem, ...]] = (),
 ) -> Generation:
-    """Compute `pooling` of each input."""
+    """Compute `pooling` of each input. `media`: pictures, videos and sounds of each, if any has
+    some."""
     pools = context.client.engine.pools
     with_types = pools is not None and pools.num_token_types > 1
     rid = request_name(request, body.rid, body.request_id)
@@ -162,7 +179,7 @@ def start(
     timeout = timeout_ms(context, request, body.timeout_ms)
     adapter = adapter_of(context, body.model, body.lora_path)
     prompts = []
-    for tokens in inputs:
+    for index, tokens in enumerate(inputs):
         own_pooling = pooling
         if with_types and any(tokens.types):
             types = bytes(tokens.types)
@@ -178,6 +195,7 @@ def start(
             priority=body.priority or 0,
             timeout_ms=timeout,
             pooling=own_pooling,
+            media=media[index] if media else (),
         )
         prompts.append(prompt)
     return submit(context, prompts, stream=False)

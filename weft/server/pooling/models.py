@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.server.openai.models import ChatMessage
+
 Side = Literal["left", "right"]
 Texts = str | list[str | int | list[int]]  # one text, its ids, or a list of either
 
@@ -29,8 +31,28 @@ class PooledRequest(msgspec.Struct, kw_only=True):
     timeout_ms: int | None = None
 
 
+class SeenInput(msgspec.Struct, kw_only=True):
+    """A text with a picture, a video or a sound: addresses, or base64 (SGLang)."""
+
+    text: str | None = None
+    image: str | None = None
+    video: str | None = None
+    audio: str | None = None
+
+
+# As `Texts`, or a list of texts with pictures.
+EmbeddingInput = str | list[str | int | list[int] | SeenInput]
+
+
 class EmbeddingRequest(PooledRequest, kw_only=True):
-    input: Texts
+    """Either `input`, or `messages` for the model's chat template (vLLM)."""
+
+    input: EmbeddingInput | None = None
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None  # only if the server trusts requests with that
+    chat_template_kwargs: dict[str, Any] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -77,6 +99,10 @@ class EncodeRequest(PooledRequest, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     token_type_ids: list[int | list[int]] | None = None
+    # An address, base64 or a list of these; with a list of inputs, an entry for each.
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
     dimensions: int | None = None
 
 

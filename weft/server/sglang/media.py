@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from weft.messages.media import MediaItem, MediaKind
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.media import ServedMedia, require_media
+from weft.server.media import ServedMedia, require_media, value_bytes
 from weft.text.media.placing import ReadyMedia
 from weft.text.media.sources import MediaSource, text_source
 
@@ -63,7 +63,7 @@ async def load_media(
         in_order: list[ReadyMedia] = []
         if sources:
             media = require_media(context.media, sources)
-            before = [one for of_prompt in loaded for one in of_prompt]
+            before = sum(value_bytes(one) for of_prompt in loaded for one in of_prompt)
             in_order = await media.load(sources, context.info.context_length, before)
             if isinstance(prompt, str):
                 prompt, in_order = media.in_text(prompt, in_order, "text")
