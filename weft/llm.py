@@ -388,15 +388,17 @@ class LLM:
         `pinned`: it keeps a slot, and is never unloaded for another one. Raises SettingsError if it
         cannot be loaded.
         """
-        asked = LoraPath(name, str(path), pinned)
         try:
-            found = self._adapters.find(asked, replaces=True)
-            message = LoadLoraAdapter(
-                lora_path=found.folder, uid=found.uid, lora_name=name, pinned=pinned
-            )
-            old = self._adapters.loaded(asked, found, self._ask(message))
+            self._load_adapter(LoraPath(name, str(path), pinned))
         except AdapterRefused as exc:
             raise SettingsError(f"the adapter {name!r} cannot be loaded: {exc}") from exc
+
+    def _load_adapter(self, asked: LoraPath) -> None:
+        found = self._adapters.find(asked, replaces=True)
+        message = LoadLoraAdapter(
+            lora_path=found.folder, uid=found.uid, lora_name=asked.name, pinned=asked.pinned
+        )
+        old = self._adapters.loaded(asked, found, self._ask(message))
         if old:
             self._ask(UnloadLoraAdapter(uid=old))
 
@@ -410,8 +412,13 @@ class LLM:
             self._ask(UnloadLoraAdapter(uid=uid))
 
     def _uid_of(self, adapter: str) -> str:
+        if not adapter:
+            return ""
         try:
-            return self._adapters.uid_of(adapter) if adapter else ""
+            folder = self._adapters.offered(adapter)
+            if folder:
+                self._load_adapter(LoraPath(adapter, folder))
+            return self._adapters.uid_of(adapter)
         except AdapterRefused as exc:
             raise InvalidParam("adapter", str(exc)) from exc
 

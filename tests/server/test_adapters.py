@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+import weft
 from tests.nano_adapters import NANO, make_adapter
 from tests.server.real_engine import RealServer, serving
+from weft.config.options import SettingsError
 
 PROMPT = "Once upon a time there was a little"
 ASKED = {"max_tokens": 12, "temperature": 0}
@@ -300,3 +302,96 @@ def test_only_some_modules_may_be_changed_if_the_settings_say_so(root: Path) -> 
         assert load(server, "qv").status_code == 200
         answer = load(server, "a0")
         assert "--lora-target-modules" in answer.json()["error_message"]
+
+
+@pytest.fixture
+def offering(root: Path) -> Iterator[RealServer]:
+    with serving(
+        NANO,
+        context_length=256,
+        kv_tokens=4_096,
+        weights_root=str(root / "a0"),
+        lora_dir=str(root),
+        max_loaded_loras=2,
+    ) as server:
+        yield server
+
+
+def test_an_adapter_that_is_offered_is_loaded_when_a_request_first_names_it(
+    offering: RealServer,
+) -> None:
+    base = text(offering)
+    own = text(offering, "a1")
+    assert own != base
+    assert own == text(offering, "tiny:a1") == text(offering, lora_path="a1")
+    [_, listed] = offering.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["root"]) == ("a1", "a1")
+    answer = offering.post("/generate", text=[PROMPT, PROMPT], lora_path=["a2", None])
+    assert answer.status_code == 200
+    assert {one["id"] for one in offering.get("/v1/models").json()["data"]} == {"tiny", "a1", "a2"}
+    # A third makes room, and the first comes back.
+    text(offering, "a3")
+    assert text(offering, "a1") == own
+
+
+def test_requests_at_once_that_name_an_offered_adapter_load_it_once(offering: RealServer) -> None:
+    async def ask() -> list[httpx.Response]:
+        body = {"prompt": PROMPT, "model": "a1", **ASKED}
+        asked = [offering.http.post("/v1/completions", json=body) for _ in range(4)]
+        return await asyncio.gather(*asked)
+
+    answers = offering.wait(ask())
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    assert sum(type(message).__name__ == "LoadLoraAdapter" for message in offering.seen) == 1
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a0/../a1", "/etc", "none", "a\0b", "x" * 5_000])
+def test_nothing_but_the_folders_of_the_folder_is_offered(offering: RealServer, name: str) -> None:
+    answer = offering.post("/v1/completions", prompt=PROMPT, model=name, **ASKED)
+    assert answer.status_code in (400, 404)
+    assert "error" in answer.json()
+
+
+def test_an_offered_adapter_that_cannot_be_read_says_so(
+    offering: RealServer, root: Path, tmp_path: Path
+) -> None:
+    broken = make_adapter(root / "broken", 1)
+    (broken / "adapter_model.safetensors").write_bytes(b"nothing")
+    outside = make_adapter(tmp_path / "outside", 1)
+    (root / "leads_out").symlink_to(outside)
+    answer = offering.post("/v1/completions", prompt=PROMPT, model="broken", **ASKED)
+    assert answer.status_code == 400
+    assert "the adapter 'broken' cannot be loaded" in answer.json()["error"]["message"]
+    assert (
+        offering.post("/v1/completions", prompt=PROMPT, model="leads_out", **ASKED).status_code
+        == 404
+    )
+    assert text(offering, "a1")
+
+
+def test_an_offered_adapter_without_room_is_refused_for_now(
+    offering: RealServer, root: Path
+) -> None:
+    for name in ("a1", "a2"):
+        assert load(offering, name, str(root / name), pinned=True).status_code == 200
+    answer = offering.post("/v1/completions", prompt=PROMPT, model="a3", **ASKED)
+    assert answer.status_code == 503
+    assert "all are pinned or in use" in answer.json()["error"]["message"]
+    assert int(answer.headers["retry-after"]) > 0
+    assert text(offering, "a1") != text(offering, "a2")
+
+
+def test_a_program_names_offered_adapters_too(root: Path) -> None:
+    llm = weft.LLM(str(NANO), context_length=256, kv_tokens=2_048, lora_dir=str(root))
+    params = weft.SamplingParams(max_new_tokens=8, temperature=0)
+    [own] = llm.generate([PROMPT], params, adapter="a1")
+    [base] = llm.generate([PROMPT], params)
+    assert own.text != base.text
+    with pytest.raises(ValueError, match="'none' does not exist"):
+        llm.generate([PROMPT], params, adapter="none")
+
+
+def test_a_folder_of_adapters_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="which is no folder"):
+        weft.LLM(str(NANO), lora_dir=str(tmp_path / "none"))

@@ -8,6 +8,7 @@ from weft.assemble.prepare import Prepared
 from weft.client.adapters import AdapterRefused, FoundAdapter
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, ModelError
+from weft.config.options import SettingsError
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.read import inspect_adapter
 
@@ -26,11 +27,14 @@ class AdapterFolder:
     """`AdapterFiles` of one model. `config` is resolved."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path) -> None:
-        """`folder` of the model."""
+        """`folder` of the model. Raises SettingsError if there is no folder of adapters."""
+        if config.lora_dir and not Path(config.lora_dir).expanduser().is_dir():
+            raise SettingsError(f"--lora-dir is {config.lora_dir!r}, which is no folder")
         self._folders = AdapterFolders.of(config, folder)
         self._model = model
         self._max_rank = config.max_lora_rank
         self._targets = config.lora_target_modules
+        self.offers = bool(config.lora_dir)
 
     def find(self, path: str) -> FoundAdapter:
         try:
@@ -40,6 +44,9 @@ class AdapterFolder:
             raise AdapterRefused(str(exc)) from exc
         self._require_targets(info.targets)
         return FoundAdapter(info.uid, str(folder), info.rank)
+
+    def offered(self, name: str) -> str:
+        return self._folders.offered(name)
 
     def _require_targets(self, targets: tuple[str, ...]) -> None:
         if self._targets in ("", ALL):

@@ -39,9 +39,16 @@ class FoundAdapter(NamedTuple):
 class AdapterFiles(Protocol):
     """Where adapters come from."""
 
+    offers: bool  # whether any is offered
+
     def find(self, path: str) -> FoundAdapter:
         """Look at the adapter in a folder, and compute its uid. Takes as long as to read its files.
         Raises `AdapterRefused` if it cannot be used, or may not be read."""
+        ...
+
+    def offered(self, name: str) -> str:
+        """The folder of the adapter that requests may name so before it is loaded; nothing if there
+        is none."""
         ...
 
 
@@ -61,14 +68,30 @@ class AdapterNames:
     def __init__(self, files: AdapterFiles | None = None) -> None:
         """`files` None: the engine takes no adapters."""
         self.by_name: dict[str, NamedAdapter] = {}
+        # Whether requests may name adapters that are not loaded.
+        self.offers = files is not None and files.offers
         self._files = files
 
     def uid_of(self, name: str) -> str:
-        """Raises `AdapterRefused` 404 for a name that stands for none."""
+        """Raises `AdapterRefused`: 404 for a name that stands for none, 503 for one that was loaded
+        and had to go again before the request began."""
         found = self.by_name.get(name)
-        if found is None:
-            raise AdapterRefused(self.unknown(name), 404)
-        return found.uid
+        if found is not None:
+            return found.uid
+        if self.offered(name):
+            raise AdapterRefused(
+                f"the adapter {name[:128]!r} had to make room for others; ask again "
+                "(--max-loaded-loras)",
+                503,
+            )
+        raise AdapterRefused(self.unknown(name), 404)
+
+    def offered(self, name: str) -> str:
+        """The folder of an adapter that is loaded when a request names it; nothing if it is loaded,
+        or not there."""
+        if not self.offers or self._files is None or name in self.by_name:
+            return ""
+        return self._files.offered(name)
 
     def unknown(self, name: str) -> str:
         """What to say about a name that stands for nothing."""
@@ -140,15 +163,30 @@ class AdapterLoader:
         """
         async with self._lock:
             found = await asyncio.to_thread(self._names.find, asked, replaces=replaces)
-            message = LoadLoraAdapter(
-                lora_path=found.folder, uid=found.uid, lora_name=asked.name, pinned=asked.pinned
-            )
-            old = self._names.loaded(asked, found, await self._call(message))
+            await self._put(asked, found)
+            return found
+
+    async def load_offered(self, name: str) -> None:
+        """Load the adapter that a request names, if it is offered and not loaded. Those that name
+        it meanwhile wait for the same. Raises `AdapterRefused`."""
+        if not self._names.offered(name):
+            return
+        async with self._lock:
+            folder = self._names.offered(name)
+            if folder:
+                found = await asyncio.to_thread(self._names.find, LoraPath(name, folder))
+                # Clients see the name of the folder, and not where it lies.
+                await self._put(LoraPath(name, name), found)
+
+    async def _put(self, asked: LoraPath, found: FoundAdapter) -> None:
+        message = LoadLoraAdapter(
+            lora_path=found.folder, uid=found.uid, lora_name=asked.name, pinned=asked.pinned
+        )
+        old = self._names.loaded(asked, found, await self._call(message))
         if old:
             task = asyncio.ensure_future(self._call(UnloadLoraAdapter(uid=old)))
             self._unloading.add(task)
             task.add_done_callback(self._unloading.discard)
-        return found
 
     async def _call(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
         return await self._client.call(message, TIMEOUT_S)

@@ -407,6 +407,12 @@ class EngineConfig(SchedulingOptions, CacheOptions, ModelOptions):
         several=True,
         elsewhere=("lora_modules", "lora"),
     )
+    lora_dir: str = option(
+        "",
+        "a folder of folders with adapters: one is loaded when a request first names it",
+        group="adapters",
+        elsewhere=("lora_resolver_cache_dir",),
+    )
     max_lora_rank: int = option(
         64,
         "largest rank that an adapter may have; memory is laid out for it",

@@ -292,7 +292,7 @@ def _with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     """The settings with the number of adapters that are in memory at once; 0: there are none.
     `config` has its device. Raises SettingsError where no adapter can be computed."""
     named = parse_lora_paths(config.lora_paths)
-    if not config.enable_lora and not named:
+    if not config.enable_lora and not named and not config.lora_dir:
         return replace(config, max_loaded_loras=0)
     why_not = why_no_adapters(config, model)
     if why_not:

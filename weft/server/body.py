@@ -26,6 +26,7 @@ from weft.server.errors import ApiError, ClientGone, not_supported, over
 from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.numbers import check_numbers
 from weft.server.limits import check_body, require_room
+from weft.server.offered_adapters import load_named
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -99,6 +100,8 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         context.client.metrics.unknown_fields(len(others))
         names = [name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)]
         log.debug("unknown_fields", names=",".join(names))
+    if context.adapters.offers:
+        await load_named(context, decoded)
     return decoded
 
 

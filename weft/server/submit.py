@@ -19,7 +19,7 @@ from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, over
+from weft.server.errors import ApiError, failed, over
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
@@ -128,17 +128,30 @@ def require_model(context: ServerContext, model: str | None) -> None:
 
 def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
     """The adapter that a `model` names: by its own name, or behind that of the served model and a
-    colon. Raises `ApiError` 404 for an adapter behind a colon that is not loaded."""
-    by_name = context.adapters.by_name
-    found = by_name.get(model)
-    before = f"{context.info.model_name}:"
-    if found is not None or not model.startswith(before):
+    colon. Raises `ApiError` 404 for an adapter behind a colon that is not loaded, and 503 for one
+    that had to go again since it was named."""
+    adapters = context.adapters
+    found = adapters.by_name.get(model)
+    if found is not None:
         return found
+    before = f"{context.info.model_name}:"
+    if not model.startswith(before) and not adapters.offered(model):
+        return None
     name = model.removeprefix(before)
-    if name not in by_name:
-        message = context.adapters.unknown(name)
-        raise ApiError(404, message, param="model", code="model_not_found")
-    return by_name[name]
+    found = adapters.by_name.get(name)
+    if found is None:
+        raise _not_loaded(context, name, "model")
+    return found
+
+
+def _not_loaded(context: ServerContext, name: str, param: str) -> ApiError:
+    try:
+        context.adapters.uid_of(name)
+    except AdapterRefused as exc:
+        if exc.status == 503:
+            return failed(503, str(exc))
+        return ApiError(exc.status, str(exc), param=param, code="model_not_found")
+    raise AssertionError(f"the adapter {name[:64]!r} is loaded")
 
 
 def adapter_of(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
@@ -149,10 +162,10 @@ def adapter_of(context: ServerContext, model: str | None, lora_path: str | None 
         return named.uid
     if not lora_path:
         return ""
-    try:
-        return context.adapters.uid_of(lora_path)
-    except AdapterRefused as exc:
-        raise ApiError(exc.status, str(exc), param="lora_path", code="model_not_found") from exc
+    found = context.adapters.by_name.get(lora_path)
+    if found is None:
+        raise _not_loaded(context, lora_path, "lora_path")
+    return found.uid
 
 
 # ---- tokens of prompts

@@ -29,7 +29,14 @@ from weft.server.submit import adapter_named, require_model
 
 METRICS_TYPE = "text/plain; version=0.0.4"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0"
-HIDDEN_OF_ENGINE = ("generation_config", "journal", "profile_dir", "weights_root", "lora_paths")
+HIDDEN_OF_ENGINE = (
+    "generation_config",
+    "journal",
+    "profile_dir",
+    "weights_root",
+    "lora_paths",
+    "lora_dir",
+)
 HIDDEN_OF_SERVER = (
     "api_key",
     "api_key_file",
