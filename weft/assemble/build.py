@@ -301,7 +301,10 @@ def _engine(
     make_engine: Callable[..., Engine | RecordedEngine] = Engine
     if journal is not None:
         make_engine = partial(
-            RecordedEngine, sink=journal, max_bytes=config.journal_max_mb * 1_000_000
+            RecordedEngine,
+            sink=journal,
+            max_bytes=config.journal_max_mb * 1_000_000,
+            state_bytes=config.journal_state_mb * 1_000_000,
         )
     return make_engine(
         settings,

@@ -2,7 +2,8 @@
 without a model.
 
 Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file
-cannot be replayed, or not to its end because it is damaged.
+cannot be replayed, or not all of it because it is damaged. What follows the damage is replayed from
+the next state of the engine in the file on.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine import explain as insight
-from weft.journal.file import JournalError, JournalReader
-from weft.journal.replay import BadJournal, Replay
+from weft.journal.file import MAGIC, Damage, JournalError, JournalReader
+from weft.journal.records import BEGINNING
+from weft.journal.replay import BadJournal, Replay, last_beginning
 from weft.messages.control import Explanation
 from weft.version import __version__
 
@@ -71,9 +73,43 @@ def replay(argv: Sequence[str]) -> int:
 
 
 def _replay(reader: JournalReader, options: ReplayOptions) -> int:
+    """Replay the file, or all of it that is not damaged. Returns the exit status."""
+    damage: list[Damage] = []
+    if options.until >= 0:
+        start, damage = last_beginning(reader, options.until)
+        reader.go_to(start)
+        print("".join(f"the journal is damaged at {one}\n" for one in damage), end="")
+    while True:
+        is_same = _replay_stretch(reader, options)
+        if not is_same:
+            return 1
+        if reader.damage is None:
+            break
+        damage.append(reader.damage)
+        if not reader.resume(BEGINNING):
+            print("no state of the engine follows from which a replay could go on")
+            break
+    if damage:
+        return 2
+    return 0
+
+
+def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
+    """Replay from the state of an engine on, up to the end or the next damage. Returns whether
+    everything is as recorded."""
     began = time.perf_counter()
-    run = Replay(reader, check=options.check)
-    print(_beginning(run), flush=True)
+    offset = reader.offset
+    try:
+        run = Replay(reader, check=options.check)
+    except BadJournal:
+        if reader.damage is None:
+            raise
+        print(f"the journal is damaged at {reader.damage}")
+        return True
+    print(_beginning(run, offset), flush=True)
+    if 0 <= options.until < run.first_step:
+        print(f"step {options.until:,} is not there: it lies in what is damaged")
+        return True
     if options.until >= 0:
         is_same = run.run(options.until)
         print("\n".join(describe_step(run)))
@@ -84,11 +120,7 @@ def _replay(reader: JournalReader, options: ReplayOptions) -> int:
     if is_same and options.until < 0:
         _read_the_rest(reader)
     print(_ending(run, reader, time.perf_counter() - began))
-    if not is_same:
-        return 1
-    if reader.damage is None:
-        return 0
-    return 2
+    return is_same
 
 
 def _read_the_rest(reader: JournalReader) -> None:
@@ -162,7 +194,7 @@ def describe_request(one: Explanation) -> Iterator[str]:
         yield f"  {entry}"
 
 
-def _beginning(run: Replay) -> str:
+def _beginning(run: Replay, offset: int) -> str:
     began = run.began
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began.unix_s))
     version = began.weft
@@ -173,7 +205,8 @@ def _beginning(run: Replay) -> str:
     text = f"recorded {when} by weft {version}: {tokens:,} KV tokens, policy {policy}"
     if began.state:
         num_open = len(run.engine.scheduler.requests)
-        text += f"; it goes on at step {run.first_step:,} with {num_open:,} open requests"
+        place = f" (byte {offset:,})" if offset > len(MAGIC) else ""
+        text += f"; it goes on at step {run.first_step:,}{place} with {num_open:,} open requests"
     return text
 
 

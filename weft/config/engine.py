@@ -447,3 +447,10 @@ class EngineConfig(SchedulingOptions, CacheOptions, ModelOptions):
         group="journal",
         low=1,
     )
+    journal_state_mb: int = option(
+        32,
+        "megabytes after which the state of the engine is recorded again, so that weft replay can "
+        "begin there; 0: only at the beginning of a file",
+        group="journal",
+        low=0,
+    )

@@ -6,7 +6,8 @@ writer ended.
 
 Numbers are uint32, little-endian. Because a head has a checksum of its own, the last record of a
 writer that ended in the midst of it (its head is whole, its bytes are too few) is told apart from
-bytes that have changed since.
+bytes that have changed since. Behind damage a reader can go on at the next record that begins with
+given bytes (`JournalReader.resume`).
 
 It knows nothing of what the records say. `append` collects them, `flush` hands them to the kernel
 in one write: what was flushed survives the end of the process, though not that of the machine
@@ -15,6 +16,7 @@ in one write: what was flushed survives the end of the process, though not that 
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import zlib
@@ -42,11 +44,12 @@ class Damage(NamedTuple):
     """Where a file is not as it was written."""
 
     offset: int  # of the record, in bytes from the beginning of the file
-    record: int  # its number; the first is 1
+    record: int  # its number; the first is 1; 0: not known, behind other damage
     what: str
 
     def __str__(self) -> str:
-        return f"byte {self.offset:,} (record {self.record:,}): {self.what}"
+        number = f" (record {self.record:,})" if self.record else ""
+        return f"byte {self.offset:,}{number}: {self.what}"
 
 
 class JournalWriter:
@@ -116,14 +119,16 @@ class JournalReader:
     on opening.
 
     What stopped it is known at the end of the iteration: `damage`, or `num_torn_bytes` of a last
-    record that its writer did not finish, or neither. A context manager; the end of the iteration
-    closes the file, too.
+    record that its writer did not finish, or neither. Behind damage, `resume` finds where to go on.
+    A context manager; the end of the iteration closes the file, too.
     """
 
     def __init__(self, path: Path) -> None:
         self.damage: Damage | None = None
         self.num_torn_bytes = 0
         self.num_records = 0  # that were read
+        self.path = path
+        self._is_resumed = False
         try:
             self._file = path.open("rb")
         except OSError as exc:
@@ -155,6 +160,35 @@ class JournalReader:
                 self.num_records += 1
                 yield record
 
+    @property
+    def offset(self) -> int:
+        """Where the next record begins, in bytes from the beginning of the file."""
+        return self._at
+
+    def go_to(self, offset: int) -> None:
+        """Go on with the record that begins at `offset`, which was one's `offset` before."""
+        if self._file.closed:
+            self._file = self.path.open("rb")
+        self._file.seek(offset)
+        self._at = offset
+        self._is_resumed = offset > len(MAGIC)  # records before it were not counted
+        self.num_records = 0
+        self.damage = None
+        self.num_torn_bytes = 0
+
+    def resume(self, beginning: bytes) -> bool:
+        """Behind damage: go on with the next whole record that begins with `beginning`.
+
+        Returns whether there is one; then `damage` is None until the iteration finds more.
+        """
+        assert self.damage is not None
+        with self.path.open("rb") as file, _mapped(file.fileno()) as data:
+            at = _find(data, self._at, beginning)
+        if at is None:
+            return False
+        self.go_to(at)
+        return True
+
     def _next(self) -> bytes | None:
         """The next record; None at the end, whatever it is."""
         num_left = self._num_bytes - self._at
@@ -177,7 +211,47 @@ class JournalReader:
         return record
 
     def _found_damage(self, what: str) -> None:
-        self.damage = Damage(self._at, self.num_records + 1, what)
+        number = 0 if self._is_resumed else self.num_records + 1
+        self.damage = Damage(self._at, number, what)
+
+
+def _mapped(file: int) -> mmap.mmap:
+    return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+
+
+def _find(data: mmap.mmap, at: int, beginning: bytes) -> int | None:
+    """Where the first whole record behind the damaged one at `at` begins that begins with
+    `beginning`; None if there is none.
+
+    Records are passed over by their lengths, so that nothing within what users sent is taken for a
+    record. Only where a head has changed, and with it the length, `beginning` is looked for.
+    """
+    while at + HEAD_BYTES <= len(data):
+        length = _length(data, at)
+        if length is None:
+            at = data.find(beginning, at + HEAD_BYTES + 1) - HEAD_BYTES
+            if at < 0:
+                return None
+            continue
+        record = at + HEAD_BYTES
+        end = record + length
+        if data[record : record + len(beginning)] == beginning:
+            _, crc = _HEAD.unpack_from(data, at)
+            if zlib.crc32(data[record:end]) == crc:
+                return at
+        at = end
+    return None
+
+
+def _length(data: mmap.mmap, at: int) -> int | None:
+    """The length of the record whose head is at `at`; None if that is no head of a whole record."""
+    (head_crc,) = _HEAD_CRC.unpack_from(data, at + _HEAD.size)
+    if zlib.crc32(data[at : at + _HEAD.size]) != head_crc:
+        return None
+    length: int = _HEAD.unpack_from(data, at)[0]
+    if at + HEAD_BYTES + length > len(data):
+        return None
+    return length
 
 
 def _write(file: int, data: bytes | bytearray) -> None:

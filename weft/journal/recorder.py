@@ -112,6 +112,8 @@ class RecordedEngine:
     """An engine that keeps a journal from `start_over` on. To its users it is an Engine.
 
     `max_bytes`: from so many on a file of the sink is put aside and another one begun.
+    `state_bytes`: after so many the state of the engine is recorded, from which a replay can begin;
+    0: only at the beginning of a file.
     """
 
     def __init__(
@@ -124,12 +126,13 @@ class RecordedEngine:
         on_failure: Callable[[Exception], None],
         sink: Sink,
         max_bytes: int,
+        state_bytes: int = 0,
         profiler: Profiler | None = None,
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
         tiers: Tiers | None = None,
     ) -> None:
-        self._recorder = Recorder(sink, max_bytes)
+        self._recorder = Recorder(sink, max_bytes, state_bytes)
         self._engine = Engine(
             settings,
             RecordedRunner(runner, self._recorder),
@@ -208,20 +211,24 @@ class RecordedEngine:
         if not self._engine.has_work:
             recorder.flush()  # it may be long until the next step
         # Work of the device cannot be taken up by another engine; it ends soon.
-        if recorder.is_full and not self._engine.services.device_jobs.is_busy:
-            self._go_on_in_another_file()
+        is_due = recorder.is_full or recorder.is_state_due
+        if is_due and not self._engine.services.device_jobs.is_busy:
+            self._begin_again()
         return replies
 
-    def _go_on_in_another_file(self) -> None:
-        """Put the file aside and begin the next one with the state of the engine."""
+    def _begin_again(self) -> None:
+        """Record the state of the engine; if the file is full, as the first record of another."""
+        recorder = self._recorder
         try:
             state = take(self._engine, Outside(self._engine).name_of)
         except SnapshotError as exc:
-            log.error("not_put_aside", reason=f"{exc}")
-            self._recorder.postpone()
+            event = "not_put_aside" if recorder.is_full else "state_not_kept"
+            log.error(event, reason=f"{exc}")
+            recorder.postpone()
             return
-        self._recorder.rotate()
-        self._recorder.begin(self._engine, state)
+        if recorder.is_full:
+            recorder.rotate()
+        recorder.begin(self._engine, state)
 
     def broke(self, exc: Exception) -> None:
         """Write down how it ended."""
@@ -232,10 +239,13 @@ class RecordedEngine:
 class Recorder:
     """Writes records, while there is something to record."""
 
-    def __init__(self, sink: Sink, max_bytes: int) -> None:
+    def __init__(self, sink: Sink, max_bytes: int, state_bytes: int = 0) -> None:
         self._sink = sink
         self._max_bytes = max_bytes
+        self._state_bytes = state_bytes
         self._first_bytes = 0  # of the file that do not count: what it began with
+        self._last_end = 0  # of the newest state in the file
+        self._last_bytes = 0  # how large that is
         self._is_on = False
 
     @property
@@ -244,8 +254,19 @@ class Recorder:
         large state is not written more often than as much has been recorded."""
         return self._sink.num_bytes - self._first_bytes >= max(self._max_bytes, self._first_bytes)
 
+    @property
+    def is_state_due(self) -> bool:
+        """Whether so much has been recorded since the last state that another one should be, under
+        the same bound."""
+        if not self._state_bytes:
+            return False
+        num_bytes = self._sink.num_bytes - self._last_end
+        return num_bytes >= max(self._state_bytes, self._last_bytes)
+
     def begin(self, engine: Engine, state: bytes) -> None:
         self._is_on = True
+        self._sink.flush()
+        began = self._sink.num_bytes
         self.write(
             Began(
                 version=VERSION,
@@ -254,10 +275,14 @@ class Recorder:
                 depth=engine.depth,
                 settings=engine.scheduler.settings,
                 state=state,
+                step=engine.scheduler.planner.num_steps,
             )
         )
         self._sink.flush()
-        self._first_bytes = self._sink.num_bytes
+        self._last_end = self._sink.num_bytes
+        self._last_bytes = self._last_end - began
+        if not self._first_bytes:
+            self._first_bytes = self._last_end
 
     def write(self, record: Record) -> None:
         if self._is_on:
@@ -268,10 +293,13 @@ class Recorder:
 
     def rotate(self) -> None:
         self._sink.rotate()
+        self._first_bytes = 0
 
     def postpone(self) -> None:
-        """No other file could be begun: go on in this one for as long again."""
-        self._first_bytes = self._sink.num_bytes
+        """No state could be taken: go on in this file for as long again."""
+        if self.is_full:
+            self._first_bytes = self._sink.num_bytes
+        self._last_end = self._sink.num_bytes
 
     def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
         """`clock`, with every reading recorded."""

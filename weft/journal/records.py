@@ -1,9 +1,10 @@
 """The records of the decision journal, in their order of use: `recorder.py` writes them,
 `replay.py` reads them.
 
-`VERSION` says what the fields mean. Version 4 has the settings of the scheduler by the names of its
-options (`earlier.py` reads those of before). Version 3 has digests of every operation of a plan;
-version 2 had one digest of the sampling alone (`digest.py` computes both).
+`VERSION` says what the fields mean. From version 5 on, `Began` may stand between other records,
+with the state of the engine at that place. Version 4 has the settings of the scheduler by the names
+of its options (`earlier.py` reads those of before). Version 3 has digests of every operation of a
+plan; version 2 had one digest of the sampling alone (`digest.py` computes both).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from weft.plan.outputs import AuxOutput, PooledVectors
 from weft.plan.step import Result, find
 from weft.scheduler.settings import SchedulerSettings
 
-VERSION = 4
-READABLE = (2, 3, 4)
+VERSION = 5
+READABLE = (2, 3, 4, 5)
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+    """A replay can begin here: the first record of a file, and from time to time another."""
+
     version: int
     weft: str
     unix_s: float
@@ -35,6 +38,10 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
     state: bytes = (
         b""  # of the engine (`snapshot.py`); nothing: it is idle and has done nothing yet
     )
+    step: int = 0  # that comes next
+
+
+BEGINNING = b"\x98\xa5began"  # the first bytes of a `Began` of version 5: eight values, its tag
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="m"):

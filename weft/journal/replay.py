@@ -21,8 +21,10 @@ from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
 from weft.journal import earlier
 from weft.journal.digest import answered, launched
+from weft.journal.file import MAGIC, Damage, JournalReader
 from weft.journal.recorder import describe, surroundings
 from weft.journal.records import (
+    BEGINNING,
     READABLE,
     VERSION,
     Advanced,
@@ -54,6 +56,7 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.plan.device import DeviceReply, DeviceRequest, Pending
 from weft.plan.step import Plan, Result, Step
+from weft.version import __version__
 
 R = TypeVar("R", bound=msgspec.Struct)
 MAX_SHOWN = 12  # values of an array
@@ -428,6 +431,7 @@ class _Script:
 
     def __init__(self, records: Iterable[bytes]) -> None:
         self._records = iter(records)
+        self._has_begun = False
         self._decode = msgspec.msgpack.Decoder[Record](Record).decode
         self._peeked: Record | None = None
 
@@ -440,6 +444,7 @@ class _Script:
                 else "it does not begin with the settings of an engine"
             )
         self._peeked = None
+        self._has_begun = True
         return record
 
     def peek(self) -> Record | None:
@@ -447,6 +452,9 @@ class _Script:
             data = next(self._records, None)
             if data is None:
                 return None
+            # A state between other records: this replay has its own.
+            if self._has_begun and data.startswith(BEGINNING):
+                continue
             try:
                 self._peeked = self._read(data)
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as exc:
@@ -477,6 +485,32 @@ class _Script:
             raise _Halt(replay._unlike(record, now))
         self._peeked = None
         return record
+
+
+def last_beginning(reader: JournalReader, until: int) -> tuple[int, list[Damage]]:
+    """Where the last record begins from which a replay reaches step `until`, and that this weft
+    takes up: the first of the file, or one in its midst; and what is damaged before.
+
+    Reads the file up to there, and on to the next such record.
+    """
+    found = reader.offset
+    damage: list[Damage] = []
+    decode = msgspec.msgpack.Decoder(Began).decode
+    while True:
+        at = reader.offset
+        for record in reader:
+            if record.startswith(BEGINNING) and at > len(MAGIC):
+                began = decode(record)
+                if began.step > until:
+                    return found, damage
+                if began.weft == __version__ and began.version == VERSION:
+                    found = at
+            at = reader.offset
+        if reader.damage is None:
+            return found, damage
+        damage.append(reader.damage)
+        if not reader.resume(BEGINNING):
+            return found, damage
 
 
 def num_requests(message: ToEngine) -> int:
