@@ -11,6 +11,7 @@ from weft.config.vision.pictures import PerceptronSpec, PictureSpec, PooledSpec,
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.weight import Weights
+from weft.models.vision.layer import TwoProducts
 from weft.models.vision.tower import Pieces, TowerBackend, TowerInput
 from weft.models.vision.vit import Vit, transposed_weight
 
@@ -89,9 +90,14 @@ class PerceptronTower:
         self._ops = backend.ops
         self._places = in_order(spec, backend)
         self.encoder = Vit(spec.encoder, backend)
-        hidden = spec.encoder.hidden_size
-        self.first = Linear(hidden, {"linear_1": spec.out_size}, spec.has_bias, backend.ops)
-        self.second = Linear(spec.out_size, {"linear_2": spec.out_size}, spec.has_bias, backend.ops)
+        self.projector = TwoProducts(
+            (spec.encoder.hidden_size, spec.out_size, spec.out_size),
+            ("linear_1",),
+            "linear_2",
+            spec.activation,
+            backend.ops,
+            has_bias=spec.has_bias,
+        )
 
     def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [3, side, side] of a picture."""
@@ -99,13 +105,11 @@ class PerceptronTower:
         return self._backend.run(self._project, hidden)
 
     def _project(self, x: Tensor) -> Tensor:
-        inner = self._ops.activated(x, self.first.matrix, self._spec.activation)
-        return self._ops.computed(self.second(inner))
+        return self._ops.computed(self.projector(x))
 
     def weights(self) -> Weights:
         yield from self.encoder.weights(self._spec.encoder_name)
-        yield from self.first.weights("multi_modal_projector")
-        yield from self.second.weights("multi_modal_projector")
+        yield from self.projector.weights("multi_modal_projector")
 
 
 def in_order(spec: PictureSpec, backend: TowerBackend) -> Tensor:

@@ -11,24 +11,21 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray
-from weft.config.vision.qwen import MlpNames, QwenTowerSpec
+from weft.config.vision.qwen import QwenTowerSpec
 from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import GatedLinear, Linear
 from weft.models.layers.norm import CenteredNorm, RmsNorm
 from weft.models.layers.weight import Weights
-from weft.models.vision.tower import (
-    Pieces,
-    PlaneRotation,
-    TowerAttention,
-    TowerBackend,
-    TowerInput,
-)
+from weft.models.vision.layer import VIT, LayerShape, TowerLayer, TwoProducts
+from weft.models.vision.tower import Pieces, PlaneRotation, TowerBackend, TowerInput
 from weft.models.vision.vit import Patches
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
 
 NORM_EPS = 1e-6
 COLOURS = 3
+LAYER = VIT._replace(
+    attention_norm="norm1", attention="attn", qkv=("qkv",), out="proj", mlp_norm="norm2"
+)
 MAX_SIDE = 4_096  # patches
 
 
@@ -45,7 +42,7 @@ class QwenTower:
             self.positions = Embedding(spec.position_side**2, spec.hidden_size, ops)
         rotation = PlaneRotation(spec.head_dim, spec.theta, MAX_SIDE)
         self._attention = backend.make_attention(spec.num_heads, spec.head_dim, rotation)
-        self.layers = [QwenTowerLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
+        self.layers = [self._layer() for _ in range(spec.num_layers)]
         self.norm = _norm(spec, spec.hidden_size, ops)
         self.merger = Merger(spec, ops)
         self.deep_mergers = [DeepMerger(spec, ops) for _ in spec.deepstack]
@@ -79,6 +76,16 @@ class QwenTower:
         in_place = torch.empty_like(vectors)
         in_place[order] = vectors
         return in_place
+
+    def _layer(self) -> TowerLayer:
+        spec = self._spec
+        shape = LayerShape(spec.hidden_size, spec.inner_size, spec.activation, has_bias=True)
+        names = LAYER._replace(up=spec.mlp.up, down=spec.mlp.down)
+        norms = (
+            _norm(spec, spec.hidden_size, self._ops),
+            _norm(spec, spec.hidden_size, self._ops),
+        )
+        return TowerLayer(shape, names, norms, self._ops, self._attention)
 
     def _layout(self, input: TowerInput) -> PatchLayout:
         spec = self._spec
@@ -164,94 +171,14 @@ class QwenTower:
             yield from merger.weights(f"visual.deepstack_merger_list.{index}")
 
 
-class QwenTowerLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, spec: QwenTowerSpec, ops: EncoderOps, attention: TowerAttention) -> None:
-        hidden = spec.hidden_size
-        self._ops = ops
-        self._attention = attention
-        self.attention_norm = _norm(spec, hidden, ops)
-        self.qkv = Linear(hidden, {"qkv": 3 * hidden}, True, ops)
-        self.out = Linear(hidden, {"proj": hidden}, True, ops)
-        self.mlp_norm = _norm(spec, hidden, ops)
-        self.mlp = make_mlp(spec, ops)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[P, hidden] -> [P, hidden]"""
-        qkv = self._ops.computed(self.qkv(self.attention_norm(x)))
-        x = x + self.out(self._attention.forward(qkv))
-        return x + self.mlp(self.mlp_norm(x))
-
-    def weights(self, prefix: str) -> Weights:
-        yield from self.attention_norm.weights(f"{prefix}.norm1")
-        yield from self.qkv.weights(f"{prefix}.attn")
-        yield from self.out.weights(f"{prefix}.attn")
-        yield from self.mlp_norm.weights(f"{prefix}.norm2")
-        yield from self.mlp.weights(f"{prefix}.mlp")
-
-
-class TwoProducts:
-    """down(activation(up(x)))"""
-
-    def __init__(
-        self,
-        sizes: tuple[int, int, int],
-        names: MlpNames,
-        activation: str,
-        ops: EncoderOps,
-    ) -> None:
-        in_size, inner_size, out_size = sizes
-        (up,) = names.up
-        self._ops = ops
-        self._activation = activation
-        self.up = Linear(in_size, {up: inner_size}, True, ops)
-        self.down = Linear(inner_size, {names.down: out_size}, True, ops)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self._ops.activated(x, self.up.matrix, self._activation))
-
-    def weights(self, prefix: str) -> Weights:
-        yield from self.up.weights(prefix)
-        yield from self.down.weights(prefix)
-
-
-class GatedProducts:
-    """down(activation(gate(x)) * up(x))"""
-
-    def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
-        self.gate_up = GatedLinear(
-            spec.hidden_size,
-            spec.mlp.up,
-            spec.inner_size,
-            True,
-            ops,
-            activation=spec.activation,
-        )
-        self.down = Linear(spec.inner_size, {spec.mlp.down: spec.hidden_size}, True, ops)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
-
-    def weights(self, prefix: str) -> Weights:
-        yield from self.gate_up.weights(prefix)
-        yield from self.down.weights(prefix)
-
-
-def make_mlp(spec: QwenTowerSpec, ops: EncoderOps) -> TwoProducts | GatedProducts:
-    if len(spec.mlp.up) == 2:
-        return GatedProducts(spec, ops)
-    sizes = (spec.hidden_size, spec.inner_size, spec.hidden_size)
-    return TwoProducts(sizes, spec.mlp, spec.activation, ops)
-
-
 class Merger:
     """Two products of all patches of a token, one behind the other, which are normed before."""
 
     def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
         merged = spec.square * spec.hidden_size
         self._ops = ops
-        self.products = TwoProducts((merged, merged, spec.out_size), spec.merger, "gelu", ops)
+        sizes = (merged, merged, spec.out_size)
+        self.products = TwoProducts(sizes, spec.merger.up, spec.merger.down, "gelu", ops)
 
     def rows(self, x: Tensor) -> Tensor:
         """[tokens, patches * hidden] -> [tokens, out]"""

@@ -12,41 +12,11 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear, bias_weight
 from weft.models.layers.norm import CenteredNorm
 from weft.models.layers.weight import Weight, Weights, vector
-from weft.models.vision.tower import Pieces, TowerAttention, TowerBackend
+from weft.models.vision.layer import VIT, LayerShape, TowerLayer
+from weft.models.vision.tower import Pieces, TowerBackend
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
 from weft.ops.protocol import Matrix
-
-
-class VitLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, spec: VitSpec, ops: EncoderOps, attention: TowerAttention) -> None:
-        hidden = spec.hidden_size
-        self._ops = ops
-        self._attention = attention
-        self._activation = spec.activation
-        self.attention_norm = _norm(spec, ops)
-        self.qkv = Linear(hidden, dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden), True, ops)
-        self.out = Linear(hidden, {"out_proj": hidden}, True, ops)
-        self.mlp_norm = _norm(spec, ops)
-        self.up = Linear(hidden, {"fc1": spec.inner_size}, True, ops)
-        self.down = Linear(spec.inner_size, {"fc2": hidden}, True, ops)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]"""
-        qkv = self._ops.computed(self.qkv(self.attention_norm(x)))
-        x = x + self.out(self._attention.forward(qkv))
-        inner = self._ops.activated(self.mlp_norm(x), self.up.matrix, self._activation)
-        return x + self.down(inner)
-
-    def weights(self, prefix: str) -> Weights:
-        yield from self.attention_norm.weights(f"{prefix}.layer_norm1")
-        yield from self.qkv.weights(f"{prefix}.self_attn")
-        yield from self.out.weights(f"{prefix}.self_attn")
-        yield from self.mlp_norm.weights(f"{prefix}.layer_norm2")
-        yield from self.up.weights(f"{prefix}.mlp")
-        yield from self.down.weights(f"{prefix}.mlp")
 
 
 class Vit:
@@ -63,7 +33,7 @@ class Vit:
             self.class_token = ops.vector(spec.hidden_size)
             self.first_norm = _norm(spec, ops)
         self._attention = backend.make_attention(spec.num_heads, spec.head_dim)
-        self.layers = [VitLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
+        self.layers = [self._layer() for _ in range(spec.num_layers)]
         self.last_norm = _norm(spec, ops) if spec.has_last_norm else None
 
     def __call__(self, pixels: Tensor, places: Tensor) -> Pieces:
@@ -88,6 +58,12 @@ class Vit:
         self._attention.prepare([len(patches)])
         hidden = yield from self._backend.run_in_pieces(self._layers, positions, patches)
         return hidden if self.class_token is None else hidden[1:]
+
+    def _layer(self) -> TowerLayer:
+        spec = self._spec
+        shape = LayerShape(spec.hidden_size, spec.inner_size, spec.activation, has_bias=True)
+        norms = (_norm(spec, self._ops), _norm(spec, self._ops))
+        return TowerLayer(shape, VIT, norms, self._ops, self._attention)
 
     def _layers(self, x: Tensor, patches: Tensor) -> Tensor:
         x = x + self.patches(patches)

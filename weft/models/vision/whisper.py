@@ -13,12 +13,14 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import CenteredNorm
 from weft.models.layers.weight import Weights
-from weft.models.vision.tower import Pieces, TowerAttention, TowerBackend, TowerInput
+from weft.models.vision.layer import QKV, VIT, LayerShape, TowerLayer
+from weft.models.vision.tower import Pieces, TowerBackend, TowerInput
 from weft.models.vision.vit import patch_weight
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
 
 NAME = "audio_tower"
+LAYER = VIT._replace(attention_norm="self_attn_layer_norm", mlp_norm="final_layer_norm", mlp="")
 
 
 class WhisperTower:
@@ -35,7 +37,7 @@ class WhisperTower:
         self.first = Convolution(spec.num_bands, hidden, spec.activation, ops)
         self.second = Convolution(hidden, hidden, spec.activation, ops)
         self.positions = Embedding(spec.num_positions, hidden, ops)
-        self.layers = [WhisperLayer(spec, ops, self._attention) for _ in range(spec.num_layers)]
+        self.layers = [self._layer() for _ in range(spec.num_layers)]
         self.last_norm = _norm(spec, ops)
         self.projection = Linear(hidden, {"linear": spec.out_size}, True, ops)
 
@@ -68,6 +70,17 @@ class WhisperTower:
         pairs = x[: 2 * input.length].view(input.length, 2, -1)
         return run(self._project, pairs.mean(1))
 
+    def _layer(self) -> TowerLayer:
+        """The keys have no bias."""
+        spec = self._spec
+        shape = LayerShape(spec.hidden_size, spec.inner_size, spec.activation, has_bias=True)
+        norms = (_norm(spec, self._ops), _norm(spec, self._ops))
+        layer = TowerLayer(shape, LAYER, norms, self._ops, self._attention)
+        # Queries, keys and values are one matrix, which has a bias: that of the keys changes
+        # nothing.
+        layer.qkv.matrix.put_bias(QKV.index("k_proj"), torch.zeros(spec.hidden_size))
+        return layer
+
     def _enter(self, x: Tensor) -> Tensor:
         return self._ops.computed(self.first(x))
 
@@ -87,7 +100,9 @@ class WhisperTower:
         yield from self.second.weights(f"{NAME}.conv2")
         yield from self.positions.weights(f"{NAME}.embed_positions")
         for index, layer in enumerate(self.layers):
-            yield from layer.weights(f"{NAME}.layers.{index}")
+            for weight in layer.weights(f"{NAME}.layers.{index}"):
+                if not weight.name.endswith("k_proj.bias"):
+                    yield weight
         yield from self.last_norm.weights(f"{NAME}.layer_norm")
         yield from self.projection.weights("multi_modal_projector")
 
@@ -110,41 +125,6 @@ class Convolution:
         shape = (self._inner.matrix.sizes[0], self._in_size, KERNEL)
         yield patch_weight(f"{prefix}.weight", shape, self._inner.matrix)
         yield bias._replace(name=f"{prefix}.bias")
-
-
-class WhisperLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)). The keys have no bias."""
-
-    def __init__(self, spec: WhisperSpec, ops: EncoderOps, attention: TowerAttention) -> None:
-        hidden = spec.hidden_size
-        self._ops = ops
-        self._attention = attention
-        self._activation = spec.activation
-        self.attention_norm = _norm(spec, ops)
-        self.qkv = Linear(hidden, dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden), True, ops)
-        # All three are one matrix, which has a bias: that of the keys changes nothing.
-        self.qkv.matrix.put_bias(1, torch.zeros(hidden))
-        self.out = Linear(hidden, {"out_proj": hidden}, True, ops)
-        self.mlp_norm = _norm(spec, ops)
-        self.up = Linear(hidden, {"fc1": spec.inner_size}, True, ops)
-        self.down = Linear(spec.inner_size, {"fc2": hidden}, True, ops)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]"""
-        qkv = self._ops.computed(self.qkv(self.attention_norm(x)))
-        x = x + self.out(self._attention.forward(qkv))
-        inner = self._ops.activated(self.mlp_norm(x), self.up.matrix, self._activation)
-        return x + self.down(inner)
-
-    def weights(self, prefix: str) -> Weights:
-        yield from self.attention_norm.weights(f"{prefix}.self_attn_layer_norm")
-        for weight in self.qkv.weights(f"{prefix}.self_attn"):
-            if not weight.name.endswith("k_proj.bias"):
-                yield weight
-        yield from self.out.weights(f"{prefix}.self_attn")
-        yield from self.mlp_norm.weights(f"{prefix}.final_layer_norm")
-        yield from self.up.weights(prefix)
-        yield from self.down.weights(prefix)
 
 
 def windows(x: Tensor, step: int) -> Tensor:
