@@ -71,9 +71,26 @@ QWEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+# Those that differ in their decoder alone.
+WITH_EXPERTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3-vl-moe": (
+        "Qwen3VLMoe",
+        "qwen3_vl_moe_text",
+        {
+            **OF_3,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [1],
+        },
+        {"num_position_embeddings": 49, "deepstack_visual_indexes": [0, 2]},
+    ),
+}
+
+
 def make_qwen(name: str, folder: Path, **text: Any) -> Checkpoint:
     """A checkpoint in `folder`; `text`: what its text_config has besides."""
-    kind, text_type, of_text, of_vision = QWEN[name]
+    kind, text_type, of_text, of_vision = (QWEN | WITH_EXPERTS)[name]
     text_config = {**TEXT, **of_text, **text, "model_type": text_type, "pad_token_id": 0}
     text_config["eos_token_id"] = text_config["bos_token_id"] = None
     config = getattr(transformers, f"{kind}Config")(

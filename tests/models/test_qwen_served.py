@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class QwenPrompt:
         draw = random.Random(seed)
         self.ids: list[int] = []
         self.seen = [part for part in parts if isinstance(part, Seen)]
-        self.has_times_in_text = name in ("qwen3-vl", "qwen3.5")
+        self.has_times_in_text = name.startswith("qwen3")
         self.time_step = TIME_STEP if name == "qwen2.5-vl" else 1.0
         media: list[MediaItem] = []
         for part in parts:
@@ -226,3 +227,13 @@ def test_guessed_tokens_stand_where_computed_ones_would(seeing: Checkpoint, name
     served = SeeingServed(seeing.folder, speculative="ngram", max_draft=4, ngram_min=1)
     outputs = served.serve(*prompts)
     assert outputs == [expected(seeing, prompt) for prompt in prompts]
+
+
+def test_decoders_with_experts_see_as_in_transformers(tmp_path: Path) -> None:
+    """With what is added behind their first layers (deepstack)."""
+    name = "qwen3-vl-moe"
+    seeing = make_qwen(name, tmp_path)
+    prompts = prompts_of(name)[1:3]
+    outputs = [expected(seeing, prompt) for prompt in prompts]
+    for settings in ({"kernels": "torch"}, {"chunked_prefill_size": 7, "page_size": 1}):
+        assert SeeingServed(seeing.folder, **settings).serve(*prompts) == outputs

@@ -94,9 +94,21 @@ def some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> De
 
 
 def _qwen3_vl(config: Config) -> DecoderSpec:
+    return _with_deepstack(config, _qwen3(config))
+
+
+def _qwen3_vl_moe(config: Config) -> DecoderSpec:
+    """All of its files have one tensor for all experts, with the inputs first."""
+    experts = softmax_experts(config, is_normed=True)
+    spec = some_with_experts(config, _qwen3(config), experts)
+    names = replace(spec.names, experts=ExpertNames(is_transposed=True))
+    return _with_deepstack(config, replace(spec, names=names))
+
+
+def _with_deepstack(config: Config, spec: DecoderSpec) -> DecoderSpec:
     vision = get(config, "vision_config", dict, {})
     layers = get(vision, "deepstack_visual_indexes", list, [8, 16, 24])
-    return replace(_qwen3(config), deepstack=len(layers))
+    return replace(spec, deepstack=len(layers))
 
 
 def seeing(
@@ -163,6 +175,11 @@ ARCHITECTURES = {
     "Qwen2_5_VLForConditionalGeneration": replace(_QWEN2_VL, tower=towers.qwen2_5_vl),
     "Qwen3VLForConditionalGeneration": Family(
         read=seeing(_qwen3_vl, _QWEN3_VL_SECTIONS, interleaved=True),
+        defaults={"head_dim": 128},
+        tower=towers.qwen3_vl,
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Family(
+        read=seeing(_qwen3_vl_moe, _QWEN3_VL_SECTIONS, interleaved=True),
         defaults={"head_dim": 128},
         tower=towers.qwen3_vl,
     ),

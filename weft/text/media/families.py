@@ -25,6 +25,7 @@ PROCESSORS: dict[str, str] = {
     "Qwen2VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen3_5ForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen3_5MoeForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen2AudioForConditionalGeneration": "weft.text.media.qwen2_audio:make",
