@@ -20,6 +20,7 @@ from weft.scheduler import policies
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
+COMPOSED = ("priority > lpm", "lof > lpm", "fair(key) > fcfs", "priority > fair(key) > lpm")
 RUNNING = 64
 NUM_STEPS = 150
 
@@ -59,6 +60,7 @@ class Scene:
             input_ids=tail.tobytes(),
             sampling=SamplingParams(max_new_tokens=int(self.rng.integers(2, 60)), ignore_eos=True),
             user=str(self.number % 10),
+            tenant=str(self.number % 10),
             priority=self.number % 3,
         )
         self.number += 1
@@ -98,9 +100,9 @@ class Scene:
 
 
 def main() -> None:
-    print(f"{'':24}{'order':>10}{'worst':>10}{'arrival':>10}{'pass':>10}{'worst':>10}")
+    print(f"{'':33}{'order':>10}{'worst':>10}{'arrival':>10}{'pass':>10}{'worst':>10}")
     for num_waiting in (1_000, 10_000):
-        for policy in policies.names():
+        for policy in (*policies.names(), *COMPOSED):
             scene = Scene(policy, num_waiting)
             scene.run()
             order, arrival, whole = (scene.times[name] for name in ("order", "arrival", "pass"))
@@ -112,9 +114,9 @@ def main() -> None:
             ]
             values.append(max(whole))
             print(
-                f"{policy:18}{num_waiting:6}" + "".join(f"{value * 1e6:10.0f}" for value in values)
+                f"{policy:27}{num_waiting:6}" + "".join(f"{value * 1e6:10.0f}" for value in values)
             )
-        print(f"{'twin of lpm':18}{num_waiting:6}{scene.twin() * 1e6:10.0f}")
+        print(f"{'twin of lpm':27}{num_waiting:6}{scene.twin() * 1e6:10.0f}")
 
 
 if __name__ == "__main__":

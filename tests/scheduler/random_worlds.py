@@ -29,6 +29,17 @@ from weft.scheduler.settings import (
     WindowSettings,
 )
 
+COMPOSED = (
+    "priority > lpm",
+    "priority > fair(key)",
+    "priority > fair(key) > shortest-prefill-first",
+    "fair(key) > dfs-weight",
+    "fair(key) > hrrn",
+    "lof > lpm > fcfs",
+    "priority > lof > dfs-weight",
+    "priority > fair(key) > lof > random",
+)
+
 
 def random_settings(rng: random.Random) -> SchedulerSettings:
     page_size = rng.choice([1, 1, 2, 3, 4, 8, 16])
@@ -357,12 +368,13 @@ def run_random(
     guesses: bool = False,
     splits: bool = False,
     media: bool = False,
+    composed: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
     has a file of the journal for itself. `windows`: some layers have windows, and pages of their own. `states`: some
     layers keep a state. `drafts`: tokens are guessed, rightly and wrongly. `guesses`: by a second model. `splits`:
-    prefills are split by layers. `media`: prompts have pictures."""
+    prefills are split by layers. `media`: prompts have pictures. `composed`: policies are made of several."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if windows:
@@ -377,6 +389,8 @@ def run_random(
         settings = with_layers(settings, random.Random(f"layers of {seed}"))
     if media:
         settings = with_media(settings, random.Random(f"media of {seed}"))
+    if composed:
+        settings = replace(settings, schedule_policy=COMPOSED[seed % len(COMPOSED)])
     talks = random.Random(f"sessions of {seed}") if seed % 3 == 0 else None
     if talks is not None:
         settings = with_sessions(settings, talks)
@@ -449,7 +463,7 @@ def drive(
         if rng.random() < 0.001:
             world.abort(Abort(all=True))
         if switches and rng.random() < 0.1:
-            world.tell(SetPolicy(call=0, policy=rng.choice(policies.names())))
+            world.tell(SetPolicy(call=0, policy=rng.choice([*policies.names(), *COMPOSED])))
         world.step()
         check_step(world)
         assert world.num_steps < 500 * num_requests, "no end in sight"

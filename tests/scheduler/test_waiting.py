@@ -74,5 +74,5 @@ def test_room_is_made_once_for_many_that_come(
     for number in range(4_000):
         waiting.append(request_of(number, rng))
         if number >= num_waiting:
-            waiting.discard(waiting.by_arrival(number - num_waiting))
+            waiting.discard(waiting.request_at(waiting.index_by_arrival(number - num_waiting)))
     assert len(made) <= 10 + 4_000 / max(num_waiting, 32)

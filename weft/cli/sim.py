@@ -34,6 +34,7 @@ from weft.config.options import (
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
 from weft.scheduler import policies
+from weft.scheduler.composed.build import why_not
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings, StateSettings
 from weft.sim.changes import changes
@@ -233,12 +234,9 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
 
 
 def _settings(values: dict[str, Any]) -> SchedulerSettings:
-    known = policies.names()
-    if values["policy"] not in known:
-        raise SettingsError(
-            f"there is no policy {values['policy']!r}{did_you_mean(values['policy'], known)} "
-            f"(there are {', '.join(known)})"
-        )
+    wrong = why_not(values["policy"])
+    if wrong:
+        raise SettingsError(f"--policy: {wrong}")
     named = dict(values)
     for name, short in SHORT_NAMES.items():
         named[name] = named.pop(short)

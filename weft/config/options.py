@@ -15,7 +15,7 @@ import argparse
 import difflib
 import importlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
@@ -59,6 +59,7 @@ def option(
     everyday: bool = False,
     changeable: bool = False,
     choices: tuple[str, ...] | str = (),
+    judge: str = "",
     low: float | None = None,
     high: float | None = None,
     several: bool = False,
@@ -75,7 +76,18 @@ def option(
     names of the same thing in other engines, so that an error can point from there to here.
     """
     spec = Option(
-        "", default, help, group, everyday, changeable, choices, low, high, several, elsewhere
+        "",
+        default,
+        help,
+        group,
+        everyday,
+        changeable,
+        choices,
+        judge,
+        low,
+        high,
+        several,
+        elsewhere,
     )
     return field(default=default, metadata={"option": spec})
 
@@ -89,6 +101,7 @@ class Option:
     everyday: bool
     changeable: bool
     source: tuple[str, ...] | str  # of the choices: these, or the name of a function
+    judge: str  # the name of a function that is asked about other words; "": there are none
     low: float | None
     high: float | None
     several: bool
@@ -99,8 +112,7 @@ class Option:
         """The words that are allowed; none if any value is."""
         if not isinstance(self.source, str):
             return self.source
-        module, _, function = self.source.partition(":")
-        words: tuple[str, ...] = getattr(importlib.import_module(module), function)()
+        words: tuple[str, ...] = _function(self.source)()
         return words
 
     @property
@@ -162,12 +174,20 @@ class Option:
             value = int(value)
         return self.from_toml(value, source)
 
+    def wrong_word(self, value: object) -> str:
+        """Why a value is none of the words that are allowed; nothing if it is one."""
+        if not self.choices or value in self.choices:
+            return ""
+        if self.judge and isinstance(value, str):
+            why: str = _function(self.judge)(value)
+            return why
+        hint = did_you_mean(str(value), self.choices)
+        return f"one of {', '.join(self.choices)} is expected{hint}"
+
     def checked(self, value: Value, source: str) -> Value:
-        if self.choices and value not in self.choices:
-            hint = did_you_mean(str(value), self.choices)
-            raise SettingsError(
-                f"{source} is {value!r}; one of {', '.join(self.choices)} is expected{hint}"
-            )
+        wrong = self.wrong_word(value)
+        if wrong:
+            raise SettingsError(f"{source} is {value!r}; {wrong}")
         if isinstance(value, int | float):
             low = self.low
             high = self.high
@@ -177,6 +197,13 @@ class Option:
                 bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,g}"
                 raise SettingsError(f"{source} is {value}; {bounds} is expected")
         return value
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _line(item: object) -> str:

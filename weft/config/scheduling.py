@@ -20,11 +20,13 @@ from weft.config.options import option
 class SchedulingOptions:
     schedule_policy: str = option(
         "fcfs",
-        "order of waiting requests",
+        "order of waiting requests: a policy, or several from the coarsest to the finest, as in "
+        "'priority > fair(key) > lpm'",
         group="scheduling",
         changeable=True,
         everyday=True,
         choices="weft.scheduler.policies:names",
+        judge="weft.scheduler.composed.build:why_not",
         elsewhere=("scheduling_policy",),
     )
     schedule_conservativeness: float = option(

@@ -94,6 +94,8 @@ class Policy:
     # Whether waiting long can bring a request to the front. In vain where the order is that of
     # arrival, and not wanted where the policy sees to it by itself.
     ages = True
+    # Whether it sees to that by itself, within parts that one turn for all would mix.
+    ages_within = False
     reads_cache = False  # whether `WaitingTable.cached_len` is kept true, and `prefix_index`
 
     def __init__(self, context: PolicyContext) -> None:
@@ -113,6 +115,12 @@ class Policy:
     def new_counts(self) -> SubtreeCounts | None:
         """A counter of the sequences below each node of the prefix tree, if the policy reads it."""
         return None
+
+    def lend_index(self, inner: Policy) -> None:
+        """Before it is asked for an order: a policy inside this one reads what the queue has set
+        here."""
+        inner.prefix_index = self.prefix_index
+        inner.subtree_counts = self.subtree_counts
 
 
 class KeyPolicy(Policy):

@@ -32,6 +32,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.step import Result
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit
+from weft.scheduler.composed.build import build_policy
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
@@ -39,7 +40,6 @@ from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
-from weft.scheduler.policies import make_policy
 from weft.scheduler.policy import PolicyContext
 from weft.scheduler.prefill import PrefillScheduler
 from weft.scheduler.queue import WaitingQueue
@@ -91,7 +91,7 @@ class Scheduler:
         if settings.bounds_steps or settings.draft_sources:
             self.pace = Pace(settings, columns, self.running_batch)
         context = PolicyContext(settings, columns, self.running_batch)
-        policy = make_policy(settings.schedule_policy, context)
+        policy = build_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
         self.planner: Planner
         self.prefills: PrefillScheduler | SplitPrefills
@@ -597,7 +597,7 @@ class Scheduler:
         for request in self.requests.values():
             request.forget_kv()
         if in_doubt:
-            policy = make_policy(self.settings.schedule_policy, self.waiting_queue.policy.context)
+            policy = build_policy(self.settings.schedule_policy, self.waiting_queue.policy.context)
             self.waiting_queue.begin_anew(policy, self.requests.values())
         else:
             for request in with_row:
@@ -644,7 +644,7 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
-        self.waiting_queue.use(make_policy(name, self.waiting_queue.policy.context))
+        self.waiting_queue.use(build_policy(name, self.waiting_queue.policy.context))
         self.prefills.apply(settings)
         self.settings = settings
 

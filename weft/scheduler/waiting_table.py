@@ -123,8 +123,18 @@ class WaitingTable:
         assert request is not None
         return request
 
-    def by_arrival(self, arrival_order: int) -> Request:
-        return self.request_at(self._index[arrival_order])
+    def index_by_arrival(self, arrival_order: int) -> int:
+        return self._index[arrival_order]
+
+    def index_of(self, request: Request) -> int:
+        """The index of a request that waits."""
+        return self._index[request.spec.arrival_order]
+
+    def marks(self, indices: IntArray) -> BoolArray:
+        """Whether each index of the table is one of `indices` [n]."""
+        is_one: BoolArray = np.zeros(len(self.is_used), dtype=np.bool_)
+        is_one[indices] = True
+        return is_one
 
     def lowest_first(self, indices: IntArray, key: DoubleArray | LongArray) -> Iterator[Request]:
         """The requests at `indices` [n] by `key` [n], equal ones as they came.

@@ -32,7 +32,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 LOG_LEVEL = "log_level"  # the one that is no setting of the scheduler
 
-# Of a value and the settings in force: the values there may be, or nothing if this is one of them.
+# Of a value and the settings in force: what is expected, or nothing if this value is allowed.
 Check: TypeAlias = Callable[[Setting, SchedulerSettings], str]
 Bound: TypeAlias = Callable[[SchedulerSettings], int]
 
@@ -46,16 +46,27 @@ class BadSetting(ValueError):
 
 
 def _one_of(names: tuple[str, ...]) -> Check:
-    return lambda value, settings: "" if value in names else f"one of {', '.join(names)}"
+    allowed = f"one of {', '.join(names)} is expected"
+    return lambda value, settings: "" if value in names else allowed
+
+
+def _words(option: Option) -> Check:
+    """What an option says of its words."""
+
+    def expected(value: Setting, settings: SchedulerSettings) -> str:
+        return option.wrong_word(value)
+
+    return expected
 
 
 def _switch(value: Setting, settings: SchedulerSettings) -> str:
-    return "" if isinstance(value, bool) else "true or false"
+    return "" if isinstance(value, bool) else "true or false is expected"
 
 
 def _number(low: float, high: float | None) -> Check:
     """A number from `low` up to `high`."""
     allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+    allowed += " is expected"
 
     def expected(value: Setting, settings: SchedulerSettings) -> str:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -80,7 +91,7 @@ def _whole(low: Bound, high: Bound | None = None) -> Check:
             most = high(settings.sized_for)
             allowed += f", at most {most:,} as at the start"
             is_allowed = is_allowed and type(value) is int and value <= most
-        return "" if is_allowed else allowed
+        return "" if is_allowed else f"{allowed} is expected"
 
     return expected
 
@@ -89,7 +100,7 @@ def _check_of(option: Option) -> Check:
     """What the declaration of an option allows."""
     low = option.low or 0
     if option.choices:
-        return _one_of(option.choices)
+        return _words(option)
     if option.is_switch:
         return _switch
     if isinstance(option.default, float):
@@ -146,7 +157,7 @@ def checked(settings: SchedulerSettings, asked: Mapping[str, Setting]) -> Schedu
             raise BadSetting(name, f"{name[:64]!r} cannot be changed while running; {known} can")
         expected = CHANGEABLE[name](value, settings)
         if expected:
-            raise BadSetting(name, f"{name} is {str(value)[:64]!r}; {expected} is expected")
+            raise BadSetting(name, f"{name} is {str(value)[:64]!r}; {expected}")
         if name != LOG_LEVEL:
             changes[name] = value
     return replace(settings, **changes, started_with=settings.sized_for)
@@ -185,7 +196,7 @@ def configure_logging(services: Services, message: ConfigureLogging) -> Configur
     before = log.get_level()
     expected = CHANGEABLE[LOG_LEVEL](message.log_level, services.scheduler.settings)
     if expected:
-        reason = f"log_level is {message.log_level[:64]!r}; {expected} is expected"
+        reason = f"log_level is {message.log_level[:64]!r}; {expected}"
         return ConfigureLoggingReply(success=False, before=before, message=reason)
     log.set_level(message.log_level)
     return ConfigureLoggingReply(success=True, before=before)

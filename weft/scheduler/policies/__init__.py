@@ -28,10 +28,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name.replace("_", "-") for name in modules))
 
 
-def make_policy(name: str, context: PolicyContext) -> Policy:
-    """A new policy of that name. Raises UnknownPolicy."""
+def load_policy(name: str) -> type[Policy]:
+    """The class of the policy of that name. Raises UnknownPolicy."""
     if name not in names():
         raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(names())}")
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    policy: Policy = module.POLICY(context)
-    return policy
+    kind: type[Policy] = module.POLICY
+    return kind
+
+
+def make_policy(name: str, context: PolicyContext) -> Policy:
+    """A new policy of that name. Raises UnknownPolicy."""
+    return load_policy(name)(context)

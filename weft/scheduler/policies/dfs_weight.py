@@ -26,11 +26,14 @@ class DepthFirst(Policy):
         if self.prefix_index is None or self.subtree_counts is None:
             yield from super().order(table, indices, now)
             return
+        is_asked = table.marks(indices)
         # A request is filed under the node where its cached prefix ends.
         for anchor in self.subtree_counts.heaviest_first():
             arrival_orders = self.prefix_index.ending_at(anchor)
             for arrival_order in arrival_orders:
-                yield table.by_arrival(arrival_order)
+                index = table.index_by_arrival(arrival_order)
+                if is_asked[index]:
+                    yield table.request_at(index)
 
     def new_counts(self) -> SubtreeCounts:
         return SubtreeCounts()

@@ -19,16 +19,20 @@ the least, and until its next admission only its running requests add to the cou
 (VTC has max(L, DECODE_COST * M) for U: no QUANTUM, and a pool of M tokens that has room for all
 that the running requests will ever need.) Only requests that resume go before this order, and they
 are not charged again; the age of a request counts only among the requests of its tenant.
+
+With an order of one's own within the tenants (`fair(key) > X`), each turn belongs to the least
+served: QUANTUM is then 0 in the bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
+from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policy import TURNS, Policy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
@@ -105,12 +109,51 @@ class Tenants:
         self._free = list(reversed(new_numbers))
 
 
-class Fair(Policy):
-    reads_cache = True
-    ages = False  # here, within each tenant
+class FairWalk(Protocol):
+    """Names the waiting requests one by one. The caller writes `service` and `since_oldest`
+    [tenants] as it admits."""
 
-    def __init__(self, context: PolicyContext) -> None:
+    service: DoubleArray
+    since_oldest: LongArray
+    cost: LongArray  # [n] tokens to compute
+
+    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
+        """The position of the next request, and why it is."""
+        ...
+
+    def take(self, position: int) -> int:
+        """The request at this position is not left any more. Returns its tenant."""
+        ...
+
+
+class Within(Protocol):
+    """An order within the tenants."""
+
+    policy: Policy
+
+    def walk(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        *,
+        service: DoubleArray,
+        since_oldest: LongArray,
+        num_overdue: int,
+        now: float,
+    ) -> FairWalk:
+        """A walk over the requests at `indices` [n]."""
+        ...
+
+
+class Fair(Policy):
+    ages = False  # here, within each tenant
+    ages_within = True
+
+    def __init__(self, context: PolicyContext, within: Within | None = None) -> None:
+        """`within` each tenant; None: the longest cached prefix, also a little across tenants."""
         super().__init__(context)
+        self._within = within
+        self.reads_cache = within is None or within.policy.reads_cache
         self.displacement = self
         self.follower = self
         num_rows = len(context.columns.seq_len)
@@ -231,13 +274,7 @@ class Fair(Policy):
         self._turns = {}
         # The walk writes copies of the accounts: a request that it names may not be admitted.
         weight = self._tenants.weight
-        walk = Walk(
-            table,
-            indices,
-            service=self._served(),
-            since_oldest=self._tenants.since_oldest.copy(),
-            num_overdue=self._num_overdue(table, indices, now),
-        )
+        walk = self._new_walk(table, indices, now)
         since_due = self._since_due
         for _ in range(len(indices)):
             may_leave_due = since_due < TURNS - 1
@@ -259,6 +296,32 @@ class Fair(Policy):
                 since_due = 0
             else:
                 since_due += 1
+
+    def new_counts(self) -> SubtreeCounts | None:
+        return None if self._within is None else self._within.policy.new_counts()
+
+    def _new_walk(self, table: WaitingTable, indices: IntArray, now: float) -> FairWalk:
+        service = self._served()
+        since_oldest = self._tenants.since_oldest.copy()
+        num_overdue = self._num_overdue(table, indices, now)
+        within = self._within
+        if within is None:
+            return Walk(
+                table,
+                indices,
+                service=service,
+                since_oldest=since_oldest,
+                num_overdue=num_overdue,
+            )
+        self.lend_index(within.policy)
+        return within.walk(
+            table,
+            indices,
+            service=service,
+            since_oldest=since_oldest,
+            num_overdue=num_overdue,
+            now=now,
+        )
 
     def _num_overdue(self, table: WaitingTable, indices: IntArray, now: float) -> int:
         """The number of overdue requests; they are the first of `indices`, which are by arrival."""
@@ -329,6 +392,17 @@ class TenantTurn(NamedTuple):
 NO_TURN = TenantTurn(is_due=False, is_oldest=False)
 
 
+def wants_oldest_of(since_oldest: LongArray, oldest: LongArray, num_overdue: int) -> BoolArray:
+    """By tenant, whether its next turn is for its oldest request, at position `oldest` [tenants].
+
+    The first `num_overdue` positions are overdue.
+    """
+    is_overdue = oldest < num_overdue
+    is_turn_of_oldest = since_oldest >= TURNS - 1
+    wants: BoolArray = is_turn_of_oldest & is_overdue
+    return wants
+
+
 class Walk:
     """Which request is next among those that are left at `indices` [n].
 
@@ -372,9 +446,7 @@ class Walk:
         is_left = self._oldest < len(self._tenants)
         served = np.where(is_left, self.service, np.inf)
         least = served.min()
-        is_overdue = self._oldest < self._num_overdue
-        is_turn_of_oldest = self.since_oldest >= TURNS - 1
-        wants_oldest = is_turn_of_oldest & is_overdue
+        wants_oldest = wants_oldest_of(self.since_oldest, self._oldest, self._num_overdue)
         # Of equally served tenants, the one whose request came first.
         ties = np.flatnonzero(served == least)
         first_of_ties = np.argmin(self._oldest[ties])

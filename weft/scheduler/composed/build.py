@@ -1,0 +1,77 @@
+"""Makes the policy that a text says (`language.py`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.scheduler.composed.classes import Classes
+from weft.scheduler.composed.language import CLASSES, TENANTS, PolicyText, parse
+from weft.scheduler.composed.then import Then
+from weft.scheduler.composed.within import OrderWithin
+from weft.scheduler.policies import UnknownPolicy, load_policy, make_policy
+from weft.scheduler.policies.fair import Fair
+from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
+
+LONGEST_PREFIX = ("lpm",)  # within a tenant: what `fair` alone does
+
+
+class Inside(NamedTuple):
+    """What stands behind the classes."""
+
+    has_tenants: bool
+    orders: tuple[str, ...]
+
+    def make(self, context: PolicyContext) -> Policy:
+        if not self.has_tenants:
+            return _refined(self.orders, context)
+        if not self.orders or self.orders == LONGEST_PREFIX:
+            return Fair(context)
+        return Fair(context, OrderWithin(_refined(self.orders, context)))
+
+
+def build_policy(text: str, context: PolicyContext) -> Policy:
+    """A new policy. Raises UnknownPolicy."""
+    said = parse(text)
+    if said.num_levels == 1:
+        return make_policy(_only_name(said), context)
+    inside = Inside(said.has_tenants, said.orders)
+    if said.has_classes:
+        return Classes(context, inside)
+    return inside.make(context)
+
+
+def why_not(text: str) -> str:
+    """Why a text is no policy; nothing if it is."""
+    try:
+        orders = parse(text).orders
+        for name in orders[:-1]:
+            _check_refinable(name)
+    except UnknownPolicy as exc:
+        return str(exc)
+    return ""
+
+
+def _only_name(said: PolicyText) -> str:
+    if said.has_classes:
+        return CLASSES
+    if said.has_tenants:
+        return TENANTS
+    return said.orders[0]
+
+
+def _refined(orders: tuple[str, ...], context: PolicyContext) -> Policy:
+    """The first order, where equal requests go by the next, and so on."""
+    if len(orders) == 1:
+        return make_policy(orders[0], context)
+    _check_refinable(orders[0])
+    first = make_policy(orders[0], context)
+    assert isinstance(first, KeyPolicy)
+    return Then(context, first, _refined(orders[1:], context))
+
+
+def _check_refinable(name: str) -> None:
+    """Raises UnknownPolicy if a policy leaves nothing for another one to decide."""
+    if not issubclass(load_policy(name), KeyPolicy):
+        raise UnknownPolicy(
+            f"{name!r} gives all requests an order, so no policy is allowed behind it"
+        )

@@ -1,0 +1,198 @@
+"""Classes of requests with an order of their own inside: `priority > X`.
+
+Each class has a policy of its own, so that the accounts of `fair` count what was given within the
+class: what a tenant gets in a higher class is a matter of who may use that class.
+
+**Bounds.** Unless X is `fair`, the oldest overdue request of all classes has every fourth admission
+(`queue.py`). Under `fair` that would give one tenant the turn of another. So the class of the
+oldest overdue request has every fourth admission, and `fair` decides whose it is: a class with an
+overdue request is served within 4 * (k + 1) admissions, where k older ones wait in other classes.
+Between two tenants of a class the bound of `policies/fair.py` holds, for what they get as requests
+of that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from weft.arrays import BoolArray, IntArray, LongArray
+from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.scheduler.policies.priority import Priority
+from weft.scheduler.policy import Policy, PolicyContext, RequestFollower
+from weft.scheduler.queue import AgingTurns
+from weft.scheduler.request import Request
+from weft.scheduler.waiting_table import WaitingTable
+
+MAX_SCANS = 16  # classes that are found one by one, by a look at all requests each
+
+
+class MakesPolicy(Protocol):
+    def make(self, context: PolicyContext) -> Policy:
+        """A new policy: one for each class."""
+        ...
+
+
+class Classes(Policy):
+    """The higher class goes first, and takes the place of running requests far below it."""
+
+    def __init__(self, context: PolicyContext, inside: MakesPolicy) -> None:
+        super().__init__(context)
+        self._inside = inside
+        self._priority = Priority(context)
+        self._plain = inside.make(context)  # of classes without requests, or without accounts
+        self._keeps_account = self._plain.follower is not None
+        self._policies: dict[int, Policy] = {}  # by class, where accounts are kept
+        self._open: dict[int, set[int]] = {}  # the ids of its requests, by class, there
+        self._turns = AgingTurns()  # of classes
+        self.reads_cache = self._plain.reads_cache
+        self.ages = not self._plain.ages_within
+        self.classes = self._priority
+        self.displacement = self
+        if self._keeps_account:
+            self.follower = self
+
+    def new_counts(self) -> SubtreeCounts | None:
+        return self._plain.new_counts()
+
+    # A request comes and goes
+
+    def arrived(self, request: Request) -> int:
+        self._open_ids(request).add(request.id)
+        return self._account(request).arrived(request)
+
+    def dropped(self, request: Request) -> None:
+        self._account(request).dropped(request)
+        self._gone(request)
+
+    def passed_over(self, request: Request) -> None:
+        self._account(request).passed_over(request)
+
+    def admitted(self, request: Request) -> None:
+        self._open_ids(request).add(request.id)
+        self._turns.admitted(request, counts=True)
+        self._account(request).admitted(request)
+
+    def left(self, request: Request) -> None:
+        self._account(request).left(request)
+        self._gone(request)
+
+    def _open_ids(self, request: Request) -> set[int]:
+        return self._open.setdefault(self._priority.rank(request), set())
+
+    def _account(self, request: Request) -> RequestFollower:
+        follower = self.policy_of(self._priority.rank(request)).follower
+        assert follower is not None
+        return follower
+
+    def _gone(self, request: Request) -> None:
+        """A class without requests is forgotten: when it is used again, all are even."""
+        ids = self._open_ids(request)
+        ids.discard(request.id)
+        if not ids:
+            rank = self._priority.rank(request)
+            del self._open[rank]
+            self._policies.pop(rank, None)
+
+    def policy_of(self, rank: int) -> Policy:
+        """The policy inside a class."""
+        if not self._keeps_account:
+            return self._plain
+        if rank not in self._policies:
+            self._policies[rank] = self._inside.make(self.context)
+        return self._policies[rank]
+
+    def displaced(
+        self, table: WaitingTable, indices: IntArray, newcomer: Request
+    ) -> Iterator[Request]:
+        """Those of lower classes, the latest of the lowest first; then those of the newcomer's own
+        that its policy lets go."""
+        yield from self._priority.displaced(table, indices, newcomer)
+        own_rank = self._priority.rank(newcomer)
+        inside = self.policy_of(own_rank).displacement
+        if inside is None:
+            return
+        ranks = self._priority.key(table, indices, newcomer.spec.arrival_s)
+        yield from inside.displaced(table, indices[ranks == own_rank], newcomer)
+
+    # The order
+
+    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+        ranks = self._priority.key(table, indices, now)
+        walk = ClassWalk(self, table, indices, ranks, now)
+        aging_s = self.context.settings.aging_s
+        if self.ages or not aging_s:
+            return walk.by_class()
+        arrivals_s = table.arrival_s[indices]
+        num_overdue = int(np.searchsorted(arrivals_s, now - aging_s, side="right"))
+        if not num_overdue:
+            self._turns.forget_turns()
+            return walk.by_class()
+        return self._turns.interleave(walk.of_oldest(num_overdue), walk.by_class())
+
+
+class ClassWalk:
+    """The requests at `indices` [n], which rise by arrival, of classes `ranks` [n]. Each is named
+    once, by whichever of the iterators is asked first."""
+
+    def __init__(
+        self,
+        classes: Classes,
+        table: WaitingTable,
+        indices: IntArray,
+        ranks: LongArray,
+        now: float,
+    ) -> None:
+        self._classes = classes
+        self._table = table
+        self._indices = indices
+        self._ranks = ranks
+        self._now = now
+        self._is_left: BoolArray = np.ones(len(indices), dtype=np.bool_)
+        self._orders: dict[int, Iterator[Request]] = {}
+
+    def by_class(self) -> Iterator[Request]:
+        """The lowest rank first."""
+        for rank in self._rising_ranks():
+            yield from self._order(rank)
+
+    def of_oldest(self, num_overdue: int) -> Iterator[Request]:
+        """The next of the class whose overdue request is the oldest, again and again.
+
+        The first `num_overdue` requests are overdue.
+        """
+        for position in range(num_overdue):
+            while self._is_left[position]:
+                request = next(self._order(int(self._ranks[position])), None)
+                if request is None:
+                    break
+                yield request
+
+    def _order(self, rank: int) -> Iterator[Request]:
+        """What is left of a class, in its order."""
+        order = self._orders.get(rank)
+        if order is None:
+            order = self._begin(rank)
+            self._orders[rank] = order
+        return order
+
+    def _begin(self, rank: int) -> Iterator[Request]:
+        policy = self._classes.policy_of(rank)
+        self._classes.lend_index(policy)
+        own = self._indices[self._ranks == rank]
+        for request in policy.order(self._table, own, self._now):
+            index = self._table.index_of(request)
+            self._is_left[np.searchsorted(self._indices, index)] = False
+            yield request
+
+    def _rising_ranks(self) -> Iterator[int]:
+        ranks = self._ranks
+        for _ in range(MAX_SCANS):
+            if not len(ranks):
+                return
+            lowest = int(ranks.min())
+            yield lowest
+            ranks = ranks[ranks > lowest]
+        yield from np.unique(ranks).tolist()

@@ -1,0 +1,88 @@
+"""The text of `--schedule-policy`: one policy, or several from the coarsest to the finest.
+
+    text  = level ( ">" level )*
+    level = name | "fair(key)"
+
+    priority > fair(key) > lpm        classes; in a class tenants; in a tenant the longest prefix
+    deadline > shortest-prefill-first among equal deadlines the shortest
+
+It reads words and their places. Whether a policy can be refined by another is known when both are
+made (`build.py`). Imports no policy, so that the command line stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.config.options import did_you_mean
+from weft.scheduler.policies import UnknownPolicy, names
+
+ARROW = ">"
+CLASSES = "priority"
+TENANTS = "fair"
+TENANT_WORD = "key"  # who is a tenant: the only word that may stand in the brackets of `fair`
+ALONE = "static"
+
+
+class PolicyText(NamedTuple):
+    """What a text says, from the coarsest to the finest."""
+
+    has_classes: bool
+    has_tenants: bool
+    orders: tuple[str, ...]  # names of policies; none: the order of arrival
+
+    @property
+    def num_levels(self) -> int:
+        return self.has_classes + self.has_tenants + len(self.orders)
+
+
+def parse(text: str) -> PolicyText:
+    """Raises UnknownPolicy, which names the word that is wrong, and what is allowed there."""
+    words = [_word(level, text) for level in text.split(ARROW)]
+    if len(words) > 1 and ALONE in words:
+        raise UnknownPolicy(
+            f"{text!r}: {ALONE!r} lets nobody join a batch, so it stands alone; "
+            f"no {ARROW!r} is allowed beside it"
+        )
+    repeated = [word for word in words if words.count(word) > 1]
+    if repeated:
+        raise UnknownPolicy(f"{text!r}: {repeated[0]!r} stands there twice; once is allowed")
+    if CLASSES in words[1:]:
+        raise UnknownPolicy(f"{text!r}: {CLASSES!r} makes classes; it is allowed as the first word")
+    has_classes = words[0] == CLASSES
+    rest = words[has_classes:]
+    if TENANTS in rest[1:]:
+        raise UnknownPolicy(
+            f"{text!r}: {TENANTS!r} makes tenants; it is allowed as the first word, "
+            f"or directly behind {CLASSES!r}"
+        )
+    has_tenants = rest[:1] == [TENANTS]
+    return PolicyText(has_classes, has_tenants, tuple(rest[has_tenants:]))
+
+
+def _word(level: str, text: str) -> str:
+    """The policy that a level names."""
+    name, bracket, behind = level.strip().partition("(")
+    name = name.strip()
+    known = names()
+    if name not in known:
+        found = f"there is no policy {name!r}"
+        if not name:
+            found = f"a policy is missing beside {ARROW!r}"
+        if name != text:
+            found = f"{text!r}: {found}"
+        hint = did_you_mean(name, known)
+        raise UnknownPolicy(f"{found}; there are {', '.join(known)}{hint}")
+    if not bracket:
+        return name
+    if name != TENANTS:
+        raise UnknownPolicy(f"{text!r}: {name!r} takes no brackets; {TENANTS}({TENANT_WORD}) does")
+    inside, closing, more = behind.partition(")")
+    if not closing or more.strip():
+        raise UnknownPolicy(f"{text!r}: {level.strip()!r} does not end with one ')'")
+    if inside.strip() != TENANT_WORD:
+        raise UnknownPolicy(
+            f"{text!r}: {inside.strip()!r} in the brackets of {TENANTS!r} is not understood; "
+            f"{TENANT_WORD!r} is allowed: a tenant is an API key (--tenant-by says what else)"
+        )
+    return name

@@ -1,0 +1,57 @@
+"""An order that another one refines: equal requests of the first go in the order of the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.arrays import IntArray, LongArray
+from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
+from weft.scheduler.request import Request
+from weft.scheduler.waiting_table import NUM_HEAD, DoubleArray, WaitingTable
+
+
+class Then(Policy):
+    """By the key of `first`; requests with equal keys as `second` has them."""
+
+    def __init__(self, context: PolicyContext, first: KeyPolicy, second: Policy) -> None:
+        super().__init__(context)
+        self._first = first
+        self._second = second
+        self.reads_cache = first.reads_cache or second.reads_cache
+
+    def new_counts(self) -> SubtreeCounts | None:
+        return self._second.new_counts()
+
+    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+        self.lend_index(self._second)
+        key = self._first.key(table, indices, now)
+        while len(indices) > 2 * NUM_HEAD:
+            # Those below the highest of the head are few, those equal to it may be all.
+            highest = np.partition(key, NUM_HEAD)[NUM_HEAD]
+            is_lower = key < highest
+            is_equal = key == highest
+            yield from self._groups(table, indices[is_lower], key[is_lower], now)
+            yield from self._second.order(table, indices[is_equal], now)
+            is_higher = ~(is_lower | is_equal)
+            indices = indices[is_higher]
+            key = key[is_higher]
+        yield from self._groups(table, indices, key, now)
+
+    def _groups(
+        self, table: WaitingTable, indices: IntArray, key: DoubleArray | LongArray, now: float
+    ) -> Iterator[Request]:
+        """A few requests: each run of equal keys goes to the second order."""
+        if not len(indices):
+            return
+        sorting = np.argsort(key, kind="stable")
+        indices = indices[sorting]
+        key = key[sorting]
+        borders = np.flatnonzero(key[1:] != key[:-1]) + 1
+        for group in np.split(indices, borders):
+            if len(group) == 1:
+                yield table.request_at(int(group[0]))
+            else:
+                yield from self._second.order(table, group, now)
