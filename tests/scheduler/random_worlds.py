@@ -15,9 +15,11 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.talk import Talk, with_sessions
 from tests.scheduler.world import EOS, VOCAB
 from weft.config.media import MediaRules
-from weft.messages.control import SetPolicy
+from weft.messages.control import FlushCache, SetPolicy
 from weft.messages.media import MediaItem
+from weft.messages.pins import Unpin
 from weft.messages.requests import Abort
+from weft.messages.weights import UpdateWeightsFromDisk
 from weft.plan.step import Plan
 from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import StepLoad
@@ -113,6 +115,47 @@ def with_draft_model(settings: SchedulerSettings, rng: random.Random) -> Schedul
         max_draft=rng.choice([1, 2, 4, 8, 20]),
         draft=draft,
     )
+
+
+def with_pins(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """Some requests pin the beginning of their prompts, for much or little of the pool."""
+    if rng.random() < 0.5:
+        # A long request needs what is pinned.
+        num_pages = settings.context_length // settings.page_size + 3
+        settings = replace(settings, num_pages=min(settings.num_pages, num_pages))
+    return replace(
+        settings,
+        prefix_cache=True,
+        max_pinned=rng.choice([0.0, 0.1, 0.25, 0.5, 0.9]),
+        tenant_cache=rng.choice(["", "a=0.5", "a=0.3,b=0.0"]),
+    )
+
+
+def random_pins(rng: random.Random, prompt_len: int) -> list[dict[str, object]]:
+    """Up to four marks of a prompt, the shortest first."""
+    if rng.random() < 0.4:
+        return []
+    lengths = sorted(rng.randrange(1, prompt_len + 3) for _ in range(rng.choice([1, 1, 2, 4])))
+    ttls = sorted((rng.choice([2.0, 50.0, 1_000.0]) for _ in lengths), reverse=True)
+    name = rng.choice(["", "", "", "x", "y"])
+    marks: list[dict[str, object]] = []
+    for length, ttl_s in zip(lengths, ttls, strict=True):
+        marks.append({"length": length, "ttl_s": ttl_s})
+    marks[-1]["name"] = name
+    return marks
+
+
+def disturb_pins(world: RecordedWorld, rng: random.Random) -> None:
+    """What may happen to pins beside requests."""
+    if rng.random() < 0.02:
+        names = [*world.pins.feature.book.by_name, "x", "nobody"]
+        world.tell(Unpin(name=rng.choice(names)))
+    if rng.random() < 0.003:
+        world.tell(FlushCache(timeout_s=rng.choice([0.0, 20.0])))
+    if rng.random() < 0.002:
+        world.tell(UpdateWeightsFromDisk(model_path="0"))  # the same: answers stay
+    if rng.random() < 0.01:
+        world.time += 5.0
 
 
 def prediction(rng: random.Random, prompt: list[int]) -> list[int]:
@@ -369,14 +412,18 @@ def run_random(
     splits: bool = False,
     media: bool = False,
     composed: bool = False,
+    pins: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
     has a file of the journal for itself. `windows`: some layers have windows, and pages of their own. `states`: some
     layers keep a state. `drafts`: tokens are guessed, rightly and wrongly. `guesses`: by a second model. `splits`:
-    prefills are split by layers. `media`: prompts have pictures. `composed`: policies are made of several."""
+    prefills are split by layers. `media`: prompts have pictures. `composed`: policies are made of several. `pins`: some
+    requests pin the beginning of their prompts."""
     rng = random.Random(seed)
     settings = random_settings(rng)
+    if pins:
+        settings = with_pins(settings, random.Random(f"pins of {seed}"))
     if windows:
         settings = with_windows(settings, random.Random(f"windows of {seed}"))
     if states:
@@ -402,7 +449,7 @@ def run_random(
     if puts_aside:
         world.put_aside_in_every_step()
     with journal_of_failure(world, f"weft-world-{seed}-"):
-        drive(world, rng, num_requests, switches, talks)
+        drive(world, rng, num_requests, switches, talks, pins=pins)
     return world
 
 
@@ -412,6 +459,8 @@ def drive(
     num_requests: int,
     switches: bool = False,
     talks: random.Random | None = None,
+    *,
+    pins: bool = False,
 ) -> None:
     """Send random requests and aborts, and look that all ends well."""
     talk = None if talks is None else Talk(world, talks)
@@ -426,6 +475,7 @@ def drive(
     guesses = random.Random(f"guesses beside {families[0]}")
     wishes = random.Random(f"wishes beside {families[0]}")
     pictures = random.Random(f"pictures beside {families[0]}")
+    marks = random.Random(f"pins beside {families[0]}")
     sent = 0
     while sent < num_requests or world.has_work:
         if (
@@ -445,6 +495,7 @@ def drive(
                 world.send(
                     prompt,
                     media=media,
+                    pins=random_pins(marks, len(prompt)) if pins else (),
                     **({} if media else prompt_wishes(wishes, len(prompt))),
                     max_new_tokens=max_new if wishes.random() < 0.95 else 0,
                     ignore_eos=rng.random() < 0.2,
@@ -462,6 +513,8 @@ def drive(
             world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
         if rng.random() < 0.001:
             world.abort(Abort(all=True))
+        if pins:
+            disturb_pins(world, marks)
         if switches and rng.random() < 0.1:
             world.tell(SetPolicy(call=0, policy=rng.choice([*policies.names(), *COMPOSED])))
         world.step()

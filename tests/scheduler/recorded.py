@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.scheduler.world import World
+from weft.engine.pin_service import PinService
 from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine, Recorder
@@ -105,6 +106,19 @@ class RecordedWorld(World):
     def put_aside_in_every_step(self) -> None:
         """From now on no file of the journal has more than one step."""
         self.engine._recorder = _AlwaysFull(self.engine._recorder)  # type: ignore[assignment]
+
+    @property
+    def pins(self) -> PinService:
+        return self.engine._engine.services.pins
+
+    def check(self) -> None:
+        super().check()
+        book = self.pins.feature.book
+        assert book.num_pages(self.scheduler.kv) <= book.max_pages
+        # Nothing stays pinned that nobody lists.
+        listed = {entry.pin for entry in book.by_name.values() if entry.is_there}
+        assert set(self.scheduler.kv.pins.firm) <= listed
+        assert all(entry.until_s > self.time - self.tick_s for entry in book.by_name.values())
 
     def replay(self, *, check: bool = False) -> Replay:
         """Replay each file of the journal alone. Returns the last replay, which ends where this world stands."""

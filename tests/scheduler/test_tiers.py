@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings
+from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings, with_pins
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
@@ -99,13 +99,17 @@ def tiered(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings
     return replace(settings, prefix_cache=True, tiers=tiers)
 
 
-def run_tiered(seed: int, num_requests: int = 30, *, puts_aside: bool = False) -> list[TieredWorld]:
+def run_tiered(
+    seed: int, num_requests: int = 30, *, puts_aside: bool = False, pins: bool = False
+) -> list[TieredWorld]:
     """Two worlds, the second of which finds what the first has stored."""
     blocks: Blocks = {}
     worlds = []
     for run in range(2):
         rng = random.Random(f"{seed} {run}")
         settings = tiered(random_settings(random.Random(seed)), random.Random(f"tiers {seed}"))
+        if pins:
+            settings = with_pins(settings, random.Random(f"pins of {seed}"))
         assert settings.tiers is not None
         mood = random.Random(f"mood {seed}").choice(["quick", "slow", "moody"])
         tiers = OracleTiers(
@@ -118,7 +122,7 @@ def run_tiered(seed: int, num_requests: int = 30, *, puts_aside: bool = False) -
             world.put_aside_in_every_step()
         with journal_of_failure(world, f"weft-tiers-{seed}-"):
             # The same families of prompts in both.
-            drive(world, random.Random(seed), num_requests)
+            drive(world, random.Random(seed), num_requests, pins=pins)
         worlds.append(world)
     return worlds
 

@@ -24,6 +24,7 @@ from weft.client.aux_outputs import prompt_logprobs
 from weft.config.media import MediaRules
 from weft.engine.loop import Loop
 from weft.messages.media import MediaItem
+from weft.messages.pins import PinMark
 from weft.messages.replies import AuxPiece, Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -135,6 +136,7 @@ class World:
         )
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
+        pins = tuple(PinMark(**mark) for mark in sampling.pop("pins", ()))  # type: ignore[attr-defined]
         rid = str(sampling.pop("rid", f"r{id}"))
         adapter = str(sampling.pop("adapter", ""))
         prediction = np.array(sampling.pop("prediction", []), dtype=np.int32).tobytes()
@@ -154,6 +156,7 @@ class World:
             prediction=prediction,
             adapter=adapter,
             media=media,
+            pins=pins,
         )
         self.sent[id] = request
         self.outputs[id] = []
@@ -266,12 +269,13 @@ class World:
             while node is not None and node.key:
                 locked.add(id(node))
                 node = node.parent
+        ends = [pin.handle for pin in kv.pins.firm]
         if isinstance(kv, TieredKv):
-            for transfer in kv.transfers.values():
-                node = transfer.handle
-                while node is not None and node.key:
-                    locked.add(id(node))
-                    node = node.parent
+            ends += [transfer.handle for transfer in kv.transfers.values()]
+        for node in ends:
+            while node is not None and node.key:
+                locked.add(id(node))
+                node = node.parent
         if kv.cache.shares:
             assert locked == {id(node) for node in kv.cache.nodes() if node.locks}
             held = Counter[int]()
@@ -288,9 +292,10 @@ class World:
         assert not self.scheduler.requests
         assert not len(self.scheduler.running_batch.rows)
         assert self.scheduler.prefills.chunked_req is None
-        assert kv.cache.protected_pages == 0
+        if not list(kv.pins.firm):
+            assert kv.cache.protected_pages == 0
+            assert self.scheduler.stats().kv_used == 0
         assert kv.rows.num_free == kv.rows.num_rows
-        assert self.scheduler.stats().kv_used == 0
         if isinstance(kv, WindowedKv):
             assert kv.windows.available == kv.windows.capacity
             assert not kv.windows.pool.held.any()

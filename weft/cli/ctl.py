@@ -213,6 +213,27 @@ COMMANDS = (
         (Argument("--timeout", "seconds for that", float, place="query"),),
     ),
     CtlCommand(
+        "cache pin",
+        "POST",
+        "/cache/pin",
+        "compute a prompt, and let it stay in memory",
+        (
+            Argument("prompt", "the text", optional=True),
+            Argument("--messages", "a conversation instead, as JSON", json.loads),
+            Argument("--ttl", "seconds since its last use", float, "ttl_s"),
+            Argument("--name", "by which it is let go"),
+            Argument("--tenant", "whose --tenant-cache counts"),
+            Argument("--cache-salt", "of the requests that are to find it"),
+        ),
+    ),
+    CtlCommand(
+        "cache unpin",
+        "DELETE",
+        "/cache/pin/{name}",
+        "let it go",
+        (Argument("name", "of the pin", place="path"),),
+    ),
+    CtlCommand(
         "abort",
         "POST",
         "/abort_request",

@@ -1,4 +1,5 @@
-"""Auxiliary outputs of a completion: hidden states and log probabilities of the prompt.
+"""Auxiliary outputs of a completion: hidden states, what came of caches, and log probabilities of
+the prompt.
 
 The engine gives them in pieces; here they are put together. Knows nothing of HTTP: the forms of
 the APIs are the server's. (The name is not `aux`, which no file may have on Windows.)
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.client.prompt import Prompt
-from weft.messages.replies import AuxPiece, HiddenStatesPiece, PromptLogprobsPiece
+from weft.messages.replies import AuxPiece, CacheUsePiece, HiddenStatesPiece, PromptLogprobsPiece
 
 # ---- hidden states
 
@@ -66,6 +67,17 @@ def _rows(outputs: Sequence[AuxPiece]) -> NDArray[np.float32]:
     if not pieces:
         return np.empty((0, 0), dtype=np.float32)
     return np.concatenate(pieces)
+
+
+# ---- caches
+
+
+def cache_use(outputs: Sequence[AuxPiece]) -> CacheUsePiece:
+    """What a request that has asked for it got of the caches."""
+    for output in outputs:
+        if isinstance(output, CacheUsePiece):
+            return output
+    return CacheUsePiece(id=-1)
 
 
 # ---- log probabilities of the prompt

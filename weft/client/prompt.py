@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from weft.messages.media import MediaItem
+from weft.messages.pins import PinMark
 from weft.messages.requests import BatchGenerate, GenerateRequest, PoolingParams
 from weft.messages.sampling import (
     InvalidParam,
@@ -62,6 +63,8 @@ class Prompt:
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
     pooling: PoolingParams | None = None  # the request wants this instead of tokens
     prediction: Sequence[int] = ()  # token ids that the output is expected to resemble
+    pins: tuple[PinMark, ...] = ()  # beginnings that stay cached, the shortest first
+    tells_cache: bool = False  # where cached tokens were is told with the end
     stream_interval: int = 1  # tokens of a completion in one delta, except the first
 
 
@@ -104,6 +107,8 @@ def make_requests(
         prediction=_pack_prediction(prompt, engine),
         adapter=prompt.adapter,
         media=prompt.media,
+        pins=prompt.pins,
+        tells_cache=prompt.tells_cache,
     )
     requests = [first]
     for index in range(1, params.n):

@@ -188,6 +188,8 @@ NUMBERS: dict[str, Number] = {
     "capacity_of_str_len": _whole(1, INT32),
     "offset": _whole(-INT32, INT32),
     "timeout": _above(0, 1e9),
+    # pins
+    "ttl_s": _above(0, 31_536_000),
     # control
     "forward_sleep_time": _real(0, 60),
     "call": _whole(0, INT64),  # of a control request; the server puts in its own

@@ -28,6 +28,21 @@ def parse_tenant_weights(text: str, source: str) -> tuple[tuple[str, float], ...
     return tuple(weights.items())
 
 
+def parse_tenant_parts(text: str, source: str) -> tuple[tuple[str, float], ...]:
+    """Tenants and the part that each may have, in order.
+    Raises SettingsError; `source` is the option's name in it.
+    """
+    parts: dict[str, float] = {}
+    for entry in _entries(text):
+        name, equals, number = entry.rpartition("=")
+        part = _number(number)
+        if not equals or not name.strip() or not 0 <= part <= 1:
+            expected = "NAME=PART with a part from 0 to 1 is expected"
+            raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
+        parts[name.strip()] = part
+    return tuple(parts.items())
+
+
 def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str, int]:
     """What a step of each mode counts for `--recv-interval`.
 

@@ -207,6 +207,20 @@ class SchedulingOptions:
         high=32,
         elsewhere=("prompt_lookup_min", "speculative_ngram_min_match_window_size"),
     )
+    max_pinned: float = option(
+        0.25,
+        "part of the KV pool that pinned prompts may hold (cache_control, POST /cache/pin); 0: "
+        "nothing is pinned",
+        group="cache",
+        low=0.0,
+        high=0.9,
+    )
+    tenant_cache: str = option(
+        "",
+        "part of --max-pinned that the pins of a tenant may hold, alice=0.3,bob=0.1; others may "
+        "have all of it",
+        group="cache",
+    )
     tenant_weights: str = option(
         "", "policy fair: shares of tenants, alice=2,bob=0.5; others have 1", group="scheduling"
     )

@@ -43,6 +43,11 @@ class LoadReporter(Service):
         grammar = self._features.grammar
         adapters = self._features.adapters
         encoded = self._features.media.books
+        pins = self._features.pins
+        kv = scheduler.kv
+        pinned = 0
+        if pins.book.by_name:
+            pinned = pins.book.num_pages(kv) * kv.page_size
         stored: dict[str, int] = {}
         if self._tiers is not None:
             stored = self._tiers.numbers()
@@ -63,5 +68,9 @@ class LoadReporter(Service):
             total_encoder_runs=encoded.num_runs,
             total_encoded_tokens=encoded.num_encoded,
             total_encoder_hits=encoded.num_reused,
+            num_pins=len(pins.book.by_name),
+            pinned_tokens=pinned,
+            total_pins_refused=pins.book.num_refused,
+            total_pins_given_way=kv.pins.num_given_way,
             **stored,
         )

@@ -18,6 +18,7 @@ from weft.engine.input_gate import InputGate
 from weft.engine.kv_audit import KvAuditor
 from weft.engine.load_report import LoadReporter
 from weft.engine.pause import Pause
+from weft.engine.pin_service import PinService
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
 from weft.engine.tier_service import TierService
@@ -43,6 +44,7 @@ class Services:
         self.tiers: TierService | None = None
         if features.tiers is not None:
             self.tiers = TierService(core, features.tiers, around.tiers)
+        self.pins = PinService(core, features.pins, self.tiers)
         self.shutdown = EngineShutdown(core)
         self.pause = Pause(core)
         self.input_gate = InputGate(core)
@@ -77,6 +79,7 @@ class Services:
                 self.input_gate,
                 self.pause,
                 *stored,
+                self.pins,  # behind a step before the store: what it pins is written
             ]
         )
         hooks.attach(self.load)

@@ -41,6 +41,7 @@ HUNG_S = 30.0
 # Steps with fewer prompt tokens say little about how fast prompts are computed.
 LEAST_MEASURED = 64
 LEARNING_RATE = 0.3
+FOR_PIN = -2  # in place of the id of a request
 MAX_LOOKS = 8  # at sequences that are worth writing, in one step
 
 log = EventLog("cache")
@@ -280,6 +281,22 @@ class TierService(Service):
             self._kv.write(part, start, step=step, now=now)
             self._writing = key
             return
+
+    # What pins ask for
+
+    def store(self, key: CacheKey) -> None:
+        """Write a sequence that is cached, before all others."""
+        if self._settings.write != "off":
+            self.feature.is_worthy_now(key)
+
+    def bring(self, key: CacheKey, now: float) -> None:
+        """Read what is stored of a sequence and not cached, where there is memory for it."""
+        if not self._is_open:
+            return
+        have = self._kv.cache.peek(key)
+        found = self.tiers.seek(FOR_PIN, key, have)
+        if found.num_tokens > have:
+            self._read(key, have, found.num_tokens, now)
 
     # Looking on
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from weft.messages.calls import ControlReply, ControlRequest, SuccessReply
+from weft.messages.pins import PinStatus
 
 
 class GetCacheReply(ControlReply):
@@ -24,6 +25,9 @@ class GetCacheReply(ControlReply):
     reading: int = 0  # transfers that are under way
     writing: int = 0
     waiting_requests: int = 0  # for what is being read
+    pinned_tokens: int = 0  # in memory, by the pins below
+    max_pinned_tokens: int = 0  # that may be
+    pins: list[PinStatus] = []  # the least recently used first
 
 
 class GetCache(ControlRequest[GetCacheReply]):

@@ -83,8 +83,18 @@ class PromptLogprobsPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt
     id_logprobs: bytes  # float32 [n, num_ids] of `logprob_token_ids`
 
 
+class CacheUsePiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cache_use"):
+    """What a request got of the caches, and what of its prompt is pinned. It comes at its end."""
+
+    id: int  # of the request
+    disk_tokens: int = 0  # of its cached tokens, those that were read from a folder for it
+    host_tokens: int = 0  # and from other memory of the machine
+    pinned_tokens: int = 0  # of the longest of its `pins` that is pinned now
+    why: str = ""  # that one is not the longest that it asked for
+
+
 # What a request may get besides tokens; it comes before its final word.
-AuxPiece = PooledPiece | HiddenStatesPiece | PromptLogprobsPiece
+AuxPiece = PooledPiece | HiddenStatesPiece | PromptLogprobsPiece | CacheUsePiece
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):

@@ -11,6 +11,7 @@ import msgspec
 
 from weft.config.numbers import MAX_LABEL_IDS
 from weft.messages.media import MediaItem
+from weft.messages.pins import PinMark
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.sessions import SessionParams
@@ -76,6 +77,9 @@ class GenerateRequest(
     prediction: bytes = b""
     adapter: str = ""  # uid of the adapter that is put on the model; nothing: none
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds, in the order of the prompt
+    pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached, the shortest first
+    # Its reply tells where the cached tokens of its prompt were. With `pins` it does in any case.
+    tells_cache: bool = False
 
     @property
     def spans(self) -> list[tuple[int, int]]:

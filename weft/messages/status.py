@@ -24,6 +24,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     state_slots: int = 0  # of layers that keep a state, where a model has some
     state_slots_used: int = 0  # owned by requests
     state_slots_evictable: int = 0  # snapshots that the prefix cache keeps
+    num_pins: int = 0  # of prompts that clients pin
+    pinned_tokens: int = 0  # by these
+    total_pins_refused: int = 0  # for want of room for them
+    total_pins_given_way: int = 0  # so that a request could run at all
     disk_blocks: int = 0  # of KV that are stored, and may be found (`--cache-dir`)
     disk_bytes: int = 0  # of all files there
     total_disk_hit_tokens: int = 0  # of prompts, that were read for their request

@@ -49,6 +49,8 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "state_slots_evictable",
         "States that the prefix cache keeps.",
     ),
+    "num_pins": ("num_pins", "Beginnings of prompts that clients pin in the prefix cache."),
+    "pinned_tokens": ("pinned_tokens", "KV tokens that these pins hold."),
     "cache_disk_blocks": ("disk_blocks", "Blocks of KV in --cache-dir that may be found."),
     "cache_disk_bytes": ("disk_bytes", "Bytes of all files in --cache-dir."),
     "max_running_reqs": ("max_running_requests", "Requests that may run together."),
@@ -79,6 +81,11 @@ _COUNTERS = {
     "cached_disk_tokens": (
         "total_disk_hit_tokens",
         "Of these, those that were read from --cache-dir for their request.",
+    ),
+    "pins_refused": ("total_pins_refused", "Pins that were refused for want of room for them."),
+    "pins_given_way": (
+        "total_pins_given_way",
+        "Times that a pin gave way, because a request could not run otherwise.",
     ),
     "cache_disk_read_bytes": ("total_disk_read_bytes", "Bytes read from --cache-dir."),
     "cache_disk_written_bytes": ("total_disk_written_bytes", "Bytes written to --cache-dir."),

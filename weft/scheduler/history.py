@@ -101,6 +101,7 @@ class EventKind(Enum):
     SESSION = "session"  # it goes on where an earlier request of its session ended
     GRAMMAR = "grammar"  # it is being compiled, or ready
     STORED = "stored"  # of its prompt: it is being read, or has come, or comes too late
+    PINNED = "pinned"  # what of its prompt stays cached, or why not
     ADMITTED = "admitted"  # whole, or its first chunk
     CHUNK = "chunk"  # another piece of its prompt
     LAYERS = "layers"  # some of them, for a piece of its prompt

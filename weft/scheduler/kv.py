@@ -26,6 +26,10 @@ EMPTIED = "the cache was emptied"  # why a pin was lost
 
 
 class KvMemory:
+    # A firm pin takes its memory out of what is available. Where more than K and V of a prefix must
+    # be kept, pins give way as those of sessions do.
+    pins_firmly = True
+
     def __init__(
         self, rows: RowTable, allocator: PageAllocator, cache: PrefixCache, columns: Columns
     ) -> None:

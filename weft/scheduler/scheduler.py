@@ -460,17 +460,19 @@ class Scheduler:
         """Retract requests until the others can decode for a while. Returns the others; none if
         memory is still to come back.
 
-        If the one that is kept still lacks memory, the open chunk has it and is retracted too.
+        If the one that is kept still lacks memory, the open chunk has it and is retracted too; or
+        firm pins have it, and give way.
         """
         is_awaited = self.kv.reclaim()
         if self.kv.decode_fits(rows):
             return rows
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
         if not self.kv.decode_fits(kept):
-            open_prompts = self.prefills.open_prompts()
-            assert open_prompts or is_awaited, "a request that fits alone has no memory"
-            for request in open_prompts:
+            for request in self.prefills.open_prompts():
                 self.retract(request)
+            # Only now, for it is all that runs.
+            while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
+                pass
             if not self.kv.decode_fits(kept):
                 assert is_awaited, "a request that fits alone has no memory"
                 return NO_ROWS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from weft.config.drafts import AUTO, MODEL, parse_draft_sources
 from weft.config.media import MediaRules
-from weft.config.pairs import parse_tenant_weights
+from weft.config.pairs import parse_tenant_parts, parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
 from weft.config.windows import least_window_tokens
 
@@ -155,6 +155,11 @@ class SchedulerSettings(SchedulingOptions):
         return tuple(name for name in names if name != MODEL or self.draft is not None)
 
     @property
+    def pin_shares(self) -> dict[str, float]:
+        """Part of what may be pinned, by name of tenant. Raises SettingsError."""
+        return dict(parse_tenant_parts(self.tenant_cache, "--tenant-cache"))
+
+    @property
     def tenant_shares(self) -> dict[str, float]:
         """Weight by name of tenant. Raises SettingsError."""
         return dict(parse_tenant_weights(self.tenant_weights, "--tenant-weights"))
@@ -166,6 +171,7 @@ class SchedulerSettings(SchedulingOptions):
                 f"max_running_requests is {self.max_running_requests}; it must be at least 1"
             )
         parse_tenant_weights(self.tenant_weights, "--tenant-weights")
+        parse_tenant_parts(self.tenant_cache, "--tenant-cache")
         if self.speculative != AUTO:
             parse_draft_sources(self.speculative, "--speculative")
         if self.split_prefill_layers and not self.num_layers:

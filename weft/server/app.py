@@ -24,7 +24,7 @@ from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.server import adapters as adapter_routes
 from weft.server import aliases, health, infill, tokens
-from weft.server.admin import cache, facts, loads, sessions, settings, weights, work
+from weft.server.admin import cache, facts, loads, pins, sessions, settings, weights, work
 from weft.server.anthropic import messages
 from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
@@ -66,6 +66,7 @@ OPERATIONS = (
     *sessions.ROUTES,
     *work.ROUTES,
     *cache.ROUTES,
+    *pins.ROUTES,
     *settings.ROUTES,
     *weights.ROUTES,
     *adapter_routes.ROUTES,

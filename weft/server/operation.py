@@ -49,6 +49,11 @@ def get(
     return Operation("GET", path, handler, summary, None, answer, query, access)
 
 
+def delete(path: str, handler: Handler, summary: str, *, access: Access = "user") -> Operation:
+    """A route without a body, that takes away what its path names."""
+    return Operation("DELETE", path, handler, summary, access=access)
+
+
 def post(
     path: str,
     handler: Handler,

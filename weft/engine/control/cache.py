@@ -11,6 +11,7 @@ from weft.messages.cache import (
     SaveCache,
     SaveCacheReply,
 )
+from weft.messages.pins import Unpin, UnpinReply
 
 NO_STORE = "this server was started without --cache-dir"
 
@@ -28,9 +29,17 @@ def get_cache(services: Services, message: GetCache) -> GetCacheReply:
         disk_hit_tokens=0,
         disk=NO_STORE,
     )
+    reply = services.pins.told(reply, services.clock())
     if services.tiers is None:
         return reply
     return services.tiers.told(reply)
+
+
+def unpin(services: Services, message: Unpin) -> UnpinReply:
+    num_tokens = services.pins.unpin(message.name)
+    if not num_tokens:
+        return UnpinReply(success=False, message=f"there is no pin {message.name!r}")
+    return UnpinReply(success=True, tokens=num_tokens)
 
 
 def clear_cache(services: Services, message: ClearCache) -> ClearCacheReply:

@@ -56,6 +56,7 @@ from weft.messages.control import (
     StopProfile,
     UnblockInput,
 )
+from weft.messages.pins import Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sessions import CloseSession, OpenSession
 from weft.messages.status import Shutdown, UnreadableMessages
@@ -168,6 +169,7 @@ HANDLERS: dict[type, Handler] = {
     GetCache: cache.get_cache,
     ClearCache: cache.clear_cache,
     SaveCache: cache.save_cache,
+    Unpin: cache.unpin,
     FreezeGC: freeze_gc,
     AuditKv: audit_kv,
     GetState: get_state,

@@ -17,6 +17,7 @@ from weft.scheduler.features.hidden import HiddenStatesFeature
 from weft.scheduler.features.logprobs import LogprobsFeature
 from weft.scheduler.features.media import MediaFeature
 from weft.scheduler.features.penalties import PenaltiesFeature
+from weft.scheduler.features.pins import PinsFeature
 from weft.scheduler.features.pooling import PoolingFeature
 from weft.scheduler.features.processors import ProcessorChecks, ProcessorsFeature
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
@@ -48,6 +49,7 @@ class Features:
         if settings.tiers is not None:
             self.tiers = TiersFeature(settings.tiers)
             stored = (self.tiers,)
+        self.pins = PinsFeature(settings, self.tiers)
         self.all: tuple[Feature, ...] = (
             LogitBiasFeature(settings.eos_token_ids, settings.vocab_size),
             PenaltiesFeature(),
@@ -64,5 +66,6 @@ class Features:
             self.adapters,
             self.sessions,
             self.grammar,
+            self.pins,
             *stored,
         )

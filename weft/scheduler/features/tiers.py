@@ -39,6 +39,14 @@ class TiersFeature(Feature):
         # Sequences that are worth writing, in the order of their use.
         self.worthy: OrderedDict[CacheKey, None] = OrderedDict()
 
+    def num_read_for(self, request: Request) -> int:
+        """Tokens that were read for a request, and that it has found now that it is admitted."""
+        wait = self.landed.get(request.id)
+        if wait is None:
+            return 0
+        found = min(request.prefix.length, wait.num_tokens)
+        return max(found - wait.num_cached, 0)
+
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.waiting else Admission.READY
 
@@ -49,10 +57,8 @@ class TiersFeature(Feature):
         return f"{num_tokens:,} tokens are being read from disk, for {longest_ms:,.0f} ms"
 
     def enter_row(self, request: Request) -> None:
-        wait = self.landed.pop(request.id, None)
-        if wait is not None:
-            found = min(request.prefix.length, wait.num_tokens)
-            self.num_hits += max(found - wait.num_cached, 0)
+        self.num_hits += self.num_read_for(request)
+        self.landed.pop(request.id, None)
         # What a request finds has been used twice. A retracted one finds its own.
         if self._settings.write != "selective" or request.retractions:
             return
@@ -69,13 +75,22 @@ class TiersFeature(Feature):
             num_tokens = len(request.packed) // TOKEN_BYTES
             self._is_worthy(request.cache_key(request.packed), num_tokens)
 
-    def _is_worthy(self, key: CacheKey, num_tokens: int) -> None:
-        """The first `num_tokens` of a sequence are worth writing, as far as they are cached."""
+    def is_worthy_now(self, key: CacheKey) -> None:
+        """A sequence is worth writing, before all others."""
+        num_tokens = len(key.tokens) // TOKEN_BYTES
+        worthy = self._is_worthy(key, num_tokens)
+        if worthy is not None:
+            self.worthy.move_to_end(worthy, last=False)
+
+    def _is_worthy(self, key: CacheKey, num_tokens: int) -> CacheKey | None:
+        """The first `num_tokens` of a sequence are worth writing, as far as they are cached.
+        Returns their whole blocks; None if there are none."""
         num_tokens -= num_tokens % self._settings.block_len
         if not num_tokens:
-            return
+            return None
         worthy = CacheKey(key.namespace, key.tokens[: num_tokens * TOKEN_BYTES])
         self.worthy[worthy] = None
         self.worthy.move_to_end(worthy)
         if len(self.worthy) > MAX_WORTHY:
             self.worthy.popitem(last=False)
+        return worthy

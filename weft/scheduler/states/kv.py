@@ -37,6 +37,8 @@ NOTHING_INSERTED = Inserted(None, 0, 0)
 
 
 class StatefulKv(KvMemory):
+    pins_firmly = False
+
     def __init__(
         self,
         rows: RowTable,

@@ -27,6 +27,8 @@ from weft.scheduler.settings import WindowSettings
 class WindowedKv(KvMemory):
     """`chunk_len`: the longest piece of a prompt in one step; None: prompts are never cut."""
 
+    pins_firmly = False
+
     def __init__(
         self,
         rows: RowTable,

@@ -1,0 +1,145 @@
+"""Pins between the engine's steps: when their time is over, when they have to give way, and how
+they come back.
+
+    a step          ─▶ pin what has been computed; let go what is too old
+    nothing can run ─▶ one pin gives way, and so on, until something can
+    nothing is open ─▶ what has given way is firm again; what was lost is read from the store
+
+Requests that mark nothing never come here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.engine.tier_service import TierService
+from weft.messages.cache import GetCacheReply
+from weft.messages.pins import PinStatus
+from weft.messages.replies import StepOutput
+from weft.observe.log import EventLog
+from weft.scheduler.features.pins import PinsFeature
+from weft.scheduler.history import EventKind, Stop
+
+log = EventLog("cache")
+
+
+class PinService(Service):
+    """Attached while there are pins, or requests that want some, or want to know of the caches."""
+
+    name = "pins"
+
+    def __init__(self, core: EngineCore, feature: PinsFeature, tiers: TierService | None) -> None:
+        self._core = core
+        self.feature = feature
+        self._tiers = tiers
+        feature.wake = self.wake
+        feature.note = self.note
+
+    def wake(self) -> None:
+        self._core.hooks.attach(self)
+
+    def note(self, id: int, detail: str, now: float) -> None:
+        self._core.note(id, EventKind.PINNED, detail, now)
+
+    def wake_at(self) -> float:
+        return self.feature.book.due_s
+
+    # Moments
+
+    def before_step(self, now: float) -> None:
+        if self._core.loop.num_stuck and self._lacks_memory():
+            self._give_way()
+
+    def after_step(self, now: float) -> None:
+        feature = self.feature
+        book = feature.book
+        if feature.pending:
+            feature.pin_what_is_computed(self._core.scheduler.kv, now)
+        for name in book.expire(now):
+            log.info("pin_expired", name=name)
+        if len(book) and not self._core.scheduler.requests:
+            self._restore(now)
+        self._store()
+        if not self._is_needed:
+            self._core.hooks.detach(self)
+
+    def filter_output(self, output: StepOutput) -> StepOutput | None:
+        """With what requests that end in it have got of the caches."""
+        ended = self.feature.ended
+        if not ended:
+            return output
+        pieces = []
+        for finish in output.finished:
+            piece = ended.pop(finish.id, None)
+            if piece is not None:
+                pieces.append(piece)
+        return msgspec.structs.replace(output, aux=[*output.aux, *pieces])
+
+    # Calls
+
+    def unpin(self, name: str) -> int:
+        """Returns the tokens of the pin; 0 if there is none of this name."""
+        return self.feature.book.remove(name)
+
+    def told(self, reply: GetCacheReply, now: float) -> GetCacheReply:
+        """The reply, with the pins."""
+        kv = self._core.scheduler.kv
+        book = self.feature.book
+        pins = []
+        for entry in book.by_name.values():
+            status = PinStatus(
+                name=entry.name,
+                tenant=entry.tenant,
+                tokens=entry.num_tokens,
+                state=book.state_of(entry, kv),
+                ttl_s=entry.ttl_s,
+                expires_in_s=entry.until_s - now,
+                uses=entry.num_uses,
+            )
+            pins.append(status)
+        return msgspec.structs.replace(
+            reply,
+            pinned_tokens=book.num_pages(kv) * kv.page_size,
+            max_pinned_tokens=book.max_pages * kv.page_size,
+            pins=pins,
+        )
+
+    # Inside
+    @property
+    def _is_needed(self) -> bool:
+        feature = self.feature
+        return bool(len(feature.book) or feature.has_users or feature.ended)
+
+    def _lacks_memory(self) -> bool:
+        """Whether nothing can run for want of memory."""
+        scheduler = self._core.scheduler
+        if scheduler.prefills.open_prompts():
+            return True
+        if len(scheduler.requests) > len(scheduler.waiting_queue):
+            return False
+        last = scheduler.history.last_pass
+        if last is None or last.last_walk != scheduler.history.num_walks:
+            return False
+        return last.stop is Stop.NO_TOKEN
+
+    def _give_way(self) -> None:
+        scheduler = self._core.scheduler
+        if scheduler.kv.pins.give_way():
+            scheduler.memory_came_back()
+            log.warning("pin_gives_way", reason="a request could not run otherwise")
+
+    def _store(self) -> None:
+        """Let what is newly pinned be written, where there is a store."""
+        for key in self.feature.book.take_fresh():
+            if self._tiers is not None:
+                self._tiers.store(key)
+
+    def _restore(self, now: float) -> None:
+        """Nothing is open: let pins that had to give way come back."""
+        missing = self.feature.book.restore(self._core.scheduler.kv)
+        if self._tiers is None:
+            return
+        for entry in missing:
+            self._tiers.bring(entry.key, now)

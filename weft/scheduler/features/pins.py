@@ -1,0 +1,128 @@
+"""Requests that pin the beginning of their prompt, or want to know what they got of the caches.
+
+A beginning is pinned as soon as all of it is in the prefix cache, or at the request's end. What is
+pinned, and for how long, stands in `pin_book.py`; what time does to it is in
+`engine/pin_service.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.messages.replies import CacheUsePiece, FinishReason
+from weft.scheduler.feature import Feature
+from weft.scheduler.features.pin_book import PinBook, WantedPin
+from weft.scheduler.features.tiers import TiersFeature
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.request import Request, RequestState
+from weft.scheduler.settings import SchedulerSettings
+
+NOT_CACHED = "its KV is not in the cache"
+
+
+class CacheUse:
+    """What is to be told of an open request."""
+
+    __slots__ = ("disk_tokens", "pinned_tokens", "why")
+
+    def __init__(self, disk_tokens: int) -> None:
+        self.disk_tokens = disk_tokens
+        self.pinned_tokens = 0
+        self.why = ""
+
+
+class PinsFeature(Feature):
+    """`wake` and `note` are the engine's, which sets them: a request that uses the feature has a
+    row; something is to be noted of a request."""
+
+    request_fields = ("pins", "tells_cache")
+
+    def __init__(self, settings: SchedulerSettings, tiers: TiersFeature | None) -> None:
+        max_pages = int(settings.max_pinned * settings.num_pages)
+        self.book = PinBook(max_pages, settings.pin_shares)
+        self.wake: Callable[[], None] | None = None
+        self.note: Callable[[int, str, float], None] | None = None
+        self._tiers = tiers
+        self._uses: dict[int, CacheUse] = {}  # of open requests that have had a row
+        self.pending: dict[int, Request] = {}  # whose beginnings are still to be pinned
+        self.ended: dict[int, CacheUsePiece] = {}  # to be told
+
+    @property
+    def has_users(self) -> bool:
+        """Whether requests are open that use the feature, and have had a row."""
+        return bool(self._uses)
+
+    def enter_row(self, request: Request) -> None:
+        if request.id not in self._uses:
+            disk_tokens = 0
+            if self._tiers is not None:
+                disk_tokens = self._tiers.num_read_for(request)
+            self._uses[request.id] = CacheUse(disk_tokens)
+            if request.message.pins:
+                self.pending[request.id] = request
+        if self.wake is not None:
+            self.wake()
+
+    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+        use = self._uses.get(request.id)
+        if use is None:
+            return  # it has never had a row
+        is_pending = self.pending.pop(request.id, None) is not None
+        if is_pending and reason != "error" and not self._pin(request, kv, now):
+            self._refuse(request, NOT_CACHED, now)
+        del self._uses[request.id]
+        self.ended[request.id] = CacheUsePiece(
+            id=request.id,
+            disk_tokens=use.disk_tokens,
+            pinned_tokens=use.pinned_tokens,
+            why=use.why,
+        )
+
+    def pin_what_is_computed(self, kv: KvMemory, now: float) -> None:
+        """Pin the beginnings that are in the cache by now."""
+        for id, request in list(self.pending.items()):
+            if request.state is RequestState.DECODING and self._pin(request, kv, now):
+                del self.pending[id]
+
+    def _pin(self, request: Request, kv: KvMemory, now: float) -> bool:
+        """Pin what a request has marked, the longest first: it contains the others. Returns False
+        if none of that is cached yet."""
+        message = request.message
+        page_size = kv.page_size
+        pinned_s = 0.0  # for how long the longest one is pinned
+        is_cached = False
+        why = ""
+        for mark in reversed(message.pins):
+            length = min(mark.length, request.spec.prompt_len)
+            length -= length % page_size
+            key = request.cache_key(request.packed[: length * TOKEN_BYTES])
+            if not length:
+                is_cached = True
+                why = f"{mark.length:,} tokens are less than a page ({page_size:,})"
+                continue
+            if kv.cache.peek(key) < length:
+                return is_cached
+            is_cached = True
+            if pinned_s >= mark.ttl_s and not mark.name:
+                continue
+            wanted = WantedPin(mark.name, message.tenant, key, mark.ttl_s)
+            why_not = self.book.use(wanted, kv, now)
+            if why_not:
+                why = why_not
+                continue
+            use = self._uses[request.id]
+            use.pinned_tokens = max(use.pinned_tokens, length)
+            pinned_s = max(pinned_s, mark.ttl_s)
+            self._note(request, f"its first {length:,} tokens are pinned, {mark.ttl_s:g} s", now)
+        if why:
+            self._refuse(request, why, now)
+        return True
+
+    def _refuse(self, request: Request, why: str, now: float) -> None:
+        self._uses[request.id].why = why
+        self._note(request, f"not pinned: {why}", now)
+
+    def _note(self, request: Request, detail: str, now: float) -> None:
+        if self.note is not None:
+            self.note(request.id, detail, now)
