@@ -23,7 +23,7 @@ ALLOWED = {
     "plan": set(),
     "messages": {"config.numbers"},
     "observe": {"config"},
-    "parallel": {"config", "observe"},
+    "parallel": {"ops", "config", "observe"},
     "memory": {"config"},
     "grammar": {"config"},
     "models": {"ops", "parallel", "config"},
@@ -80,7 +80,13 @@ WITHOUT_TORCH = (
     ),
     *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench"),
 )
-WITH_TORCH = {"launch.worker", "assemble.build", "assemble.cache"}
+WITH_TORCH = {
+    "launch.worker",
+    "launch.follower",
+    "assemble.build",
+    "assemble.cache",
+    "assemble.ranks",
+}
 TORCH_WHEN_IT_RUNS = {"cli.doctor", "grammar.xgr"}
 
 

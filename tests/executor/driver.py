@@ -18,6 +18,7 @@ from weft.executor.build import load_runner
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.runner import DecoderSteps, TorchRunner
 from weft.executor.split.steps import SplitSteps
+from weft.executor.wire.followers import Ranks
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest, SampledLogprobs, SampledLogprobsRequest
 from weft.plan.step import (
@@ -245,7 +246,12 @@ def full_logprobs(result: Result) -> torch.Tensor:
     )
 
 
-def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settings: Any) -> Driver:
+def make_driver(
+    model: ModelConfig = MODEL,
+    folder: Path | None = None,
+    ranks: Ranks | None = None,
+    **settings: Any,
+) -> Driver:
     """A runner with the weights in `folder`, or with random ones; torch computes if `settings` do not say otherwise."""
     settings = {"device": "cpu", "kernels": "torch", "threads": 1, **settings}
     runner = load_runner(
@@ -257,6 +263,7 @@ def make_driver(model: ModelConfig = MODEL, folder: Path | None = None, **settin
         page_size=1,
         max_rows=MAX_ROWS,
         context_length=CONTEXT,
+        ranks=ranks,
     )
     random = np.random.default_rng(0)
     return Driver(

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
 from weft.assemble.model_config import choose_model
+from weft.assemble.ranks import StartedRanks
 from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
@@ -66,6 +69,7 @@ class Built(NamedTuple):
     runner: TorchRunner
     ready: EngineReady
     wakeup: WakeupPipe  # notified when there is something to do that no message has said
+    ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
 
 
 def build_engine(config: EngineConfig, folder: Path) -> Built:
@@ -75,6 +79,20 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
+    with ExitStack() as started:
+        ranks = None
+        if config.tp_size > 1:
+            ranks = StartedRanks(config, folder)
+            started.callback(ranks.close)
+        built = _build(config, folder, ranks)
+        started.pop_all()
+    if ranks is not None:
+        weakref.finalize(built.engine, ranks.close)
+    return built
+
+
+def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Built:
+    """`ranks`: the other processes that hold the model, which have been started."""
     model = kept_as(config, choose_model(config, folder, here=True))
     began_s = time.monotonic()
     cache_folder = open_cache(config)
@@ -95,7 +113,10 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         context_length=config.context_length,
         processors=processors,
         draft=draft,
+        ranks=None if ranks is None else ranks.join(),
     )
+    if ranks is not None:
+        ranks.await_loaded()
     # The weights are in memory, and so is the KV pool; nothing has been computed yet.
     loaded_s = time.monotonic()
     traces = Path(config.profile_dir) if config.profile_dir else None
@@ -118,7 +139,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
         ("weights", _kept(model), loaded_s - began_s),
         ("warm-up", warm_up, warm_s - loaded_s),
     ]
-    return Built(engine, runner, _ready(config, model, engine, startup), wakeup)
+    return Built(engine, runner, _ready(config, model, engine, startup), wakeup, ranks)
 
 
 def _kept(model: ModelConfig) -> str:

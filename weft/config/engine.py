@@ -312,9 +312,32 @@ class CacheOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """Several processes that hold one model together."""
+
+    tp_size: int = option(
+        1,
+        "processes that hold the weights together and compute each step together (tensor "
+        "parallel), on a CPU; --threads counts those of each process",
+        group="parallel",
+        low=1,
+        high=64,
+        elsewhere=("tp", "tensor_parallel_size"),
+    )
+    dist_timeout: float = option(
+        600.0,
+        "seconds after which a process that waits for another one gives up, at the start and in a "
+        "step",
+        group="parallel",
+        low=1.0,
+        elsewhere=("distributed_timeout_seconds",),
+    )
+
+
 # Dataclasses take the fields of their last base first: the help has this order.
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(SchedulingOptions, CacheOptions, ModelOptions):
+class EngineConfig(SchedulingOptions, ParallelOptions, CacheOptions, ModelOptions):
     """All settings of an engine."""
 
     # the loop

@@ -60,6 +60,26 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(line, type=cls)
 
 
+class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process that follows rank 0 reads, as an engine reads `EngineArgs`."""
+
+    config: EngineConfig  # resolved
+    folder: str  # where the model lies
+    rank: int
+    link: int  # number of the open socket whose other end rank 0 has
+    meeting: str  # path of the file in which ranks meet
+    log_level: str
+    log_format: str
+
+    def to_json(self) -> bytes:
+        """One line, without the line break."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, line: bytes | str) -> FollowerArgs:
+        return msgspec.json.decode(line, type=cls)
+
+
 class ChildEnded(Exception):
     """The child has ended instead of answering.
     `out_of_time`: because it computed for longer than it may.

@@ -36,6 +36,7 @@ from weft.config.gpu import (
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.parallel import check_parallel, kept_together
 from weft.config.pooling import PoolingConfig
 from weft.config.projections import adapter_bytes, projections
 from weft.config.states import with_states
@@ -172,7 +173,7 @@ def resolve(
         config,
         device=device,
         dtype=model.dtype,
-        threads=config.threads or machine.cores,
+        threads=config.threads or max(machine.cores // config.tp_size, 1),
         context_length=_context_length(config, model),
         page_size=config.page_size or PAGE_SIZE[device],
         overlap=device == "cuda" if config.overlap is None else config.overlap,
@@ -187,6 +188,8 @@ def resolve(
     )
     filled = _with_adapters(filled, model)
     _check_split(config, model)
+    check_parallel(filled, model)
+    model = kept_together(model, config.tp_size)
     check_draft_model(filled, draft, _no_drafts(filled, model))
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
@@ -499,7 +502,7 @@ def _sizing(
     context and chunk filled in.
     """
     weights = model.weights_bytes
-    work = _work_bytes(config, model) + _adapters_bytes(config, model)
+    work = config.tp_size * _work_bytes(config, model) + _adapters_bytes(config, model)
     pools = _with_states(_pools(asked, config, model), config, model)
     if draft is not None:
         weights += draft.weights_bytes

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
+from weft.config.parallel import of_rank
 from weft.config.projections import adapter_item_bytes
 from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.inputs import DeviceRowTable
@@ -33,6 +34,7 @@ from weft.executor.weights.load import load_weights, randomize, unread_of
 from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
 from weft.executor.weights.store import ModelMemory, WeightStore
+from weft.executor.wire.followers import Ranks
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.model import TransformersModel
 from weft.models.vision.tower import Tower, TowerBackend
@@ -65,6 +67,14 @@ class RunnerSpec:
     thread: Executor  # the thread of all of the runner's calls of torch
     processors: Processors | None = None  # logit processors that requests may name
     draft: DraftSpec | None = None  # None: there is no draft model
+    ranks: Ranks | None = None  # that hold the model together; None: this process has all of it
+
+    @property
+    def attended(self) -> ModelConfig:
+        """The model with the heads that this process has, of attention and of the KV pool."""
+        if self.ranks is None:
+            return self.model
+        return of_rank(self.model, self.ranks.collective.size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,7 +95,7 @@ class RunnerSpec:
 
 def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
     """Room for the K and V of `spec.kv_tokens` slots."""
-    config = spec.model
+    config = spec.attended
     layer_scales = None
     if config.kv_dtype == "float8_e4m3fn" and not spec.is_dummy:
         layer_scales = kv_scales(spec.folder, config.num_layers)

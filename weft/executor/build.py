@@ -15,6 +15,7 @@ from weft.executor.drafting.build import draft_spec, paired
 from weft.executor.gpu import build as gpu
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.runner import TorchRunner
+from weft.executor.wire.followers import Ranks
 
 
 def load_runner(
@@ -30,12 +31,14 @@ def load_runner(
     context_length: int,
     processors: Processors | None = None,
     draft: DraftSpec | None = None,
+    ranks: Ranks | None = None,
 ) -> TorchRunner:
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
     Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. With `window_tokens`, layers with windows
     have as many slots of their own. Layers that keep a state have slots 0 to num_state_slots - 1.
     Adapters have places 0 to `engine.max_loaded_loras` - 1. A `draft` model beside it is for a CPU.
+    `ranks`: the processes that hold the model together; None: this one has all of it.
     Raises `ModelError` if the weights cannot be used, ValueError for an unknown attention backend.
     """
     assert kv_tokens % page_size == 0, "the KV pool consists of whole pages"
@@ -52,6 +55,7 @@ def load_runner(
         thread=thread,
         processors=processors,
         draft=draft,
+        ranks=ranks,
     )
     try:
         return thread.submit(_build, spec).result()

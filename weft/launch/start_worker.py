@@ -25,7 +25,7 @@ TORCH_LIBRARY = "lib/libtorch_cpu.so"  # in the folder of torch
 
 def main() -> None:
     lines: SimpleQueue[bytes] = SimpleQueue()
-    _die_with_parent(lines)
+    die_with_parent(lines)
     # What is imported and built stays, so looking for garbage in it would be in vain. The engine's
     # start takes a sixth less time without.
     gc.disable()
@@ -36,7 +36,7 @@ def main() -> None:
     run(EngineArgs.from_json(lines.get()))
 
 
-def _die_with_parent(lines: SimpleQueue[bytes]) -> None:
+def die_with_parent(lines: SimpleQueue[bytes]) -> None:
     """End when the launcher does: on Linux the kernel sees to it, elsewhere the closed pipe."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -17,6 +17,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,6 +63,8 @@ def run(args: EngineArgs) -> None:
     try:
         skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
         built = build_engine(args.config, Path(args.folder))
+        if built.ranks is not None:
+            built.ranks.on_lost(partial(_end_for_lost_rank, args.from_engine))
         gc.enable()  # `start_worker.py` has disabled it
         sender.send(built.ready)
         heartbeat.start()
@@ -77,6 +80,16 @@ def run(args: EngineArgs) -> None:
     context.term()
     # At once: no thread of the device may delay the end.
     os._exit(_exit_status(failure))
+
+
+def _end_for_lost_rank(address: str, reason: str) -> None:
+    """On a thread of its own, with sockets of its own: the main thread may wait for that rank."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender = Sender(context, address)
+    sender.send(EngineFailed(message=f"the engine failed: {reason}"))
+    sender.close(linger_s=RPC_LINGER_S)
+    context.term()
+    os._exit(1)
 
 
 def _describe(exc: Exception) -> EngineFailed:

@@ -179,6 +179,14 @@ def set_level(level: str) -> None:
     logging.getLogger("weft").setLevel(level.upper())
 
 
+def get_format() -> str:
+    """The one of `FORMATS` in which events are written."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            return "json"
+    return "text"
+
+
 def get_level() -> str:
     """From which one of `LEVELS` up our own events are logged."""
     return logging.getLevelName(logging.getLogger("weft").getEffectiveLevel()).lower()

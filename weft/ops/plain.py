@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
 from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, rms_norm, scaled_logits
 from weft.ops.lora import TorchAdapters
-from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
+from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router, Shard
 from weft.ops.quantize import (
     CODE_FORMATS,
     FP8,
@@ -330,6 +330,7 @@ class TorchWeights(ABC):
         bias: bool = False,
         gated: bool = False,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
         format = "int8" if precise and self._format else self._format
         matrix = self._matrix(in_size, sizes, bias, format)

@@ -8,6 +8,7 @@ kernels, `triton/ops.py` launches kernels on a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -49,6 +50,18 @@ class Experts(NamedTuple):
     gate_up: Matrix  # parts: gate and up of the first expert, of the second ..
     down: Matrix  # parts: one for each expert
     activation: str  # one of `GATES`
+
+
+class Divided(Enum):
+    OUTPUTS = "outputs"
+    INPUTS = "inputs"
+
+
+class Shard(NamedTuple):
+    """How a matrix is divided between processes, where several hold a model (`sharding.py`)."""
+
+    divided: Divided
+    unit: int = 1  # outputs that stay together: those of a head
 
 
 class Matrix(Protocol):
@@ -135,11 +148,13 @@ class Ops(Protocol):
         bias: bool = False,
         gated: bool = False,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
         """A weight without content yet.
 
         `gated`: for the function `gated`, with two parts of one size. `precise`: embeddings and
-        heads, which suffer most from few bits, and get at least eight.
+        heads, which suffer most from few bits, and get at least eight. `shard`: how it is divided
+        where several processes hold the model; None: each has all of it.
         """
         ...
 

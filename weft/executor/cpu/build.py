@@ -223,7 +223,7 @@ def find_kernels(spec: RunnerSpec) -> Library | None:
     """The kernel library, if it is to compute. Raises `KernelsUnavailable` if the user asked for it
     by name and it cannot be had."""
     engine = spec.engine
-    if engine.kernels == "torch" or engine.attention_backend != "auto":
+    if engine.kernels == "torch" or engine.attention_backend != "auto" or spec.ranks is not None:
         return None
     config = spec.model
     reads_weights = (config.quantize or config.dtype) in FORMATS

@@ -27,12 +27,12 @@ from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
+from weft.executor.ranks.build import adapters_of, decoder_steps, plain_ops, with_ranks
+from weft.executor.runner import EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
 from weft.ops.lora import TorchAdapters
-from weft.ops.plain import PlainOps
 from weft.ops.sampling import TorchSamplerOps
 
 
@@ -44,8 +44,8 @@ def build_decoder(
     """A runner on the device where `rows` lies."""
     on = rows.slots.device
     pool = make_kv_pool(spec, on)
-    ops = PlainOps(spec.dtype, on, spec.model.quantize)
-    attention = TorchPaged(spec.model, pool)
+    ops = plain_ops(spec, on)
+    attention = TorchPaged(spec.attended, pool)
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
     model = make_model(spec.model, ops, states)
@@ -53,10 +53,11 @@ def build_decoder(
     fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:
         ops.adapters = TorchAdapters(spec.dtype, on)
-    adapters = make_adapter_table(spec, model, ops.adapters)
+    adapters = make_adapter_table(spec, model, adapters_of(spec, ops.adapters))
     if spec.model.library_config:
         require_same_steps(spec, model, attention, rows)
-    whole = DecoderSteps(
+    whole = decoder_steps(
+        spec,
         model=model,
         attention=attention,
         sampler=TorchSamplerOps(),
@@ -78,6 +79,7 @@ def build_decoder(
         experts=experts,
     )
     steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
+    steps, store = with_ranks(spec, steps, store, rows)
     return TorchRunner(steps, store=store, device=device)
 
 

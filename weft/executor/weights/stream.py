@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.config.model import BadCheckpoint
+from weft.config.model import BadCheckpoint, UnsupportedModel
 from weft.config.quantized import Quantization
 from weft.executor.weights.base import in_base
 from weft.executor.weights.gguf.codes import FORMATS as BLOCK_FORMATS
@@ -40,6 +40,7 @@ from weft.executor.weights.stored import (
     part_of,
 )
 from weft.models.layers.weight import Weight
+from weft.ops.sharding import CannotShard
 
 # Endings of the names of tensors that no model here reads.
 IGNORED = (
@@ -241,7 +242,10 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
     it half changed."""
     buffer = PieceBuffer()
     for weight, stored in matches:
-        stored.offer(weight)
+        try:
+            stored.offer(weight)
+        except CannotShard as exc:
+            raise UnsupportedModel(f"--tp-size: {weight.name} cannot be divided: {exc}") from exc
     with _without_threads():
         for weight, stored in matches:
             stored.put_into(weight, buffer)

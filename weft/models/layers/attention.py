@@ -10,12 +10,12 @@ from torch import Tensor
 
 from weft.config.decoder import QkNorm
 from weft.config.model import ModelConfig
-from weft.models.layers.linear import HeadwiseLinear, Linear
+from weft.models.layers.linear import INPUTS, HeadwiseLinear, Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope, RotaryTables
 from weft.models.layers.weight import Weights, vector
 from weft.ops.elementwise import rms_norm
-from weft.ops.protocol import Norm, Ops
+from weft.ops.protocol import Divided, Norm, Ops, Shard
 
 
 class Heads(NamedTuple):
@@ -92,6 +92,7 @@ class Attention:
             {names.out: config.hidden_size},
             spec.out_bias,
             ops,
+            shard=INPUTS,
         )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
@@ -156,8 +157,10 @@ def _projection(
     """Of queries, keys and values, which some checkpoints hold in one tensor."""
     names = config.decoder.names
     hidden = config.hidden_size
-    if names.qkv_by_head:
-        return HeadwiseLinear(hidden, names.qkv[0], sizes, config.num_kv_heads, bias, ops)
-    if len(names.qkv) == 1:
-        sizes = (sum(sizes),)
-    return Linear(hidden, dict(zip(names.qkv, sizes, strict=True)), bias, ops)
+    shard = Shard(Divided.OUTPUTS, unit=config.head_dim)
+    if len(names.qkv) > 1:
+        parts = dict(zip(names.qkv, sizes, strict=True))
+        return Linear(hidden, parts, bias, ops, shard=shard)
+    # In one tensor: one below the other, or head by head.
+    num_runs = config.num_kv_heads if names.qkv_by_head else 1
+    return HeadwiseLinear(hidden, names.qkv[0], sizes, num_runs, bias, ops, shard=shard)

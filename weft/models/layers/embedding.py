@@ -7,7 +7,10 @@ from functools import partial
 from torch import Tensor
 
 from weft.models.layers.weight import Weight, Weights
-from weft.ops.protocol import Matrix, Ops
+from weft.ops.protocol import Divided, Matrix, Ops, Shard
+
+# Of tables with a row for each token, also those of heads.
+VOCABULARY = Shard(Divided.OUTPUTS)
 
 
 class Embedding:
@@ -22,7 +25,12 @@ class Embedding:
         self._ops = ops
         self._scale = scale
         self.shape = (vocab_size, hidden_size)
-        self.matrix: Matrix = ops.matrix(hidden_size, (vocab_size,), precise=True)
+        self.matrix: Matrix = ops.matrix(
+            hidden_size,
+            (vocab_size,),
+            precise=True,
+            shard=VOCABULARY,
+        )
 
     def __call__(self, tokens: Tensor, vectors: Tensor | None = None) -> Tensor:
         """tokens [T] -> [T, hidden], times the scale; a token below 0 is row -1 - token of

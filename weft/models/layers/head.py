@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.models.layers.embedding import Embedding, matrix_weight
+from weft.models.layers.embedding import VOCABULARY, Embedding, matrix_weight
 from weft.models.layers.linear import bias_weight
 from weft.models.layers.weight import Weights
 from weft.ops.protocol import Matrix, Ops
@@ -76,6 +76,7 @@ def make_head(
             (config.vocab_size,),
             bias=spec.head_bias,
             precise=True,
+            shard=VOCABULARY,
         )
     return LmHead(
         matrix,

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from weft.models.layers.weight import MatrixRows, RowRun, Weight, Weights
 from weft.ops.codes import CodeFormat, Codes
-from weft.ops.protocol import Matrix, Ops
+from weft.ops.protocol import Divided, Matrix, Ops, Shard
 
 GATE_UP = ("gate", "up")
+OUTPUTS = Shard(Divided.OUTPUTS)
+INPUTS = Shard(Divided.INPUTS)
 
 
 class Projections:
@@ -31,6 +33,7 @@ class Projections:
         *,
         gated: bool = False,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> None:
         self.names = tuple(parts)
         self.in_size = in_size
@@ -42,6 +45,7 @@ class Projections:
             bias=bias,
             gated=gated,
             precise=precise,
+            shard=shard,
         )
 
     def weights(self, prefix: str) -> Weights:
@@ -70,8 +74,9 @@ class Linear(Projections):
         ops: Ops,
         *,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> None:
-        super().__init__(in_size, parts, bias, ops, precise=precise)
+        super().__init__(in_size, parts, bias, ops, precise=precise, shard=shard)
         self._ops = ops
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -93,9 +98,10 @@ class HeadwiseLinear(Linear):
         ops: Ops,
         *,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> None:
         parts = {str(part): size for part, size in enumerate(sizes)}
-        super().__init__(in_size, parts, bias, ops, precise=precise)
+        super().__init__(in_size, parts, bias, ops, precise=precise, shard=shard)
         self._name = name
         self._runs = headwise_runs(sizes, num_heads)
 
@@ -128,6 +134,7 @@ class GatedLinear(Projections):
             bias,
             ops,
             gated=True,
+            shard=OUTPUTS,
         )
         self.names = names
         self._ops = ops

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from weft.config.decoder import MlpSpec
 from weft.config.model import ModelConfig
-from weft.models.layers.linear import GatedLinear, Linear
+from weft.models.layers.linear import INPUTS, OUTPUTS, GatedLinear, Linear
 from weft.models.layers.weight import Weights
 from weft.ops.protocol import Ops
 
@@ -39,6 +39,7 @@ class GatedMLP:
             {names.down: hidden},
             spec.bias,
             ops,
+            shard=INPUTS,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -69,12 +70,14 @@ class PlainMLP:
             {names.gate_up[-1]: inner},
             spec.bias,
             ops,
+            shard=OUTPUTS,
         )
         self.down = Linear(
             inner,
             {names.down: hidden},
             spec.bias,
             ops,
+            shard=INPUTS,
         )
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from weft.ops.cpp.ops import CppOps, layer_norm_weights
 from weft.ops.encoder import Tables
 from weft.ops.fusion import Value
 from weft.ops.plain import PlainMatrix
-from weft.ops.protocol import LayerNorm, Matrix
+from weft.ops.protocol import LayerNorm, Matrix, Shard
 
 
 class CppEncoderOps(CppOps):
@@ -34,6 +34,7 @@ class CppEncoderOps(CppOps):
         bias: bool = False,
         gated: bool = False,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
         if not precise:
             return super().matrix(

@@ -29,7 +29,7 @@ from weft.ops.fusion import (
     tensor_of,
 )
 from weft.ops.fusion import activation as activation_of
-from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
+from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router, Shard
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 from weft.ops.routing import Routed
 
@@ -456,6 +456,7 @@ class CppOps:
         bias: bool = False,
         gated: bool = False,
         precise: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
         format = WeightFormat.I8 if precise and self._format == WeightFormat.I4 else self._format
         packed = PackedMatrix(

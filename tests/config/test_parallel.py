@@ -1,0 +1,82 @@
+"""Which models can be divided between ranks, and what each rank has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.executor.driver import MODEL
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, QkNorm
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError
+from weft.config.parallel import check_parallel, fitting_sizes, kept_together, of_rank
+
+SIX = replace(MODEL, name="six", num_heads=6, num_kv_heads=2, intermediate_size=96)
+
+
+def refusal(model: Any, size: int, **settings: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        check_parallel(EngineConfig(tp_size=size, device="cpu", **settings), model)
+    return str(caught.value)
+
+
+def test_a_refusal_says_which_numbers_of_ranks_would_do() -> None:
+    assert refusal(SIX, 4) == (
+        "--tp-size is 4, which does not divide the 6 heads of six; 1, 2 or 6 would "
+        "(heads of keys and values are repeated)"
+    )
+
+
+def test_inner_sizes_of_all_layers_count() -> None:
+    layers = (LayerSpec(), LayerSpec(mlp=MlpSpec(size=9)))
+    model = replace(SIX, decoder=DecoderSpec(layers=layers))
+    assert "the 3 inner numbers of a feed-forward part" in refusal(model, 2)
+    assert fitting_sizes(model) == [1]
+
+
+def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
+    model = replace(SIX, num_heads=12, num_kv_heads=4, intermediate_size=96)
+    assert fitting_sizes(model) == [1, 2, 4, 12]
+    assert "has 4 heads of keys and values" in refusal(model, 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "why"),
+    [
+        ({"is_encoder": True}, {}, "is an encoder"),
+        ({}, {"cache_dir": "here"}, "--cache-dir"),
+        ({}, {"draft_model": "small"}, "--draft-model"),
+        (
+            {"decoder": DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(sinks=True)),))},
+            {},
+            "attention sinks",
+        ),
+        (
+            {
+                "decoder": DecoderSpec(
+                    layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.WHOLE)),)
+                )
+            },
+            {},
+            "norms over all heads together",
+        ),
+    ],
+)
+def test_what_is_not_divided_is_refused(
+    changes: dict[str, Any], settings: dict[str, Any], why: str
+) -> None:
+    assert why in refusal(replace(SIX, **changes), 2, **settings)
+
+
+def test_one_rank_divides_nothing() -> None:
+    check_parallel(EngineConfig(), replace(SIX, is_encoder=True))
+    assert of_rank(SIX, 1) is SIX
+
+
+def test_repeated_heads_of_keys_take_memory_for_each_rank() -> None:
+    assert of_rank(SIX, 6).num_heads == 1
+    assert of_rank(SIX, 6).num_kv_heads == 1
+    assert kept_together(SIX, 6).kv_bytes_per_token == 3 * SIX.kv_bytes_per_token
+    assert kept_together(SIX, 2).kv_bytes_per_token == SIX.kv_bytes_per_token

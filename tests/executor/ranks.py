@@ -1,0 +1,98 @@
+"""Several ranks in one process, each in a thread: gloo joins them, and pairs of sockets carry plans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.executor.driver import Driver, make_driver
+from weft.config.model import ModelConfig
+from weft.executor.ranks.follower import follow
+from weft.executor.wire.followers import Followers, Ranks
+from weft.parallel.comm import TorchComm, file_store
+from weft.parallel.links import SocketLink, socket_links
+
+TIMEOUT_S = 120.0
+
+
+class CountedComm(TorchComm):
+    """Writes down what it was asked to do."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.calls: list[tuple[str, int]] = []
+
+    def all_reduce(self, x: Any) -> None:
+        self.calls.append(("sum", x.numel()))
+        super().all_reduce(x)
+
+    def gather(self, x: Any) -> Any:
+        self.calls.append(("gather", x.numel()))
+        return super().gather(x)
+
+
+def join(path: Path, size: int) -> list[CountedComm]:
+    """One end for each rank; all must be there at once."""
+
+    def end(rank: int) -> CountedComm:
+        store = file_store(path, size)
+        return CountedComm(store, rank=rank, size=size, timeout_s=TIMEOUT_S)
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(end, range(size)))
+
+
+@contextmanager
+def running(
+    model: ModelConfig,
+    size: int,
+    where: Path,
+    folder: Path | None = None,
+    *,
+    may_fail: bool = False,
+    **settings: Any,
+) -> Iterator[tuple[Driver, list[CountedComm]]]:
+    """A driver of rank 0, whose plans all others follow. `may_fail`: what they raise is expected."""
+    comms = join(where / "meeting", size)
+    pairs = [socket_links() for _ in range(size - 1)]
+    followers: list[Future[None]] = []
+    with ThreadPoolExecutor(size) as threads:
+        for rank, (_, end) in enumerate(pairs, start=1):
+            link = SocketLink(end)
+            ranks = Ranks(comms[rank], None)
+            followers.append(threads.submit(_follow, model, folder, ranks, link, settings))
+        ranks = Ranks(comms[0], Followers([mine for mine, _ in pairs]))
+        driver = make_driver(model, folder, ranks, **settings)
+        try:
+            yield driver, comms
+        finally:
+            for mine, _ in pairs:
+                mine.close()
+            driver.runner.close()
+            for follower in followers:
+                error = follower.exception(TIMEOUT_S)
+                if error is not None and not may_fail:
+                    raise error
+
+
+def _follow(
+    model: ModelConfig,
+    folder: Path | None,
+    ranks: Ranks,
+    link: SocketLink,
+    settings: dict[str, Any],
+) -> None:
+    threading.current_thread().name = f"rank {ranks.collective.rank}"
+    driver = make_driver(model, folder, ranks, **settings)
+    comm = ranks.collective
+    assert isinstance(comm, TorchComm)
+    try:
+        follow(driver.runner, link, ranks.collective.rank)
+    finally:
+        link.close()
+        driver.runner.close()
+        comm.close()

@@ -1,0 +1,175 @@
+"""Ranks that hold a model together give what one process gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.executor.driver import (
+    MODEL,
+    Driver,
+    Turn,
+    asking,
+    ints,
+    make_driver,
+)
+from tests.executor.ranks import running
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, QkNorm, TensorNames
+from weft.executor.wire.followers import PLAN
+from weft.ops.sharding import RankLost
+from weft.plan.device import GetWeight
+from weft.plan.outputs import (
+    HiddenStatesRequest,
+    PoolingRequest,
+    PromptLogprobs,
+    PromptLogprobsRequest,
+    SampledLogprobsRequest,
+)
+from weft.plan.step import LAST_SAMPLED, find
+
+LLAMA = replace(MODEL, num_heads=4, num_kv_heads=2, intermediate_size=32)
+QWEN = DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.HEAD, qkv_bias=True)),))
+ONE_TENSOR = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+BY_HEAD = TensorNames(qkv=("query_key_value",), qkv_by_head=True)
+PLAIN_MLP = LayerSpec(
+    attention=AttentionSpec(qkv_bias=True, out_bias=True, window=8),
+    mlp=MlpSpec(is_gated=False, bias=True, activation="gelu"),
+)
+
+MODELS = {
+    "llama": LLAMA,
+    "one head of keys": replace(LLAMA, num_kv_heads=1, tie_embeddings=True),
+    "norms of heads, biases": replace(LLAMA, decoder=QWEN),
+    "projections in one tensor": replace(LLAMA, decoder=DecoderSpec(names=ONE_TENSOR)),
+    "heads in one tensor": replace(
+        LLAMA,
+        num_kv_heads=4,
+        decoder=DecoderSpec(layers=(PLAIN_MLP,), names=BY_HEAD, head_bias=True),
+    ),
+}
+
+
+def few_steps(driver: Driver) -> list[torch.Tensor]:
+    """Prompts, a chunk behind another, steps of both kinds."""
+    return [
+        driver.run(Turn(0, [3, 5, 7, 11]), Turn(1, [60, 2, 0], samples=False)),
+        driver.run(Turn(0, [13]), Turn(1, [8, 9]), Turn(2, list(range(20)))),
+        driver.run(Turn(0, [17]), Turn(1, [19]), Turn(2, [LAST_SAMPLED])),
+    ]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks_give_the_log_probabilities_of_one(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    expected = few_steps(make_driver(model))
+    with running(model, 2, tmp_path) as (driver, comms):
+        found = few_steps(driver)
+    for ours, theirs in zip(found, expected, strict=True):
+        same(ours, theirs)
+    assert comms[0].calls == comms[1].calls
+
+
+def test_four_ranks_repeat_two_heads_of_keys(tmp_path: Path) -> None:
+    expected = few_steps(make_driver(LLAMA))
+    with running(LLAMA, 4, tmp_path) as (driver, _):
+        found = few_steps(driver)
+    for ours, theirs in zip(found, expected, strict=True):
+        same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"dtype": "bfloat16"}, {"quantize": "int8"}, {"quantize": "int4"}]
+)
+def test_weights_of_fewer_bits_are_divided_and_repeat_bit_for_bit(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    runs = []
+    for run in ("first", "second"):
+        (tmp_path / run).mkdir()
+        with running(LLAMA, 2, tmp_path / run, **settings) as (driver, _):
+            runs.append(few_steps(driver))
+    expected = few_steps(make_driver(LLAMA, **settings))
+    for first, second, one_rank in zip(*runs, expected, strict=True):
+        assert torch.equal(first, second)
+        assert float((first - one_rank).abs().mean()) < 0.05
+
+
+def test_every_output_makes_all_ranks_do_the_same_together(tmp_path: Path) -> None:
+    """A rank that gathered once more or less than another would wait for ever."""
+    steps = {
+        "prompts": PromptLogprobsRequest(
+            index=ints([0]),
+            counts=ints([4]),
+            num_top=ints([2]),
+            ids=np.zeros((1, 0), np.int32),
+            places=ints([0, 1, 2, 3]),
+            targets=ints([1, 2, 3, 60]),
+        ),
+        "long prompts": PromptLogprobsRequest(
+            index=ints([0]),
+            counts=ints([300]),
+            num_top=ints([1]),
+            ids=ints([[60]]).reshape(1, 1),
+            places=ints([0, 1, 2] * 100),
+            targets=ints([1, 2, 60] * 100),
+        ),
+        "labels": PoolingRequest(
+            index=ints([0]),
+            completes=np.ones(1, np.bool_),
+            normalize=ints([-1]),
+            dimensions=ints([0]),
+            labels=ints([[1, 60]]),
+        ),
+        "states": HiddenStatesRequest(index=ints([0]), counts=ints([2]), places=ints([0, 3])),
+        "sampled": SampledLogprobsRequest(ints([0]), ints([5])),
+    }
+    one = make_driver(LLAMA)
+    with running(LLAMA, 2, tmp_path) as (driver, comms):
+        for row, request in enumerate(steps.values()):
+            turn = Turn(row, [3, 5, 7, 60, 1])
+            theirs = one.runner.launch(asking(one.plan(turn), request)).result()
+            ours = driver.runner.launch(asking(driver.plan(turn), request)).result()
+            assert (ours.tokens == theirs.tokens).all()
+            assert comms[0].calls == comms[1].calls
+            assert [type(one) for one in ours.outputs] == [type(one) for one in theirs.outputs]
+            prompts = find(ours.outputs, PromptLogprobs)
+            expected = find(theirs.outputs, PromptLogprobs)
+            if prompts is not None and expected is not None:
+                same(prompts.logprobs, expected.logprobs)
+
+
+def test_a_weight_is_told_whole_whichever_ranks_have_it(tmp_path: Path) -> None:
+    one = make_driver(LLAMA)
+    names = [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+        "model.layers.1.mlp.down_proj.weight",
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    ]
+    with running(LLAMA, 2, tmp_path) as (driver, _):
+        for name in names:
+            theirs = one.runner.control(GetWeight(name, 7)).result()
+            ours = driver.runner.control(GetWeight(name, 7)).result()
+            assert ours.values == theirs.values
+            assert ours.shape == theirs.shape
+
+
+def test_a_follower_that_raises_is_named_and_no_step_runs_afterwards(tmp_path: Path) -> None:
+    with running(LLAMA, 2, tmp_path, may_fail=True) as (driver, _):
+        few_steps(driver)
+        followers = driver.runner.parts[0]._followers  # type: ignore[attr-defined]
+        followers.tell(PLAN, b"no plan")
+        with pytest.raises(RankLost, match="rank 1 failed: WireError"):
+            driver.run(Turn(3, [1]))
+        with pytest.raises(RankLost, match="rank 1 failed: WireError"):
+            driver.run(Turn(4, [1]))

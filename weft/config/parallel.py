@@ -1,0 +1,125 @@
+"""One model in several processes (`--tp-size`): which models can be divided, and what each process,
+called a rank, has of one.
+
+Every rank has some of the heads of attention, some of the inner numbers of the feed-forward parts,
+and some of the vocabulary (`ops/sharding.py`). Where there are fewer heads of keys and values than
+ranks, several ranks have the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from weft.config.decoder import LayerSpec, MlpSpec, QkNorm
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
+
+MAX_RANKS = 64
+
+
+def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises SettingsError where the model cannot be divided as the settings say. `config` has its
+    device."""
+    size = config.tp_size
+    if size == 1:
+        return
+    option = f"--tp-size is {size}"
+    why = _hindrance(config, model)
+    if why:
+        raise SettingsError(f"{option}, but {why}")
+    for what, number in _divided(model).items():
+        if number % size:
+            raise SettingsError(
+                f"{option}, which does not divide the {number:,} {what} of {model.name}; "
+                f"{_or(fitting_sizes(model))} would (heads of keys and values are repeated)"
+            )
+    if not _fits_kv(model.num_kv_heads, size):
+        raise SettingsError(
+            f"{option}, but {model.name} has {model.num_kv_heads} heads of keys and values, which "
+            f"can neither be divided nor repeated evenly; {_or(fitting_sizes(model))} would do"
+        )
+
+
+def fitting_sizes(model: ModelConfig) -> list[int]:
+    """The numbers of ranks that the model can be divided between, rising."""
+    numbers = _divided(model).values()
+    found = []
+    for size in range(1, MAX_RANKS + 1):
+        fits = all(number % size == 0 for number in numbers)
+        if fits and _fits_kv(model.num_kv_heads, size):
+            found.append(size)
+    return found
+
+
+def of_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:
+    """What attention of one rank works on. All ranks have as many heads."""
+    if num_ranks == 1:
+        return model
+    return replace(
+        model,
+        num_heads=model.num_heads // num_ranks,
+        num_kv_heads=max(model.num_kv_heads // num_ranks, 1),
+    )
+
+
+def kept_together(model: ModelConfig, num_ranks: int) -> ModelConfig:
+    """The model as all ranks of one machine keep it together: heads of keys and values that are
+    repeated count as often."""
+    return replace(model, num_kv_heads=of_rank(model, num_ranks).num_kv_heads * num_ranks)
+
+
+def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
+    """Why a model is not divided at all; "" if it is."""
+    if config.device == "cuda":
+        return "ranks compute on CPUs alone as yet (--device cpu)"
+    if model.is_encoder:
+        return f"{model.name} is an encoder, which is not divided"
+    if model.library_config:
+        return (
+            f"{model.name} is computed by the code of transformers, whose weights are not divided"
+        )
+    if model.vision is not None:
+        return (
+            f"the encoder beside {model.name} is not divided (--language-model-only leaves it out)"
+        )
+    if config.draft_model:
+        return "a draft model is not divided (--draft-model)"
+    if config.cache_dir:
+        return "KV of several ranks is not stored (--cache-dir)"
+    for spec in model.decoder.layers:
+        for name, has in _NOT_DIVIDED.items():
+            if has(spec):
+                return f"{model.name} has {name}, which are not divided"
+    return ""
+
+
+_NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
+    "layers that keep a state": lambda spec: spec.state is not None,
+    "experts": lambda spec: not isinstance(spec.mlp, MlpSpec),
+    "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.WHOLE,
+    "attention sinks": lambda spec: spec.attention.sinks,
+}
+
+
+def _divided(model: ModelConfig) -> dict[str, int]:
+    """The numbers that ranks must divide, by what they count."""
+    sizes: set[int] = set()
+    for spec in model.decoder.layers:
+        if isinstance(spec.mlp, MlpSpec):
+            sizes.add(spec.mlp.size or model.intermediate_size)
+    what = "inner numbers of a feed-forward part"
+    return {"heads": model.num_heads, what: math.gcd(*sizes)}
+
+
+def _fits_kv(num_kv_heads: int, size: int) -> bool:
+    return num_kv_heads % size == 0 or size % num_kv_heads == 0
+
+
+def _or(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"only {numbers[0]}"
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}"

@@ -1,0 +1,66 @@
+"""A rank that follows: it runs the plans that rank 0 sends, and samples nothing.
+
+    link ─▶ plan ─▶ the same steps as on rank 0 ─▶ parts of sums and of logits
+         ─▶ device request ─▶ store ─▶ reply
+
+What it does together with other ranks must follow from the plan's numbers alone: where rank 0
+would sum or gather and this rank would not, both would wait for ever.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from weft.executor.inputs import Inputs
+from weft.executor.outputs.prompt_logprobs import BLOCK_LEN
+from weft.executor.ranks.leader import of_follower
+from weft.executor.runner import DecoderOutput, DecoderSteps, TorchRunner
+from weft.executor.wire.followers import FAILED, PLAN, REPLY, REQUEST
+from weft.executor.wire.pack import pack, unpack, unpack_request
+from weft.ops.sampling import on
+from weft.ops.sharding import RankLost
+from weft.parallel.links import Link
+from weft.plan.outputs import AuxRequest, PoolingRequest, PromptLogprobsRequest
+from weft.plan.step import Plan
+
+
+class FollowerSteps(DecoderSteps):
+    """The `ModelSteps` of a rank that has a part of the logits, which rank 0 wants."""
+
+    def finish(self, plan: Plan, inputs: Inputs, hidden: Tensor) -> DecoderOutput:
+        for request in plan.outputs:
+            self._give_logits(plan, request, hidden)
+        if len(inputs.last):
+            self._model.logits(hidden.index_select(0, inputs.last))
+        return DecoderOutput(None, ())
+
+    def _give_logits(self, plan: Plan, request: AuxRequest, hidden: Tensor) -> None:
+        """Compute the logits that rank 0 computes for this output (`executor/outputs/`), in as many
+        pieces."""
+        if isinstance(request, PromptLogprobsRequest):
+            places = on(hidden, request.places)
+            for begin in range(0, len(places), BLOCK_LEN):
+                self._model.logits(hidden[places[begin : begin + BLOCK_LEN]])
+        elif isinstance(request, PoolingRequest) and request.labels is not None:
+            ends = plan.lens.cumsum()[request.index]
+            self._model.logits(hidden[on(hidden, ends - 1)])
+
+
+def follow(runner: TorchRunner, link: Link, rank: int) -> None:
+    """Do what rank 0 says, until it is gone. Raises what a step raised, behind telling it."""
+    while True:
+        try:
+            kind, data = link.recv()
+        except RankLost:
+            return
+        try:
+            if kind == PLAN:
+                runner.launch(unpack(data, Plan)).result()
+            elif kind == REQUEST:
+                request = of_follower(unpack_request(data), rank)
+                link.send(REPLY, pack(runner.control(request).result()))
+            else:
+                raise RankLost(f"rank 0 has sent what is no message: {kind!r}")
+        except Exception as exc:
+            link.send(FAILED, f"{type(exc).__name__}: {exc}".encode())
+            raise

@@ -1,0 +1,129 @@
+"""The rank that decides: it runs the steps, and lets all others run the same.
+
+    plan ─▶ LeaderSteps ─▶ plan without sampling ─▶ followers
+                      └──▶ the steps of this rank ─▶ tokens
+
+Nobody but the runner knows of it: the scheduler, the messages and the journal are those of an
+engine with one rank. What followers compute follows from the numbers in the plan alone. They learn
+sampled tokens from the next plan: here all steps before are over, so every token is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from weft.executor.device import DeviceOutput
+from weft.executor.runner import DeviceStore, ModelSteps
+from weft.executor.wire.followers import PLAN, REQUEST, Followers
+from weft.executor.wire.pack import pack
+from weft.ops.sharding import RankLost
+from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup
+from weft.plan.outputs import SampledLogprobsRequest
+from weft.plan.step import LAST_SAMPLED, Plan, Sampling
+
+
+class LeaderSteps:
+    """The `ModelSteps` of rank 0: `steps` are its own."""
+
+    def __init__(self, steps: ModelSteps, followers: Followers, last_tokens: Tensor) -> None:
+        """`last_tokens` [rows]: those that were sampled last, as the device keeps them."""
+        self._steps = steps
+        self._followers = followers
+        self._last_tokens = last_tokens
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        self._followers.tell(PLAN, pack(without_sampling(plan, self._last_tokens)))
+        try:
+            return self._steps.run(plan)
+        except RankLost as exc:
+            raise self._followers.explain(exc) from exc
+
+
+class LeaderStore:
+    """The `DeviceStore` of rank 0: every rank does the same, and the replies become one."""
+
+    def __init__(self, store: DeviceStore, followers: Followers) -> None:
+        self._store = store
+        self._followers = followers
+
+    def do(self, request: DeviceRequest) -> DeviceReply:
+        try:
+            self._followers.tell(REQUEST, pack(request))
+            mine = self._store.do(request)
+            return self._joined([mine, *self._followers.replies()])
+        except RankLost as exc:
+            return DeviceReply(ok=False, message=str(exc), status=500)
+
+    def _joined(self, replies: Sequence[DeviceReply]) -> DeviceReply:
+        first = replies[0]
+        for rank, reply in enumerate(replies):
+            if reply.ok != first.ok:
+                failed = reply if first.ok else first
+                who = rank if first.ok else 0
+                # Some have other weights than others now: nothing can be computed any more.
+                self._followers.lose(f"rank {who} refused what others have done: {failed.message}")
+        if not first.ok:
+            return first
+        return replace(
+            first,
+            num_bytes=_num_bytes(replies),
+            values=_joined_values([reply.values for reply in replies]),
+        )
+
+
+def of_follower(request: DeviceRequest, rank: int) -> DeviceRequest:
+    """What a rank does where all do the same: in a group of processes it is a member of its own."""
+    if isinstance(request, JoinGroup):
+        return replace(request, rank=request.rank + rank)
+    return request
+
+
+def without_sampling(plan: Plan, last_tokens: Tensor) -> Plan:
+    """What followers need of a plan: sampled tokens are known, and how they are chosen is not."""
+    tokens = plan.tokens
+    is_sampled = tokens == LAST_SAMPLED
+    if is_sampled.any():
+        rows = np.repeat(plan.rows, plan.lens)
+        known = last_tokens.numpy(force=True)[rows]
+        tokens = np.where(is_sampled, known, tokens).astype(np.int32)
+    num_sampled = len(plan.sampling.positions)
+    zeros = np.zeros(num_sampled, np.float32)
+    whole = np.zeros(num_sampled, np.int32)
+    return replace(
+        plan,
+        tokens=tokens,
+        sampling=Sampling(
+            temperature=zeros,
+            top_p=zeros,
+            top_k=whole,
+            min_p=zeros,
+            seeds=np.zeros(num_sampled, np.int64),
+            positions=whole,
+        ),
+        logits=(),
+        # Log probabilities of sampled tokens are taken from logits that rank 0 has anyway.
+        outputs=tuple(one for one in plan.outputs if not isinstance(one, SampledLogprobsRequest)),
+        ahead=None,
+    )
+
+
+def _num_bytes(replies: Sequence[DeviceReply]) -> int:
+    """Memory that all have given back together; of content that came, all have read the same."""
+    if replies[0].num_tensors:
+        return replies[0].num_bytes
+    return sum(reply.num_bytes for reply in replies)
+
+
+def _joined_values(values: Sequence[bytes]) -> bytes:
+    """Values that every rank has told, with NaN where it has none."""
+    if not values[0]:
+        return b""
+    joined = np.frombuffer(values[0], np.float32).copy()
+    for other in values[1:]:
+        there = np.frombuffer(other, np.float32)
+        joined = np.where(np.isnan(joined), there, joined)
+    return joined.tobytes()

@@ -1,0 +1,1 @@
+"""What goes between the ranks that hold one model together."""

@@ -1,0 +1,79 @@
+"""The other ranks as the one that decides sees them: what it tells them, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.executor.wire.pack import unpack
+from weft.ops.sharding import Collective, RankLost
+from weft.parallel.links import Link
+from weft.plan.device import DeviceReply
+
+PLAN, REQUEST, REPLY, FAILED, READY = b"P", b"Q", b"R", b"F", b"Y"
+LAST_WORDS_S = 0.5  # for what a rank that has ended said last
+
+
+class Followers:
+    """All other ranks, from rank 1 on."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._lost: RankLost | None = None
+
+    def tell(self, kind: bytes, data: bytes) -> None:
+        """Raises RankLost, now and ever after a rank was lost."""
+        if self._lost is not None:
+            raise self._lost
+        for rank, link in enumerate(self._links, start=1):
+            try:
+                link.send(kind, data)
+            except RankLost:
+                self.lose(self._why(rank, link))
+
+    def replies(self) -> list[DeviceReply]:
+        """One of each rank. Raises RankLost."""
+        found = []
+        for rank, link in enumerate(self._links, start=1):
+            try:
+                kind, data = link.recv()
+            except RankLost:
+                self.lose(f"rank {rank} has ended")
+            if kind != REPLY:
+                self.lose(f"rank {rank} failed: {data.decode(errors='replace')}")
+            found.append(unpack(data, DeviceReply))
+        return found
+
+    def lose(self, why: str) -> None:
+        """Raises RankLost."""
+        self._lost = RankLost(why)
+        raise self._lost
+
+    def explain(self, exc: RankLost) -> RankLost:
+        """Which rank is to blame for a step that broke off, if one has said so."""
+        for rank, link in enumerate(self._links, start=1):
+            try:
+                kind, data = link.recv(LAST_WORDS_S)
+            except (RankLost, TimeoutError):
+                continue
+            if kind == FAILED:
+                self._lost = RankLost(f"rank {rank} failed: {data.decode(errors='replace')}")
+                return self._lost
+        self._lost = exc
+        return exc
+
+    def _why(self, rank: int, link: Link) -> str:
+        """What a rank that takes nothing any more has said last."""
+        try:
+            _, data = link.recv(LAST_WORDS_S)
+        except (RankLost, TimeoutError):
+            return f"rank {rank} has ended"
+        return f"rank {rank} failed: {data.decode(errors='replace')}"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that hold a model together, as one of them sees them."""
+
+    collective: Collective  # knows which of them this is
+    followers: Followers | None  # None: this is one

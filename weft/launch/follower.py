@@ -1,0 +1,90 @@
+"""A process that holds a part of a model and follows rank 0 (`--tp-size`). `assemble/ranks.py`
+starts it, writes one line of JSON to its standard input, and keeps that open: at the end of file,
+rank 0 is gone, and this process ends at once.
+
+It takes no requests, has no scheduler, and listens on nothing but what gloo opens.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+
+from weft.config.process import FollowerArgs
+from weft.launch.start_worker import die_with_parent
+
+
+def main() -> None:
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    die_with_parent(lines)
+    # Ctrl-C is for the launcher, which ends all in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
+    args = FollowerArgs.from_json(lines.get())
+    # At once: no thread of the device may delay the end.
+    os._exit(run(args))
+
+
+def run(args: FollowerArgs) -> int:
+    """Follow until rank 0 is gone. Returns the exit status."""
+    from weft.assemble.model_config import choose_model
+    from weft.assemble.ranks import FailedRank
+    from weft.config.model import ModelError
+    from weft.config.options import SettingsError
+    from weft.config.resolve import kept_as, window_tokens
+    from weft.executor.build import load_runner
+    from weft.executor.ranks.follower import follow
+    from weft.executor.wire.followers import FAILED, READY, Ranks
+    from weft.observe import garbage, log
+    from weft.ops.sharding import RankLost
+    from weft.parallel.comm import TorchComm, file_store
+    from weft.parallel.links import SocketLink
+
+    log.setup(args.log_level, format=args.log_format)
+    config = args.config
+    link = SocketLink(socket.socket(fileno=args.link))
+    try:
+        link.send(READY)
+        store = file_store(Path(args.meeting), config.tp_size)
+        comm = TorchComm(store, rank=args.rank, size=config.tp_size, timeout_s=config.dist_timeout)
+        folder = Path(args.folder)
+        model = kept_as(config, choose_model(config, folder, here=True))
+        runner = load_runner(
+            replace(config, overlap=False),
+            model,
+            folder=folder,
+            kv_tokens=config.kv_tokens,
+            window_tokens=window_tokens(config),
+            num_state_slots=config.max_mamba_cache_size,
+            page_size=config.page_size,
+            max_rows=config.max_running_requests,
+            context_length=config.context_length,
+            ranks=Ranks(comm, None),
+        )
+        garbage.freeze()
+        gc.enable()
+        link.send(READY)
+    except RankLost:
+        return 1
+    except Exception as exc:
+        is_users = isinstance(exc, ModelError | SettingsError | MemoryError)
+        message = str(exc) if is_users else f"{type(exc).__name__}: {exc}"
+        link.send(FAILED, msgspec.json.encode(FailedRank(message or "out of memory", is_users)))
+        return 2 if is_users else 1
+    try:
+        follow(runner, link, args.rank)
+    except Exception:
+        log.EventLog("engine").exception("rank_failed", rank=args.rank)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

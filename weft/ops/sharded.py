@@ -1,0 +1,167 @@
+"""`Ops` and adapters of one rank, in torch: the specification of `cpp/sharded.py`.
+
+Products are those of `PlainOps` with what the rank has of each weight. What is new is where ranks
+meet: behind a product whose inputs are divided, behind the embedding, and behind the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from weft.arrays import IntArray
+from weft.ops.elementwise import scaled_logits
+from weft.ops.lora import AdapterOps, LoraPart, LoraParts
+from weft.ops.plain import PlainOps
+from weft.ops.protocol import Divided, Matrix, Shard
+from weft.ops.sharding import Collective, ShardedMatrix, part_of
+
+MakeMatrix = Callable[[int, tuple[int, ...], bool], Matrix]  # in_size, sizes, bias
+
+
+def shard_matrix(
+    make: MakeMatrix,
+    in_size: int,
+    sizes: tuple[int, ...],
+    bias: bool,
+    shard: Shard,
+    ranks: Collective,
+) -> ShardedMatrix:
+    """A matrix whose part of this rank `make` makes."""
+    rank, num_ranks = ranks.rank, ranks.size
+    if shard.divided is Divided.INPUTS:
+        local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
+    else:
+        parts = [part_of(size, rank, num_ranks, shard.unit) for size in sizes]
+        local = make(in_size, tuple(part.size for part in parts), bias)
+    return ShardedMatrix(local, in_size, sizes, shard, rank=rank, num_ranks=num_ranks)
+
+
+class ShardedPlainOps(PlainOps):
+    """Sums over ranks are taken in float32, whatever the type of activations."""
+
+    def __init__(
+        self,
+        ranks: Collective,
+        dtype: torch.dtype,
+        device: torch.device,
+        format: str = "",
+    ) -> None:
+        super().__init__(dtype, device, format)
+        self._ranks = ranks
+
+    def matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
+        shard: Shard | None = None,
+    ) -> Matrix:
+        def make(in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+            whole = super(ShardedPlainOps, self).matrix
+            return whole(in_size, sizes, bias=bias, gated=gated, precise=precise)
+
+        if shard is None:
+            return make(in_size, sizes, bias)
+        return shard_matrix(make, in_size, sizes, bias, shard, self._ranks)
+
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        if not isinstance(table, ShardedMatrix):
+            return super().embed(tokens, table, vectors, scale)
+        (rows,) = table.rows
+        places = tokens - rows.first
+        is_here = (places >= 0) & (places < rows.size)
+        mine = super().embed(places.clamp(0, rows.size - 1), table.local)
+        found = torch.where(is_here[:, None], mine.float(), 0)
+        self._ranks.all_reduce(found)
+        found = found.to(mine.dtype)
+        if scale != 1:
+            found = found * scale
+        if vectors is None:
+            return found
+        index = (-1 - tokens).clamp(min=0)
+        own = vectors[index, : found.shape[1]].to(found.dtype)
+        return torch.where((tokens < 0)[:, None], own, found)
+
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        if not isinstance(weight, ShardedMatrix):
+            return super().linear(x, weight)
+        y = super().linear(x, weight.local)
+        if not weight.is_summed:
+            return y
+        total = y.float().contiguous()
+        self._ranks.all_reduce(total)
+        return total.to(y.dtype)
+
+    def logits(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """On ranks other than 0: those of the rank's own part of the vocabulary."""
+        if not isinstance(weight, ShardedMatrix):
+            return super().logits(x, weight, scale, cap)
+        mine = super().linear(x, weight.local).float().contiguous()
+        found = self._ranks.gather(mine)
+        if found is None:
+            return mine
+        (size,) = weight.sizes
+        # [ranks, S, part] -> [S, vocabulary], without what fills the last parts up
+        whole = found.transpose(0, 1).reshape(len(mine), -1)[:, :size].contiguous()
+        return scaled_logits(whole, scale, cap)
+
+
+class ShardedAdapters:
+    """The `AdapterOps` of one rank: those of its parts of the matrices."""
+
+    def __init__(self, adapters: AdapterOps) -> None:
+        self.dtype = adapters.dtype
+        self._adapters = adapters
+
+    def watch(self, matrices: Sequence[Matrix]) -> None:
+        self._adapters.watch([_local(matrix) for matrix in matrices])
+
+    def put(self, place: int, parts: LoraParts) -> None:
+        mine = {}
+        for matrix, of_matrix in parts.items():
+            mine[_local(matrix)] = _parts_of(matrix, of_matrix)
+        self._adapters.put(place, mine)
+
+    def clear(self, place: int) -> None:
+        self._adapters.clear(place)
+
+    def begin(self, adapters: IntArray | None) -> None:
+        self._adapters.begin(adapters)
+
+
+def _local(matrix: Matrix) -> Matrix:
+    return matrix.local if isinstance(matrix, ShardedMatrix) else matrix
+
+
+def _parts_of(matrix: Matrix, parts: Sequence[LoraPart | None]) -> list[LoraPart | None]:
+    """What this rank needs: outputs of B, or inputs of A, as it has them of the matrix."""
+    if not isinstance(matrix, ShardedMatrix):
+        return list(parts)
+    columns = matrix.columns
+    found: list[LoraPart | None] = []
+    for part, rows in zip(parts, matrix.rows, strict=True):
+        if part is None:
+            found.append(None)
+            continue
+        a = part.a[:, columns.first : columns.end].contiguous()
+        b = part.b[rows.first : rows.end].contiguous()
+        found.append(LoraPart(a, b, part.scale))
+    return found

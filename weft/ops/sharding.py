@@ -1,0 +1,231 @@
+"""Weights that several processes, called ranks, hold in parts, and the parts that each one has.
+
+    outputs divided                     inputs divided
+    W x = | W0 x |  rank 0              W x = W0 x0 + W1 x1
+          | W1 x |  rank 1                    rank 0   rank 1
+
+A product whose outputs are divided gives each rank its part of y; one whose inputs are divided
+takes such a part and gives every rank a term, and the sum of all terms is y. So a layer needs one
+sum behind each second product. Names of tensors, files and formats are those of the whole weight:
+`ShardedMatrix` takes rows of that and keeps what is its rank's.
+
+Source: Megatron-LM, arXiv:1909.08053, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.ops.codes import COARSE, CodeFormat, Codes, Scales
+from weft.ops.protocol import Divided, Matrix, Shard
+
+
+class CannotShard(ValueError):
+    """Stored codes cannot be divided; the message says between which inputs."""
+
+
+class Collective(Protocol):
+    """What ranks do together. Every rank calls the same functions in the same order, with tensors
+    of the same sizes. Raises `RankLost` where others do not take part."""
+
+    rank: int  # of this process, 0..size-1
+    size: int  # how many ranks there are
+
+    def all_reduce(self, x: Tensor) -> None:
+        """x becomes the sum of x over all ranks, added in the order of ranks where that can be
+        chosen. x is float32 and contiguous."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """On rank 0 the x of all ranks, [size, *x.shape]; None on the others. x is contiguous."""
+        ...
+
+
+class RankLost(RuntimeError):
+    """A rank does not take part any more: nothing more can be computed."""
+
+
+class Part(NamedTuple):
+    """Neighbouring rows or columns of a whole."""
+
+    first: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.size
+
+
+def part_of(size: int, rank: int, num_ranks: int, unit: int = 1) -> Part:
+    """What rank `rank` has of `size` numbers of which `unit` stay together.
+
+    Where there are fewer units than ranks, neighbouring ranks have the same one. Else all have as
+    many; if they do not come out even, the last ranks have some beyond the end, which stand for
+    nothing.
+    """
+    num_units = -(-size // unit)
+    if num_units < num_ranks:
+        return Part(rank * num_units // num_ranks * unit, unit)
+    per_rank = -(-num_units // num_ranks) * unit
+    return Part(rank * per_rank, per_rank)
+
+
+class ShardedMatrix:
+    """A `Matrix` of which this process keeps a part: `local` has the rows or columns of its rank.
+
+    What comes is rows of the whole. `get` gives them with NaN where other ranks have the values.
+    """
+
+    def __init__(
+        self,
+        local: Matrix,
+        in_size: int,
+        sizes: tuple[int, ...],
+        shard: Shard,
+        *,
+        rank: int,
+        num_ranks: int,
+    ) -> None:
+        self.local = local
+        self.sizes = sizes
+        self.shard = shard
+        self._in_size = in_size
+        self._rank = rank
+        self._rows = [Part(0, size) for size in sizes]
+        self._columns = Part(0, in_size)
+        if shard.divided is Divided.INPUTS:
+            self._columns = part_of(in_size, rank, num_ranks)
+        else:
+            self._rows = [part_of(size, rank, num_ranks, shard.unit) for size in sizes]
+
+    @property
+    def rows(self) -> Sequence[Part]:
+        """Of each part of the matrix, those of this rank."""
+        return self._rows
+
+    @property
+    def columns(self) -> Part:
+        return self._columns
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether products with it are terms of a sum over all ranks."""
+        return self.shard.divided is Divided.INPUTS
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return self.local.tensors
+
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        here = self._here(part, start, len(rows))
+        if here is None:
+            return
+        columns = slice(self._columns.first, self._columns.end)
+        self.local.put(
+            part,
+            rows[here, columns],
+            start + here.start - self._rows[part].first,
+            None if scales is None else scales[here],
+        )
+
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
+        if self.is_summed:
+            self._check(format, order)
+        self.local.keep_as(part, format, order)
+
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
+        here = self._here(part, start, len(codes.values))
+        if here is None:
+            return
+        codes = codes.of(here)
+        if self.is_summed:
+            codes = _columns_of(codes, self._columns)
+        self.local.put_codes(part, codes, start + here.start - self._rows[part].first)
+
+    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
+        size = self.sizes[part]
+        stop = size if stop is None else min(stop, size)
+        whole = torch.full((max(stop - start, 0), self._in_size), torch.nan)
+        here = self._here(part, start, len(whole))
+        if here is not None:
+            first = start + here.start - self._rows[part].first
+            # A matrix is read from a multiple of ROW_STEP on, which a shard need not begin at.
+            found = self.local.get(part, 0, first + here.stop - here.start)[first:]
+            whole[here, self._columns.first : self._columns.end] = found.to(whole)
+        return whole
+
+    def put_bias(self, part: int, values: Tensor) -> None:
+        if self.is_summed:
+            # It is in the sum once.
+            self.local.put_bias(part, values if self._rank == 0 else torch.zeros_like(values))
+            return
+        rows = self._rows[part]
+        mine = values[rows.first : rows.end]
+        self.local.put_bias(part, _filled_up(mine, rows.size))
+
+    def get_bias(self, part: int) -> Tensor:
+        bias = self.local.get_bias(part)
+        whole = torch.full((self.sizes[part],), torch.nan)
+        if self.is_summed:
+            if self._rank == 0:
+                whole.copy_(bias)
+            return whole
+        rows = self._rows[part]
+        mine = whole[rows.first : rows.end]
+        mine.copy_(bias[: len(mine)])
+        return whole
+
+    def _here(self, part: int, start: int, num_rows: int) -> slice | None:
+        """Which of the rows from `start` on are of this rank, if any is."""
+        rows = self._rows[part]
+        first = max(start, rows.first)
+        end = min(start + num_rows, rows.end)
+        if first >= end:
+            return None
+        return slice(first - start, end - start)
+
+    def _check(self, format: CodeFormat, order: Tensor | None) -> None:
+        """Raises CannotShard if codes of this format cannot be divided between these inputs."""
+        size = self._columns.size
+        if order is not None:
+            raise CannotShard("its codes stand in an order of their own (act order)")
+        step = COARSE if format.is_coarse else format.group
+        if step and size % step:
+            raise CannotShard(
+                f"its {self._in_size:,} inputs are divided into {size:,}, and its codes can only "
+                f"be divided between groups of {step}"
+            )
+
+
+def _columns_of(codes: Codes, part: Part) -> Codes:
+    group = codes.format.group
+    mins = codes.mins
+    return codes._replace(
+        values=codes.values[:, part.first : part.end],
+        scales=_groups_of(codes.scales, part, group),
+        mins=None if mins is None else _groups_of(mins, part, group),
+    )
+
+
+def _groups_of(scales: Scales, part: Part, group: int) -> Scales:
+    if not group:
+        return scales
+    fine = scales.fine[:, part.first // group : part.end // group]
+    coarse = scales.coarse
+    if coarse is not None:
+        coarse = coarse[:, part.first // COARSE : part.end // COARSE]
+    return Scales(fine, coarse)
+
+
+def _filled_up(values: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, size - len(values)))
