@@ -251,7 +251,7 @@ EXPERT_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_KEYS, **_YARN, "expert_feed_forward_length": 96, "attention__sliding_window": 16},
     ),
     "granitemoe": (
-        {**_NUMBERS, **_FACTORS, "num_local_experts": 8},
+        {**_NUMBERS, **_FACTORS, "num_local_experts": 8, "gates_and_ups_are_apart": True},
         {**_FACTOR_KEYS, "expert_count": 8, "expert_used_count": 3},
     ),
     "glm4moe": (
@@ -325,12 +325,63 @@ _DELTA_KEYS = {
 }
 _SHARED = {**_NUMBERS, "shared_expert_intermediate_size": 80}
 _SHARED_KEYS = {**_KEYS, "expert_shared_feed_forward_length": 80}
+_GRANITE4 = {
+    **_FACTORS,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "shared_intermediate_size": 80,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_hidden_layers": 3,
+    "gates_and_ups_are_apart": True,
+}
+_GRANITE4_KEYS = {
+    **_FACTOR_KEYS,
+    "block_count": 3,
+    "attention__head_count_kv": _KV_HEADS,
+    "ssm__time_step_rank": 8,
+    "ssm__group_count": 2,
+    "ssm__state_size": 32,
+    "ssm__inner_size": 128,
+    "ssm__conv_kernel": 4,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_shared_feed_forward_length": 80,
+    "rope__scaling__finetuned": False,
+}
+GRANITE_SHARED = (
+    {
+        **_NUMBERS,
+        **_FACTORS,
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "num_local_experts": 8,
+        "shared_intermediate_size": 80,
+        "gates_and_ups_are_apart": True,
+    },
+    {
+        **_FACTOR_KEYS,
+        "expert_count": 8,
+        "expert_used_count": 3,
+        "expert_shared_feed_forward_length": 80,
+    },
+)
+# Without experts; the file says the size of what tokens share twice.
+GRANITE4_DENSE = (
+    {**_GRANITE4, "num_local_experts": 0, "num_experts_per_tok": 0},
+    {**_GRANITE4_KEYS, "expert_count": None, "expert_used_count": None, "feed_forward_length": 80},
+)
 STATE_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lfm2": (_LFM2, _LFM2_KEYS),
     "lfm2moe": (
         {**_LFM2, **_NUMBERS, "num_dense_layers": 1, "norm_topk_prob": True},
         {**_LFM2_KEYS, **_KEYS, "leading_dense_block_count": 1, "expert_gating_func": 2},
     ),
+    "granitehybrid": (_GRANITE4, _GRANITE4_KEYS),
     "qwen35": (_DELTA, _DELTA_KEYS),
     "qwen35moe": (
         {**_DELTA, **_SHARED},
@@ -397,6 +448,10 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
             tensor = -tensor.exp()
         if name.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor[:, 0]
+        if name.endswith(("mamba.A_log", "mamba.D")):
+            tensor = tensor[:, None]
+        if name.endswith("mamba.norm.weight"):
+            tensor = tensor.view(2, -1)
         if architecture == "qwen3next" and "in_proj_qkvz" in name:
             found |= apart(name, tensor)
             continue

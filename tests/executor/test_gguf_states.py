@@ -12,6 +12,8 @@ import torch
 from tests.executor.driver import Turn, make_driver
 from tests.executor.gguf_files import plain, random_blocks, write_gguf
 from tests.executor.gguf_models import (
+    GRANITE4_DENSE,
+    GRANITE_SHARED,
     STATE_VARIANTS,
     described,
     hf_weights,
@@ -19,8 +21,9 @@ from tests.executor.gguf_models import (
     metadata,
     stored,
     tensors_of,
+    write_folder,
 )
-from weft.config.decoder import GatedDeltaSpec, ShortConvSpec
+from weft.config.decoder import GatedDeltaSpec, MambaSpec, ShortConvSpec
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel
 
 TOKENS = list(range(1, 40))
@@ -51,7 +54,8 @@ def logprobs(folder: Path, kernels: str) -> torch.Tensor:
 def test_kinds_of_layers_follow_from_their_tensors(tmp_path: Path, architecture: str) -> None:
     config = ModelConfig.from_folder(described(written(tmp_path, architecture)))
     kinds = [config.decoder.layer(layer).state for layer in range(3)]
-    expected = ShortConvSpec if architecture.startswith("lfm2") else GatedDeltaSpec
+    of_others = {"lfm2": ShortConvSpec, "lfm2moe": ShortConvSpec, "granitehybrid": MambaSpec}
+    expected = of_others.get(architecture, GatedDeltaSpec)
     assert [kind and type(kind) for kind in kinds] == [expected, None, expected]
     assert config.num_kv_heads == 2
     assert config.num_kv_layers == 1
@@ -76,6 +80,21 @@ def test_decays_are_those_of_the_model(tmp_path: Path) -> None:
     torch.testing.assert_close(found[name], -weights[name].exp())
 
 
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [("granitehybrid", GRANITE4_DENSE), ("granitemoe", GRANITE_SHARED)],
+)
+def test_granite_is_read_without_experts_and_with_a_part_that_all_tokens_share(
+    tmp_path: Path, architecture: str, variant: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    config, keys = variant
+    weights = hf_weights(architecture, **config)
+    tensors = stored(weights, architecture)
+    file = write_gguf(tmp_path / "tiny.gguf", metadata(architecture, **keys), tensors)
+    folder = write_folder(tmp_path / "same", weights, architecture, **config)
+    torch.testing.assert_close(logprobs(described(file), "torch"), logprobs(folder, "torch"))
+
+
 def test_files_of_the_first_converter_have_one_tensor_of_inputs(tmp_path: Path) -> None:
     config, keys = STATE_VARIANTS["qwen3next"]
     weights = hf_weights("qwen3next", **config)
@@ -91,7 +110,7 @@ def test_files_of_the_first_converter_have_one_tensor_of_inputs(tmp_path: Path) 
     assert torch.equal(logprobs(described(old), "torch"), logprobs(described(new), "torch"))
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "qwen35", "qwen3next"])
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen35", "qwen3next", "granitehybrid"])
 def test_codes_are_computed_with(tmp_path: Path, architecture: str) -> None:
     """Of several types, as files have them: none is widened, nor put into another order."""
     config, keys = STATE_VARIANTS[architecture]
@@ -103,6 +122,9 @@ def test_codes_are_computed_with(tmp_path: Path, architecture: str) -> None:
         "ssm_beta": "Q8_0",
         "ssm_ba": "Q8_0",
         "ssm_out": "Q5_0",
+        "ssm_in": "Q8_0",
+        "ffn_gate_shexp": "Q4_0",
+        "ffn_up_shexp": "Q4_0",
         "shortconv.in_proj": "Q4_0",
         "shortconv.out_proj": "Q8_0",
     }

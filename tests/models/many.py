@@ -175,6 +175,10 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmoe": ("Olmoe", EXPERTS),
     "granite-moe": ("GraniteMoe", {**FACTORS, **MIXTRAL}),
+    "granite-shared": (
+        "GraniteMoeShared",
+        {**FACTORS, **MIXTRAL, "intermediate_size": 32, "shared_intermediate_size": 96},
+    ),
     "glm4-moe": ("Glm4Moe", {**GROUPED, "rope_parameters": PARTIAL, "use_qk_norm": True}),
     "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE_EXPERTS),
     "gpt-oss": (
@@ -210,6 +214,14 @@ DELTA = {
     "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
 }
 CONVS = {"layer_types": ["conv", "conv", "full_attention", "conv"], "rope_parameters": PLAIN}
+GRANITE4_MAMBA = {
+    **GRANITE4,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+}
 SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
 STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
@@ -217,17 +229,18 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-moe": ("Lfm2Moe", {**CONVS, **EXPERTS, "num_dense_layers": 1}),
     "qwen3.5": ("Qwen3_5", DELTA),
     "qwen3.5-moe": ("Qwen3_5Moe", {**DELTA, **SHARED_EXPERTS}),
-    "granite4-mamba": (
-        "GraniteMoeHybrid",
+    "bamba": (
+        "Bamba",
         {
-            **GRANITE4,
-            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "attn_layer_indices": [1, 3],
             "mamba_n_heads": 8,
             "mamba_n_groups": 2,
-            "mamba_d_head": 16,
             "mamba_d_state": 32,
+            "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
         },
     ),
+    "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
+    "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),
 }
 FAMILIES |= STATE_FAMILIES

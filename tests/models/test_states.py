@@ -26,7 +26,7 @@ from weft.ops.plain import PlainOps
 from weft.plan.step import NO_STATE, Plan
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 90).tolist()
-NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba"]
+NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba", "granite4-moe"]
 
 Drive = Callable[..., Driver]
 
@@ -199,11 +199,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "granite4-mamba",
         {"time_step_limit": [0.0, 0.1]},
         "time_step_limit is .0.0, 0.1.; no limit is supported",
-    ),
-    "experts beside Mamba": (
-        "granite4-mamba",
-        {"num_local_experts": 8},
-        "num_local_experts is 8",
     ),
     "no attention": ("lfm2", {"layer_types": ["conv"] * 4}, "all layers are conv"),
     "another mixer": ("lfm2", {"layer_types": ["mamba"] * 4}, "'mamba'"),

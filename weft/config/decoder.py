@@ -291,6 +291,7 @@ class ExpertNames:
     alternate: bool = False  # and gates and ups in turns
     choice_bias_has_row: bool = False  # its shape is [1, experts]
     shared: str = "shared_experts"
+    shared_is_beside: bool = False  # that name stands beside the feed-forward part's, not below it
     shared_gate: str = "shared_expert_gate"
 
 

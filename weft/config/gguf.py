@@ -375,6 +375,12 @@ def _check_layers(keys: _Keys, config: Mapping[str, Any]) -> None:
 
 def _check_state_layer(model: GgufModel, config: Mapping[str, Any], block: str) -> None:
     hidden_size = config["hidden_size"]
+    if "mamba_n_heads" in config:
+        num_channels = config["mamba_expand"] * hidden_size
+        num_channels += 2 * config["mamba_n_groups"] * config["mamba_d_state"]
+        size = config["mamba_expand"] * hidden_size + num_channels + config["mamba_n_heads"]
+        _require_shape(model, f"{block}.ssm_in.weight", (size, hidden_size))
+        return
     if "linear_num_key_heads" not in config:
         _require_shape(model, f"{block}.shortconv.in_proj.weight", (3 * hidden_size, hidden_size))
         return

@@ -43,6 +43,7 @@ class Architecture:
     outside: Mapping[str, str] = field(default_factory=dict)  # those outside of layers
     layers: str = "model.layers"
     rows: tuple[str, ...] = ()  # vectors that are matrices of one row for weft
+    flat: tuple[str, ...] = ()  # matrices that are vectors for weft
     convs: tuple[str, ...] = ()  # matrices [n, m] that are [n, 1, m] for weft
     states: StateLayers | None = None
 
@@ -83,8 +84,9 @@ _DELTA_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_DELTA_CONVS = ("ssm_conv1d.weight",)
+_STATE_CONVS = ("ssm_conv1d.weight",)
 _DELTA = StateLayers(tensor="ssm_conv1d.weight", kind="linear_attention", attention_has_gate=True)
+_MAMBA = StateLayers(tensor="ssm_conv1d.weight", kind="linear_attention")
 _LFM2_EPS = ("attention.layer_norm_rms_epsilon", "norm_eps")
 _LFM2_NAMES = {
     "attn_norm": "operator_norm",
@@ -273,12 +275,6 @@ ARCHITECTURES = {
         more=read.granite_moe,
         reads=(*_FACTORS, *_EXPERTS),
         has_pairs=True,
-        parts={
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
-            "ffn_up_exps": "block_sparse_moe.experts.up_proj",
-            "ffn_down_exps": "block_sparse_moe.experts.down_proj",
-        },
     ),
     "glm4moe": Architecture(
         name="Glm4MoeForCausalLM",
@@ -304,6 +300,24 @@ ARCHITECTURES = {
         },
     ),
     # Layers that keep a state
+    "granitehybrid": Architecture(
+        name="GraniteMoeHybridForCausalLM",
+        more=read.granite_hybrid,
+        reads=(*_FACTORS, *_EXPERTS),
+        has_pairs=True,
+        parts={
+            "ssm_in": "mamba.in_proj",
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_dt.bias": "mamba.dt_bias",
+            "ssm_a": "mamba.A_log",
+            "ssm_d": "mamba.D",
+            "ssm_norm": "mamba.norm",
+            "ssm_out": "mamba.out_proj",
+        },
+        flat=("ssm_a", "ssm_d", "ssm_norm.weight"),
+        convs=_STATE_CONVS,
+        states=_MAMBA,
+    ),
     "lfm2": Architecture(
         name="Lfm2ForCausalLM",
         more=read.lfm2,
@@ -337,7 +351,7 @@ ARCHITECTURES = {
         is_partial=True,
         parts={**_DELTA_NAMES, **_QWEN_SHARED},
         rows=_QWEN_ROWS,
-        convs=_DELTA_CONVS,
+        convs=_STATE_CONVS,
         states=_DELTA,
     ),
     "qwen35": Architecture(
@@ -345,7 +359,7 @@ ARCHITECTURES = {
         more=read.qwen3_5,
         is_partial=True,
         parts=_DELTA_NAMES,
-        convs=_DELTA_CONVS,
+        convs=_STATE_CONVS,
         states=_DELTA,
     ),
     "qwen35moe": Architecture(
@@ -355,7 +369,7 @@ ARCHITECTURES = {
         is_partial=True,
         parts={**_DELTA_NAMES, **_QWEN_SHARED},
         rows=_QWEN_ROWS,
-        convs=_DELTA_CONVS,
+        convs=_STATE_CONVS,
         states=_DELTA,
     ),
     "ernie4_5-moe": Architecture(

@@ -117,12 +117,20 @@ def _query_scalar(found: Found, largest: int) -> int:
 
 
 def granite(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    # So files say that queries and keys have no positions.
-    if not keys.number("rope.scaling.finetuned", bool, True):
+    if not _has_positions(keys):
         raise UnsupportedModel(
             f"{keys.full('rope.scaling.finetuned')} is false: without positions, Granite is not "
             "supported as a GGUF file"
         )
+    return _granite_factors(keys, found)
+
+
+def _has_positions(keys: ArchitectureKeys) -> bool:
+    """By this key files of Granite say whether queries and keys have positions."""
+    return keys.number("rope.scaling.finetuned", bool, True)
+
+
+def _granite_factors(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     scale = keys.number("attention.scale", float, 0.0)
     return {
         "embedding_multiplier": _whole("embedding_scale", keys),
@@ -275,13 +283,14 @@ def _gpt_oss(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {"gates_and_ups_are_apart": True, "rope_parameters": rope}
 
 
-def _no_shared_part(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
-    if keys.number("expert_shared_feed_forward_length", int, 0):
-        raise UnsupportedModel(
-            f"{keys.full('expert_shared_feed_forward_length')} is not 0: a part that all tokens "
-            "share is not supported here"
-        )
-    return {}
+def _granite_experts(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """With a part that all tokens share, it is another class."""
+    size = keys.number("expert_shared_feed_forward_length", int, 0)
+    values: dict[str, Any] = {"gates_and_ups_are_apart": True}
+    if size:
+        values["architectures"] = ["GraniteMoeSharedForCausalLM"]
+        values["shared_intermediate_size"] = size
+    return values
 
 
 def _groups(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
@@ -324,7 +333,7 @@ gpt_oss = experts(
     _gpt_oss,
 )
 # Softmax of all and a sum of one are softmax of the chosen.
-granite_moe = experts(SOFTMAX, {**_COUNTS, "intermediate_size": _SIZE}, _no_shared_part, granite)
+granite_moe = experts(SOFTMAX, {**_COUNTS, "intermediate_size": _SIZE}, _granite_experts, granite)
 # GLM 4.5, dots 1: experts as those of DeepSeek V3.
 sigmoid_experts = experts(
     SIGMOID,
@@ -405,6 +414,50 @@ def gated_delta(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
         "linear_value_head_dim": inner_size // num_heads,
         "norm_weights_are_whole": True,
         "decays_are_whole": True,
+    }
+
+
+def mamba(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """Mamba 2. Converters have written what a state decays by."""
+    wanted = {
+        "mamba_n_heads": GgufKey("ssm.time_step_rank", int),
+        "mamba_n_groups": GgufKey("ssm.group_count", int),
+        "mamba_d_state": GgufKey("ssm.state_size", int),
+        "mamba_d_conv": GgufKey("ssm.conv_kernel", int),
+    }
+    inner_size = keys.number("ssm.inner_size", int)
+    if inner_size % found["hidden_size"]:
+        raise UnsupportedModel(
+            f"{keys.full('ssm.inner_size')} is {inner_size}; it must be a multiple of "
+            f"{keys.full('embedding_length')}, which is {found['hidden_size']}"
+        )
+    return {
+        **said(keys, found, wanted),
+        "mamba_expand": inner_size // found["hidden_size"],
+        "mamba_conv_bias": keys.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": keys.has("ssm_in.bias"),
+        "decays_are_whole": True,
+    }
+
+
+def granite_hybrid(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    """The size of the part that all tokens share is said even where it is all that there is."""
+    wanted = {
+        "num_local_experts": GgufKey("expert_count", int, 0),
+        "num_experts_per_tok": GgufKey("expert_used_count", int, 0),
+        "shared_intermediate_size": GgufKey(
+            "expert_shared_feed_forward_length", int, like="intermediate_size"
+        ),
+    }
+    values = said(keys, found, wanted)
+    if not values["num_local_experts"]:
+        values["intermediate_size"] = values["shared_intermediate_size"]
+    return {
+        **values,
+        **_granite_factors(keys, found),
+        **mamba(keys, found),
+        "position_embedding_type": "rope" if _has_positions(keys) else "nope",
+        "gates_and_ups_are_apart": True,
     }
 
 

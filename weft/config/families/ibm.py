@@ -1,19 +1,20 @@
-"""Granite 3, with experts or without, and Granite 4 without: Llama with factors in four places.
-Granite 4 stores gate and up as one tensor, leaves positions out in some models, and has Mamba 2 in
-place of attention in most layers of others. NAVER's
-HyperCLOVA X has these factors, too, and norms behind each part."""
+"""Granite 3 and 4, with experts or without: Llama with factors in four places. Granite 4 stores
+gate and up as one tensor, leaves positions out in some models, has Mamba 2 in place of attention in
+most layers of others, and beside experts a part that all tokens share. NAVER's HyperCLOVA X has
+these factors, too, and norms behind each part."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, require
+from weft.config.config_json import get, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
     ExpertNames,
     LayerSpec,
     MlpSpec,
+    MoeSpec,
     NormPlace,
     StateNames,
     TensorNames,
@@ -45,42 +46,76 @@ def _granite(config: Config) -> DecoderSpec:
     )
 
 
-def _granite_moe(config: Config) -> DecoderSpec:
-    spec = _granite(config)
-    experts = softmax_experts(
+_EXPERTS = ExpertNames(
+    router="router.layer",
+    all_gate_up="input_linear.weight",
+    all_down="output_linear.weight",
+    shared="shared_mlp",
+    shared_is_beside=True,
+)
+_MOE_NAMES = TensorNames(mlp="block_sparse_moe", experts=_EXPERTS)
+_SHARED_NAMES = replace(_MOE_NAMES, gate_up=("input_linear",), down="output_linear")
+
+
+def _experts(config: Config) -> MoeSpec:
+    return softmax_experts(
         config,
         inner="intermediate_size",
         scores="chosen",
     )
-    names = TensorNames(
-        mlp="block_sparse_moe",
-        experts=ExpertNames(
-            router="router.layer",
-            all_gate_up="input_linear.weight",
-            all_down="output_linear.weight",
-        ),
-    )
-    return replace(spec, layers=(replace(spec.layer(0), mlp=experts),), names=names)
+
+
+def _granite_moe(config: Config) -> DecoderSpec:
+    spec = _granite(config)
+    layer = replace(spec.layer(0), mlp=_experts(config))
+    return replace(spec, layers=(layer,), names=_names(config, _MOE_NAMES))
+
+
+def _names(config: Config, names: TensorNames) -> TensorNames:
+    """These; of a GGUF file, where gates and ups are tensors of their own, Llama's."""
+    if flag(config, "gates_and_ups_are_apart"):  # in no config.json but ours (`config/gguf.py`)
+        return TensorNames()
+    return names
+
+
+def _granite_shared(config: Config) -> DecoderSpec:
+    """With a part that all tokens share."""
+    spec = _granite(config)
+    shared_size = get(config, "shared_intermediate_size", int, 0)
+    experts = replace(_experts(config), shared_size=shared_size)
+    layer = replace(spec.layer(0), mlp=experts)
+    return replace(spec, layers=(layer,), names=_names(config, _SHARED_NAMES))
 
 
 def _granite4(config: Config) -> DecoderSpec:
-    require(config, "num_local_experts", 0)
     kinds = [_KINDS.get(kind, kind) for kind in get(config, "layer_types", list)]
     told = {**config, "layer_types": kinds}
-    spec = _granite(config)
-    layer = spec.layer(0)
+    if get(config, "num_local_experts", int):
+        spec = _granite_shared(config)
+        layer = spec.layer(0)
+    else:
+        # All that there is of the feed-forward part is what tokens would share.
+        names = _names(config, replace(_SHARED_NAMES, mlp="shared_mlp"))
+        spec = replace(_granite(config), names=names)
+        layer = spec.layer(0)
+        shared = MlpSpec(
+            size=size(config, "shared_intermediate_size"),
+            activation=activation(config),
+            bias=flag(config, "mlp_bias"),
+        )
+        layer = replace(layer, mlp=shared)
     attention = layer.attention
     if config.get("position_embedding_type") != "rope":
         attention = replace(attention, rope=None)
+    state_names = StateNames(
+        mixer="mamba",
+        inputs=("in_proj",),
+        decay_is_whole=flag(config, "decays_are_whole"),
+    )
     spec = replace(
         spec,
         layers=(replace(layer, attention=attention),),
-        names=TensorNames(
-            mlp="shared_mlp",
-            gate_up=("input_linear",),
-            down="output_linear",
-            state=StateNames(mixer="mamba", inputs=("in_proj",)),
-        ),
+        names=replace(spec.names, state=state_names),
     )
     if LINEAR not in layer_types(told, _of_granite, (FULL, LINEAR)):
         return spec
@@ -89,6 +124,32 @@ def _granite4(config: Config) -> DecoderSpec:
 
 def _of_granite(layer: int) -> str:
     return LINEAR
+
+
+def _bamba(config: Config) -> DecoderSpec:
+    """Mamba 2 but for the layers that the file lists. Half of a head turns, whatever it says."""
+    attention = get(config, "attn_layer_indices", list, [])
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=read_rope({**config, "partial_rotary_factor": 0.5}, is_partial=True),
+            qkv_bias=flag(config, "attention_bias"),
+            out_bias=flag(config, "attention_bias"),
+        ),
+        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+    )
+    names = TensorNames(
+        mlp="feed_forward",
+        mlp_norm="pre_ff_layernorm",
+        norm="model.final_layernorm",
+        state=StateNames(mixer="mamba", inputs=("in_proj",)),
+    )
+    spec = DecoderSpec(layers=(layer,), names=names)
+
+    def kind(index: int) -> str:
+        return FULL if index in attention else LINEAR
+
+    told = {key: value for key, value in config.items() if key != "layer_types"}
+    return with_states(told, spec, read_mamba(config), LINEAR, kind)
 
 
 def _hyperclovax(config: Config) -> DecoderSpec:
@@ -114,9 +175,13 @@ FAMILIES = {
         read=_granite_moe,
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
+    "Bamba": Family(read=_bamba),
+    "GraniteMoeShared": Family(
+        read=_granite_shared,
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
     "GraniteMoeHybrid": Family(
         read=_granite4,
-        aliases={"intermediate_size": "shared_intermediate_size"},
-        defaults={"num_local_experts": 8},
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
 }

@@ -141,7 +141,9 @@ class SharedMLP:
         return self._mlp.down(inner)
 
     def weights(self, prefix: str) -> Weights:
-        yield from self._mlp.weights(f"{prefix}.{self._names.shared}")
+        names = self._names
+        place = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
+        yield from self._mlp.weights(f"{place}.{names.shared}")
         if self._gate is not None:
             name = f"{prefix}.{self._names.shared_gate}.weight"
             yield vector(name, self._gate, shape=(1, len(self._gate)))

@@ -219,7 +219,7 @@ class Mamba:
         names = self._names
         yield from self._inputs.weights(prefix)
         yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
-        yield vector(f"{prefix}.{names.decay_log}", self._scan.decay_log)
+        yield _decay(f"{prefix}.{names.decay_log}", self._scan.decay_log, names.decay_is_whole)
         yield vector(f"{prefix}.{names.decay_bias}", self._scan.step_bias)
         yield vector(f"{prefix}.{names.skip}", self._scan.skip)
         yield vector(f"{prefix}.{names.norm}.weight", self._scan.norm)

@@ -8,8 +8,11 @@ transformers rotates the halves of a head, [heads, 2, D / 2].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from weft.config.gguf_architectures import ARCHITECTURES, Architecture
 from weft.executor.weights.safetensors import TensorEntry
@@ -83,6 +86,8 @@ def renamed(
         for one, part in _split(place, entry, architecture, metadata):
             if one.whole in architecture.rows:
                 part = part._replace(shape=(1, *part.shape))
+            if one.whole in architecture.flat:
+                part = part._replace(shape=(math.prod(part.shape),))
             if one.whole in architecture.convs and len(part.shape) == 2:
                 part = part._replace(shape=(part.shape[0], 1, part.shape[1]))
             ours = _name(one, architecture) or name
@@ -175,6 +180,8 @@ def _num_heads(metadata: Mapping[str, Any]) -> tuple[int, int]:
     if not isinstance(num_heads, int) or num_heads < 1:
         num_heads = 1
     num_kv_heads = metadata.get(f"{architecture}.attention.head_count_kv")
+    if isinstance(num_kv_heads, np.ndarray):  # of each layer; those that keep a state have none
+        num_kv_heads = int(num_kv_heads.max(initial=0))
     if not isinstance(num_kv_heads, int) or num_kv_heads < 1:
         num_kv_heads = num_heads
     return num_heads, num_kv_heads
