@@ -35,10 +35,13 @@ def http(locked: RunningServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
-def test_every_route_but_health_needs_a_key(http: httpx.Client, operation: object) -> None:
-    path = operation.path.replace("{id:path}", "x")  # type: ignore[attr-defined]
+def test_every_route_but_health_and_the_page_needs_a_key(
+    http: httpx.Client, operation: object
+) -> None:
+    path = operation.path.replace("{id:path}", "x").replace("{name}", "page.css")  # type: ignore[attr-defined]
     status = http.request(operation.method, path).status_code  # type: ignore[attr-defined]
-    assert status == (200 if path in ("/health", "/ready", "/ping") else 401)
+    is_open = path in ("/health", "/ready", "/ping", "/", "/page/page.css")
+    assert status == (200 if is_open else 401)
 
 
 @pytest.mark.parametrize(

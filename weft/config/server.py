@@ -78,6 +78,11 @@ class ServerConfig:
         "separated by commas: weft.example.com, .example.com for all below, * for all",
         group="server",
     )
+    page: bool = option(
+        True,
+        "show browsers the live page at /: the engine at work, and a chat",
+        group="server",
+    )
     drain_s: float = option(
         10.0,
         "time that open requests get when the server is stopped",

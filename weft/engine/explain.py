@@ -73,19 +73,12 @@ def list_requests(
     """
     running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
     running.sort(key=lambda request: request.spec.arrival_order)
-    rows = [_row(scheduler, request, None, now) for request in running[:limit]]
+    rows = [row_of(scheduler, one, None, now, compiling) for one in running[:limit]]
     for position, request in enumerate(list_waiting(scheduler, now)):
         if len(rows) == limit:
             break
-        rows.append(_row(scheduler, request, position, now))
-    complete = []
-    for row in rows:
-        found = msgspec.structs.replace(row, session=session_of(row.id))
-        if row.id in compiling:
-            why = "its grammar is being compiled"
-            found = msgspec.structs.replace(found, state="grammar", why=why)
-        complete.append(found)
-    return complete
+        rows.append(row_of(scheduler, request, position, now, compiling))
+    return [msgspec.structs.replace(row, session=session_of(row.id)) for row in rows]
 
 
 def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
@@ -149,11 +142,23 @@ def log_request_processing_time(scheduler: Scheduler, id: int, now: float) -> No
     )
 
 
-def _row(scheduler: Scheduler, request: Request, position: int | None, now: float) -> RequestRow:
+def row_of(
+    scheduler: Scheduler,
+    request: Request,
+    position: int | None,
+    now: float,
+    compiling: Container[int] = (),
+) -> RequestRow:
+    """An open request, without its session. `compiling` as in `list_requests`."""
+    state = request.state.value
+    reason = why(scheduler, request)
+    if request.id in compiling:
+        state = "grammar"
+        reason = "its grammar is being compiled"
     return RequestRow(
         id=request.id,
         rid=request.message.rid,
-        state=request.state.value,
+        state=state,
         position=position,
         age_s=now - request.spec.arrival_s,
         prompt_tokens=request.spec.prompt_len,
@@ -164,7 +169,7 @@ def _row(scheduler: Scheduler, request: Request, position: int | None, now: floa
         user=request.message.user,
         timeout_s=_time_left(scheduler, request, now),
         retractions=request.retractions,
-        why=why(scheduler, request),
+        why=reason,
     )
 
 

@@ -18,6 +18,7 @@ from weft.engine.input_gate import InputGate
 from weft.engine.kv_audit import KvAuditor
 from weft.engine.load_report import LoadReporter
 from weft.engine.pause import Pause
+from weft.engine.picture import Pictures
 from weft.engine.pin_service import PinService
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
@@ -55,6 +56,7 @@ class Services:
         self.kv_auditor = KvAuditor(core)
         self.idle = Idle(core, self.grammars, self.tiers)
         self.load = LoadReporter(core, features, self.tiers)
+        self.pictures = Pictures(core, features, self.load, self.pause, self.input_gate)
         self._attach()
 
     def _attach(self) -> None:
@@ -67,6 +69,8 @@ class Services:
             stored = [self.tiers]
         hooks.arrange(
             [
+                # Last of all after a step: it sees what the others have done.
+                self.pictures,
                 self.load,
                 self.kv_auditor,
                 self.health,

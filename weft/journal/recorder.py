@@ -72,6 +72,7 @@ from weft.memory.tiers.protocol import (
 )
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.media import MediaItem
+from weft.messages.picture import Watch
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
@@ -92,7 +93,8 @@ CONTENT = {
     GenerateRequest: ("vectors", b""),
     BatchGenerate: ("vectors", {}),
 }
-TO_ENGINE = frozenset(get_args(ToEngine))
+# Of what reaches the core. No decision depends on who looks on.
+TO_ENGINE = frozenset(get_args(ToEngine)) - {Watch}
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -7,6 +7,7 @@ of a pinned path only after its owner has unpinned the path, which happens when 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -176,6 +177,10 @@ class PrefixCache(Protocol):
         """Every page that the cache owns, for the audit."""
         ...
 
+    def tops(self) -> Iterable[Any]:
+        """The nodes that stand above all others, one for each namespace; to look on."""
+        ...
+
 
 class NoPrefixCache:
     """Caches nothing: every page stays with its request (SGLang: ChunkCache)."""
@@ -242,6 +247,9 @@ class NoPrefixCache:
 
     def owned_pages(self) -> IntArray:
         return NO_PAGES
+
+    def tops(self) -> Iterable[Any]:
+        return ()
 
     def check(self) -> None:
         pass

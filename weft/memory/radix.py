@@ -13,7 +13,7 @@ never requests. Source: RadixAttention, arXiv:2312.07104, section 3.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -346,6 +346,9 @@ class RadixCache:
             if node.key:
                 yield node
             stack.extend(node.children.values())
+
+    def tops(self) -> Iterable[Node]:
+        return self._roots.values()
 
     def sequences(self) -> list[CacheKey]:
         leaves = [node for node in self.nodes() if not node.children]

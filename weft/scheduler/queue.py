@@ -110,6 +110,13 @@ class WaitingQueue:
         yield from self.resumed
         yield from self._waiting
 
+    def first_come(self, num: int) -> list[Request]:
+        """The first `num` as they came; those that were retracted before all others. Asks no
+        policy."""
+        found = self.resumed[:num]
+        indices = self._waiting.indices()[: num - len(found)]
+        return found + [self._waiting.request_at(index) for index in indices.tolist()]
+
     def retractions_of_first(self, now: float) -> int:
         """How often the first of all was retracted."""
         first = next(self.order(now), None)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
+from weft.client.feed import Feed
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
@@ -37,6 +38,7 @@ from weft.server.openai import chat, completions
 from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get
+from weft.server.page import routes as page
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.sglang import generate, parsing
 from weft.text.media.processor import MediaProcessor
@@ -71,6 +73,7 @@ OPERATIONS = (
     *weights.ROUTES,
     *adapter_routes.ROUTES,
     *aliases.ROUTES,
+    *page.ROUTES,
 )
 
 
@@ -98,6 +101,8 @@ def create_app(
     sources = load_sources(tokenizer, config)
     adapters = adapters or AdapterNames()
     context = ServerContext(
+        feed=Feed(client, tokenizer, lambda: readiness.draining),
+        has_keys=bool(digests.user or digests.admin),
         client=client,
         tokenizer=tokenizer,
         template=load_template(tokenizer, config),

@@ -2,8 +2,8 @@
 
 A key is kept and compared as its SHA-256, with every key that there is, so that the time tells
 neither which one it was nor how much of it was right. Every path needs the user's key, unknown ones
-too, except those marked open. Administration needs a key of its own; where no key at all is set it
-answers on loopback.
+too, except those marked open, and the live page, which holds nothing. Administration needs a key of
+its own; where no key at all is set it answers on loopback.
 
 What is answered without a key is answered under names of ours and not to pages of other origins: a
 browser sends requests for every page that it has open, and any page may give a name of its own to
@@ -30,7 +30,7 @@ from starlette.types import Scope
 from weft.config.keys import KeyDigests, digest
 from weft.server.errors import ApiError
 
-Access = Literal["open", "metrics", "user", "admin"]
+Access = Literal["open", "page", "metrics", "user", "admin"]
 
 ANY = "*"
 UNSPECIFIED = ("0.0.0.0", "::")  # addresses that lead to this machine, from itself
@@ -90,7 +90,7 @@ class Keys:
     ) -> None:
         self._digests = digests
         self._pages = pages
-        self._open = {"open", "metrics"} if open_metrics else {"open"}
+        self._open = {"open", "page", "metrics"} if open_metrics else {"open", "page"}
         self._has_keys = bool(digests.user or digests.admin)
 
     def caller(self, scope: Scope, headers: Headers) -> Caller:
@@ -123,7 +123,7 @@ class Keys:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if not has_key:
+        if not has_key and not (access == "page" and needs_key):
             refusal = self._pages.refusal(headers, is_probe=access == "open")
             if refusal is not None:
                 return refusal

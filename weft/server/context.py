@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
+from weft.client.feed import Feed
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
@@ -77,6 +78,8 @@ class ServerContext:
     readiness: Readiness
     adapters: AdapterNames
     loader: AdapterLoader
+    feed: Feed  # of those who look at the live page
+    has_keys: bool = False  # requests carry a key
     media: ServedMedia | None = None  # None: the model takes texts alone
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)

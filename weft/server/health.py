@@ -5,7 +5,7 @@ people.
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.client.engine_state import EngineUnavailable
@@ -53,23 +53,10 @@ async def version(context: ServerContext, request: Request) -> ASGIApp:
     return json_response({"version": context.info.version})
 
 
-async def hello(context: ServerContext, request: Request) -> ASGIApp:
-    return PlainTextResponse(
-        f"weft {context.info.version} is running {context.info.model_name}\n\n"
-        "API      /v1/chat/completions /v1/completions /v1/models /generate /tokenize /detokenize\n"
-        "vectors  /v1/embeddings /v1/rerank /v1/score /v1/classify\n"
-        "also     /v1/responses /v1/messages (Anthropic) /api/chat (Ollama)\n"
-        "health   /health /ready /health_generate\n"
-        "metrics  /metrics\n"
-        "schema   /openapi.json\n"
-    )
-
-
 ROUTES = (
     get("/health", health, "Is the engine there?", access="open"),
     get("/ping", health, "The same as /health (SageMaker)", access="open"),
     get("/ready", ready, "Is new work accepted?", access="open"),
     get("/health_generate", health_generate, "Generate one token"),
     get("/version", version, "Version of weft"),
-    get("/", hello, "Hello"),
 )

@@ -56,6 +56,7 @@ from weft.messages.control import (
     StopProfile,
     UnblockInput,
 )
+from weft.messages.picture import Watch
 from weft.messages.pins import Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sessions import CloseSession, OpenSession
@@ -139,6 +140,11 @@ def log_request_times(services: Services, message: LogRequestTimes) -> LogReques
     return LogRequestTimesReply(num_requests=len(found))
 
 
+def watch(services: Services, message: Watch) -> None:
+    """Answered behind the step that runs, or at once without work."""
+    services.pictures.ask(message)
+
+
 def list_methods(services: Services, message: ListMethods) -> ListMethodsReply:
     return ListMethodsReply(methods=methods())
 
@@ -177,6 +183,7 @@ HANDLERS: dict[type, Handler] = {
     ExplainRequest: explain_request,
     LogRequestTimes: log_request_times,
     ListMethods: list_methods,
+    Watch: watch,
     GetInternalState: settings.get_internal_state,
     SetInternalState: settings.set_internal_state,
     ConfigureLogging: settings.configure_logging,

@@ -1,0 +1,203 @@
+"""One question to the engine for all who look at the page: ten viewers cost it as much as one.
+
+    viewers ◀── pictures ── Feed ══ Watch ══▶ engine         nobody looks: no question is asked
+
+The engine is asked at most `RATE` times a second while it works, and less often while it rests. A
+viewer that reads too slowly misses pictures, never the last one; steps have numbers, so the page
+knows. Written for one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from weft.client.calls import EngineFault
+from weft.client.client import EngineClient
+from weft.client.engine_state import EngineUnavailable
+from weft.client.pictures import NO_STEPS, STEP_COLUMNS, HeadTexts, shown
+from weft.messages.picture import Picture, Watch
+from weft.text.tokenizer import Tokenizer
+
+RATE = 5.0  # pictures in a second, at most
+REST_S = 1.0  # between two pictures of an engine without work
+CALL_TIMEOUT_S = 10.0
+MAX_BEHIND = 16  # pictures that wait for a slow viewer
+MAX_VIEWERS = 64
+MAX_STEPS = 600  # that who comes later sees
+
+
+def event(name: str, fields: Any) -> bytes:
+    """A server-sent event."""
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(fields) + b"\n\n"
+
+
+class Viewer:
+    """One open page. Iterate over it for its events."""
+
+    def __init__(self) -> None:
+        self._events: deque[bytes] = deque(maxlen=MAX_BEHIND)
+        self._news = asyncio.Event()
+        self._is_over = False
+
+    def show(self, event: bytes) -> None:
+        self._events.append(event)
+        self._news.set()
+
+    def end(self) -> None:
+        self._is_over = True
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._events:
+                yield self._events.popleft()
+            if self._is_over:
+                return
+
+
+class Feed:
+    """Asks the engine of `client` while there are viewers, and as long as the server takes work."""
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, is_draining: Callable[[], bool]
+    ) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._is_draining = is_draining
+        self._texts: HeadTexts | None = None
+        self._viewers: set[Viewer] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._since_step = -1
+        self._since_round = 0
+        self._last: dict[str, Any] | None = None  # picture, with the tree as last told
+        self._steps: deque[list[Any]] = deque(maxlen=MAX_STEPS)  # a list of columns for each
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._viewers) >= MAX_VIEWERS
+
+    def join(self) -> Viewer:
+        """Somebody looks. Who is not the first sees at once what the others have seen."""
+        viewer = Viewer()
+        self._viewers.add(viewer)
+        if self._task is None or self._task.done():
+            self._forget()
+            self._task = asyncio.create_task(self._run())
+        elif self._last is not None:
+            steps = dict(
+                zip(
+                    STEP_COLUMNS,
+                    map(list, zip(*self._steps, strict=True)),
+                    strict=False,
+                )
+            )
+            viewer.show(
+                event(
+                    "picture",
+                    {**self._last, "steps": steps or NO_STEPS},
+                )
+            )
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        self._viewers.discard(viewer)
+
+    def _forget(self) -> None:
+        self._last = None
+        self._steps.clear()
+        self._since_step = -1
+        self._since_round = 0
+
+    async def _run(self) -> None:
+        while self._viewers:
+            if self._is_draining():
+                self._end()
+                return
+            began_s = asyncio.get_running_loop().time()
+            is_busy = False
+            try:
+                picture = await self._client.call(
+                    self._question(),
+                    CALL_TIMEOUT_S,
+                )
+            except (EngineUnavailable, EngineFault) as exc:
+                self._show(event("away", {"why": str(exc)}))
+            else:
+                self._show(
+                    event(
+                        "picture",
+                        await self._take(picture),
+                    )
+                )
+                is_busy = picture.stats.num_running > 0
+            await self._pause(began_s, is_busy=is_busy)
+
+    async def _pause(self, began_s: float, *, is_busy: bool) -> None:
+        """Wait until the next picture is due. Work that comes while the engine rests is seen
+        soon."""
+        loop = asyncio.get_running_loop()
+        ends_s = began_s + REST_S
+        while True:
+            if is_busy or self._client.num_open or self._is_draining():
+                ends_s = began_s + 1.0 / RATE
+            left_s = ends_s - loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, 1.0 / RATE))
+
+    def _end(self) -> None:
+        """The server stops: no stream keeps it waiting."""
+        for viewer in self._viewers:
+            viewer.show(
+                event(
+                    "away",
+                    {"why": "the server is stopping"},
+                )
+            )
+            viewer.end()
+
+    def _question(self) -> Watch:
+        return Watch(
+            since_step=self._since_step,
+            since_round=self._since_round,
+        )
+
+    async def _take(self, picture: Picture) -> dict[str, Any]:
+        if self._texts is None:
+            self._texts = HeadTexts(
+                self._tokenizer,
+                self._client.engine.vocab_size,
+            )
+        if picture.tree is None:
+            fields = shown(picture, self._texts)
+        else:
+            # Two hundred texts take some milliseconds: not on the loop that serves.
+            fields = await asyncio.to_thread(
+                shown,
+                picture,
+                self._texts,
+            )
+            self._since_round = picture.tree.round
+        steps = fields["steps"]
+        if steps["number"]:
+            self._since_step = steps["number"][-1]
+            columns = [steps[name] for name in STEP_COLUMNS]
+            self._steps += map(
+                list,
+                zip(*columns, strict=True),
+            )
+        elif picture.stats.total_steps <= self._since_step:
+            self._forget()  # it counts anew
+        self._last = {**(self._last or {}), **fields}
+        return fields
+
+    def _show(self, told: bytes) -> None:
+        for viewer in self._viewers:
+            viewer.show(told)

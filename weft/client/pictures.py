@@ -1,0 +1,176 @@
+"""Pictures of the engine as the page gets them: one JSON object each, with a number for each step,
+row and node of the prefix tree.
+
+The first tokens of the tree's nodes become text here, because the engine has none. What is text
+that clients or a model have written stays text: the page shows it as such, and nothing else is done
+with it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from weft.messages.picture import Picture, RowColumns, StepColumns, TreeColumns
+from weft.text.tokenizer import Tokenizer
+
+MAX_TEXTS = 2_048  # heads of nodes whose text is kept
+HIDDEN = "▣"  # what stands for a token that is no text: of a picture, a video or a sound
+
+STEP_COLUMNS = ("number", "mode", "rows", "prompts", "tokens", "waiting", "ms")
+NO_STEPS: dict[str, list[float]] = {name: [] for name in STEP_COLUMNS}
+
+TextOf = Callable[[bytes], str]
+
+
+class HeadTexts:
+    """The text of the first tokens of a node. The latest are kept, for they come again."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._texts: OrderedDict[bytes, str] = OrderedDict()
+
+    def __call__(self, head: bytes) -> str:
+        text = self._texts.get(head)
+        if text is None:
+            text = self._decode(head)
+            self._texts[head] = text
+            if len(self._texts) > MAX_TEXTS:
+                self._texts.popitem(last=False)
+        return text
+
+    def _decode(self, head: bytes) -> str:
+        """Ids that are none of the vocabulary stand for content that is no text."""
+        pieces: list[str] = []
+        known: list[int] = []
+        for token in np.frombuffer(
+            head,
+            dtype=np.int32,
+        ).tolist():
+            if 0 <= token < self._vocab_size:
+                known.append(token)
+                continue
+            pieces.append(
+                self._tokenizer.decode(
+                    known,
+                    skip_special_tokens=False,
+                )
+            )
+            known = []
+            if not pieces[-1] or pieces[-1][-1] != HIDDEN:
+                pieces.append(HIDDEN)
+        pieces.append(
+            self._tokenizer.decode(
+                known,
+                skip_special_tokens=False,
+            )
+        )
+        return "".join(pieces)
+
+
+def ids_as_text(head: bytes) -> str:
+    """The ids themselves, where there is no tokenizer: in a journal."""
+    ids = np.frombuffer(head, dtype=np.int32).tolist()
+    return " ".join(map(str, ids))
+
+
+def shown(
+    picture: Picture,
+    text_of: TextOf,
+    rank: int = 0,
+) -> dict[str, Any]:
+    """A picture as the page reads it. `rank`: which engine it is of."""
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "at_s": picture.at_s,
+        "paused": picture.paused,
+        "input": picture.input_state,
+        # All numbers, also those that are 0, which a message leaves out.
+        "stats": msgspec.structs.asdict(picture.stats),
+        "steps": _steps(picture.steps),
+        "rows": _rows(picture.rows),
+        "queue": [msgspec.structs.asdict(row) for row in picture.queue],
+    }
+    if picture.tree is not None:
+        fields["tree"] = _tree(picture.tree, text_of)
+    return fields
+
+
+def _steps(steps: StepColumns) -> dict[str, Any]:
+    return {
+        "number": _longs(steps.numbers),
+        "mode": _ints(steps.modes),
+        "rows": _ints(steps.num_rows),
+        "prompts": _ints(steps.num_prompts),
+        "tokens": _ints(steps.num_tokens),
+        "waiting": _ints(steps.num_waiting),
+        "ms": _rounded(steps.seconds, 1_000.0),
+    }
+
+
+def _rows(rows: RowColumns) -> dict[str, Any]:
+    return {
+        "rid": rows.rids,
+        "tenant": rows.tenants,
+        "decoding": _ints(rows.is_decoding),
+        "prompt": _ints(rows.prompt_len),
+        "cached": _ints(rows.cached_len),
+        "computed": _ints(rows.kv_len),
+        "fill": _ints(rows.fill_len),
+        "output": _ints(rows.num_output),
+        "max": _ints(rows.max_len),
+        "age": _rounded(rows.age_s, 1.0),
+    }
+
+
+def _tree(tree: TreeColumns, text_of: TextOf) -> dict[str, Any]:
+    return {
+        "round": tree.round,
+        "nodes": tree.num_nodes,
+        "whole": tree.is_whole,
+        "parent": _ints(tree.parents),
+        "tokens": _ints(tree.num_tokens),
+        "below": _longs(tree.num_below),
+        "age": _longs(tree.ages),
+        "locks": _ints(tree.locks),
+        "pins": _ints(tree.pins),
+        "text": [text_of(head) for head in tree.heads],
+    }
+
+
+def _ints(packed: bytes) -> list[int]:
+    values: list[int] = np.frombuffer(
+        packed,
+        dtype=np.int32,
+    ).tolist()
+    return values
+
+
+def _longs(packed: bytes) -> list[int]:
+    values: list[int] = np.frombuffer(
+        packed,
+        dtype=np.int64,
+    ).tolist()
+    return values
+
+
+def _rounded(packed: bytes, factor: float) -> list[float]:
+    """Seconds times `factor`, to three digits behind the point."""
+    values = (
+        np.frombuffer(
+            packed,
+            dtype=np.float32,
+        ).astype(np.float64)
+        * factor
+    )
+    rounded: list[float] = np.round(values, 3).tolist()
+    return rounded

@@ -1,0 +1,79 @@
+"""What the engine does, as one message: asked for while somebody looks at the live page.
+
+Numbers of many steps, rows or nodes come as columns, packed in the byte order of the machine, so
+that a picture costs the engine next to nothing. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.messages.calls import ControlReply, ControlRequest
+from weft.messages.control import RequestRow
+from weft.messages.status import Stats
+
+
+class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """N successive steps, the oldest first."""
+
+    numbers: bytes = b""  # int64 [N] of the steps
+    modes: bytes = b""  # int32 [N] `ForwardMode`
+    num_rows: bytes = b""  # int32 [N] requests in the step
+    num_prompts: bytes = b""  # int32 [N] of these, requests whose prompts were computed
+    num_tokens: bytes = b""  # int32 [N] that the step computed
+    num_waiting: bytes = b""  # int32 [N] requests in the queue when it was planned
+    seconds: bytes = b""  # float32 [N] that the step took
+
+
+class RowColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The R requests that have a row, in the order of their arrival."""
+
+    rids: list[str] = []  # [R]
+    tenants: list[str] = []  # [R] whom the policy `fair` serves
+    is_decoding: bytes = b""  # int32 [R] 0 while the prompt is computed
+    prompt_len: bytes = b""  # int32 [R]
+    cached_len: bytes = b""  # int32 [R] of the prompt, found in the cache
+    kv_len: bytes = b""  # int32 [R] tokens that are computed, or are being computed
+    fill_len: bytes = b""  # int32 [R] tokens to compute before the next one can be sampled
+    num_output: bytes = b""  # int32 [R]
+    max_len: bytes = b""  # int32 [R] prompt and output together, at most
+    age_s: bytes = b""  # float32 [R] since they arrived
+
+
+class TreeColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The N heaviest nodes of the prefix cache, parents before their children.
+
+    A walk collects them in pieces, while the tree changes: it is no snapshot.
+    """
+
+    round: int = 0  # number of the walk
+    num_nodes: int = 0  # that the walk has seen
+    is_whole: bool = True  # it came to the end; else the tree has more nodes than it may look at
+    parents: bytes = b""  # int32 [N] index of the parent among these; -1: none
+    num_tokens: bytes = b""  # int32 [N] of their own
+    num_below: bytes = b""  # int64 [N] tokens of the node and all below it
+    ages: bytes = b""  # int64 [N] uses of the cache since their last one
+    locks: bytes = b""  # int32 [N] requests that use it
+    pins: bytes = b""  # int32 [N]
+    heads: list[bytes] = []  # [N] the first tokens of each, int32
+
+
+class Picture(ControlReply, kw_only=True):
+    """The engine between two steps."""
+
+    at_s: float  # by the engine's clock
+    stats: Stats
+    steps: StepColumns  # since the last that the sender has seen, as far as they are remembered
+    rows: RowColumns
+    queue: list[RequestRow]  # the first that wait, as they came; retracted ones before them
+    tree: TreeColumns | None = None  # None: the sender has seen it
+    input_state: str = "unblocked"  # or blocked
+    paused: str = ""  # the way in which generation is paused, if it is
+
+
+class Watch(ControlRequest[Picture]):
+    """Ask for a picture of the engine's work. Steps are remembered from the first one on, until
+    nobody has asked for 10 s."""
+
+    since_step: int = -1  # the last step that the sender has seen
+    since_round: int = 0  # the last walk over the tree that it has seen

@@ -1,0 +1,156 @@
+"""Routes of the live page: its files, which everybody may have, and the stream of pictures, which
+is for the administrator."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import ASGIApp
+
+from weft.client.feed import Feed, Viewer, event
+from weft.server.auth import owner_of
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError
+from weft.server.operation import get
+from weft.server.page.files import INDEX, PageFile, read_files
+
+STREAM_HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # proxies must not collect events
+}
+FILES = read_files()
+GREETING = (
+    "API      /v1/chat/completions /v1/completions /v1/models /generate /tokenize /detokenize\n"
+    "vectors  /v1/embeddings /v1/rerank /v1/score /v1/classify\n"
+    "also     /v1/responses /v1/messages (Anthropic) /api/chat (Ollama)\n"
+    "health   /health /ready /health_generate\n"
+    "metrics  /metrics\n"
+    "schema   /openapi.json\n"
+)
+
+
+async def front(context: ServerContext, request: Request) -> ASGIApp:
+    """The live page for browsers; for others a word about what there is."""
+    wants_page = "text/html" in request.headers.get(
+        "accept",
+        "",
+    )
+    if wants_page and context.config.page:
+        return _file(FILES[INDEX], request)
+    facts = f"weft {context.info.version} is running {context.info.model_name}"
+    if context.has_keys and not owner_of(request):
+        facts = "weft is running"
+    return PlainTextResponse(
+        f"{facts}\n\n{GREETING}",
+        headers={"vary": "accept"},
+    )
+
+
+async def file(context: ServerContext, request: Request) -> ASGIApp:
+    """A file of the live page."""
+    name = request.path_params["name"]
+    found = FILES.get(name)
+    if found is None or not context.config.page:
+        raise ApiError(
+            404,
+            f"the page has no file {name[:64]!r}",
+        )
+    return _file(found, request)
+
+
+def _file(found: PageFile, request: Request) -> Response:
+    headers = {**found.headers, "vary": "accept"}
+    if found.is_known(
+        request.headers.get(
+            "if-none-match",
+            "",
+        )
+    ):
+        return Response(status_code=304, headers=headers)
+    return Response(found.body, headers=headers)
+
+
+async def events(context: ServerContext, request: Request) -> ASGIApp:
+    """What the engine does, as server-sent events: `hello` once, then `picture`, at most five a
+    second, and `away` while there is no engine."""
+    feed = context.feed
+    if feed.is_full:
+        raise ApiError(
+            503,
+            "as many pages are open as may be",
+            headers={"retry-after": "10"},
+        )
+    return _Stream(feed, event("hello", _facts(context)))
+
+
+def _facts(context: ServerContext) -> dict[str, Any]:
+    """What the page says of the server."""
+    info = context.info
+    ready = context.client.state.ready
+    kinds: list[str] = []
+    if context.media is not None:
+        kinds = list(context.media.marks)
+    return {
+        "version": info.version,
+        "model": info.model_name,
+        "summary": info.model_summary or (ready.model_summary if ready else ""),
+        "context": info.context_length,
+        "page_size": ready.page_size if ready else 0,
+        "started_at": info.started_at,
+        "now": time.time(),
+        "policy": info.settings.get("schedule_policy", ""),
+        "has_chat": context.template is not None and (ready is None or ready.pools is None),
+        "takes": kinds,
+    }
+
+
+class _Stream:
+    """The answer: events until the client leaves, or the server stops."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        hello: bytes,
+    ) -> None:
+        self._feed = feed
+        self._hello = hello
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        viewer = self._feed.join()
+        try:
+            answer = StreamingResponse(
+                self._events(viewer), media_type="text/event-stream", headers=STREAM_HEADERS
+            )
+            await answer(scope, receive, send)
+        finally:
+            self._feed.leave(viewer)
+
+    async def _events(self, viewer: Viewer) -> Any:
+        yield self._hello
+        async for told in viewer:
+            yield told
+
+
+ROUTES = (
+    get(
+        "/",
+        front,
+        "The live page; a greeting for who is no browser",
+        access="page",
+    ),
+    get(
+        "/page/{name}",
+        file,
+        "A file of the live page",
+        access="page",
+    ),
+    get(
+        "/events",
+        events,
+        "Pictures of the engine's work, as they come",
+        access="admin",
+    ),
+)
