@@ -55,6 +55,8 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         queued_tokens=queue.num_tokens,
         max_queued_tokens=scheduler.settings.max_queued_tokens,
         held_requests=sum(1 for _ in queue.blocked()),
+        policy=scheduler.settings.schedule_policy,
+        policy_fault=scheduler.outbox.policy_fault,
     )
 
 

@@ -81,6 +81,7 @@ from weft.plan.device import DeviceReply, DeviceRequest, Pending
 from weft.plan.inputs import InputVectors, MediaValues
 from weft.plan.step import ForwardMode, Plan, Result, Runner, Step
 from weft.scheduler.features.processors import ProcessorChecks
+from weft.scheduler.policy import Policy
 from weft.scheduler.request import without_values
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -493,6 +494,9 @@ class Outside:
         # Of a prompt: recorded as little as in messages.
         if isinstance(thing, MediaValues):
             return ["nothing"]
+        # A policy of one's own: what it remembers belongs to code that nobody here knows.
+        if isinstance(thing, Policy) and not type(thing).__module__.startswith("weft."):
+            return ["policy", type(thing).__module__, type(thing).__qualname__]
         return self._names.get(id(thing))
 
 

@@ -56,6 +56,9 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.plan.device import DeviceReply, DeviceRequest, Pending
 from weft.plan.step import Plan, Result, Step
+from weft.scheduler.own.load import NoOwnPolicy, load_own
+from weft.scheduler.policies import UnknownPolicy
+from weft.scheduler.policy import PolicyContext
 from weft.version import __version__
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -220,26 +223,33 @@ class Replay:
                 f"it begins in the midst of work, with a state of weft {began.weft} "
                 f"(format {began.version}); only that version takes it up"
             )
-        engine = Engine(
-            began.settings,
-            self._runner,
-            clock=self._clock,
-            overlap=began.depth,
-            on_failure=self._failed,
-            grammars=_Grammars(self._script, self),
-            processors=_Processors(self._script, self),
-            tiers=_Tiers(self._script, self),
-        )
+        try:
+            engine = Engine(
+                began.settings,
+                self._runner,
+                clock=self._clock,
+                overlap=began.depth,
+                on_failure=self._failed,
+                grammars=_Grammars(self._script, self),
+                processors=_Processors(self._script, self),
+                tiers=_Tiers(self._script, self),
+            )
+        except UnknownPolicy as exc:
+            raise BadJournal(f"its policy is not here: {exc}") from exc
         if began.state:
+            context = engine.scheduler.waiting_queue.policy.context
+            find = partial(self._outside, surroundings(engine), context)
             try:
-                restore(engine, began.state, partial(self._outside, surroundings(engine)))
+                restore(engine, began.state, find)
             except SnapshotError as exc:
                 raise BadJournal(
                     f"the state it begins with (of weft {began.weft}) cannot be taken up: {exc}"
                 ) from exc
+            except NoOwnPolicy as exc:
+                raise BadJournal(f"its policy is not here: {exc}") from exc
         return engine
 
-    def _outside(self, around: Mapping[str, object], name: Name) -> object:
+    def _outside(self, around: Mapping[str, object], context: PolicyContext, name: Name) -> object:
         """What stands in for something that the engine had around it when its state was taken
         (`journal.Outside`).
         """
@@ -250,6 +260,9 @@ class Replay:
                 return _constraint()
             case ["nothing"]:
                 return None
+            case ["policy", str(module), str(kind)]:
+                # It remembers nothing of what was before.
+                return load_own(f"{module}:{kind}")(context)
         return around[name[0]]
 
     def _failed(self, exc: Exception) -> None:

@@ -113,6 +113,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     input_state: str = "unblocked"  # or blocked
     held_requests: int = 0  # waiting requests that came since the input was blocked
     paused: str = ""  # the way in which generation is paused, if it is
+    policy: str = ""
+    policy_fault: str = ""  # of a policy of one's own: why requests go as they came
 
 
 class ListRequestsReply(ControlReply):

@@ -41,6 +41,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_quarantined: int = 0  # out of circulation, because their owner was not clear
     new_token_ratio: float = 0.0
     batch_is_full: bool = False
+    policy_fault: str = ""  # of a policy of one's own: why requests go as they came
     total_steps: int = 0
     total_prefill_steps: int = 0
     total_split_steps: int = 0  # that computed some layers of prompts

@@ -8,7 +8,7 @@ the queue, the cache or the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from weft.arrays import BoolArray, IntArray, LongArray
@@ -28,6 +28,7 @@ class PolicyContext(NamedTuple):
     settings: SchedulerSettings
     columns: Columns
     running: RunningBatch
+    report: Callable[[Exception], None]  # what a policy of one's own has raised
 
 
 class RequestClasses(Protocol):

@@ -90,7 +90,8 @@ class Scheduler:
         self.pace: Pace | None = None
         if settings.bounds_steps or settings.draft_sources:
             self.pace = Pace(settings, columns, self.running_batch)
-        context = PolicyContext(settings, columns, self.running_batch)
+        report = self.outbox.policy_failed
+        context = PolicyContext(settings, columns, self.running_batch, report)
         policy = build_policy(settings.schedule_policy, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
         self.planner: Planner
@@ -646,6 +647,7 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
+        self.outbox.policy_fault = ""
         self.waiting_queue.use(build_policy(name, self.waiting_queue.policy.context))
         self.prefills.apply(settings)
         self.settings = settings
@@ -682,6 +684,7 @@ class Scheduler:
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
             batch_is_full=self.prefills.is_full,
+            policy_fault=self.outbox.policy_fault,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
             **kv.usage(),

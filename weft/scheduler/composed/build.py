@@ -65,13 +65,14 @@ def _refined(orders: tuple[str, ...], context: PolicyContext) -> Policy:
         return make_policy(orders[0], context)
     _check_refinable(orders[0])
     first = make_policy(orders[0], context)
-    assert isinstance(first, KeyPolicy)
+    assert isinstance(first, KeyPolicy), "it was checked"
     return Then(context, first, _refined(orders[1:], context))
 
 
 def _check_refinable(name: str) -> None:
     """Raises UnknownPolicy if a policy leaves nothing for another one to decide."""
-    if not issubclass(load_policy(name), KeyPolicy):
+    kind = load_policy(name)
+    if not issubclass(kind, KeyPolicy) or kind.order is not KeyPolicy.order:
         raise UnknownPolicy(
             f"{name!r} gives all requests an order, so no policy is allowed behind it"
         )

@@ -1,21 +1,20 @@
 """The text of `--schedule-policy`: one policy, or several from the coarsest to the finest.
 
     text  = level ( ">" level )*
-    level = name | "fair(key)"
+    level = name | "fair(key)" | "module:Class"
 
     priority > fair(key) > lpm        classes; in a class tenants; in a tenant the longest prefix
     deadline > shortest-prefill-first among equal deadlines the shortest
 
 It reads words and their places. Whether a policy can be refined by another is known when both are
-made (`build.py`). Imports no policy, so that the command line stays quick.
+made (`build.py`). Imports no policy of weft, so that the command line stays quick.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.config.options import did_you_mean
-from weft.scheduler.policies import UnknownPolicy, names
+from weft.scheduler.policies import UnknownPolicy, load_policy, names
 
 ARROW = ">"
 CLASSES = "priority"
@@ -64,15 +63,15 @@ def _word(level: str, text: str) -> str:
     """The policy that a level names."""
     name, bracket, behind = level.strip().partition("(")
     name = name.strip()
-    known = names()
-    if name not in known:
-        found = f"there is no policy {name!r}"
-        if not name:
-            found = f"a policy is missing beside {ARROW!r}"
-        if name != text:
-            found = f"{text!r}: {found}"
-        hint = did_you_mean(name, known)
-        raise UnknownPolicy(f"{found}; there are {', '.join(known)}{hint}")
+    if not name:
+        known = ", ".join(names())
+        raise UnknownPolicy(f"{text!r}: a policy is missing beside {ARROW!r}; there are {known}")
+    if name not in names():
+        try:
+            load_policy(name)
+        except UnknownPolicy as exc:
+            where = "" if name == text else f"{text!r}: "
+            raise UnknownPolicy(f"{where}{exc}") from exc
     if not bracket:
         return name
     if name != TENANTS:

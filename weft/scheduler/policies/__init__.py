@@ -3,7 +3,8 @@
 A module sets `POLICY` to its class, a `Policy` (see `scheduler/policy.py`). Nothing else lists the
 policies: the option `--schedule-policy`, the requests that switch the policy, `weft sim` and their
 error messages take the names from here. Names come from the package's files, and no module is
-imported before its policy is used, so that the help of the command line stays quick.
+imported before its policy is used, so that the help of the command line stays quick. A name that is
+not here may be that of a policy of one's own (`scheduler/own/`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import functools
 import importlib
 import pkgutil
 from typing import TYPE_CHECKING
+
+from weft.config.options import did_you_mean
 
 if TYPE_CHECKING:
     from weft.scheduler.policy import Policy, PolicyContext
@@ -29,9 +32,9 @@ def names() -> tuple[str, ...]:
 
 
 def load_policy(name: str) -> type[Policy]:
-    """The class of the policy of that name. Raises UnknownPolicy."""
+    """The class of the policy of that name, or of one's own. Raises UnknownPolicy."""
     if name not in names():
-        raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(names())}")
+        return _own_kind(name)
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     kind: type[Policy] = module.POLICY
     return kind
@@ -39,4 +42,26 @@ def load_policy(name: str) -> type[Policy]:
 
 def make_policy(name: str, context: PolicyContext) -> Policy:
     """A new policy of that name. Raises UnknownPolicy."""
-    return load_policy(name)(context)
+    kind = load_policy(name)
+    if name in names():
+        return kind(context)
+    from weft.scheduler.own.guarded import guarded
+
+    return guarded(name, kind, context)
+
+
+def _own_kind(name: str) -> type[Policy]:
+    from weft.scheduler.own.load import COLON, NoOwnPolicy, entry_names, load_own
+
+    others = entry_names()
+    if COLON not in name and name not in others:
+        known = [*names(), *others]
+        hint = did_you_mean(name, known)
+        raise UnknownPolicy(
+            f"there is no policy {name!r}; there are {', '.join(known)}, "
+            f"and module:Class for one of your own{hint}"
+        )
+    try:
+        return load_own(name)
+    except NoOwnPolicy as exc:
+        raise UnknownPolicy(str(exc)) from exc

@@ -1,0 +1,56 @@
+"""Finds a policy that is no part of weft: `module:Class`, or a name that an installed package has
+given it in the entry point group `weft.policies`.
+
+It reads the packages that are there only when a name is asked for that weft does not know.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from weft.scheduler.policy import Policy
+
+GROUP = "weft.policies"
+COLON = ":"
+
+
+class NoOwnPolicy(ValueError):
+    """A policy of one's own cannot be loaded; the message says why."""
+
+
+def entry_names() -> tuple[str, ...]:
+    """The names that installed packages give their policies, sorted."""
+    return tuple(sorted(entry_points(group=GROUP).names))
+
+
+def load_own(name: str) -> type[Policy]:
+    """The class of a policy, by `module:Class` or by the name of an entry point.
+
+    Raises NoOwnPolicy.
+    """
+    try:
+        kind = _of_module(name) if COLON in name else _of_package(name)
+    except NoOwnPolicy:
+        raise
+    except Exception as exc:
+        why = f"{type(exc).__name__}: {exc}"
+        raise NoOwnPolicy(f"the policy {name!r} could not be loaded: {why}") from exc
+    if not (isinstance(kind, type) and issubclass(kind, Policy)):
+        raise NoOwnPolicy(f"{name!r} is no subclass of weft.scheduler.policy.Policy")
+    return kind
+
+
+def _of_module(name: str) -> object:
+    module_name, _, class_name = name.partition(COLON)
+    module = importlib.import_module(module_name.strip())
+    kind = getattr(module, class_name.strip(), None)
+    if kind is None:
+        raise NoOwnPolicy(f"the policy {name!r}: {module_name} has no {class_name!r}")
+    return kind
+
+
+def _of_package(name: str) -> object:
+    for point in entry_points(group=GROUP, name=name):
+        return point.load()
+    raise NoOwnPolicy(f"no installed package has a policy {name!r} ({GROUP})")
