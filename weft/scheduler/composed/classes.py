@@ -38,7 +38,11 @@ class MakesPolicy(Protocol):
 class Classes(Policy):
     """The higher class goes first, and takes the place of running requests far below it."""
 
-    def __init__(self, context: PolicyContext, inside: MakesPolicy) -> None:
+    def __init__(
+        self,
+        context: PolicyContext,
+        inside: MakesPolicy,
+    ) -> None:
         super().__init__(context)
         self._inside = inside
         self._priority = Priority(context)
@@ -105,7 +109,10 @@ class Classes(Policy):
         return self._policies[rank]
 
     def displaced(
-        self, table: WaitingTable, indices: IntArray, newcomer: Request
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        newcomer: Request,
     ) -> Iterator[Request]:
         """Those of lower classes, the latest of the lowest first; then those of the newcomer's own
         that its policy lets go."""
@@ -119,7 +126,12 @@ class Classes(Policy):
 
     # The order
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
         ranks = self._priority.key(table, indices, now)
         walk = ClassWalk(self, table, indices, ranks, now)
         aging_s = self.context.settings.aging_s

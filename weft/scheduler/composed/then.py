@@ -16,7 +16,12 @@ from weft.scheduler.waiting_table import NUM_HEAD, DoubleArray, WaitingTable
 class Then(Policy):
     """By the key of `first`; requests with equal keys as `second` has them."""
 
-    def __init__(self, context: PolicyContext, first: KeyPolicy, second: Policy) -> None:
+    def __init__(
+        self,
+        context: PolicyContext,
+        first: KeyPolicy,
+        second: Policy,
+    ) -> None:
         super().__init__(context)
         self._first = first
         self._second = second
@@ -25,7 +30,12 @@ class Then(Policy):
     def new_counts(self) -> SubtreeCounts | None:
         return self._second.new_counts()
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
         self.lend_index(self._second)
         key = self._first.key(table, indices, now)
         while len(indices) > 2 * NUM_HEAD:
@@ -41,7 +51,11 @@ class Then(Policy):
         yield from self._groups(table, indices, key, now)
 
     def _groups(
-        self, table: WaitingTable, indices: IntArray, key: DoubleArray | LongArray, now: float
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        key: DoubleArray | LongArray,
+        now: float,
     ) -> Iterator[Request]:
         """A few requests: each run of equal keys goes to the second order."""
         if not len(indices):

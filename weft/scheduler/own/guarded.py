@@ -25,7 +25,11 @@ class PolicyFailed(Exception):
     """A policy of one's own raised, or returned what is no order."""
 
 
-def guarded(name: str, kind: type[Policy], context: PolicyContext) -> Policy:
+def guarded(
+    name: str,
+    kind: type[Policy],
+    context: PolicyContext,
+) -> Policy:
     """A new policy of this kind that can do no harm. One that cannot even be made has its fault
     already."""
     own_key = issubclass(kind, KeyPolicy) and kind.order is KeyPolicy.order
@@ -35,7 +39,12 @@ def guarded(name: str, kind: type[Policy], context: PolicyContext) -> Policy:
 class _Watch:
     """Calls the policy, and knows whether it may still be called."""
 
-    def __init__(self, name: str, kind: type[Policy], context: PolicyContext) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: type[Policy],
+        context: PolicyContext,
+    ) -> None:
         self._name = name
         self._context = context
         self.own: Policy = Policy(context)
@@ -54,7 +63,11 @@ class _Watch:
             self.failed(f"raised {type(exc).__name__}: {exc}", exc)
             return otherwise
 
-    def failed(self, what: str, cause: Exception | None = None) -> None:
+    def failed(
+        self,
+        what: str,
+        cause: Exception | None = None,
+    ) -> None:
         self.is_well = False
         words = f"the policy {self._name} {what}; requests go as they came"
         fault = PolicyFailed(words)
@@ -71,14 +84,24 @@ class _Watch:
 class GuardedKey(KeyPolicy):
     """Around a policy that is a number for each request."""
 
-    def __init__(self, name: str, kind: type[Policy], context: PolicyContext) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: type[Policy],
+        context: PolicyContext,
+    ) -> None:
         super().__init__(context)
         self._watch = _Watch(name, kind, context)
         own = self._watch.own
         self.reads_cache = bool(own.reads_cache)
         self.ages = bool(own.ages)
 
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray:
+    def key(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> DoubleArray:
         watch = self._watch
         own = watch.lend(self)
         if watch.is_well and isinstance(own, KeyPolicy):
@@ -88,7 +111,12 @@ class GuardedKey(KeyPolicy):
         return np.zeros(len(indices))
 
 
-def _as_numbers(own: KeyPolicy, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray:
+def _as_numbers(
+    own: KeyPolicy,
+    table: WaitingTable,
+    indices: IntArray,
+    now: float,
+) -> DoubleArray:
     """The key of a policy. Raises ValueError if it is none."""
     key = np.asarray(own.key(table, indices, now))
     if key.shape != (len(indices),):
@@ -104,7 +132,12 @@ def _as_numbers(own: KeyPolicy, table: WaitingTable, indices: IntArray, now: flo
 class GuardedPolicy(Policy):
     """Around any other."""
 
-    def __init__(self, name: str, kind: type[Policy], context: PolicyContext) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: type[Policy],
+        context: PolicyContext,
+    ) -> None:
         super().__init__(context)
         self._watch = _Watch(name, kind, context)
         own = self._watch.own
@@ -122,7 +155,12 @@ class GuardedPolicy(Policy):
         counts = self._watch.call(self._watch.own.new_counts, otherwise=None)
         return counts if isinstance(counts, SubtreeCounts) else None
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
         watch = self._watch
         is_left = table.marks(indices)
         own = watch.lend(self)
@@ -159,7 +197,11 @@ class GuardedPolicy(Policy):
         rank = self._watch.call(lambda: int(classes.rank(request)), otherwise=0)
         return int(rank)
 
-    def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
+    def far_below(
+        self,
+        waiting: Request,
+        rows: IntArray,
+    ) -> BoolArray:
         classes = self._watch.own.classes
         assert classes is not None
         nobody: BoolArray = np.zeros(len(rows), dtype=np.bool_)
@@ -173,7 +215,10 @@ class GuardedPolicy(Policy):
     # Displacement
 
     def displaced(
-        self, table: WaitingTable, indices: IntArray, newcomer: Request
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        newcomer: Request,
     ) -> Iterator[Request]:
         """Those that it names, up to the first that is none."""
         displacement = self._watch.own.displacement
@@ -216,7 +261,11 @@ class GuardedPolicy(Policy):
     def left(self, request: Request) -> None:
         self._tell("left", request)
 
-    def _tell(self, moment: str, request: Request) -> object:
+    def _tell(
+        self,
+        moment: str,
+        request: Request,
+    ) -> object:
         follower = self._watch.own.follower
         assert follower is not None
         return self._watch.call(lambda: getattr(follower, moment)(request), otherwise=None)
