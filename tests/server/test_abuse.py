@@ -312,7 +312,6 @@ def test_odd_request_names_its_field(
     [
         ("custom_labels", {"team": "a"}),
         ("return_sampling_mask", True),
-        ("return_cached_tokens_details", True),
         ("return_input_ids_in_sglext", True),
         ("return_output_ids_in_sglext", True),
         ("documents", [1]),

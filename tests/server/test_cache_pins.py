@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.server.real_engine import RealServer, serving
+from weft.messages.codec import encode
 
 NANO = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
 TEXT = "def greet(name):\n    return 'Hello, ' + name\n\n" * 12
@@ -77,3 +79,211 @@ def test_a_pin_with_a_name_takes_another_prompt_under_the_same_name(server: Real
         server.post("/cache/pin", prompt=f"{number} {TEXT}", name="mine", cache_salt="s")
     assert pins(server) == ["mine"]
     assert delete(server, "mine") == 200
+
+
+# ---- cache_control
+
+
+def text(content: str, ttl: str | None = None, *, marked: bool = True) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "text", "text": content}
+    if marked:
+        block["cache_control"] = {"type": "ephemeral"} | ({"ttl": ttl} if ttl else {})
+    return block
+
+
+def ask(server: RealServer, **body: Any) -> dict[str, Any]:
+    answer = server.post("/v1/messages", **{"max_tokens": 2, "messages": HELLO, **body})
+    assert answer.status_code == 200, answer.text
+    usage: dict[str, Any] = answer.json()["usage"]
+    return usage
+
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "What does it do?"}]
+
+
+def total(usage: dict[str, Any]) -> int:
+    """All tokens of the prompt, as clients of Anthropic's API add them."""
+    return int(
+        usage["input_tokens"]
+        + usage["cache_read_input_tokens"]
+        + usage["cache_creation_input_tokens"]
+    )
+
+
+def forget(server: RealServer) -> None:
+    for name in pins(server):
+        delete(server, name)
+
+
+def test_a_marked_system_prompt_is_created_then_read_and_the_sums_are_right(
+    server: RealServer,
+) -> None:
+    system = [text("Say what the code does.", marked=False), text(f"a {TEXT}")]
+    plain = {"system": "\n".join(block["text"] for block in system), "messages": HELLO}
+    num_prompt = server.post("/v1/messages/count_tokens", **plain).json()["input_tokens"]
+    first = ask(server, system=system)
+    created = first["cache_creation_input_tokens"]
+    assert created % 16 == 0
+    assert num_prompt - 40 < created < num_prompt
+    assert first["cache_creation"] == {
+        "ephemeral_5m_input_tokens": created,
+        "ephemeral_1h_input_tokens": 0,
+    }
+    assert (first["cache_read_input_tokens"], total(first)) == (0, num_prompt)
+    second = ask(server, system=system)
+    assert second["cache_read_input_tokens"] >= created
+    assert second["cache_creation_input_tokens"] == 0
+    assert total(second) == num_prompt
+    [pin] = server.get("/cache").json()["pins"]
+    assert (pin["tokens"], pin["ttl_s"], pin["uses"]) == (created, 300, 2)
+    forget(server)
+
+
+def test_a_mark_changes_no_token_of_the_prompt(server: RealServer) -> None:
+    plain = ask(server, system=f"b {TEXT}")
+    marked = ask(server, system=[text(f"b {TEXT}")])
+    assert total(plain) == total(marked)
+    # All of it is found that the plain request has left.
+    assert marked["cache_read_input_tokens"] == (total(plain) - 1) // 16 * 16
+    forget(server)
+
+
+def test_each_time_to_live_counts_apart(server: RealServer) -> None:
+    messages = [{"role": "user", "content": [text(f"c {TEXT}"), text("Why?", marked=False)]}]
+    usage = ask(server, system=[text(f"d {TEXT}", "1h")], messages=messages)
+    kinds = usage["cache_creation"]
+    assert kinds["ephemeral_1h_input_tokens"] > 100
+    assert kinds["ephemeral_5m_input_tokens"] > 100
+    assert sum(kinds.values()) == usage["cache_creation_input_tokens"]
+    found = server.get("/cache").json()["pins"]
+    assert sorted(pin["ttl_s"] for pin in found) == [300, 3_600]
+    forget(server)
+
+
+def test_a_mark_at_what_the_template_leaves_out_pins_nothing(server: RealServer) -> None:
+    tool = {"name": "look", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
+    usage = ask(server, tools=[tool], tool_choice={"type": "none"}, system=f"e {TEXT}")
+    assert usage["cache_creation_input_tokens"] == 0
+    assert pins(server) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"system": [text("a")] * 5},
+            "A maximum of 4 blocks with cache_control may be provided. Found 5.",
+        ),
+        (
+            {"system": [text("a")] * 4, "cache_control": {"type": "ephemeral"}},
+            "A maximum of 4 blocks with cache_control may be provided. Found 5.",
+        ),
+        (
+            {
+                "system": [text("a")],
+                "messages": [{"role": "user", "content": [text("x", "1h")]}],
+            },
+            "messages.0.content.0.cache_control.ttl: a ttl='1h' cache_control block must not come after a "
+            "ttl='5m' cache_control block. Note that blocks are processed in the following order: `tools`, "
+            "`system`, `messages`.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [text("")]}]},
+            "messages.0.content.0.text: cache_control cannot be set for empty text blocks",
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": [text("x", "1h")]}],
+                "cache_control": {"type": "ephemeral"},
+            },
+            "cache_control: its ttl is '5m', and that of the last block (messages.0.content.0) is '1h'",
+        ),
+    ],
+)
+def test_wrong_marks_are_refused_in_the_words_of_anthropics_api(
+    server: RealServer, body: dict[str, Any], message: str
+) -> None:
+    answer = server.post("/v1/messages", **{"max_tokens": 2, "messages": HELLO, **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {"type": "invalid_request_error", "message": message}
+
+
+@pytest.mark.parametrize("control", [{"type": "forever"}, {"type": "ephemeral", "ttl": "2h"}, {}])
+def test_a_mark_of_another_kind_names_what_is_allowed(
+    server: RealServer, control: dict[str, str]
+) -> None:
+    block = {"type": "text", "text": "x", "cache_control": control}
+    answer = server.post("/v1/messages", max_tokens=1, messages=HELLO, system=[block])
+    assert answer.status_code == 400
+    assert "cache_control" in answer.json()["error"]["message"]
+
+
+def test_the_body_as_a_whole_marks_its_last_block(server: RealServer) -> None:
+    usage = ask(server, system=f"i {TEXT}", cache_control={"type": "ephemeral", "ttl": "1h"})
+    assert usage["cache_creation"]["ephemeral_1h_input_tokens"] > 100
+    assert usage["input_tokens"] < 32
+    forget(server)
+
+
+@pytest.mark.parametrize("place", ["part", "message", "body"])
+def test_chat_requests_may_be_marked_too(server: RealServer, place: str) -> None:
+    control = {"cache_control": {"type": "ephemeral"}}
+    content: Any = f"{place} {TEXT}"
+    system: dict[str, Any] = {"role": "system", "content": content}
+    body: dict[str, Any] = {"messages": [system, {"role": "user", "content": "Why?"}]}
+    match place:
+        case "part":
+            system["content"] = [{"type": "text", "text": content} | control]
+        case "message":
+            system |= control
+        case "body":
+            body |= control
+    first = server.post("/v1/chat/completions", **body, max_tokens=2)
+    assert first.status_code == 200, first.text
+    details = first.json()["usage"]["prompt_tokens_details"]
+    assert details["cache_write_tokens"] > 100
+    again = server.post("/v1/chat/completions", **body, max_tokens=2, stream=True)
+    assert again.status_code == 200
+    [pin] = server.get("/cache").json()["pins"]
+    assert pin["uses"] == 2
+    assert pin["tokens"] >= details["cache_write_tokens"]
+    forget(server)
+
+
+def test_a_plain_request_is_told_nothing_of_pins(server: RealServer) -> None:
+    answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=2).json()
+    assert set(answer["usage"]["prompt_tokens_details"]) == {"cached_tokens"}
+    [request] = [one for one in server.seen if getattr(one, "pins", None) == ()][-1:]
+    assert b"pins" not in encode(request)
+
+
+# ---- where cached tokens were
+
+
+def test_usage_tells_where_cached_tokens_were_in_every_api(server: RealServer) -> None:
+    prompt = f"details {TEXT}"
+    told = {"return_cached_tokens_details": True}
+    server.post("/v1/completions", prompt=prompt, max_tokens=1)
+    completion = server.post(
+        "/v1/completions", prompt=[prompt, prompt], max_tokens=1, **told
+    ).json()
+    found = completion["usage"]["prompt_tokens_details"]
+    cached = found["cached_tokens"]
+    assert cached > 200
+    assert found["cached_tokens_details"] == {"device": cached, "host": 0, "disk": 0}
+    native = server.post("/generate", text=prompt, sampling_params={"max_new_tokens": 1}, **told)
+    meta = native.json()["meta_info"]
+    assert meta["cached_tokens_details"]["device"] == meta["cached_tokens"] > 100
+    messages = [{"role": "user", "content": prompt}]
+    for _ in range(2):
+        chat = server.post("/v1/chat/completions", messages=messages, max_tokens=1, **told).json()
+        response = server.post("/v1/responses", input=prompt, max_output_tokens=1, **told).json()
+        usage = ask(server, messages=messages, **told)
+    for details, num_cached in (
+        (chat["usage"]["prompt_tokens_details"], None),
+        (response["usage"]["input_tokens_details"], None),
+        (usage, usage["cache_read_input_tokens"]),
+    ):
+        number = details["cached_tokens"] if num_cached is None else num_cached
+        assert details["cached_tokens_details"] == {"device": number, "host": 0, "disk": 0}
+        assert number > 100

@@ -165,6 +165,8 @@ class EngineClient:
             prompt_len=len(prompt.ids),
             params=prompt.params,
             latency=self.metrics.completions.latencies[prompt.priority],
+            pins=prompt.pins,
+            tells_cache=prompt.tells_cache,
             num_embed_bytes=num_embed_bytes,
             stream_interval=min(prompt.stream_interval, self._limits.max_pending_tokens),
             started_s=started_s,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from weft.messages.pins import PinMark
 from weft.messages.replies import AuxPiece, Finish, FinishReason, HiddenStatesPiece, TokenLogprobs
 from weft.messages.sampling import SamplingParams
 from weft.messages.weights import FIRST_VERSION
@@ -69,6 +70,8 @@ class CompletionSpec:
     prompt_len: int
     params: SamplingParams  # as the user gave them
     latency: Latency  # where its times are recorded
+    pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached
+    tells_cache: bool = False  # where cached tokens were is told with the end
     num_embed_bytes: int = 0  # of input embeddings that the engine keeps for it
     stream_interval: int = 1  # tokens in one delta, except the first
     started_s: float = field(default_factory=time.perf_counter)

@@ -30,7 +30,12 @@ class PinService(Service):
 
     name = "pins"
 
-    def __init__(self, core: EngineCore, feature: PinsFeature, tiers: TierService | None) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        feature: PinsFeature,
+        tiers: TierService | None,
+    ) -> None:
         self._core = core
         self.feature = feature
         self._tiers = tiers
@@ -40,7 +45,12 @@ class PinService(Service):
     def wake(self) -> None:
         self._core.hooks.attach(self)
 
-    def note(self, id: int, detail: str, now: float) -> None:
+    def note(
+        self,
+        id: int,
+        detail: str,
+        now: float,
+    ) -> None:
         self._core.note(id, EventKind.PINNED, detail, now)
 
     def wake_at(self) -> float:
@@ -83,7 +93,11 @@ class PinService(Service):
         """Returns the tokens of the pin; 0 if there is none of this name."""
         return self.feature.book.remove(name)
 
-    def told(self, reply: GetCacheReply, now: float) -> GetCacheReply:
+    def told(
+        self,
+        reply: GetCacheReply,
+        now: float,
+    ) -> GetCacheReply:
         """The reply, with the pins."""
         kv = self._core.scheduler.kv
         book = self.feature.book

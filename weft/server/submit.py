@@ -55,6 +55,7 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     return_token_ids: bool | None = None
+    return_cached_tokens_details: bool | None = None  # where they were (SGLang)
     # In log probabilities: "token_id:17" for the text of a token.
     return_tokens_as_token_ids: bool | None = None
     return_hidden_states: bool | None = None  # what the last token was sampled from
@@ -374,6 +375,7 @@ def prompts(
             timeout_ms=timeout,
             session=session,
             stream_interval=interval,
+            tells_cache=bool(body.return_cached_tokens_details),
         )
         found.append(prompt)
     return found

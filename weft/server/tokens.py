@@ -76,8 +76,8 @@ async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
     """The prompt that a chat has, as text."""
     body = await read_json(context, request, TemplateRequest)
     require_model(context, body.model)
-    text, _ = await chat_text(context, _as_chat(body, body.messages))
-    return json_response({"prompt": text})
+    found = await chat_text(context, _as_chat(body, body.messages))
+    return json_response({"prompt": found.text})
 
 
 async def detokenize(context: ServerContext, request: Request) -> ASGIApp:

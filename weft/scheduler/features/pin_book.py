@@ -35,7 +35,12 @@ class PinEntry:
 
     __slots__ = ("key", "name", "num_uses", "pin", "tenant", "ttl_s", "until_s")
 
-    def __init__(self, name: str, wanted: WantedPin, pin: Pin) -> None:
+    def __init__(
+        self,
+        name: str,
+        wanted: WantedPin,
+        pin: Pin,
+    ) -> None:
         self.name = name
         self.tenant = wanted.tenant
         self.key = wanted.key
@@ -57,7 +62,11 @@ class PinBook:
     """`max_pages`: of all pins together. `shares`: parts of that, by tenant; others may have all of
     it."""
 
-    def __init__(self, max_pages: int, shares: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        max_pages: int,
+        shares: Mapping[str, float],
+    ) -> None:
         self.max_pages = max_pages
         self._shares = dict(shares)
         self.by_name: OrderedDict[str, PinEntry] = OrderedDict()  # the least recently used first
@@ -72,7 +81,12 @@ class PinBook:
 
     # Coming and going
 
-    def use(self, wanted: WantedPin, kv: KvMemory, now: float) -> str:
+    def use(
+        self,
+        wanted: WantedPin,
+        kv: KvMemory,
+        now: float,
+    ) -> str:
         """Pin a sequence, all of which is cached, or let its pin live on. Returns why not; nothing
         if it is pinned."""
         entry = self._find(wanted)
@@ -137,7 +151,11 @@ class PinBook:
 
     # Looking on
 
-    def state_of(self, entry: PinEntry, kv: KvMemory) -> str:
+    def state_of(
+        self,
+        entry: PinEntry,
+        kv: KvMemory,
+    ) -> str:
         """In a word, or why its KV is not there."""
         if entry.pin.why_lost:
             return entry.pin.why_lost
@@ -161,7 +179,11 @@ class PinBook:
                 return entry
         return None
 
-    def _enter(self, wanted: WantedPin, kv: KvMemory) -> PinEntry:
+    def _enter(
+        self,
+        wanted: WantedPin,
+        kv: KvMemory,
+    ) -> PinEntry:
         name = wanted.name
         if name:
             self.remove(name)  # of another sequence
@@ -179,7 +201,12 @@ class PinBook:
             if name not in self.by_name:
                 return name
 
-    def _make_room(self, wanted: WantedPin, pages: IntArray, kv: KvMemory) -> str:
+    def _make_room(
+        self,
+        wanted: WantedPin,
+        pages: IntArray,
+        kv: KvMemory,
+    ) -> str:
         """Let pins of the same tenant go until another one may have its pages. Returns why it may
         not, and then lets none go."""
         tenant = wanted.tenant
@@ -212,7 +239,12 @@ class PinBook:
     def _quota(self, tenant: str) -> int:
         return int(self.max_pages * self._shares.get(tenant, 1.0))
 
-    def _why_full(self, tenant: str, pages: IntArray, kv: KvMemory) -> str:
+    def _why_full(
+        self,
+        tenant: str,
+        pages: IntArray,
+        kv: KvMemory,
+    ) -> str:
         num_tokens = len(pages) * kv.page_size
         quota = self._quota(tenant) * kv.page_size
         if num_tokens > quota:
@@ -241,7 +273,11 @@ class PinBook:
             self.remove(name)
 
 
-def _keep(name: str, key: CacheKey, kv: KvMemory) -> Pin:
+def _keep(
+    name: str,
+    key: CacheKey,
+    kv: KvMemory,
+) -> Pin:
     if kv.pins_firmly:
         return kv.pins.keep_firm(name, key)
     return kv.pins.keep_softly(name, key)

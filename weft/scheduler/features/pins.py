@@ -38,7 +38,11 @@ class PinsFeature(Feature):
 
     request_fields = ("pins", "tells_cache")
 
-    def __init__(self, settings: SchedulerSettings, tiers: TiersFeature | None) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        tiers: TiersFeature | None,
+    ) -> None:
         max_pages = int(settings.max_pinned * settings.num_pages)
         self.book = PinBook(max_pages, settings.pin_shares)
         self.wake: Callable[[], None] | None = None
@@ -64,7 +68,13 @@ class PinsFeature(Feature):
         if self.wake is not None:
             self.wake()
 
-    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+    def end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        kv: KvMemory,
+    ) -> None:
         use = self._uses.get(request.id)
         if use is None:
             return  # it has never had a row
@@ -79,13 +89,22 @@ class PinsFeature(Feature):
             why=use.why,
         )
 
-    def pin_what_is_computed(self, kv: KvMemory, now: float) -> None:
+    def pin_what_is_computed(
+        self,
+        kv: KvMemory,
+        now: float,
+    ) -> None:
         """Pin the beginnings that are in the cache by now."""
         for id, request in list(self.pending.items()):
             if request.state is RequestState.DECODING and self._pin(request, kv, now):
                 del self.pending[id]
 
-    def _pin(self, request: Request, kv: KvMemory, now: float) -> bool:
+    def _pin(
+        self,
+        request: Request,
+        kv: KvMemory,
+        now: float,
+    ) -> bool:
         """Pin what a request has marked, the longest first: it contains the others. Returns False
         if none of that is cached yet."""
         message = request.message
@@ -119,10 +138,20 @@ class PinsFeature(Feature):
             self._refuse(request, why, now)
         return True
 
-    def _refuse(self, request: Request, why: str, now: float) -> None:
+    def _refuse(
+        self,
+        request: Request,
+        why: str,
+        now: float,
+    ) -> None:
         self._uses[request.id].why = why
         self._note(request, f"not pinned: {why}", now)
 
-    def _note(self, request: Request, detail: str, now: float) -> None:
+    def _note(
+        self,
+        request: Request,
+        detail: str,
+        now: float,
+    ) -> None:
         if self.note is not None:
             self.note(request.id, detail, now)

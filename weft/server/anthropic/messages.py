@@ -7,6 +7,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.server.anthropic.marks import messages_marks
 from weft.server.anthropic.models import CountRequest, MessagesRequest, TokenCount
 from weft.server.anthropic.reply import ANTHROPIC_EVENTS, MessagesReply
 from weft.server.anthropic.translate import chat_request, sampled_request
@@ -21,7 +22,8 @@ from weft.server.submit import require_model
 
 async def messages(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, MessagesRequest)
-    conversation = await start_chat(context, request, sampled_request(body))
+    marks = messages_marks(body)
+    conversation = await start_chat(context, request, sampled_request(body), marks=marks)
     header = answer_header(context, "msg_", conversation.prompt.rid, body.model)
     reply = MessagesReply(header, conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)

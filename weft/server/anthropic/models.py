@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.server.fields.cache_control import CacheControl
+from weft.server.openai.models import CachedTokensDetails
+
 
 class ImageSource(msgspec.Struct, kw_only=True):
     """Where the bytes of an image are."""
@@ -23,6 +26,7 @@ class Inner(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     source: ImageSource | None = None  # image
+    cache_control: CacheControl | None = None
 
 
 class AnthropicBlock(msgspec.Struct, kw_only=True):
@@ -38,6 +42,7 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None  # tool_result
     content: str | list[Inner] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None  # the prompt up to here stays cached
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -50,6 +55,7 @@ class Tool(msgspec.Struct, kw_only=True):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
@@ -94,15 +100,27 @@ class MessagesRequest(CountRequest, kw_only=True):
     metadata: Metadata | None = None
     output_config: OutputConfig | None = None
     cache_salt: str | None = None  # vLLM's
+    cache_control: CacheControl | None = None  # as if it stood at the last block
+    return_cached_tokens_details: bool | None = None  # SGLang's
 
 
-class AnthropicUsage(msgspec.Struct):
-    """A prompt's tokens are those that were computed and those that were in the cache."""
+class CacheCreation(msgspec.Struct, kw_only=True):
+    """Tokens that were computed and pinned, by how long that lasts."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
+class AnthropicUsage(msgspec.Struct, kw_only=True):
+    """A prompt's tokens are those that were in the cache, those that were computed and pinned, and
+    the others (`input_tokens`)."""
 
     input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int = 0
+    cache_creation: CacheCreation = msgspec.field(default_factory=CacheCreation)
+    cached_tokens_details: CachedTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageAnswer(msgspec.Struct, kw_only=True):

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from weft.client.generation import CompletionEnd, Delta
-from weft.server.anthropic.models import AnthropicUsage, MessageAnswer
+from weft.client.aux_outputs import cache_use
+from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
 from weft.server.errors import anthropic_error
-from weft.server.openai.answers import AnswerHeader
+from weft.server.fields.cache_control import TTL_S
+from weft.server.openai.answers import AnswerHeader, cached_details, pinned_by_ttl
 from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.tools import call_id
@@ -93,7 +95,7 @@ class MessagesReply:
                     {
                         "type": "message_delta",
                         "delta": {"stop_reason": reason, "stop_sequence": sequence},
-                        "usage": _usage(delta.end, delta.end.prompt_tokens),
+                        "usage": _usage(self._completion, delta.end),
                     },
                 )
             )
@@ -181,12 +183,17 @@ class MessagesReply:
             },
         )
 
+    @property
+    def _completion(self) -> Completion:
+        [completion] = self._conversation.generation.completions
+        return completion
+
     def _message(self, end: CompletionEnd | None) -> MessageAnswer:
         return MessageAnswer(
             id=self._header.id,
             model=self._header.model,
             content=[],
-            usage=_usage(end, len(self._conversation.prompt.ids)),
+            usage=_usage(self._completion, end),
         )
 
     def _stop(self, delta: Delta) -> tuple[str, str | None]:
@@ -206,7 +213,26 @@ def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(end: CompletionEnd | None, prompt_len: int) -> AnthropicUsage:
+def _usage(completion: Completion, end: CompletionEnd | None) -> AnthropicUsage:
     """Before the end it is not known how much was in the cache."""
-    cached = 0 if end is None else end.cached_tokens
-    return AnthropicUsage(prompt_len - cached, cached, 0 if end is None else end.completion_tokens)
+    spec = completion.spec
+    if end is None:
+        return AnthropicUsage(
+            input_tokens=spec.prompt_len, cache_read_input_tokens=0, output_tokens=0
+        )
+    use = cache_use(completion.aux_outputs)
+    created = pinned_by_ttl(spec.pins, use, end.cached_tokens)
+    num_created = sum(created.values())
+    usage = AnthropicUsage(
+        input_tokens=end.prompt_tokens - end.cached_tokens - num_created,
+        cache_read_input_tokens=end.cached_tokens,
+        output_tokens=end.completion_tokens,
+        cache_creation_input_tokens=num_created,
+        cache_creation=CacheCreation(
+            ephemeral_5m_input_tokens=created.get(TTL_S["5m"], 0),
+            ephemeral_1h_input_tokens=created.get(TTL_S["1h"], 0),
+        ),
+    )
+    if spec.tells_cache:
+        usage.cached_tokens_details = cached_details(use, end.cached_tokens)
+    return usage

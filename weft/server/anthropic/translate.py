@@ -60,6 +60,7 @@ def sampled_request(body: MessagesRequest) -> ChatRequest:
     if body.metadata is not None:
         request.user = body.metadata.user_id
     request.cache_salt = body.cache_salt
+    request.return_cached_tokens_details = body.return_cached_tokens_details
     return request
 
 

@@ -11,13 +11,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from weft.client.aux_outputs import PromptToken
+import msgspec
+
+from weft.client.aux_outputs import PromptToken, cache_use
 from weft.client.generation import Completion, CompletionEnd, Delta
 from weft.messages.media import MediaItem
-from weft.messages.replies import TokenLogprobs
+from weft.messages.pins import PinMark
+from weft.messages.replies import CacheUsePiece, TokenLogprobs
 from weft.server.body import json_bytes
 from weft.server.context import ServerContext
 from weft.server.openai.models import (
+    CachedTokensDetails,
     ChatLogprobs,
     CompletionLogprobs,
     CompletionTokensDetails,
@@ -70,9 +74,16 @@ class UsageCount:
     longer than what was sent; that is known when its completion has ended.
     """
 
-    def __init__(self, prompt_lens: list[int], n: int, media: Sequence[MediaItem] = ()) -> None:
-        """`media`: of all prompts."""
+    def __init__(
+        self,
+        prompt_lens: list[int],
+        n: int,
+        media: Sequence[MediaItem] = (),
+        told: Sequence[Completion] = (),
+    ) -> None:
+        """`media`: of all prompts. `told`: all completions, if they are told of the caches."""
         self._n = n
+        self._told = told
         self._media = media
         self._prompt_lens = prompt_lens
         self._cached_tokens = 0  # known when a completion has ended
@@ -95,6 +106,8 @@ class UsageCount:
         details = PromptTokensDetails(self._cached_tokens)
         if self._media:
             add_media(details, self._media)
+        if self._told:
+            add_cache_use(details, self._told[:: self._n])
         return Usage(
             prompt_tokens,
             completion_tokens,
@@ -109,6 +122,51 @@ def add_media(details: PromptTokensDetails, media: Sequence[MediaItem]) -> None:
         name = f"{item.kind}_tokens"
         before = getattr(details, name) or 0
         setattr(details, name, before + item.length)
+
+
+def add_cache_use(details: PromptTokensDetails, completions: Sequence[Completion]) -> None:
+    """Where the cached tokens of prompts were, and what was pinned of them. `completions`: one of
+    each prompt; those that have not ended do not count."""
+    for completion in completions:
+        if completion.end is None:
+            continue
+        spec = completion.spec
+        use = cache_use(completion.aux_outputs)
+        cached = completion.end.cached_tokens
+        if spec.pins:
+            created = sum(pinned_by_ttl(spec.pins, use, cached).values())
+            details.cache_write_tokens = (details.cache_write_tokens or 0) + created
+        if spec.tells_cache:
+            more = cached_details(use, cached)
+            before = details.cached_tokens_details or CachedTokensDetails(0, 0, 0)
+            details.cached_tokens_details = CachedTokensDetails(
+                before.device + more.device,
+                before.host + more.host,
+                before.disk + more.disk,
+            )
+
+
+def cached_details(use: CacheUsePiece, cached_tokens: int) -> CachedTokensDetails:
+    """Where the cached tokens of one prompt were."""
+    on_device = cached_tokens - use.host_tokens - use.disk_tokens
+    return CachedTokensDetails(on_device, use.host_tokens, use.disk_tokens)
+
+
+def pinned_by_ttl(
+    pins: Sequence[PinMark], use: CacheUsePiece, cached_tokens: int
+) -> dict[float, int]:
+    """The tokens of a prompt that were computed and are pinned, by how long they stay, in seconds.
+
+    0 ...... cached ...... first mark ...... second mark ...... pinned
+                 | stay as it says | stay as it says |
+    """
+    found: dict[float, int] = {}
+    begin = cached_tokens
+    for mark in pins:
+        end = min(mark.length, use.pinned_tokens)
+        found[mark.ttl_s] = found.get(mark.ttl_s, 0) + max(end - begin, 0)
+        begin = max(begin, end)
+    return found
 
 
 def reasoning_details(
@@ -148,6 +206,14 @@ def meta_info(
         "weight_version": end.weight_version,
         "e2e_latency": end.e2e_s,
     }
+
+
+def meta_cached_details(completion: Completion) -> dict[str, Any]:
+    """The entry of `meta_info` about the caches, of a completion that has ended."""
+    assert completion.end is not None
+    use = cache_use(completion.aux_outputs)
+    details = cached_details(use, completion.end.cached_tokens)
+    return {"cached_tokens_details": msgspec.to_builtins(details)}
 
 
 def _meta_finish_reason(end: CompletionEnd) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
-from weft.client.generation import Delta
+from weft.client.generation import Completion, Delta
 from weft.server.body import json_bytes, json_response, read_json, written
 from weft.server.context import ServerContext
 from weft.server.openai.answers import (
@@ -81,7 +81,11 @@ class ChatReply:
         self._tokenizer = context.tokenizer
         self._header = answer_header(context, "chatcmpl-", conversation.prompt.rid, body.model)
         self._conversation = conversation
-        self._count = UsageCount([len(ids)], conversation.params.n, conversation.prompt.media)
+        prompt = conversation.prompt
+        told: Sequence[Completion] = ()
+        if prompt.tells_cache or prompt.pins:
+            told = conversation.generation.completions
+        self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, told)
         self._options = body.stream_options or StreamOptions()
         self._logprobs = conversation.params.logprobs is not None
         self._as_ids = bool(body.return_tokens_as_token_ids)  # tokens are called by their ids

@@ -222,7 +222,8 @@ class CompletionReply:
                 params.logprob_token_ids,
                 params.skip_special_tokens,
             )
-        self._count = UsageCount(list(map(len, prompt_ids)), params.n)
+        told = generation.completions if body.return_cached_tokens_details else ()
+        self._count = UsageCount(list(map(len, prompt_ids)), params.n, told=told)
         self._opened: set[int] = set()  # choices that have had their first chunk
         self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are asked for
         self._prefix = b""  # of a chunk of plain text; empty if chunks have more than text

@@ -16,9 +16,11 @@ from starlette.requests import Request
 from weft.client.generation import Delta, Generation
 from weft.client.prompt import Prompt, check_task
 from weft.messages.media import MediaItem
+from weft.messages.pins import PinMark
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
 from weft.server.media import require_media, require_uncut
 from weft.server.openai.content import without_media
@@ -28,6 +30,7 @@ from weft.server.openai.custom_tools import (
     as_functions,
     with_function_calls,
 )
+from weft.server.openai.marks import chat_marks, has_marked_tool
 from weft.server.openai.models import ChatMessage, ChatRequest, PredictedContent
 from weft.server.openai.tools import NO_TOOLS, ToolUse, strict_tag, tool_use
 from weft.server.submit import encode_texts, prompts, require_model, sampling_of, submit, truncation
@@ -85,11 +88,13 @@ async def start_chat(
     *,
     whole_calls: bool = False,
     cut_calls: bool = False,
+    marks: Sequence[CacheMark[ChatRequest]] = (),
 ) -> Conversation:
     """Check, render, tokenize and submit.
 
     With `whole_calls` a stream, too, tells calls only when they are complete; with `cut_calls` an
-    answer tells a forced call that its end has cut off, for its arguments are a text.
+    answer tells a forced call that its end has cut off, for its arguments are a text. `marks`: of
+    the body that another API has made it of.
     Raises `ApiError` or `InvalidParam`.
     """
     require_model(context, body.model)
@@ -103,7 +108,7 @@ async def start_chat(
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
-        ids, media = await _prompt_ids(context, body, params)
+        ids, media, is_marked = await _prompt_ids(context, body, params)
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
@@ -111,6 +116,8 @@ async def start_chat(
             prompt = replace(prompt, media=media)
         if body.prediction is not None:
             prompt = replace(prompt, prediction=await _predicted(context, body.prediction))
+        if is_marked or body.cache_control is not None or marks:
+            prompt = replace(prompt, pins=await _pins(context, body, ids, marks))
         generation = submit(context, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
         if exc.param == "prompt":  # as text and client call it
@@ -233,6 +240,13 @@ async def _predicted(context: ServerContext, prediction: PredictedContent) -> li
 class ChatPrompt(NamedTuple):
     ids: list[int]
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
+    is_marked: bool = False  # some block has a cache_control
+
+
+class ChatText(NamedTuple):
+    text: str  # as the model's template writes it, with a mark for each of `sources`
+    sources: list[MediaSource]  # pictures, videos and sounds
+    is_marked: bool
 
 
 async def _prompt_ids(
@@ -261,9 +275,10 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """The conversation as token ids, by the model's template. `bytes_before`: what encoders read
     for other prompts of the request."""
-    text, sources = await chat_text(context, body)
+    text, sources, is_marked = await chat_text(context, body)
     if sources:
-        return await _with_media(context, body, text, sources, bytes_before)
+        found = await _with_media(context, body, text, sources, bytes_before)
+        return found._replace(is_marked=is_marked)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -272,7 +287,43 @@ async def chat_prompt(
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ChatPrompt(ids)
+    return ChatPrompt(ids, (), is_marked)
+
+
+async def _pins(
+    context: ServerContext,
+    body: ChatRequest,
+    ids: list[int],
+    marks: Sequence[CacheMark[ChatRequest]],
+) -> tuple[PinMark, ...]:
+    """Where in the tokens of a prompt its marked blocks end, the first of them first. Of a prompt
+    with pictures, videos or sounds, what is before the first of these counts."""
+    marks = marks or chat_marks(body)
+    text, sources, _ = await chat_text(context, body)
+    if sources:
+        for place in require_media(context.media, sources).marks.values():
+            text = text.partition(place)[0]
+    stamp = new_stamp()
+    lengths: dict[int, float] = {}  # seconds by characters
+    for mark in marks:
+        varied = await chat_text(context, mark.varied(stamp))
+        if stamp not in varied.text:
+            continue  # the template leaves the block out
+        length = num_alike(text, varied.text)
+        lengths[length] = max(lengths.get(length, 0.0), TTL_S[mark.lasts])
+    if not lengths:
+        return ()
+    found = await encode_texts(
+        context,
+        [text[:length] for length in lengths],
+        add_special_tokens=bool(body.add_special_tokens),
+        truncates=True,
+    )
+    ends: dict[int, float] = {}  # seconds by tokens
+    for beginning, ttl_s in zip(found, lengths.values(), strict=True):
+        end = num_alike(ids, beginning)
+        ends[end] = max(ends.get(end, 0.0), ttl_s)
+    return tuple(PinMark(length=end, ttl_s=ends[end]) for end in sorted(ends) if end)
 
 
 def _sources(messages: Sequence[ChatMessage]) -> list[MediaSource]:
@@ -308,9 +359,8 @@ async def _with_media(
     return ChatPrompt(ids, media.in_tokens(ids, in_order, "messages"))
 
 
-async def chat_text(context: ServerContext, body: ChatRequest) -> tuple[str, list[MediaSource]]:
-    """The conversation as the model's template writes it, with a mark for each picture, video and
-    sound, and what these are."""
+async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
+    """The conversation by the model's template."""
     if context.template is None:
         check_task(SamplingParams(), context.client.engine)
         raise ApiError(
@@ -331,8 +381,12 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> tuple[str, lis
         )
     messages = []
     sources: list[MediaSource] = []
+    has_marks = body.tools is not None and has_marked_tool(body.tools)
     for index, message in enumerate(body.messages):
+        if message.cache_control is not None:
+            has_marks = True
         if isinstance(message.content, list):
+            has_marks = has_marks or any(part.cache_control for part in message.content)
             message, of_message = without_media(message, message.content, f"messages[{index}]")
             sources += of_message
         if message.reasoning is not None:
@@ -352,7 +406,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> tuple[str, lis
         source=body.chat_template or None,
         marks=marks,
     )
-    return text, sources
+    return ChatText(text, sources, has_marks)
 
 
 def _check_template(context: ServerContext, source: str) -> None:

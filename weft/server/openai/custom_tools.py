@@ -87,8 +87,19 @@ def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]
         if is_custom(tool):
             functions.append(_function(tool, f"tools[{index}]"))
         else:
-            functions.append(tool)
+            functions.append(_without_mark(tool))
     return functions
+
+
+def _without_mark(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool without its `cache_control`, which is about the prompt, and no part of it."""
+    function = tool.get("function")
+    if isinstance(function, dict) and "cache_control" in function:
+        kept = {name: value for name, value in function.items() if name != "cache_control"}
+        tool = {**tool, "function": kept}
+    if "cache_control" in tool:
+        return {name: value for name, value in tool.items() if name != "cache_control"}
+    return tool
 
 
 def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.server.fields.cache_control import CacheControl
 from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.submit import SampledRequest
 
@@ -44,6 +45,7 @@ class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     video: str | None = None
     audio: str | None = None
     detail: Detail | None = None  # of input_image; changes nothing
+    cache_control: CacheControl | None = None  # the prompt up to here stays cached
     file_id: str | None = None  # refused: no files are kept
 
 
@@ -61,6 +63,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    cache_control: CacheControl | None = None  # the prompt up to its end stays cached
 
 
 class PredictedContent(msgspec.Struct, kw_only=True):
@@ -92,6 +95,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     prediction: PredictedContent | None = None
+    cache_control: CacheControl | None = None  # as if it stood at the last block
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
@@ -102,8 +106,18 @@ class CompletionRequest(SampledRequest, kw_only=True):
     best_of: int | None = None
 
 
+class CachedTokensDetails(msgspec.Struct):
+    """Where the cached tokens of a prompt were."""
+
+    device: int  # in the KV pool
+    host: int  # in other memory of the machine
+    disk: int  # in the folder of --cache-dir
+
+
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
+    cache_write_tokens: int | msgspec.UnsetType = msgspec.UNSET  # computed and pinned
+    cached_tokens_details: CachedTokensDetails | msgspec.UnsetType = msgspec.UNSET
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     video_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET

@@ -75,6 +75,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
     return_hidden_states: bool | list[bool] | None = None
+    return_cached_tokens_details: bool | None = None
     priority: int | None = None
     timeout_ms: int | None = None
     cache_salt: str | None = None
@@ -292,6 +293,7 @@ async def _prompts(
             vectors=vectors[index],
             stream_interval=own.stream_interval,
             media=media.placed(index, ids[index]) if media.loaded else (),
+            tells_cache=bool(body.return_cached_tokens_details),
         )
         found.append(prompt)
     return found

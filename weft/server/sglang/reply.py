@@ -15,7 +15,7 @@ import msgspec
 from weft.client.aux_outputs import hidden_states
 from weft.client.generation import Completion, Delta
 from weft.server.body import json_bytes, written
-from weft.server.openai.answers import event, meta_info
+from weft.server.openai.answers import event, meta_cached_details, meta_info
 from weft.server.sglang.logprobs import JsonList, NativeLogprobs
 
 FREE_LEN = 32_768  # bytes of an answer so far that every event of a stream may repeat
@@ -111,6 +111,8 @@ class NativeReply:
             meta["hidden_states"] = hidden_states(
                 completion.aux_outputs, delta.end.prompt_tokens, delta.num_tokens
             )
+        if delta.end is not None and completion.spec.tells_cache:
+            meta |= meta_cached_details(completion)
         logprobs = growing.logprobs
         if logprobs is not None:
             if not growing.is_opened or delta.end is not None:  # they are long, and do not change

@@ -322,6 +322,7 @@ def _normalised(
     would be written as "None".
     """
     message = dict(message)
+    message.pop("cache_control", None)  # is about the prompt, and no part of it
     where = f"messages[{position}]"
     if message.get("role") == "developer" and not used.knows_developer:
         message["role"] = "system"
@@ -358,8 +359,10 @@ def _content(
     if content is None or isinstance(content, str):
         return content
     texts: list[str] = []
+    parts = []
     for part in content:
         kind = part.get("type")
+        parts.append({name: value for name, value in part.items() if name != "cache_control"})
         if kind in marks:
             texts.append(marks[kind])
             continue
@@ -369,7 +372,7 @@ def _content(
                 f"{where}.content",
             )
         texts.append(part["text"])
-    return list(content) if as_list else "\n".join(texts)
+    return parts if as_list else "\n".join(texts)
 
 
 def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     top_logprobs: int | None = None
+    return_cached_tokens_details: bool | None = None  # where they were (SGLang)
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from weft.client.generation import Delta
 from weft.server.errors import ApiError
-from weft.server.openai.answers import add_media, chat_logprobs, reasoning_details
+from weft.server.openai.answers import add_cache_use, add_media, chat_logprobs, reasoning_details
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.custom_tools import CustomCall, arguments_of
 from weft.server.openai.models import ChatMessage, PromptTokensDetails, TokenLogprob
@@ -202,6 +202,7 @@ class ResponseReply:
         reasoning = reasoning_details(self._tokenizer, self._conversation.outputs)
         details = PromptTokensDetails(end.cached_tokens)
         add_media(details, self._conversation.prompt.media)
+        add_cache_use(details, self._conversation.generation.completions)
         response["usage"] = {
             "input_tokens": end.prompt_tokens,
             "input_tokens_details": details,
