@@ -74,6 +74,10 @@ def norm_with_mean(ops: Ops, x: Tensor) -> Tensor:
     return ops.layer_norm(x, layer_norm_of(x.shape[1]))
 
 
+def gate_by_exact_gelu(ops: Ops, x: Tensor) -> Tensor:
+    return ops.gated(x, weight_of(ops, x.shape[1], (45, 45), gated=True), "gelu")
+
+
 def gate_by_gelu(ops: Ops, x: Tensor) -> Tensor:
     weight = weight_of(ops, x.shape[1], (45, 45), gated=True)
     return ops.gated(x, weight, "gelu_pytorch_tanh")
@@ -103,6 +107,7 @@ MECHANISMS: tuple[Compute, ...] = (
     norm_of_columns,
     norm_with_mean,
     gate_by_gelu,
+    gate_by_exact_gelu,
     squared_relu,
     logits_scaled,
     logits_scaled_and_capped,

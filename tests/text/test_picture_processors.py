@@ -17,6 +17,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import (
     SmolVLMImageProcessorPil,
@@ -255,3 +256,48 @@ def test_videos_and_sounds_are_refused(tmp_path: Path, make: Any) -> None:
         processor.video([picture(9, 9)], 1.0)
     with pytest.raises(ValueError, match="no audio"):
         processor.audio(np.zeros(9, np.float32))
+
+
+PIXTRAL = {**VISION, "model_type": "pixtral", "patch_size": 7}
+
+
+def pixtral(folder: Path, name: str = "Mistral3", **settings: Any) -> MediaProcessor:
+    more = {"spatial_merge_size": 2}
+    if name == "Llava":
+        more = {"vision_feature_select_strategy": "full"}
+    return made(folder, name, PIXTRAL, settings, **more)
+
+
+@pytest.mark.parametrize(("name", "side"), [("Mistral3", 14), ("Llava", 7)])
+def test_lines_and_their_text_are_those_of_pixtral(tmp_path: Path, name: str, side: int) -> None:
+    ours = pixtral(tmp_path, name, size={"longest_edge": 100})
+    theirs = PixtralImageProcessorPil(size={"longest_edge": 100}, patch_size=side)
+    for sides in SIZES:
+        if max(sides) > 100 * min(sides):
+            with pytest.raises(ValueError, match="at most 100 times as long"):
+                ours.image(picture(*sides))
+            continue
+        prepared = ours.image(picture(*sides))
+        want = theirs(picture(*sides), return_tensors="np")
+        (part,) = prepared.parts
+        np.testing.assert_array_equal(part.values[None], want["pixel_values"])
+        # As `PixtralProcessor.replace_image_token` says, which needs torchvision.
+        ((height, width),) = want["image_sizes"]
+        line = ["[IMG]"] * (width // side)
+        lines = [*line, "[IMG_BREAK]"] * (height // side)
+        assert prepared.text == "".join([*lines[:-1], "[IMG_END]"])
+        assert part.length == len(lines) - 1
+        assert part.grid == (1, height // side, width // side)
+        assert part.line_len == width // side
+
+
+def test_pixtral_reads_what_its_encoder_reads(tmp_path: Path) -> None:
+    said = {"patch_size": 7, "spatial_merge_size": 4, "image_token": "<i>"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(said))
+    with pytest.raises(ModelError, match="spatial_merge_size is 4 for pixels, and 2 for"):
+        pixtral(tmp_path)
+    said["spatial_merge_size"] = 2
+    (tmp_path / "processor_config.json").write_text(json.dumps(said))
+    assert pixtral(tmp_path).marks == {"image": "<i>"}
+    with pytest.raises(ModelError, match="at most 16384"):
+        pixtral(tmp_path, size={"longest_edge": 20_000})

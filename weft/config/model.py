@@ -387,6 +387,8 @@ def _of_the_text(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     outer = _said(config)
     whole = {key: outer[key] for key in ("tie_word_embeddings", *TOKEN_KEYS) if key in outer}
     found = {**family.defaults, **outer, **_said(text), **whole}
+    if family.ties_by_text and text.get("tie_word_embeddings") is True:
+        found["tie_word_embeddings"] = True
     for ours, theirs in family.aliases.items():
         if found.get(theirs) is not None:
             found[ours] = found[theirs]

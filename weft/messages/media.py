@@ -23,10 +23,33 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: bytes
     start: int  # place of its first token in the prompt
     length: int  # tokens
-    # How its vectors lie in time, height and width; their product is `length`. None: in a line.
+    # Placeholders of a line, behind which a token of text stands that has no vector (as Pixtral
+    # has it between lines of a picture); 0: every token of it has one.
+    line_len: int = 0
+    # How its vectors lie in time, height and width; their product is `num_vectors`. None: in a
+    # line.
     grid: tuple[int, int, int] | None = None
     # Distance of two frames in positions (M-RoPE): frame i stands at the whole part of
     # i * time_step, as float32. Its last frame lies within its `length`.
     time_step: float = 1.0
     shape: tuple[int, ...] = ()  # of `values`
     values: bytes = b""  # float32, packed: what the encoder reads; journals have none
+
+    @property
+    def end(self) -> int:
+        """The place behind its last token in the prompt."""
+        return self.start + self.length
+
+    @property
+    def num_vectors(self) -> int:
+        if not self.line_len:
+            return self.length
+        return self.length - self.length // (self.line_len + 1)
+
+    @property
+    def lines(self) -> list[tuple[int, int]]:
+        """Where each run of its placeholders begins in the prompt, and the place behind its end."""
+        if not self.line_len:
+            return [(self.start, self.end)]
+        begins = range(self.start, self.end, self.line_len + 1)
+        return [(begin, begin + self.line_len) for begin in begins]

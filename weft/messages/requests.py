@@ -84,7 +84,7 @@ class GenerateRequest(
     @property
     def spans(self) -> list[tuple[int, int]]:
         """Where each of `media` begins in the prompt, and the place behind its end."""
-        return [(item.start, item.start + item.length) for item in self.media]
+        return [(item.start, item.end) for item in self.media]
 
 
 class BatchGenerate(

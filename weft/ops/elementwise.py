@@ -80,6 +80,7 @@ ACTIVATIONS = {
 }
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
+    "gelu": gelu,
     "gelu_pytorch_tanh": gelu_tanh,
 }
 

@@ -201,11 +201,14 @@ def media_key(input_ids: bytes, media: tuple[MediaItem, ...]) -> bytes:
     pieces: list[bytes] = []
     begin = 0
     for item in media:
-        pieces.append(input_ids[begin : item.start * TOKEN_BYTES])
-        begin = (item.start + item.length) * TOKEN_BYTES
         # K and V depend on the vectors, and on where they lie.
         content = item.digest + repr((item.length, item.grid, item.time_step)).encode()
-        pieces.append(content_ids(content, item.length))
+        ids = content_ids(content, item.length)
+        start = item.start
+        for first, end in item.lines:
+            pieces.append(input_ids[begin * TOKEN_BYTES : first * TOKEN_BYTES])
+            pieces.append(ids[(first - start) * TOKEN_BYTES : (end - start) * TOKEN_BYTES])
+            begin = end
     return b"".join(pieces)
 
 

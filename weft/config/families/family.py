@@ -27,6 +27,9 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)  # keys that it has under another name
     norm_eps_key: str = "rms_norm_eps"
     positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
+    # A `text_config` that says so ties the head to the embeddings, whatever the whole says: older
+    # releases wrote it there alone.
+    ties_by_text: bool = False
     task: str = "generate"  # what the architecture is for: its head, or that it has none
     # What it has beside its decoder for pictures, videos or sounds, of a whole `config.json` and
     # the decoder's hidden size; None: nothing that is computed.

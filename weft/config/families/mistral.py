@@ -25,6 +25,7 @@ from weft.config.families.family import (
     window,
 )
 from weft.config.families.rope import read_rope
+from weft.config.vision.pixtral import mistral3
 
 
 def _mistral(config: Config) -> DecoderSpec:
@@ -74,7 +75,7 @@ def _mixtral(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(replace(layer, mlp=experts),), names=names)
 
 
-_MISTRAL3 = Family(read=_mistral3, defaults={"head_dim": 128})
+_MISTRAL3 = Family(read=_mistral3, defaults={"head_dim": 128}, tower=mistral3)
 FAMILIES = {
     "Mistral": Family(read=_mistral),
     "Ministral": Family(read=_ministral),

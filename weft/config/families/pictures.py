@@ -42,7 +42,9 @@ def _text(config: Config) -> DecoderSpec:
 
 _IDEFICS3 = Family(read=_text, defaults=_DEFAULTS, tower=pictures.idefics3)
 ARCHITECTURES = {
-    "LlavaForConditionalGeneration": Family(read=_text, defaults=_DEFAULTS, tower=pictures.llava),
+    "LlavaForConditionalGeneration": Family(
+        read=_text, defaults=_DEFAULTS, tower=pictures.llava, ties_by_text=True
+    ),
     "Idefics3ForConditionalGeneration": _IDEFICS3,
     "SmolVLMForConditionalGeneration": _IDEFICS3,
 }

@@ -168,7 +168,7 @@ FAMILIES = {
     "Qwen2Moe": Family(read=_qwen2_moe),
     "Qwen3Moe": Family(read=_qwen3_moe),
 }
-_QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)), tower=towers.qwen2_vl)
+_QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)), tower=towers.qwen2_vl, ties_by_text=True)
 _QWEN3_VL_SECTIONS = (24, 20, 20)
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": _QWEN2_VL,

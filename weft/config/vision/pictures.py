@@ -11,6 +11,7 @@ from typing import Any
 from weft.config.config_json import get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig, UnsupportedModel
+from weft.config.vision.pixtral import PixtralSpec, read_pixtral
 from weft.config.vision.vit import VitSpec, activation, read_clip, read_siglip
 
 Config = Mapping[str, Any]  # a `config.json`
@@ -141,11 +142,15 @@ def idefics3(config: Config, out_size: int) -> ShuffledSpec | None:
     )
 
 
-def llava(config: Config, out_size: int) -> PerceptronSpec | None:
+def llava(config: Config, out_size: int) -> PerceptronSpec | PixtralSpec | None:
     """As `gemma3`."""
     vision = _vision(config)
     if not vision:
         return None
+    has_bias = get(config, "multimodal_projector_bias", bool, True)
+    if vision.get("model_type") == "pixtral":
+        require(config, "vision_feature_select_strategy", "full")
+        return read_pixtral(config, out_size, projector_bias=has_bias)
     layer = get(config, "vision_feature_layer", int, -2)
     kind = get(vision, "model_type", str, "clip_vision_model")
     if kind == "clip_vision_model":
@@ -157,7 +162,7 @@ def llava(config: Config, out_size: int) -> PerceptronSpec | None:
     else:
         raise UnsupportedModel(
             f"the vision model {kind[:64]!r} is not supported in LLaVA; supported are "
-            "'clip_vision_model' and 'siglip_vision_model'"
+            "'clip_vision_model', 'siglip_vision_model' and 'pixtral'"
         )
     return PerceptronSpec(
         encoder=encoder,
@@ -165,7 +170,7 @@ def llava(config: Config, out_size: int) -> PerceptronSpec | None:
         out_size=out_size,
         num_tokens=encoder.num_patches,
         activation=activation(config, "projector_hidden_act", "gelu"),
-        has_bias=get(config, "multimodal_projector_bias", bool, True),
+        has_bias=has_bias,
     )
 
 

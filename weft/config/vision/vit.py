@@ -87,7 +87,7 @@ def read_siglip(vision: Mapping[str, Any], *, layer: int | None = None) -> VitSp
         vision,
         name="SigLIP",
         num_stored_layers=num_layers,
-        num_layers=num_layers if layer is None else _layers_up_to(layer, num_layers),
+        num_layers=num_layers if layer is None else layers_up_to(layer, num_layers),
         patch_size=size(vision, "patch_size", 16),
         norm_eps=number(vision, "layer_norm_eps", 1e-6, low=0.0),
         activation=activation(vision, "hidden_act", "gelu_pytorch_tanh"),
@@ -102,7 +102,7 @@ def read_clip(vision: Mapping[str, Any], *, layer: int) -> VitSpec:
         vision,
         name="CLIP",
         num_stored_layers=num_layers,
-        num_layers=_layers_up_to(layer, num_layers),
+        num_layers=layers_up_to(layer, num_layers),
         patch_size=size(vision, "patch_size", 32),
         norm_eps=number(vision, "layer_norm_eps", 1e-5, low=0.0),
         activation=activation(vision, "hidden_act", "quick_gelu"),
@@ -118,7 +118,9 @@ def activation(config: Mapping[str, Any], key: str, usual: str) -> str:
     return get(config, key, str, usual)
 
 
-def _layers_up_to(layer: int, num_layers: int) -> int:
+def layers_up_to(layer: int, num_layers: int) -> int:
+    """How many layers give the hidden states number `layer`, of which 0 stands before the first
+    layer and -1 behind the last."""
     num = layer if layer >= 0 else num_layers + 1 + layer
     if not 0 < num <= num_layers:
         raise BadConfig(f"vision_feature_layer is {layer}; the encoder has {num_layers} layers")

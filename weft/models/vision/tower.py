@@ -70,11 +70,15 @@ class PlaneRotation:
     """Of the pairs of a head, the first half turns by the row of a patch, the second by its
     column."""
 
-    def __init__(self, head_dim: int, theta: float, num_places: int) -> None:
-        """Rows and columns are below `num_places`."""
+    def __init__(
+        self, head_dim: int, theta: float, num_places: int, *, alternates: bool = False
+    ) -> None:
+        """Rows and columns are below `num_places`. `alternates`: columns turn at speeds between
+        those of rows, and not at the same."""
         quarter = head_dim // 4
         steps = torch.arange(quarter, dtype=torch.float32) / quarter
-        inv_freq = (1.0 / theta**steps).repeat(2)
+        shift = 0.5 / quarter if alternates else 0.0
+        inv_freq = 1.0 / theta ** torch.cat((steps, steps + shift))
         # [num_places, head_dim / 2] at each row, and each column
         self.cos, self.sin = rotary_angles(torch.arange(num_places), inv_freq, 1.0)
         # [head_dim / 2] by which line of `TowerAttention.prepare`'s places each pair turns

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import cast
 
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
+from weft.config.vision.pixtral import PixtralSpec
 from weft.config.vision.qwen import QwenTowerSpec
 from weft.config.vision.sound import WhisperSpec
 from weft.config.vision.spec import TowerSpec
@@ -20,6 +21,7 @@ TOWERS: dict[type, str] = {
     PooledSpec: "weft.models.vision.pictures:PooledTower",
     ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
     PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",
+    PixtralSpec: "weft.models.vision.pixtral:PixtralTower",
     WhisperSpec: "weft.models.vision.whisper:WhisperTower",
     QwenTowerSpec: "weft.models.vision.qwen:QwenTower",
 }

@@ -72,6 +72,7 @@ class Epilogue(IntEnum):
     ADD_SCALED = 9
     GATED_CLAMPED = 10
     QUICK_GELU = 11
+    GATED_GELU = 12
 
 
 class ExpertScores(IntEnum):

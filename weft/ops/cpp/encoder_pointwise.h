@@ -39,6 +39,14 @@ WEFT_INLINE F32 gelu_by_tanh(F32 x) {
   return div(x, add(all(1.0f), exponential(mul(inner, all(-1.59576912f)))));
 }
 
+WEFT_INLINE F32 gate_activated(int64_t epilogue, F32 gate) {
+  switch (epilogue) {
+    case kGatedGelu: return gelu(gate);
+    case kGatedGeluTanh: return gelu_by_tanh(gate);
+    default: return silu(gate);
+  }
+}
+
 WEFT_INLINE F32 activated(int64_t epilogue, F32 x) {
   switch (epilogue) {
     case kGelu: return gelu(x);

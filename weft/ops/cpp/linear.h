@@ -62,7 +62,9 @@ struct LinearCut {
   }
 };
 
-WEFT_INLINE bool is_gated(const LinearArgs& args) { return args.epilogue == kGatedSilu || args.epilogue == kGatedGeluTanh; }
+WEFT_INLINE bool is_gated(const LinearArgs& args) {
+  return args.epilogue == kGatedSilu || args.epilogue == kGatedGelu || args.epilogue == kGatedGeluTanh;
+}
 
 static LinearCut cut_work(const LinearArgs& args, int64_t num_rows, int num_threads) {
   const Weight& w = *args.weight;
@@ -266,7 +268,7 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
       for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
         const F32 gate = finished(args, first + i, sums + i * 4);
         const F32 up = finished(args, first + kPanel + i, sums + (kPanel + i) * 4);
-        put(y + i, mul(args.epilogue == kGatedSilu ? silu(gate) : gelu_by_tanh(gate), up), valid - i);
+        put(y + i, mul(gate_activated(args.epilogue, gate), up), valid - i);
       }
       continue;
     }

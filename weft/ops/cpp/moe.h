@@ -192,8 +192,7 @@ struct ExpertCursor {
 };
 
 WEFT_INLINE F32 gated_value(int64_t epilogue, F32 gate, F32 up) {
-  if (epilogue == kGatedSilu) return mul(silu(gate), up);
-  if (epilogue == kGatedGeluTanh) return mul(gelu_by_tanh(gate), up);
+  if (epilogue != kGatedClamped) return mul(gate_activated(epilogue, gate), up);
   // What is not a number stays so: `larger` and `smaller` then return their second argument.
   const F32 low_gate = smaller(all(kClamp), gate);
   const F32 low_up = larger(all(-kClamp), smaller(all(kClamp), up));

@@ -145,6 +145,7 @@ EPILOGUES = {
 }
 GATES = {
     "silu": Epilogue.GATED_SILU,
+    "gelu": Epilogue.GATED_GELU,
     "gelu_pytorch_tanh": Epilogue.GATED_GELU_TANH,
     CLAMPED: Epilogue.GATED_CLAMPED,  # of experts
 }

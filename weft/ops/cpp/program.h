@@ -224,6 +224,7 @@ enum Epilogue : int64_t {
   kAddScaled = 9,      // y += scale (W x + bias)
   kGatedClamped = 10,  // of experts only: (up + 1) gate sigmoid(kClampedAlpha gate), of values up to kClamp
   kQuickGelu = 11,     // x sigmoid(kQuickGeluSlope x)
+  kGatedGelu = 12,     // as kGatedSilu, with another activation of the gate
 };
 
 constexpr float kClamp = 7.0f;

@@ -206,11 +206,10 @@ class MediaFeature(Feature):
         item: list[IntArray] = []
         row: list[IntArray] = []
         for one in taken:
-            length = one.end - one.start
-            first_row = one.start - one.item.start
-            index.append(np.arange(one.place, one.place + length, dtype=np.int32))
-            item.append(np.full(length, numbers[one.item.input.digest], dtype=np.int32))
-            row.append(np.arange(first_row, first_row + length, dtype=np.int32))
+            places, rows = one.item.vectors(one.start, one.end)
+            index.append(places + np.int32(one.place))
+            item.append(np.full(len(rows), numbers[one.item.input.digest], dtype=np.int32))
+            row.append(rows)
         return MediaVectors(
             drops_all=work.drops_all,
             drop=work.drop,

@@ -26,6 +26,19 @@ class PlacedInput(NamedTuple):
     start: int
     end: int
     input: EncoderInput
+    line_len: int  # as that of `MediaItem`
+
+    def vectors(self, start: int, end: int) -> tuple[IntArray, IntArray]:
+        """Which of the tokens from `start` to `end` of the prompt take vectors, counted from
+        `start`, and which ones."""
+        places = np.arange(start - self.start, end - self.start, dtype=np.int32)
+        rows = places
+        if self.line_len:
+            # [v v v] break [v v v] break ..: behind each break, a place has one less before it.
+            step = self.line_len + 1
+            places = places[places % step != self.line_len]
+            rows = places - places // step
+        return places - np.int32(start - self.start), rows
 
 
 class MediaPositions(NamedTuple):
@@ -59,8 +72,8 @@ def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> Media
     items: list[PlacedInput] = []
     for one in message.media:
         values = MediaValues(_values(one))
-        given = EncoderInput(one.digest, one.kind, one.length, one.grid, values)
-        items.append(PlacedInput(one.start, one.start + one.length, given))
+        given = EncoderInput(one.digest, one.kind, one.num_vectors, one.grid, values)
+        items.append(PlacedInput(one.start, one.end, given, one.line_len))
     positions = None
     if has_three_positions:
         prompt_len = len(message.input_ids) // TOKEN_BYTES
@@ -88,11 +101,11 @@ def three_positions(media: Sequence[MediaItem], prompt_len: int) -> MediaPositio
         pieces.append(_in_a_line(first, num_before))
         first += num_before
         own = _in_a_line(first, item.length)
-        if item.grid is not None:
+        if item.grid is not None and not item.line_len:
             own = _in_a_grid(first, item.grid, item.time_step)
         pieces.append(own)
         first = int(own.max()) + 1
-        begin = item.start + item.length
+        begin = item.end
     pieces.append(_in_a_line(first, prompt_len - begin))
     shift = first - begin
     return MediaPositions(np.concatenate(pieces, axis=1), shift)
@@ -121,19 +134,21 @@ def wrong_media(message: GenerateRequest) -> str:
         name = f"media item {number} ({item.kind})"
         if len(item.digest) != DIGEST_BYTES:
             return f"{name} has a digest of {len(item.digest)} bytes; {DIGEST_BYTES} are needed"
-        if item.length < 1 or item.start < begin or item.start + item.length > prompt_len:
+        if item.length < 1 or item.start < begin or item.end > prompt_len:
             return (
-                f"{name} has tokens {item.start:,} to {item.start + item.length:,}; "
+                f"{name} has tokens {item.start:,} to {item.end:,}; "
                 f"{begin:,} to {prompt_len:,} are left for it"
             )
+        if item.line_len < 0 or (item.line_len and (item.length + 1) % (item.line_len + 1)):
+            return f"{name} has {item.length:,} tokens, which are not lines of {item.line_len:,}"
         if item.grid is not None:
             num_frames = item.grid[0]
-            if min(item.grid) < 1 or math.prod(item.grid) != item.length:
-                return f"{name} has a grid of {item.grid}, which is not {item.length:,} tokens"
+            if min(item.grid) < 1 or math.prod(item.grid) != item.num_vectors:
+                return f"{name} has a grid of {item.grid}, which is not {item.num_vectors:,} tokens"
             if not 0 <= (num_frames - 1) * item.time_step < item.length:
                 return (
                     f"{name} has {num_frames:,} frames with {item.time_step:g} positions between "
                     f"two; the last must be at 0 to {item.length - 1:,}"
                 )
-        begin = item.start + item.length
+        begin = item.end
     return ""

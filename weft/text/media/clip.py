@@ -13,7 +13,9 @@ from weft.arrays import FloatArray
 from weft.config.config_json import get, require
 from weft.config.model_errors import BadConfig
 from weft.config.vision.pictures import llava
+from weft.config.vision.pixtral import PixtralSpec
 from weft.messages.media import MediaKind
+from weft.text.media import pixtral
 from weft.text.media.pixels import (
     BICUBIC,
     CLIP_DEVIATION,
@@ -104,6 +106,8 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
     spec = llava(config, out_size=1)
     if spec is None:
         return None
+    if isinstance(spec, PixtralSpec):
+        return pixtral.make_of(folder, spec)
     settings = read_settings(folder)
     require(settings, "do_resize", True)
     side = spec.encoder.image_size

@@ -21,6 +21,7 @@ PROCESSORS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "weft.text.media.gemma3:make",
     "Idefics3ForConditionalGeneration": "weft.text.media.idefics3:make",
     "LlavaForConditionalGeneration": "weft.text.media.clip:make",
+    "Mistral3ForConditionalGeneration": "weft.text.media.pixtral:make",
     "SmolVLMForConditionalGeneration": "weft.text.media.idefics3:make",
     "Qwen2VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "weft.text.media.qwen:make_qwen2_5_vl",

@@ -62,6 +62,8 @@ def _item(part: MediaPart) -> MediaItem:
             f"of it; {MAX_ITEM_BYTES / 1e6:,.0f} MB are allowed"
         )
     head = f"{part.kind} {part.grid} {part.time_step} {part.length} {values.shape}\n"
+    if part.line_len:
+        head = f"lines of {part.line_len} {head}"
     digest = hashlib.sha256(head.encode())
     digest.update(packed)
     return MediaItem(
@@ -69,6 +71,7 @@ def _item(part: MediaPart) -> MediaItem:
         digest=digest.digest(),
         start=0,
         length=part.length,
+        line_len=part.line_len,
         grid=part.grid,
         time_step=part.time_step,
         shape=values.shape,
@@ -139,7 +142,7 @@ def in_tokens(
     placed: list[MediaItem] = []
     for token, items in by_token.items():
         places = np.flatnonzero(numbers == token)
-        needed = sum(item.length for item in items)
+        needed = sum(item.num_vectors for item in items)
         if len(places) != needed:
             raise MediaError(
                 f"the prompt has {len(places):,} tokens that stand for parts of media (id {token}) "
@@ -147,14 +150,19 @@ def in_tokens(
             )
         begin = 0
         for item in items:
-            own = places[begin : begin + item.length]
-            begin += item.length
-            if own[-1] - own[0] != item.length - 1:
+            own = places[begin : begin + item.num_vectors]
+            begin += item.num_vectors
+            found = replace(item, start=int(own[0]))
+            wanted = np.concatenate([np.arange(*line) for line in found.lines])
+            if not np.array_equal(own, wanted):
+                runs = "one run"
+                if item.line_len:
+                    runs = f"runs of {item.line_len:,} with one token between two of them"
                 raise MediaError(
-                    f"the prompt has something among the {item.length:,} tokens that stand for "
-                    f"one part of media (id {token}), which have to be one run"
+                    f"the prompt has something among the {item.num_vectors:,} tokens that stand "
+                    f"for one part of media (id {token}), which have to be {runs}"
                 )
-            placed.append(replace(item, start=int(own[0])))
+            placed.append(found)
     return tuple(sorted(placed, key=_start))
 
 

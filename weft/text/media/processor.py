@@ -16,10 +16,11 @@ class MediaPart(NamedTuple):
     """What the encoder reads at once, and the placeholder tokens that its vectors take."""
 
     kind: MediaKind
-    length: int  # placeholder tokens, one behind the other
+    length: int  # placeholder tokens, one behind the other, with what stands between them
     grid: tuple[int, int, int] | None  # as that of `MediaItem`
     values: FloatArray  # float32, in the shape that the family's encoder reads
     time_step: float = 1.0
+    line_len: int = 0  # as that of `MediaItem`
 
 
 class PreparedMedia(NamedTuple):

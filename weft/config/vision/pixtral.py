@@ -1,0 +1,143 @@
+"""The tower of Pixtral, and of Mistral from Small 3.1 on: an encoder of pictures of any size, whose
+patches are told apart by rotation alone, and two matrices that make tokens of them or of squares of
+them. Source: arXiv:2410.07073."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.config.config_json import get, number, require, size
+from weft.config.media import MediaRules
+from weft.config.model_errors import UnsupportedModel
+from weft.config.vision.vit import activation, layers_up_to
+
+GATES = ("gelu", "silu", "gelu_pytorch_tanh")  # activations of gates
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixtralSpec:
+    hidden_size: int
+    inner_size: int
+    out_size: int  # hidden size of the decoder
+    num_layers: int  # that are computed,
+    num_stored_layers: int  # and those that a checkpoint has
+    num_heads: int
+    patch_size: int  # pixels of a side
+    usual_side: int  # pixels of the side of a large picture, for the memory that is set aside
+    theta: float  # of the rotation by row and column
+    activation: str  # of gates
+    # Patches of a side of the square that becomes a token, by a norm and a matrix of its own; 0:
+    # each patch does, without these.
+    merge_size: int
+    merge_norm_eps: float
+    projector_activation: str
+    projector_bias: bool
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("image",)
+
+    @property
+    def rules(self) -> MediaRules:
+        return MediaRules()
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch."""
+        return 3 * self.patch_size**2
+
+    @property
+    def token_side(self) -> int:
+        """Pixels of a side of what becomes a token."""
+        return self.patch_size * max(self.merge_size, 1)
+
+    @property
+    def num_parameters(self) -> int:
+        hidden = self.hidden_size
+        of_layer = 4 * hidden**2 + 3 * hidden * self.inner_size
+        of_merger = (self.merge_size * hidden) ** 2
+        of_projector = (hidden + self.out_size) * self.out_size
+        return self.num_layers * of_layer + of_merger + of_projector + hidden * self.patch_values
+
+    @property
+    def num_work_floats(self) -> int:
+        # x, its norm, q, k, v and what attention gives; twice the patches, which are cut out.
+        of_patch = 6 * self.hidden_size + self.inner_size + 3 * self.patch_values
+        num_patches: int = (self.usual_side // self.patch_size) ** 2
+        return num_patches * of_patch
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        idle = range(self.num_layers, self.num_stored_layers)
+        return tuple(f"vision_tower.transformer.layers.{layer}." for layer in idle)
+
+    @property
+    def told(self) -> str:
+        pixels = f"{self.token_side} x {self.token_side} pixels"
+        return f"Pixtral of {self.num_layers} layers, a token for {pixels}"
+
+
+def mistral3(config: Mapping[str, Any], out_size: int) -> PixtralSpec | None:
+    """Of a `config.json` and the hidden size of its decoder; None: it has no encoder. Raises
+    UnsupportedModel."""
+    if not get(config, "vision_config", dict, {}):
+        return None
+    text = get(config, "text_config", dict, {})
+    return read_pixtral(
+        config,
+        out_size,
+        patch_size=14,
+        merge_size=size(config, "spatial_merge_size", 2),
+        merge_norm_eps=number(text, "rms_norm_eps", 1e-5, low=0.0),
+        projector_bias=get(config, "multimodal_projector_bias", bool, False),
+    )
+
+
+def read_pixtral(
+    config: Mapping[str, Any],
+    out_size: int,
+    *,
+    patch_size: int = 16,
+    merge_size: int = 0,
+    merge_norm_eps: float = 0.0,
+    projector_bias: bool,
+) -> PixtralSpec:
+    """`patch_size` is that of a file without it."""
+    given = get(config, "vision_config", dict, {})
+    vision = {key: value for key, value in given.items() if value is not None}
+    require(vision, "num_channels", 3)
+    require(vision, "model_type", "pixtral")
+    require(vision, "hidden_act", *GATES)
+    rope = get(vision, "rope_parameters", dict, {})
+    require(rope, "rope_type", "axial", "default")
+    num_layers = size(vision, "num_hidden_layers", 24)
+    num_heads = size(vision, "num_attention_heads", 16)
+    hidden = size(vision, "hidden_size", 1_024)
+    if hidden % num_heads or hidden // num_heads % 4:
+        raise UnsupportedModel(
+            f"vision_config has {hidden} numbers for {num_heads} heads: each must have as many, a "
+            "multiple of 4"
+        )
+    require(vision, "head_dim", hidden // num_heads)
+    return PixtralSpec(
+        hidden_size=hidden,
+        inner_size=size(vision, "intermediate_size", 4_096),
+        out_size=out_size,
+        num_layers=layers_up_to(get(config, "vision_feature_layer", int, -1), num_layers),
+        num_stored_layers=num_layers,
+        num_heads=num_heads,
+        patch_size=size(vision, "patch_size", patch_size),
+        usual_side=size(vision, "image_size", 1_024),
+        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=0.0),
+        activation=get(vision, "hidden_act", str, "gelu"),
+        merge_size=merge_size,
+        merge_norm_eps=merge_norm_eps,
+        projector_activation=activation(config, "projector_hidden_act", "gelu"),
+        projector_bias=projector_bias,
+    )
