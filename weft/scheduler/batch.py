@@ -86,11 +86,15 @@ class Batch:
         self.rows = rows  # [R]
         self.starts = starts  # [R] position of the first token of each in this step
         self.lens = lens  # [R] how many there are
-        self.epochs: IntArray = columns.epoch[rows]  # [R]
-        self.sample_rows: IntArray = rows[samples]  # [S]
-        self.sample_epochs: IntArray = self.epochs[samples]  # [S]
+        self.epochs: IntArray = columns.epoch.take(rows)  # [R]
+        self.sample_rows: IntArray = rows  # [S]
+        self.sample_epochs: IntArray = self.epochs  # [S]
         # [S] tokens of its sequence that stand before the one that is sampled
-        self.sample_lens: IntArray = (starts + lens)[samples]
+        self.sample_lens: IntArray = starts + lens
+        if not samples.all():
+            self.sample_rows = rows[samples]
+            self.sample_epochs = self.epochs[samples]
+            self.sample_lens = self.sample_lens[samples]
         # Rows that end here, without a token, and their epochs.
         self.prompt_only_rows: list[tuple[int, int]] = []
         for request in prefills:
@@ -115,12 +119,12 @@ class Batch:
     def num_there(self, columns: Columns) -> IntArray:
         """[S] how many of the tokens before each sampled one have their ids in the columns: all, or
         all but the last, which the device alone knows yet."""
-        there: IntArray = columns.known_len[self.sample_rows]
+        there: IntArray = columns.known_len.take(self.sample_rows)
         return there
 
     def is_live(self, columns: Columns) -> BoolArray:
         """[S] whether each sampled token counts: its request still has its row."""
-        live: BoolArray = columns.epoch[self.sample_rows] == self.sample_epochs
+        live: BoolArray = columns.epoch.take(self.sample_rows) == self.sample_epochs
         return live
 
 
@@ -176,12 +180,17 @@ def commit(
         errors = _errors(batch, result, live & result.invalid)
         errors = [end for end in errors if end.row not in explained]
         live &= ~result.invalid
-    rows: IntArray = batch.sample_rows[live]
-    tokens: IntArray = result.first_tokens[live]
-    known: IntArray = batch.sample_lens[live]
-    columns.tokens[rows, known] = tokens
-    known += 1
-    columns.known_len[rows] = known
+    rows: IntArray = batch.sample_rows
+    tokens: IntArray = result.first_tokens
+    known: IntArray = batch.sample_lens
+    if not live.all():
+        rows = rows[live]
+        tokens = tokens[live]
+        known = known[live]
+    at = rows.astype(np.intp)  # numpy would convert the rows for each column
+    columns.tokens.reshape(-1)[at * columns.tokens.shape[1] + known] = tokens
+    known = known + 1
+    columns.known_len[at] = known
 
     # By row; a later one of the same row only counts where none was found before.
     found: dict[int, End] = {}
@@ -191,7 +200,7 @@ def commit(
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
     stops = stopped(columns, rows, tokens, is_eos)
-    ended = stops | (known >= columns.max_len[rows])
+    ended = stops | (known >= columns.max_len.take(rows))
     for i in np.flatnonzero(ended).tolist():
         row = int(rows[i])
         if stops[i]:
@@ -199,7 +208,7 @@ def commit(
         else:
             found.setdefault(row, End(row, "length"))
 
-    ids: LongArray = columns.ids[rows]
+    ids: LongArray = columns.ids.take(rows)
     more: Sequence[Forced] = forced
     if result.counts is not None:
         more = [*_behind_first(columns, batch, result, result.counts, live), *forced]
@@ -230,8 +239,8 @@ def _errors(batch: Batch, result: Result, invalid: BoolArray) -> list[End]:
 
 def stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
     """[n] whether the token that each of the rows [n] got stops its request."""
-    stops: BoolArray = is_eos[tokens] & columns.stops_at_eos[rows]
-    special = columns.has_stop_ids[rows]
+    stops: BoolArray = is_eos.take(tokens) & columns.stops_at_eos.take(rows)
+    special = columns.has_stop_ids.take(rows)
     # Few requests have stop tokens of their own.
     if special.any():
         for i in np.flatnonzero(special).tolist():

@@ -79,8 +79,8 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
           LAST_SAMPLED                 ids from the columns
     """
     columns = kv.columns
-    starts = columns.kv_len[rows]
-    ends = columns.seq_len[rows]
+    starts = columns.kv_len.take(rows)
+    ends = columns.seq_len.take(rows)
     lens: IntArray = ends - starts
     # The usual case is written apart: it needs no search for the tokens of each row.
     if int(lens.sum()) == len(rows):
@@ -94,8 +94,9 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
         known = columns.tokens[row_of_token, positions]
         tokens = np.where(is_known, known, np.int32(LAST_SAMPLED))
     slots = kv.extend_running(row_of_token, positions)
-    columns.kv_len[rows] = ends
-    columns.seq_len[rows] = ends + 1
+    at = rows.astype(np.intp)  # numpy would convert the rows for each column
+    columns.kv_len[at] = ends
+    columns.seq_len[at] = ends + 1
     samples = np.ones(len(rows), dtype=np.bool_)
     return StepTokens(rows, starts, lens, tokens, slots, samples)
 
@@ -196,10 +197,10 @@ class Planner:
         """How `rows` [S] sample the tokens at `positions` [S] of their sequences."""
         columns = self._columns.sampling
         return Sampling(
-            temperature=columns.temperature[rows],
-            top_p=columns.top_p[rows],
-            top_k=columns.top_k[rows],
-            min_p=columns.min_p[rows],
-            seeds=columns.seed[rows],
+            temperature=columns.temperature.take(rows),
+            top_p=columns.top_p.take(rows),
+            top_k=columns.top_k.take(rows),
+            min_p=columns.min_p.take(rows),
+            seeds=columns.seed.take(rows),
             positions=positions,
         )

@@ -262,6 +262,9 @@ class Columns:
     known (`speculation/`).
 
     A free row is all zeros but for its epoch, so a request finds nothing of the row's last owner.
+
+    Where all running rows are read, that is `column.take(rows)`: with int32 rows it takes half as
+    long as `column[rows]`, a third for bools.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -354,7 +357,7 @@ class Columns:
 
     def unfinished(self, rows: IntArray) -> IntArray:
         """Rows without those that will end by length with the token that is being sampled."""
-        return rows[self.seq_len[rows] < self.max_len[rows]]
+        return rows[self.seq_len.take(rows) < self.max_len.take(rows)]
 
     def num_output(self, row: int) -> int:
         """Output tokens whose ids are known."""
