@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from weft.memory.index.prefix_index import PrefixIndex
+from weft.memory.index.prefix_index import MAX_MOVES, PrefixIndex
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, above
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import RadixCache
@@ -159,3 +159,44 @@ def test_random_changes_keep_every_length_and_weight_true(seed: int) -> None:
             indexed.tree.reset()
         indexed.check()
         indexed.tree.check()
+
+
+def test_a_family_of_thousands_moves_down_in_pieces() -> None:
+    indexed = Indexed(page_size=1)
+    num = 5 * MAX_MOVES
+    for number in range(num):
+        indexed.add(number, [1, 2, 3, 4, 10 + number])
+    indexed.insert([1, 2, 3, 4])
+    lengths = [indexed.index.length(number) for number in range(num)]
+    assert lengths == [4] * MAX_MOVES + [0] * (num - MAX_MOVES)
+    while indexed.index.num_late:
+        indexed.index.move_on()
+    indexed.check()
+    assert {indexed.index.length(number) for number in range(num)} == {4}
+
+
+@pytest.mark.parametrize("change", ["evicted", "split", "gone on", "left", "emptied"])
+def test_who_is_still_to_move_down_ends_where_the_cache_says_whatever_comes_between(
+    change: str,
+) -> None:
+    indexed = Indexed(page_size=1)
+    num = 3 * MAX_MOVES
+    for number in range(num):
+        indexed.add(number, [1, 2, 3, 4, 5, 6 + number % 2])
+    indexed.insert([1, 2, 3, 4])
+    match change:
+        case "evicted":
+            indexed.tree.evict(3)
+        case "split":
+            indexed.tree.match(CacheKey("", pack([1, 2])))
+            indexed.insert([1, 2, 9])
+        case "gone on":
+            indexed.insert([1, 2, 3, 4, 5, 6])
+        case "left":
+            for number in range(0, num, 2):
+                indexed.remove(number)
+        case "emptied":
+            indexed.tree.reset()
+    while indexed.index.num_late:
+        indexed.index.move_on()
+    indexed.check()

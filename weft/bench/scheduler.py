@@ -7,34 +7,41 @@ Two workloads. *Engine*: 256 requests decode and 1,000 wait, each with a prompt 
 
 from __future__ import annotations
 
-import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.bench.overhead import (
+    MS,
+    US,
+    VOCAB_SIZE,
+    NoRunner,
+    OverheadFigure,
+    draw_ids,
+    message_of,
+    seconds_of,
+    settle,
+    timed_step,
+)
 from weft.bench.results import write_json
+from weft.bench.scale import scale_figures
 from weft.config.options import Settings, option
 from weft.engine.engine import Engine
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import Node, RadixCache
 from weft.messages.requests import GenerateRequest
-from weft.messages.sampling import SamplingParams
-from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
-from weft.plan.step import Plan, Result, Step
-from weft.scheduler.batch import Batch
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.table import number, table
 
-VOCAB_SIZE = 150_000
 PROMPT_LEN = 2_048
 NUM_RUNNING = 256
 NUM_WAITING = 1_000
@@ -47,8 +54,6 @@ TREE_SHARED = 32
 EVICTED_PAGES = 2_048
 OPS_PER_SAMPLE = 100  # operations of microseconds are timed together
 
-MS = 1e3  # a second
-US = 1e6
 MB = 1e-6  # a byte
 T = TypeVar("T")
 
@@ -59,36 +64,20 @@ class SchedulerBenchOptions:
     sequences: int = option(
         100_000, "sequences in the prefix tree", group="bench", everyday=True, low=1_000
     )
+    scale: bool = option(
+        False,
+        "also measure 4,096 running and 100,000 waiting requests, under every policy",
+        group="bench",
+        everyday=True,
+    )
     json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
-
-
-class OverheadFigure(NamedTuple):
-    """Median and spread over the samples of one operation, and what we want."""
-
-    name: str
-    unit: str
-    median: float
-    p5: float
-    p95: float
-    goal: float
-
-    @property
-    def is_met(self) -> bool:
-        return self.median <= self.goal
-
-    @classmethod
-    def of(
-        cls, name: str, unit: str, scale: float, samples: Sequence[float], goal: float
-    ) -> OverheadFigure:
-        """`scale`: units in a second, or in a byte."""
-        scaled = np.percentile(samples, (5, 50, 95)) * scale
-        p5, median, p95 = scaled.tolist()
-        return cls(name, unit, median, p5, p95, goal)
 
 
 def bench_scheduler(settings: Settings) -> int:
     options = settings.make(SchedulerBenchOptions)
     figures = measure(steps=options.steps, sequences=options.sequences)
+    if options.scale:
+        figures += scale_figures()
     rows = []
     results = []
     for figure in figures:
@@ -136,15 +125,15 @@ def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
     rng = np.random.default_rng(0)
     # The messages exist before the clock runs: only their arrival is timed.
     messages = [_request(i, rng, steps) for i in range(NUM_RUNNING + NUM_WAITING)]
-    _settle()
+    settle()
     arrivals = []
     for message in messages:
         arrive = partial(scheduler.add_request, message, 0.0)
-        arrivals.append(_seconds(arrive))
+        arrivals.append(seconds_of(arrive))
     prefills: list[float] = []
     decodes: list[float] = []
     while len(decodes) < steps:
-        took, batch = _step(scheduler)
+        took, batch = timed_step(scheduler)
         num_prefills = len(batch.prefills)
         is_full = len(batch.rows) == NUM_RUNNING
         # Steps that are neither, such as the last prefill with fewer prompts, are left out.
@@ -165,20 +154,20 @@ def order_figure(num_waiting: int) -> OverheadFigure:
     """
     scheduler = _scheduler(1, steps=1, num_waiting=num_waiting, policy="lpm")
     rng = np.random.default_rng(0)
-    heads = [_ids(rng, SHARED_LEN) for _ in range(NUM_HEADS)]
+    heads = [draw_ids(rng, SHARED_LEN) for _ in range(NUM_HEADS)]
     own_len = PROMPT_LEN - SHARED_LEN
     pages: IntArray = np.arange(PROMPT_LEN, dtype=np.int32)
     for i in range(num_waiting):
         drawn = int(rng.integers(NUM_HEADS))
-        prompt = heads[drawn] + _ids(rng, own_len)
-        message = _message(i, prompt, max_new=1)
+        prompt = heads[drawn] + draw_ids(rng, own_len)
+        message = message_of(i, prompt, max_new=1)
         scheduler.add_request(message, 0.0)
     samples = []
-    _settle()
+    settle()
     for head in heads:
-        ended = head + _ids(rng, own_len)
+        ended = head + draw_ids(rng, own_len)
         order = partial(_order_after, scheduler, ended, pages)
-        samples.append(_seconds(order))
+        samples.append(seconds_of(order))
     goal = 2.0
     if num_waiting <= 1_000:
         goal = 0.5
@@ -190,16 +179,6 @@ def _order_after(scheduler: Scheduler, ended: bytes, pages: IntArray) -> list[Re
     scheduler.kv.cache.insert(key, pages)
     order = scheduler.waiting_queue.order(0.0)
     return list(islice(order, NUM_ADMITTED))
-
-
-class NoRunner:
-    """For a scheduler whose steps are committed by hand."""
-
-    def launch(self, plan: Plan) -> Step:
-        raise AssertionError("no step is launched here")
-
-    def control(self, request: DeviceRequest) -> Pending:
-        return NO_DEVICE
 
 
 def _scheduler(
@@ -233,22 +212,6 @@ def _scheduler(
     return engine.scheduler
 
 
-def _step(scheduler: Scheduler) -> tuple[float, Batch]:
-    """Plan and commit a step. Returns the seconds of both,
-    without the device's part between them.
-    """
-    began = time.perf_counter()
-    batch = scheduler.get_next_batch_to_run(0.0, in_flight=False)
-    planned = time.perf_counter()
-    assert batch is not None
-    num_samples = len(batch.sample_rows)
-    result = Result(tokens=np.full(num_samples, 5, dtype=np.int32))
-    resumed = time.perf_counter()
-    scheduler.process_batch_result(batch, result)
-    ended = time.perf_counter()
-    return planned - began + ended - resumed, batch
-
-
 # The tree
 
 
@@ -264,7 +227,7 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
         own_pages = pages[first : first + TREE_LEN]
         key = CacheKey("", sequence)
         offers.append((key, own_pages))
-    _settle()
+    settle()
     inserts = _timed(lambda offer: cache.insert(*offer), offers)
     drawn = rng.integers(num_sequences, size=10_000).tolist()
     probes = [CacheKey("", sequences[i]) for i in drawn]
@@ -281,7 +244,7 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
     locks = _timed(lock_and_unlock, nodes)
     rounds = min(20, cache.evictable_pages // EVICTED_PAGES)
     evict = partial(cache.evict, EVICTED_PAGES)
-    evictions = [_seconds(evict) for _ in range(rounds)]
+    evictions = [seconds_of(evict) for _ in range(rounds)]
     yield OverheadFigure.of("tree: full-hit match", "us", US, matches, 3)
     yield OverheadFigure.of("tree: insert", "us", US, inserts, 5)
     yield OverheadFigure.of("tree: lock + unlock", "us", US, locks, 1)
@@ -292,9 +255,9 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
 
 def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
     """Packed token ids: each a head that others have, too, and a tail of its own."""
-    heads = [_ids(rng, TREE_SHARED) for _ in range(NUM_HEADS)]
+    heads = [draw_ids(rng, TREE_SHARED) for _ in range(NUM_HEADS)]
     tail_len = TREE_LEN - TREE_SHARED
-    tails = _ids(rng, num_sequences * tail_len)
+    tails = draw_ids(rng, num_sequences * tail_len)
     tail_bytes = len(tails) // num_sequences
     drawn = rng.integers(NUM_HEADS, size=num_sequences).tolist()
     sequences = []
@@ -335,33 +298,6 @@ def _timed(operation: Callable[[T], object], arguments: Sequence[T]) -> list[flo
     return samples
 
 
-def _seconds(operation: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    operation()
-    return time.perf_counter() - began
-
-
-def _settle() -> None:
-    """As the engine does when it is ready: the collector does not visit existing objects again."""
-    gc.collect()
-    gc.freeze()
-
-
 def _request(number: int, rng: np.random.Generator, steps: int) -> GenerateRequest:
-    prompt = _ids(rng, PROMPT_LEN)
-    return _message(number, prompt, max_new=2 * steps)
-
-
-def _message(number: int, packed: bytes, *, max_new: int) -> GenerateRequest:
-    sampling = SamplingParams(max_new_tokens=max_new, ignore_eos=True)
-    return GenerateRequest(
-        id=number,
-        rid=str(number),
-        input_ids=packed,
-        sampling=sampling,
-    )
-
-
-def _ids(rng: np.random.Generator, length: int) -> bytes:
-    ids = rng.integers(2, VOCAB_SIZE, length, dtype=np.int32)
-    return ids.tobytes()
+    prompt = draw_ids(rng, PROMPT_LEN)
+    return message_of(number, prompt, max_new=2 * steps)

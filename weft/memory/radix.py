@@ -57,13 +57,18 @@ class Node:
         self.key = key  # packed tokens, TOKEN_BYTES each
         self.pages = pages  # packed page numbers, PAGE_BYTES each
         self.parent = parent
-        self.children: dict[bytes, Node] = {}  # by the bytes of their first page
+        self.children = NO_CHILDREN  # by the bytes of their first page
         self.used = used  # when it was last used, in calls of the tree
-        # Breaks ties between nodes of one path, so that eviction is deterministic.
+        # When it was made, in calls of the tree: breaks ties between nodes of one path, so that
+        # eviction is deterministic.
         self.serial = serial
         self.locks = 0
         self.pins = 0
         self.is_queued = False  # stands in the eviction heap
+
+
+# Of all leaves: one empty dict instead of one each. `_adopt` makes the first child a new one.
+NO_CHILDREN: dict[bytes, Node] = {}
 
 
 class RootNode(Node):
@@ -93,7 +98,6 @@ class RadixCache:
         self.total_evicted_pages = 0
         self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
         self._clock = 0
-        self._serial = 0
         self._roots: dict[str, RootNode] = {}
         self._heap: list[tuple[int, int, Node]] = []
 
@@ -424,9 +428,8 @@ class RadixCache:
         packed = np.ascontiguousarray(pages, dtype=INT32).tobytes()
         num_pages = len(packed) // PAGE_BYTES
         assert num_pages == len(key) // step, "fewer pages than the sequence has"
-        self._serial += 1
-        leaf = Node(key, packed, parent, self._clock, self._serial)
-        parent.children[key[:step]] = leaf
+        leaf = Node(key, packed, parent, self._clock, self._clock)
+        _adopt(parent, key[:step], leaf)
         self.evictable_pages += num_pages
         self._queue(leaf)
         for listener in self.listeners:
@@ -445,8 +448,7 @@ class RadixCache:
         assert parent is not None
         step = self._step
         cut_pages = cut // step * PAGE_BYTES
-        self._serial += 1
-        upper = Node(node.key[:cut], node.pages[:cut_pages], parent, self._clock, self._serial)
+        upper = Node(node.key[:cut], node.pages[:cut_pages], parent, self._clock, self._clock)
         upper.used = node.used
         upper.locks = node.locks
         upper.pins = node.pins
@@ -454,7 +456,7 @@ class RadixCache:
         node.key = node.key[cut:]
         node.pages = node.pages[cut_pages:]
         node.parent = upper
-        upper.children[node.key[:step]] = node
+        _adopt(upper, node.key[:step], node)
         for listener in self.listeners:
             listener.split(upper, node)
         return upper
@@ -476,6 +478,8 @@ class RadixCache:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._step]]
+        if not parent.children:
+            parent.children = NO_CHILDREN
         for listener in self.listeners:
             listener.removed(leaf)
         if parent.children or parent.locks or parent.pins:
@@ -484,6 +488,14 @@ class RadixCache:
             self._roots.pop(parent.namespace, None)
         else:
             self._queue(parent)
+
+
+def _adopt(parent: Node, first_page: bytes, child: Node) -> None:
+    """Hang `child` below `parent`, which has none with this first page."""
+    # Every empty dict may be the one of all leaves, also after a state was restored.
+    if not parent.children:
+        parent.children = {}
+    parent.children[first_page] = child
 
 
 def _last_use(node: Node) -> tuple[int, int]:

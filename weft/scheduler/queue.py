@@ -259,7 +259,7 @@ class WaitingQueue:
             return True
         if self._gate is None:
             return len(self._waiting) > 0
-        first = next(iter(self._waiting), None)
+        first = self._waiting.first()
         return first is not None and self._gate.lets_pass(first)
 
     @property
@@ -274,10 +274,10 @@ class WaitingQueue:
         """The first that came of the requests to look at."""
         if self.resumed:
             return self.resumed[0]
-        indices = self._candidates()
-        if not len(indices):
-            return None
-        return self._waiting.request_at(int(indices[0]))
+        first = self._waiting.first()
+        if first is None or self._gate is None or self._gate.lets_pass(first):
+            return first
+        return None
 
     def _candidates(self) -> IntArray:
         """The indices [n] of requests that never ran and are not blocked, by arrival."""
@@ -291,6 +291,8 @@ class WaitingQueue:
     def order(self, now: float) -> Iterator[Request]:
         """The waiting requests, best first. Lazy: it may be left at any request."""
         policy = self.policy
+        if policy.prefix_index is not None:
+            policy.prefix_index.move_on()
         indices = self._candidates()
         fresh = policy.order(self._waiting, indices, now)
         if self._gate is not None:
@@ -330,7 +332,9 @@ class WaitingQueue:
         if not self.policy.ages:
             return 0
         last_s = now - self._aging_s
-        return int(np.searchsorted(self._waiting.arrival_s[indices], last_s, side="right"))
+        # Of the table, not of the requests: those that have left keep their place in the order.
+        border = self._waiting.first_after(last_s)
+        return int(np.searchsorted(indices, border))
 
     # Inside
 

@@ -3,7 +3,11 @@
 An indexed sequence is attached to the node where its cached prefix ends, under the page that it
 would go on with. When a node is inserted below, only those sequences whose next page is the new
 node's first move down; when a node is evicted, those at it move up. So a change costs as much as
-there are sequences that it concerns. The index knows numbers and keys, never requests.
+there are sequences that it concerns.
+
+When thousands of sequences would move down at once, MAX_MOVES of them do so, and the others with
+the next calls of `move_on`. Until then their lengths are those of before: a lower bound. The index
+knows numbers and keys, never requests.
 
     [1 2] ── [3 4]      sequence 1 2 9 9: at node [1 2], next page 9 9
                         sequence 1 2 3 4 5: at node [3 4], no whole page left
@@ -11,11 +15,16 @@ there are sequences that it concerns. The index knows numbers and keys, never re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, anchor_of
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache
 from weft.memory.radix import Node, path_up, shared_len
+
+MAX_MOVES = 32  # that an insertion makes at once, or a call of `move_on`
+NUM_FIRST = 64  # numbers of a bucket that are listed without the rest
 
 
 class IndexedSequence:
@@ -35,12 +44,33 @@ class IndexedSequence:
 class Bucket:
     """The sequences whose cached prefix ends at one anchor."""
 
-    __slots__ = ("by_next_page", "members")
+    __slots__ = ("by_next_page", "highest", "is_sorted", "members")
 
     def __init__(self) -> None:
         self.members: dict[int, IndexedSequence] = {}  # by number
+        self.is_sorted = True  # their numbers rise
+        self.highest = -1  # number that was ever in it
         # Those of them that end at the end of the node, and go on.
         self.by_next_page: dict[bytes, dict[int, IndexedSequence]] = {}
+
+    def add(self, sequence: IndexedSequence) -> None:
+        number = sequence.number
+        if number > self.highest:
+            self.highest = number
+        elif number not in self.members:
+            self.is_sorted = False
+        self.members[number] = sequence
+
+    def numbers(self) -> Iterator[int]:
+        """In rising order. Those that were given may leave meanwhile; the rest stay."""
+        if not self.is_sorted:
+            self.members = dict(sorted(self.members.items()))
+            self.is_sorted = True
+        first = list(islice(self.members, NUM_FIRST))
+        yield from first
+        if len(first) == NUM_FIRST:
+            last = first[-1]
+            yield from [number for number in list(self.members) if number > last]
 
 
 class PrefixIndex:
@@ -60,6 +90,7 @@ class PrefixIndex:
         self._step = cache.page_size * TOKEN_BYTES
         self._sequences: dict[int, IndexedSequence] = {}
         self._buckets: dict[Anchor, Bucket] = {}
+        self._late: deque[int] = deque()  # numbers of those that are still to move down
 
     def add(self, number: int, key: CacheKey, end: int) -> int:
         """Follow the first `end` bytes of a key. Returns its cached prefix's length in tokens."""
@@ -82,12 +113,25 @@ class PrefixIndex:
         """Cached tokens of a sequence."""
         return self._sequences[number].length // TOKEN_BYTES
 
-    def ending_at(self, anchor: Anchor) -> list[int]:
-        """The numbers of those whose cached prefix ends at `anchor`, in rising order."""
+    def ending_at(self, anchor: Anchor) -> Iterator[int]:
+        """The numbers of those whose cached prefix ends at `anchor`, in rising order. Lazy."""
         bucket = self._buckets.get(anchor)
         if bucket is None:
-            return []
-        return sorted(bucket.members)
+            return iter(())
+        return bucket.numbers()
+
+    def move_on(self) -> None:
+        """Let some of those move that did not do so when their prefix was inserted."""
+        for _ in range(min(len(self._late), MAX_MOVES)):
+            # Whoever has left, or moved with another change, is where the cache says.
+            sequence = self._sequences.get(self._late.popleft())
+            if sequence is not None:
+                self._move(sequence)
+
+    @property
+    def num_late(self) -> int:
+        """How many are still to move down, at most."""
+        return len(self._late)
 
     # CacheListener
 
@@ -105,8 +149,18 @@ class PrefixIndex:
         # A family of sequences shares its beginning: most share as much as the one before.
         shared = 0
         prefix = b""
-        self._take_out_group(above, key[:step], group)
-        for sequence in group.values():
+        moving: Iterable[IndexedSequence] = group.values()
+        num_moving = len(group)
+        if num_moving > MAX_MOVES:
+            numbers = iter(list(group))
+            moving = [group[number] for number in islice(numbers, MAX_MOVES)]
+            num_moving = MAX_MOVES
+            self._late.extend(numbers)
+            for sequence in moving:
+                self._take_out(sequence)
+        else:
+            self._take_out_group(above, key[:step], group)
+        for sequence in moving:
             if not self._shares_exactly(sequence, key, prefix):
                 last = sequence.end // step * step
                 shared = shared_len(sequence.key.tokens, sequence.length, last, key, step)
@@ -115,7 +169,7 @@ class PrefixIndex:
             self._put(sequence, leaf, length, is_end=shared == len(key))
             self._moved(sequence.number, length // TOKEN_BYTES)
         if self._counts is not None:
-            self._counts.put(leaf, above, len(group))
+            self._counts.put(leaf, above, num_moving)
 
     def split(self, upper: Node, lower: Node) -> None:
         bucket = self._buckets.get(lower)
@@ -148,6 +202,7 @@ class PrefixIndex:
 
     def emptied(self) -> None:
         self._buckets.clear()
+        self._late.clear()
         if self._counts is not None:
             self._counts.clear()
         for sequence in self._sequences.values():
@@ -157,6 +212,20 @@ class PrefixIndex:
                 self._counts.change(sequence.anchor, 1)
 
     # Inside
+
+    def _move(self, sequence: IndexedSequence) -> None:
+        """Put a sequence where the cache has the end of its prefix now."""
+        handle, length, is_end = self._cache.locate(sequence.key, sequence.end)
+        anchor = sequence.key.namespace if handle is None else handle
+        if length == sequence.length:
+            return
+        before = sequence.anchor
+        self._take_out(sequence)
+        self._put(sequence, anchor, length, is_end)
+        if self._counts is not None:
+            self._counts.change(before, -1)
+            self._counts.change(anchor, 1)
+        self._moved(sequence.number, length // TOKEN_BYTES)
 
     def _cut_off(self, bucket: Bucket, anchor: Anchor, depth: int) -> None:
         """What the sequences of a bucket have beyond `depth`, the end of `anchor`, has gone."""
@@ -187,7 +256,7 @@ class PrefixIndex:
         bucket = self._buckets.get(anchor)
         if bucket is None:
             bucket = self._buckets[anchor] = Bucket()
-        bucket.members[sequence.number] = sequence
+        bucket.add(sequence)
         if is_end and length + self._step <= sequence.end:
             sequence.next_page = sequence.key.tokens[length : length + self._step]
             bucket.by_next_page.setdefault(sequence.next_page, {})[sequence.number] = sequence

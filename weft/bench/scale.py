@@ -1,0 +1,128 @@
+"""`weft bench scheduler --scale on`: the scheduler with 4,096 running and 100,000 waiting requests,
+in real time and without a model.
+
+Prompts are short (32 tokens), because what grows with the number of requests is measured here, not
+what grows with their length. Half of each prompt is one of 64 heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from weft.bench.overhead import (
+    MS,
+    VOCAB_SIZE,
+    NoRunner,
+    OverheadFigure,
+    draw_ids,
+    message_of,
+    seconds_of,
+    settle,
+    timed_step,
+)
+from weft.engine.engine import Engine
+from weft.memory.prefix_cache import CacheKey
+from weft.messages.requests import Abort
+from weft.scheduler import policies
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.settings import SchedulerSettings
+
+HEAD_LEN = 16
+PROMPT_LEN = 32
+NUM_HEADS = 64
+MAX_NEW = 2_000
+AGING_S = 5.0
+NUM_DECODES = 100
+NUM_ADMISSIONS = 20
+
+
+def scale_figures(
+    num_running: int = 4_096, num_waiting: int = 100_000, family: int = 10_000
+) -> Iterator[OverheadFigure]:
+    """A decode step; under each policy the plan of a step that admits one request and the first of
+    the order; and the mass move of requests that get a shared prefix."""
+    for name in policies.names():
+        # It admits nobody while its batch decodes.
+        if name == "static":
+            continue
+        scheduler = _full(name, num_running, num_waiting)
+        if name == "fcfs":
+            decodes = [timed_step(scheduler)[0] for _ in range(NUM_DECODES)]
+            at = f"{num_running:,} running, {num_waiting:,} waiting"
+            yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.3)
+        admissions = [_admission(scheduler, i) for i in range(NUM_ADMISSIONS)]
+        yield OverheadFigure.of(f"first admission, {name}", "ms", MS, admissions, 1.0)
+    moves = [_mass_move(number, family) for number in range(5)]
+    yield OverheadFigure.of(f"{family:,} get a shared prefix", "ms", MS, moves, 1.0)
+
+
+def _full(policy: str, num_running: int, num_waiting: int) -> Scheduler:
+    """A scheduler whose rows all decode, and behind them a queue."""
+    # As much as all of them may take: nobody waits for memory.
+    tokens = num_running * (PROMPT_LEN + 2 * MAX_NEW)
+    settings = SchedulerSettings(
+        num_pages=tokens // 16,
+        page_size=16,
+        max_running_requests=num_running,
+        context_length=PROMPT_LEN + 2 * MAX_NEW,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(1,),
+        schedule_policy=policy,
+        # All running ones in one step.
+        chunked_prefill_size=num_running * PROMPT_LEN * 2,
+        max_prefill_tokens=num_running * PROMPT_LEN * 2,
+        max_queued_requests=num_running + num_waiting,
+        mixed_chunk=False,
+        aging_s=AGING_S,
+        schedule_conservativeness=0.0,
+    )
+    engine = Engine(
+        settings,
+        NoRunner(),
+        clock=lambda: 0.0,
+        overlap=False,
+        on_failure=lambda exc: None,
+    )
+    scheduler = engine.scheduler
+    rng = np.random.default_rng(0)
+    for number in range(num_running):
+        scheduler.add_request(message_of(number, draw_ids(rng, PROMPT_LEN), max_new=MAX_NEW), 0.0)
+    while len(scheduler.running_batch.rows) < num_running:
+        timed_step(scheduler)
+    heads = [draw_ids(rng, HEAD_LEN) for _ in range(NUM_HEADS)]
+    for number in range(num_running, num_running + num_waiting):
+        prompt = heads[number % NUM_HEADS] + draw_ids(rng, PROMPT_LEN - HEAD_LEN)
+        scheduler.add_request(message_of(number, prompt, max_new=MAX_NEW), 0.0)
+    settle()
+    return scheduler
+
+
+def _admission(scheduler: Scheduler, number: int) -> float:
+    """One running request ends, and one that waits takes its row. Returns the seconds of the
+    plan of that step."""
+    scheduler.abort(Abort(ids=(number,)))
+    took, batch = timed_step(scheduler)
+    assert len(batch.prefills) == 1, "nothing was admitted"
+    timed_step(scheduler)
+    return took
+
+
+def _mass_move(number: int, family: int) -> float:
+    """The insertion of a prefix that `family` waiting requests share, with the order behind it."""
+    scheduler = _full("lpm", 1, 0)
+    rng = np.random.default_rng(number)
+    shared = draw_ids(rng, HEAD_LEN)
+    for i in range(family):
+        prompt = shared + draw_ids(rng, PROMPT_LEN - HEAD_LEN)
+        scheduler.add_request(message_of(i + 1, prompt, max_new=1), 0.0)
+    cache = scheduler.kv.cache
+    pages = np.arange(1, dtype=np.int32)
+
+    def insert_and_order() -> None:
+        cache.insert(CacheKey("", shared), pages)
+        list(islice(scheduler.waiting_queue.order(0.0), 1))
+
+    return seconds_of(insert_and_order)
