@@ -37,7 +37,7 @@ TOLD = {
     "executor/profile/profile.py",  # when what the kernels noted was, on the clock of the trace
     "client/adapters.py",  # since when an adapter is served
     "bench/results.py",  # when it was measured
-    "launch/supervisor.py",  # since when the model is served
+    "launch/front.py",  # since when the model is served
     "cli/replay.py",  # when a journal began
     "journal/recorder.py",  # the same
     "text/templates/chat_template.py",  # templates that tell the date

@@ -31,7 +31,8 @@ def main() -> None:
     args = EngineArgs.from_json(sys.stdin.buffer.readline())
     behaviour = dict(word.partition("=")[::2] for word in os.environ.get("FAKE_ENGINE", "").split())
     if "FAKE_PID_FILE" in os.environ:
-        Path(os.environ["FAKE_PID_FILE"]).write_text(str(os.getpid()))
+        mark = args.rpc.rpartition("rpc")[2]  # ".dp1" of an engine beside others
+        Path(os.environ["FAKE_PID_FILE"] + mark).write_text(str(os.getpid()))
     if "stubborn" not in behaviour:
         threading.Thread(target=end_with_parent, daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

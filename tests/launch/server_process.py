@@ -88,8 +88,10 @@ class ServerProcess:
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
-        if self.pid_file.exists() and is_alive(self.engine_pid):
-            os.kill(self.engine_pid, signal.SIGKILL)
+        for file in self.tmp.glob("pid*"):
+            pid = int(file.read_text())
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.tmp, ignore_errors=True)
 
     def _read(self) -> None:
@@ -101,6 +103,12 @@ class ServerProcess:
     def engine_pid(self) -> int:
         assert eventually(lambda: self.pid_file.exists() and self.pid_file.read_text())
         return int(self.pid_file.read_text())
+
+    def pid_of(self, rank: int) -> int:
+        """Of an engine beside others, the latest."""
+        file = self.pid_file.with_name(f"pid.dp{rank}")
+        assert eventually(lambda: file.exists() and file.read_text())
+        return int(file.read_text())
 
     @property
     def socket_folders(self) -> list[Path]:

@@ -24,6 +24,7 @@ from weft.client.calls import CALL_TIMEOUT_S, EngineFault, PendingCalls
 from weft.client.completion_metrics import CompletionRecorder
 from weft.client.engine_state import (
     HANG_AFTER_S,
+    EngineLoad,
     EngineState,
     EngineUnavailable,
     HangDetector,
@@ -78,6 +79,8 @@ class EngineClient:
         """The limits are those of `ClientLimits`, and of `HangDetector`."""
         self.metrics = metrics or Metrics()
         self.state = EngineState(self.metrics, HangDetector(step_timeout_s, hang_after_s))
+        # One for each engine behind this client; the launcher of several writes it.
+        self.engines: Sequence[EngineLoad] = (self.state,)
         self.calls = PendingCalls()
         self.log_requests = log_requests  # one line per finished request
         self.num_late_tokens = 0  # for requests that had ended here

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -21,12 +22,30 @@ from weft.client.generation import Completion, Generation
 from weft.messages.requests import GenerateRequest
 from weft.messages.status import EngineReady, Heartbeat, Stats
 from weft.messages.weights import FIRST_VERSION, WeightsReply
+from weft.observe.engine_numbers import EngineNumbers
 from weft.observe.metrics import Metrics
 
 TICK_S = 0.5
 LATE_S = 0.25  # a tick that comes later was held up by a busy machine
 HANG_AFTER_S = 4.0
 BUSY_TICKS = 10
+
+
+class EngineLoad(Protocol):
+    """The latest numbers of one engine."""
+
+    @property
+    def stats(self) -> Stats: ...
+
+    @property
+    def stats_at(self) -> float:
+        """When they came, on `time.monotonic`."""
+        ...
+
+    @property
+    def numbers(self) -> EngineNumbers:
+        """What follows from them."""
+        ...
 
 
 class EngineUnavailable(Exception):
@@ -44,6 +63,11 @@ class EngineState:
         self.hang_detector = hang_detector
         self._metrics = metrics
         self._waiters: list[asyncio.Future[None]] = []  # for `ready` or `lost`
+
+    @property
+    def numbers(self) -> EngineNumbers:
+        """What follows from the latest numbers."""
+        return self._metrics.engine
 
     @property
     def is_alive(self) -> bool:
@@ -148,6 +172,11 @@ class HangDetector:
         is_busy = is_engine_queued or passed_s > TICK_S + LATE_S
         self._silence += 1 if is_busy else BUSY_TICKS
         self._judge()
+
+    def declare(self, reason: str) -> None:
+        """Somebody else judges, who is not told of time here: why the engine takes nothing, or
+        nothing if it does."""
+        self.hang = reason
 
     def _judge(self) -> None:
         self.hang = self._find_hang()

@@ -39,6 +39,7 @@ MAX_CHOICES_LEN = 1_000_000  # of all together: more take seconds and hundreds o
 MAX_PROCESSORS = 8
 MAX_PROCESSOR_PARAMS = 16_384  # bytes
 MAX_STREAM_INTERVAL = 1_024
+MAX_ENGINES = 256  # behind one server
 MAX_PROFILED_STEPS = 200  # all events are kept in memory until the end
 MAX_TIMEOUT_MS = 10**12
 MAX_SHOWN = 40  # characters of a wrong value that are repeated
@@ -154,6 +155,8 @@ NUMBERS: dict[str, Number] = {
     "max_tool_calls": _LENGTH,
     "truncate_prompt_tokens": _whole(1, INT32, -1),  # -1: as many as leave room for the answer
     "stream_interval": _whole(1, MAX_STREAM_INTERVAL),
+    "routed_dp_rank": _whole(0, MAX_ENGINES - 1),
+    "data_parallel_rank": _whole(0, MAX_ENGINES - 1),
     # log probabilities
     "logprobs": _TOP,
     "top_logprobs": _TOP,
@@ -211,7 +214,7 @@ NUMBERS: dict[str, Number] = {
 QUERIES: dict[str, Number] = {
     "limit": _whole(1, 10_000),
     "timeout": _real(0, 600),
-    "dp_rank": _whole(0, 0),  # there is one engine
+    "dp_rank": _whole(0, MAX_ENGINES - 1),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.config.numbers import MAX_STREAM_INTERVAL
+from weft.config.numbers import MAX_ENGINES, MAX_STREAM_INTERVAL
 from weft.config.options import option
 
 
@@ -82,6 +82,31 @@ class ServerConfig:
         True,
         "show browsers the live page at /: the engine at work, and a chat",
         group="server",
+    )
+    dp_size: int = option(
+        1,
+        "engine processes behind this server, each with the whole model; --threads and memory are "
+        "for each of them",
+        group="replicas",
+        everyday=True,
+        low=1,
+        high=MAX_ENGINES,
+        elsewhere=("data_parallel_size",),
+    )
+    load_balance_method: str = option(
+        "cache_aware",
+        "which engine gets a request: the one that probably has its prompt, or can compute it "
+        "first; in turn; the one with the fewest open requests, or tokens in their prompts",
+        group="replicas",
+        choices="weft.route.policy:method_names",
+    )
+    engine_restarts: int = option(
+        5,
+        "times within an hour that an engine which has ended is started again, where there are "
+        "several",
+        group="replicas",
+        low=0,
+        high=1000,
     )
     drain_s: float = option(
         10.0,

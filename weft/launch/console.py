@@ -51,6 +51,8 @@ class Console:
         where = config.device
         if config.device == "cpu":
             where = f"cpu, {threads}"
+        if self._config.dp_size > 1:
+            where = f"{self._config.dp_size} engines, each on {where}"
         self._print(f"weft {__version__} · {name} · {where}")
         if prepared.draft is not None:
             draft = prepared.draft.model

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -83,10 +84,13 @@ class EngineProcess:
     autogroup), so a priority that somebody gives to the server is the engine's, too.
     """
 
-    def __init__(self) -> None:
-        """Start it. It imports what it needs, and waits for `begin`."""
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start it. It imports what it needs, and waits for `begin`. `environment` None: that of
+        the launcher."""
         self._args: EngineArgs | None = None
-        self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, process_group=0)
+        self._process = subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, process_group=0, env=environment
+        )
         self._exit: Future[int] = Future()
         self._exit.set_running_or_notify_cancel()
         threading.Thread(target=self._reap, name="engine-reaper", daemon=True).start()
@@ -119,14 +123,16 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def stop(self, timeout_s: float) -> int:
-        """Hang up, which ends an engine at once;
-        kill it if that takes longer than `timeout_s`, or if it has not begun. Returns as `ended`.
-        """
+    def hang_up(self) -> None:
+        """Which ends an engine at once, if it has begun. Else it is killed."""
         if self._args is None:
             self.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
+
+    def stop(self, timeout_s: float) -> int:
+        """Hang up; kill it if its end takes longer than `timeout_s`. Returns as `ended`."""
+        self.hang_up()
         try:
             return self._exit.result(timeout_s)
         except TimeoutError:

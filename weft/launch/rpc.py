@@ -14,10 +14,11 @@ from typing import Any
 
 import zmq
 
+from weft.client.fleet.joined import join
 from weft.config.options import SettingsError
 from weft.launch.engine_process import FOLDER_PREFIX, RPC_SOCKET
 from weft.messages.by_name import BadCall, plain, request_named
-from weft.messages.calls import CallFailed, SuccessReply
+from weft.messages.calls import CallFailed, ControlReply, ControlRequest, SuccessReply
 from weft.messages.channel import RpcCaller
 
 TIMEOUT_S = 10.0
@@ -30,11 +31,7 @@ def running() -> dict[int, Path]:
         for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
             pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
             with suppress(OSError):
-                if (
-                    pid.isdigit()
-                    and folder.stat().st_uid == os.getuid()
-                    and (folder / RPC_SOCKET).is_socket()
-                ):
+                if pid.isdigit() and folder.stat().st_uid == os.getuid() and _sockets(folder):
                     os.kill(int(pid), 0)
                     found[int(pid)] = folder
     return found
@@ -45,7 +42,8 @@ def rpc(
 ) -> Any:
     """Make the control request `method` and return its reply, as plain values.
 
-    `pid` chooses among several servers. Raises SettingsError if there is no such server, or if it
+    It goes to every engine of the server, and their replies become one. `pid` chooses among several
+    servers. Raises SettingsError if there is no such server, or if it
     does not answer, and for a call that is refused; that error names the methods there are, or what
     is wrong with the parameters.
     """
@@ -54,8 +52,25 @@ def rpc(
         request = request_named(method, params or {})
     except BadCall as exc:
         raise SettingsError(str(exc)) from exc
+    replies: dict[int, ControlReply] = {}
+    for rank, socket in enumerate(_sockets(folder)):
+        replies[rank] = _call(socket, request, timeout_s)
+    reply = join(replies)
+    if isinstance(reply, CallFailed) or (isinstance(reply, SuccessReply) and not reply.success):
+        raise SettingsError(reply.message)
+    return plain(reply)
+
+
+def _sockets(folder: Path) -> list[Path]:
+    """The socket of each engine of a server, in their order."""
+    found = [path for path in folder.glob(f"{RPC_SOCKET}*") if path.is_socket()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def _call(socket: Path, request: ControlRequest[Any], timeout_s: float) -> ControlReply:
+    """The reply of one engine. Raises SettingsError if there is none."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    caller = RpcCaller(context, f"ipc://{folder / RPC_SOCKET}")
+    caller = RpcCaller(context, f"ipc://{socket}")
     try:
         reply = caller.call(request, timeout_s)
     finally:
@@ -63,9 +78,7 @@ def rpc(
         context.term()
     if reply is None:
         raise SettingsError(f"the engine has not answered for {timeout_s:g} s")
-    if isinstance(reply, CallFailed) or (isinstance(reply, SuccessReply) and not reply.success):
-        raise SettingsError(reply.message)
-    return plain(reply)
+    return reply
 
 
 def _folder(pid: int) -> Path:

@@ -23,9 +23,12 @@ from weft.config.server import ServerConfig
 from weft.launch.context import LaunchContext
 
 if TYPE_CHECKING:
-    from weft.launch.engine_process import EngineProcess
+    import socket
+
+    from weft.launch.console import Console
+    from weft.launch.engine_group import EngineGroup
     from weft.launch.signals import StartSignals
-    from weft.launch.supervisor import ExitStatus
+    from weft.launch.watch import ExitStatus
 
 ABOUT = (
     "Serve a model over HTTP: OpenAI API, native API, metrics. Without MODEL, "
@@ -51,7 +54,7 @@ def serve(argv: Sequence[str]) -> int:
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
 
-    from weft.launch.engine_process import EngineProcess
+    from weft.launch.engine_group import EngineGroup, part_of
     from weft.launch.open_files import fit
     from weft.launch.signals import StartSignals, Stopped, ignore
 
@@ -59,17 +62,20 @@ def serve(argv: Sequence[str]) -> int:
         with StartSignals() as signals, ExitStack() as started:
             # A signal that comes here waits until all that was started is known to `started`.
             with signals.held():
-                process = EngineProcess()
-                started.callback(process.stop, ENGINE_STOP_S)
+                group = EngineGroup(config.dp_size)
+                started.callback(group.stop, ENGINE_STOP_S)
                 started.callback(ignore)
             from weft.assemble.prepare import prepare
+            from weft.config.machine import probe
             from weft.launch.console import Console
             from weft.launch.listen import listen
 
             asked = settings.make(Limits)
             limits = fit(asked)
             with listen(config.host, config.port) as listener:
-                prepared = prepare(share_sessions(settings.make(EngineConfig), digests))
+                engine = share_sessions(settings.make(EngineConfig), digests)
+                machine = part_of(probe(), config.dp_size, engine.device)
+                prepared = prepare(engine, machine)
                 console = Console(config, began, requires_key=bool(digests.user))
                 if limits is not asked:
                     console.fewer_connections(limits.max_connections, asked.max_connections)
@@ -78,10 +84,8 @@ def serve(argv: Sequence[str]) -> int:
                     config=config,
                     limits=limits,
                     digests=digests,
-                    listener=listener,
-                    console=console,
                 )
-                end = _run(context, process, signals)
+                end = _run(context, listener, console, group, signals)
     except Stopped:
         return 0
     from weft.observe.log import EventLog
@@ -102,10 +106,15 @@ def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
     return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))
 
 
-def _run(context: LaunchContext, process: EngineProcess, signals: StartSignals) -> ExitStatus:
-    """Let the engine begin, answer HTTP until the end, stop the engine."""
-    from weft.config.process import EngineArgs
-    from weft.launch.engine_process import RPC_SOCKET, SocketFolder
+def _run(
+    context: LaunchContext,
+    listener: socket.socket,
+    console: Console,
+    group: EngineGroup,
+    signals: StartSignals,
+) -> ExitStatus:
+    """Let the engines begin, answer HTTP until the end, stop the engines."""
+    from weft.launch.engine_process import SocketFolder
     from weft.launch.signals import ignore
     from weft.observe import log
     from weft.observe.trace import make_tracer
@@ -113,24 +122,15 @@ def _run(context: LaunchContext, process: EngineProcess, signals: StartSignals) 
     config = context.config
     log.setup(config.log_level, format=config.log_format)
     tracer = make_tracer(config.otlp_endpoint, context.model_name)
-    context.console.loading(context.prepared)
+    console.loading(context.prepared)
     with ExitStack() as started:
         started.callback(tracer.close)
         # A signal that comes here waits until all that was started is known to `started`.
         with signals.held():
             sockets = started.enter_context(SocketFolder())
-            args = EngineArgs(
-                config=context.prepared.config,
-                folder=str(context.prepared.folder),
-                to_engine=sockets.address("to_engine"),
-                from_engine=sockets.address("from_engine"),
-                rpc=sockets.address(RPC_SOCKET),
-                log_level=config.log_level,
-                log_format=config.log_format,
-            )
-            process.begin(args)
-            started.callback(process.stop, ENGINE_STOP_S)
+            group.begin(context, sockets)
+            started.callback(group.stop, ENGINE_STOP_S)
             started.callback(ignore)
         from weft.launch.supervisor import run
 
-        return run(context, process, tracer)
+        return run(context, listener, console, group, tracer)

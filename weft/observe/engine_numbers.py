@@ -7,7 +7,7 @@ line says at intervals how much runs and waits, how fast and how full. Knows not
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -173,8 +173,12 @@ _COUNTERS = {
 class EngineNumbers(Collector):
     """The engine's last snapshot, by its field names, and what follows from it."""
 
-    def __init__(self, model_name: str) -> None:
-        self._label = (model_name,)
+    def __init__(self, model_name: str, dp_rank: int | None = None) -> None:
+        """`dp_rank`: of an engine beside others, which becomes a label. The line is about all."""
+        self._labels = {"model_name": model_name}
+        self._writes_lines = dp_rank is None
+        if dp_rank is not None:
+            self._labels["dp_rank"] = str(dp_rank)
         self._numbers: Mapping[str, float] = {}
         self._rate_base = (time.monotonic(), 0.0)  # when, tokens generated
         self.gen_throughput = 0.0  # tokens per second between the last two snapshots
@@ -191,7 +195,7 @@ class EngineNumbers(Collector):
             self.gen_throughput = max(generated - before, 0.0) / (now - then)
             self._rate_base = (now, generated)
         has_work = numbers.get("num_running") or numbers.get("num_waiting")
-        if has_work and now - self._line_at >= LINE_INTERVAL_S:
+        if has_work and self._writes_lines and now - self._line_at >= LINE_INTERVAL_S:
             self._write_line(numbers)
             self._line_at = now
             self._line_numbers = numbers
@@ -273,11 +277,26 @@ class EngineNumbers(Collector):
         throughput = "Tokens generated per second."
         yield self._gauge("gen_throughput", self.gen_throughput, throughput)
         for name, (field, help) in _COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, help, labels=["model_name"])
-            counter.add_metric(self._label, self._numbers.get(field, 0))
+            counter = CounterMetricFamily(PREFIX + name, help, labels=list(self._labels))
+            counter.add_metric(list(self._labels.values()), self._numbers.get(field, 0))
             yield counter
 
     def _gauge(self, name: str, value: float, help: str) -> Metric:
-        gauge = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
-        gauge.add_metric(self._label, value)
+        gauge = GaugeMetricFamily(PREFIX + name, help, labels=list(self._labels))
+        gauge.add_metric(list(self._labels.values()), value)
         return gauge
+
+
+class NumbersOfEngines(Collector):
+    """The numbers of several engines, told apart by the label `dp_rank`."""
+
+    def __init__(self, engines: Sequence[EngineNumbers]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        pages = [list(engine.collect()) for engine in self._engines]
+        for families in zip(*pages, strict=True):
+            whole = families[0]
+            for family in families[1:]:
+                whole.samples += family.samples
+            yield whole

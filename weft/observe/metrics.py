@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from weft.observe.compat import Renamed
-from weft.observe.engine_numbers import PREFIX, EngineNumbers
+from weft.observe.engine_numbers import PREFIX, EngineNumbers, NumbersOfEngines
 
 MAX_PRIORITIES = 16  # that have latencies of their own
 MAX_ENDPOINTS = 200
@@ -261,6 +261,17 @@ class HttpMetrics:
         )
 
 
+class FleetMetrics:
+    """What the launcher of several engines sees of them."""
+
+    def __init__(self, make: Maker, engines: Sequence[EngineNumbers]) -> None:
+        self.engines = engines  # by rank
+        self.up = make.gauge("engine_up", "1 while an engine takes requests.", "dp_rank")
+        self.restarts = make.counter(
+            "engine_restarts", "Times that an engine was started again.", "dp_rank"
+        )
+
+
 class Metrics:
     """All instruments. `render` is the page for Prometheus."""
 
@@ -283,6 +294,7 @@ class Metrics:
             "cache_config_info", "Pages of the KV cache.", "block_size", "num_gpu_blocks"
         )
         self.engine = EngineNumbers(model_name)
+        self._make = make
         self.processes = Processes()
         self.registry.register(self.engine)
         self.registry.register(self.processes)
@@ -295,6 +307,13 @@ class Metrics:
             self._startup.labels(phase).set(seconds)
         self._cache_config.labels(str(page_size), str(num_pages)).set(1)
         self._responding.set(1)
+
+    def split(self, num_engines: int) -> FleetMetrics:
+        """There are several engines: on the page, each has numbers of its own."""
+        engines = [EngineNumbers(self.model_name, rank) for rank in range(num_engines)]
+        self.registry.unregister(self.engine)
+        self.registry.register(NumbersOfEngines(engines))
+        return FleetMetrics(self._make, engines)
 
     def responds(self, is_responding: bool) -> None:
         self._responding.set(is_responding)

@@ -31,6 +31,7 @@ from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
+from weft.server.fields.engine import EngineHeader
 from weft.server.http.middleware import RequestMiddleware
 from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
@@ -124,9 +125,12 @@ def create_app(
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
+    # Starlette's application is not around it: each piece of an answer would pass through it.
+    inner: ASGIApp = Router(routes, redirect_slashes=False)
+    if config.dp_size > 1:
+        inner = EngineHeader(inner, config.dp_size)
     app: ASGIApp = RequestMiddleware(
-        # Starlette's application is not around it: each piece of an answer would pass through it.
-        Router(routes, redirect_slashes=False),
+        inner,
         keys,
         client.metrics,
         limits,

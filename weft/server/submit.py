@@ -20,6 +20,7 @@ from weft.observe.request_context import rename
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed, over
+from weft.server.fields.engine import want_engine_of
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
@@ -77,6 +78,8 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     request_id: str | None = None
     session_params: SessionFields | None = None  # of SGLang's /generate
     session_id: str | None = None  # changes nothing: routers keep equal ones together
+    routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
+    data_parallel_rank: int | None = None  # the same
 
 
 def sampling_of(
@@ -351,6 +354,9 @@ def prompts(
     adapter = ""
     if body.lora_path is not None or context.adapters.by_name:
         adapter = adapter_of(context, body.model, body.lora_path)
+    if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
+        ranks = (body.routed_dp_rank, body.data_parallel_rank)
+        want_engine_of(ranks, context.config.dp_size)
     rid = request_name(request, body.rid, body.request_id)
     timeout = timeout_ms(context, request, body.timeout_ms)
     interval = body.stream_interval

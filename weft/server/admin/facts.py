@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from weft.client.adapters import NamedAdapter
 from weft.config.generation import KINDS
 from weft.messages.status import EngineReady
-from weft.server.admin.loads import load_of, refresh
+from weft.server.admin.loads import loads_of, refresh
 from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.openai.models import ModelCard, ModelList
@@ -151,7 +151,7 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
         "server": _without(dataclasses.asdict(context.config), HIDDEN_OF_SERVER),
         "limits": dataclasses.asdict(context.limits),
         "engine": _without(dict(info.settings), HIDDEN_OF_ENGINE),
-        "internal_states": [await load_of(context)],
+        "internal_states": await loads_of(context),
     }
     return json_response(answer)
 

@@ -2,7 +2,7 @@
 
 The engine answers between two steps, whatever waits in its queue. If a step takes long, the answer
 has its last numbers, with their age: it sends them every second while it works, and when it has
-come to rest. There is one engine; the answers have a list of them, as SGLang's do.
+come to rest. The answers have a list of engines, as SGLang's do, whose `dp_rank` is their place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from weft.client.engine_state import EngineUnavailable
+from weft.client.engine_state import EngineLoad, EngineUnavailable
 from weft.observe.log import EventLog
 from weft.server.body import json_response
 from weft.server.context import ServerContext
@@ -37,8 +37,7 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
     if format not in FORMATS:
         message = f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected"
         raise ApiError(400, message, param="format")
-    query_number(request, "dp_rank", 0)  # of the one engine
-    found = [await load_of(context)]
+    found = _asked(request, await loads_of(context))
     if format == "prometheus":
         return Response(_page(found), media_type="text/plain; version=0.0.4")
     answer = {
@@ -53,28 +52,45 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
 
 async def get_load(context: ServerContext, request: Request) -> ASGIApp:
     """The short form: requests and tokens of each engine."""
-    load = await load_of(context)
-    short = {
-        "dp_rank": load["dp_rank"],
-        "num_reqs": load["num_total_reqs"],
-        "num_waiting_reqs": load["num_waiting_reqs"],
-        "num_tokens": load["num_used_tokens"],
-    }
-    return json_response([short])
+    found: list[dict[str, Any]] = []
+    for load in await loads_of(context):
+        short = {
+            "dp_rank": load["dp_rank"],
+            "num_reqs": load["num_total_reqs"],
+            "num_waiting_reqs": load["num_waiting_reqs"],
+            "num_tokens": load["num_used_tokens"],
+        }
+        found.append(short)
+    return json_response(found)
 
 
-async def load_of(context: ServerContext) -> dict[str, Any]:
-    """The engine's numbers, and what follows from them. Raises `EngineUnavailable`."""
+def _asked(request: Request, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All loads, or that of the engine which `?dp_rank` names. Raises `ApiError`."""
+    if "dp_rank" not in request.query_params:
+        return found
+    rank = int(query_number(request, "dp_rank", 0))
+    if rank >= len(found):
+        message = f"dp_rank is {rank}; the engines of this server are 0 to {len(found) - 1}"
+        raise ApiError(400, message, param="dp_rank")
+    return [found[rank]]
+
+
+async def loads_of(context: ServerContext) -> list[dict[str, Any]]:
+    """The numbers of every engine, and what follows from them. Raises `EngineUnavailable`."""
     client = context.client
     _ = client.engine
     await refresh(context, LOADS_TIMEOUT_S)
-    stats = client.state.stats
-    gauges = client.metrics.engine
+    return [_load(rank, engine) for rank, engine in enumerate(client.engines)]
+
+
+def _load(rank: int, engine: EngineLoad) -> dict[str, Any]:
+    stats = engine.stats
+    gauges = engine.numbers
     most = stats.max_running_requests
     utilization = round(stats.num_running / most, 4) if most else 0.0
     return {
-        "dp_rank": 0,
-        "age_s": round(time.monotonic() - client.state.stats_at, 3),  # of these numbers
+        "dp_rank": rank,
+        "age_s": round(time.monotonic() - engine.stats_at, 3),  # of these numbers
         "num_running_reqs": stats.num_running,
         "num_waiting_reqs": stats.num_waiting,
         "num_total_reqs": stats.num_running + stats.num_waiting,

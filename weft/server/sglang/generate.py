@@ -20,6 +20,7 @@ from weft.messages.sampling import SamplingParams
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
+from weft.server.fields.engine import want_engine_of
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
@@ -67,6 +68,8 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     video_data: Any = None
     audio_data: Any = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
+    routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
+    data_parallel_rank: int | None = None  # the same
     rid: str | list[str] | None = None
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
@@ -253,6 +256,9 @@ async def _prompts(
     media: NativeMedia,
 ) -> list[Prompt]:
     """`vectors`: input embeddings of each prompt, if it has them. Raises `ApiError`."""
+    if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
+        ranks = (body.routed_dp_rank, body.data_parallel_rank)
+        want_engine_of(ranks, context.config.dp_size)
     rids = _rids(request, body.rid, len(sources))
     sessions = []
     for own in asked:

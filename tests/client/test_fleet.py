@@ -1,0 +1,376 @@
+"""Several engines with the face of one, without a process: what each gets, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.client.engine_state import HangDetector
+from weft.client.fleet.fleet import Fleet
+from weft.client.fleet.joined import join, join_stats
+from weft.client.fleet.member import Member
+from weft.client.fleet.wanted import wanted_rank
+from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
+from weft.messages.calls import (
+    CallFailed,
+    ControlReply,
+    ControlRequest,
+    SuccessReply,
+    control_replies,
+)
+from weft.messages.control import (
+    AbortRequestReply,
+    AuditReply,
+    BlockInput,
+    FlushCache,
+    FlushCacheReply,
+    GetState,
+    GetStateReply,
+    InputReply,
+    SetPolicy,
+    SetPolicyReply,
+    UnblockInput,
+)
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.messages.sessions import (
+    CloseSession,
+    CloseSessionReply,
+    OpenSession,
+    OpenSessionReply,
+    SessionParams,
+)
+from weft.messages.status import EngineReady, Stats
+from weft.messages.weights import InitWeightsUpdateGroup, UpdateWeightsFromTensor, WeightsReply
+from weft.observe.engine_numbers import EngineNumbers
+from weft.route.policy import EngineRouter
+
+READY = EngineReady(
+    model_summary="", vocab_size=9, context_length=99, max_prompt_tokens=98, kv_tokens=900,
+    page_size=1, startup=[],
+)  # fmt: skip
+
+
+class World:
+    """A fleet of engines that only write down what they get."""
+
+    def __init__(self, num: int = 2, method: str = "round_robin") -> None:
+        members = [Member(rank, EngineNumbers("m", rank), HangDetector()) for rank in range(num)]
+        self.unavailable = ""
+        self.fleet = Fleet(
+            members, EngineRouter(method, num, 1_000), on_availability=self.note_availability
+        )
+        self.got: list[list[Any]] = [[] for _ in range(num)]
+        for rank in range(num):
+            self.start(rank)
+        self.told()
+
+    def note_availability(self, why_not: str) -> None:
+        self.unavailable = why_not
+
+    def start(self, rank: int) -> None:
+        self.got[rank] = []
+        self.fleet.attach(rank, self.got[rank].append)
+        self.fleet.take(rank, READY)
+
+    def told(self) -> list[Any]:
+        """What the client has been told since."""
+        found = []
+        while not self.fleet._inbox.empty():
+            found.append(self.fleet._inbox.get_nowait())
+        return found
+
+    def send(self, id: int, **fields: Any) -> None:
+        self.fleet.send(request(id, **fields))
+
+    def ids(self, rank: int) -> list[int]:
+        return [one.id for one in self.got[rank] if isinstance(one, GenerateRequest)]
+
+    def call(self, message: ControlRequest[Any], *replies: ControlReply) -> ControlReply:
+        """Make a call; each engine that gets it answers with its reply. Returns what is told."""
+        self.fleet.send(message)
+        for rank, reply in enumerate(replies):
+            self.fleet.take(rank, reply)
+        (found,) = self.told()
+        return found
+
+
+def request(id: int, key: int = 0, **fields: Any) -> GenerateRequest:
+    ids = np.full(64, key, dtype=np.int32).tobytes()
+    fields = {"rid": f"r{id}", "sampling": SamplingParams(), "input_ids": ids} | fields
+    return GenerateRequest(id=id, **fields)
+
+
+def finish(id: int) -> StepOutput:
+    return StepOutput(finished=[Finish(id=id, reason="length")])
+
+
+def test_the_client_hears_that_it_is_ready_when_all_engines_are() -> None:
+    world = World()
+    fleet = Fleet(world.fleet.members, EngineRouter("round_robin", 2, 1_000))
+    for rank in range(2):
+        fleet.attach(rank, world.got[rank].append)
+    fleet.take(1, READY)
+    assert fleet._inbox.empty()
+    fleet.take(0, READY)
+    assert asyncio.run(fleet.receive()) == READY
+
+
+def test_requests_go_to_engines_and_their_outputs_to_the_client() -> None:
+    world = World()
+    for id in (1, 2, 3):
+        world.send(id)
+    assert [world.ids(0), world.ids(1)] == [[1, 3], [2]]
+    world.fleet.take(1, finish(2))
+    assert world.told() == [finish(2)]
+    world.fleet.send(Abort(ids=(1, 2, 3), message="enough"))
+    assert world.got[0][-1] == Abort(ids=(1, 3), message="enough")
+    assert world.ids(1) == [2]
+
+
+def test_the_lengths_of_an_abort_go_with_their_requests() -> None:
+    world = World()
+    for id in (1, 2, 3):
+        world.send(id)
+    world.fleet.send(Abort(ids=(1, 2, 3), output_lens=(10, 20, 30)))
+    assert world.got[0][-1] == Abort(ids=(1, 3), output_lens=(10, 30))
+    assert world.got[1][-1] == Abort(ids=(2,), output_lens=(20,))
+
+
+def test_completions_of_one_prompt_stay_together_and_prompts_of_a_batch_part() -> None:
+    world = World()
+    requests = [request(id, rid="same", input_ids=b"") for id in range(4)]
+    prompts = [np.full(8, key, np.int32).tobytes() for key in range(2)]
+    batch = BatchGenerate(prompts=prompts, requests=requests, prompt_of=[0, 0, 1, 1])
+    world.fleet.send(batch)
+    ((one,), (other,)) = world.got
+    assert [each.id for each in one.members()] == [0, 1]
+    assert [each.id for each in other.members()] == [2, 3]
+    assert {each.input_ids for each in other.members()} == {prompts[1]}
+    world.send(9, rid="same", input_ids=prompts[1])  # sent later, for it exceeded a share
+    assert world.ids(1) == [9]
+
+
+def test_a_request_that_names_an_engine_gets_it() -> None:
+    world = World()
+    token = wanted_rank.set(1)
+    for id in range(3):
+        world.send(id)
+    wanted_rank.reset(token)
+    assert world.ids(1) == [0, 1, 2]
+
+
+def test_a_session_stays_with_its_engine() -> None:
+    world = World()
+    for number, name in enumerate("abc"):
+        world.fleet.send(OpenSession(name, call=number + 1))
+        rank = number % 2
+        world.fleet.take(rank, OpenSessionReply(call=number + 1, success=True))
+    assert all(reply.success for reply in world.told())
+    for id, name in enumerate("abcabc"):
+        world.send(id, session=SessionParams(id=name))
+    assert [world.ids(0), world.ids(1)] == [[0, 2, 3, 5], [1, 4]]
+    world.fleet.send(CloseSession("b", call=9))
+    assert isinstance(world.got[1][-1], CloseSession)
+    assert not isinstance(world.got[0][-1], CloseSession)
+    world.fleet.take(1, CloseSessionReply(call=9, success=True))
+    assert world.told() == [CloseSessionReply(call=9, success=True)]
+
+
+def test_the_requests_of_a_lost_engine_end_with_503_and_others_go_on() -> None:
+    world = World()
+    for id in (1, 2, 3):
+        world.send(id)
+    world.fleet.lose(0, "it was killed")
+    ended = [one for step in world.told() if isinstance(step, StepOutput) for one in step.finished]
+    assert [(one.id, one.status) for one in ended] == [(1, 503), (3, 503)]
+    assert "it was killed" in ended[0].message
+    for id in (4, 5):
+        world.send(id)
+    assert world.ids(1) == [2, 4, 5]
+    world.fleet.take(1, finish(2))
+    assert finish(2) in world.told()
+
+
+def test_without_an_engine_requests_are_refused_at_once() -> None:
+    world = World()
+    world.fleet.lose(0, "gone")
+    world.fleet.lose(1, "gone, too")
+    assert "gone, too" in world.unavailable
+    world.told()
+    world.send(1)
+    ((refused,),) = [step.finished for step in world.told()]
+    assert (refused.id, refused.status) == (1, 503)
+    world.start(1)
+    world.fleet.take(1, GetStateReply(call=world.got[1][-1].call, stats=Stats()))
+    assert not world.unavailable
+    world.told()
+    world.send(2)
+    assert world.ids(1) == [2]
+
+
+def test_an_engine_that_hangs_gets_nothing_until_it_recovers() -> None:
+    world = World()
+    world.send(1)
+    world.fleet.hangs(0, "it stands still")
+    ((ended,),) = [step.finished for step in world.told()]
+    assert (ended.id, ended.status) == (1, 503)
+    assert world.got[0][-1] == Abort(ids=(1,), message="it stands still")
+    world.send(2)
+    world.send(3)
+    assert world.ids(1) == [2, 3]
+    world.fleet.recovers(0)
+    world.send(4)
+    assert world.ids(0) == [1, 4]
+
+
+def test_a_call_goes_to_all_engines_and_has_one_reply() -> None:
+    world = World()
+    held = InputReply(call=1, state="blocked", held_requests=2)
+    assert world.call(BlockInput(call=1), held, held) == InputReply(
+        call=1, state="blocked", held_requests=4
+    )
+
+
+def test_a_call_fails_if_one_engine_refuses() -> None:
+    world = World()
+    good = SetPolicyReply(call=1, success=True, before="fcfs")
+    bad = SetPolicyReply(call=1, success=False, before="fcfs", message="no such policy")
+    reply = world.call(SetPolicy("x", call=1), good, bad)
+    assert reply == SetPolicyReply(
+        call=1, success=False, before="fcfs", message="engine 1: no such policy"
+    )
+    assert isinstance(
+        world.call(GetState(call=2), GetStateReply(call=2, stats=Stats()), CallFailed(call=2, message="x")),
+        CallFailed,
+    )  # fmt: skip
+
+
+def test_a_call_does_not_wait_for_an_engine_that_is_lost() -> None:
+    world = World()
+    world.fleet.send(FlushCache(call=1))
+    world.fleet.take(0, FlushCacheReply(call=1, success=True))
+    world.fleet.lose(1, "killed")
+    assert FlushCacheReply(call=1, success=True) in world.told()
+    world.fleet.send(FlushCache(call=2))
+    world.fleet.lose(0, "killed")
+    assert any(isinstance(one, CallFailed) and one.call == 2 for one in world.told())
+
+
+def test_a_new_engine_gets_what_the_others_were_told() -> None:
+    world = World()
+    done = SetPolicyReply(call=1, success=True, before="fcfs")
+    world.call(SetPolicy("lpm", call=1), done, done)
+    for uid in "ab":
+        loaded = AdapterReply(call=2, success=True)
+        world.call(LoadLoraAdapter(lora_path=uid, uid=uid, call=2), loaded, loaded)
+    unloaded = AdapterReply(call=3, success=True)
+    world.call(UnloadLoraAdapter(uid="a", call=3), unloaded, unloaded)
+    blocked = InputReply(call=4, state="blocked", held_requests=0)
+    world.call(BlockInput(call=4), blocked, blocked)
+    world.call(UnblockInput(call=4), blocked, blocked)
+    world.fleet.lose(1, "killed")
+    world.told()
+    world.start(1)
+    *changes, last = world.got[1]
+    assert [type(one) for one in changes] == [LoadLoraAdapter, SetPolicy]
+    assert changes[0].uid == "b"
+    world.send(1)
+    assert world.ids(0) == [1], "the new engine is not as the others yet"
+    world.fleet.take(1, AdapterReply(call=changes[0].call, success=True))
+    world.fleet.take(1, SetPolicyReply(call=changes[1].call, success=True, before="fcfs"))
+    world.fleet.take(1, GetStateReply(call=last.call, stats=Stats()))
+    world.send(2)
+    assert world.ids(1) == [2]
+
+
+def test_weights_that_a_client_sent_cannot_be_given_to_a_new_engine() -> None:
+    world = World()
+    done = WeightsReply(call=1, success=True, weight_version="2")
+    world.call(UpdateWeightsFromTensor(content=b"", call=1), done, done)
+    assert world.fleet.changes.are_lost
+
+
+def test_each_engine_has_a_rank_of_its_own_in_a_group_that_sends_weights() -> None:
+    world = World()
+    message = InitWeightsUpdateGroup(
+        master_address="h", master_port=1, rank_offset=1, world_size=3, call=1
+    )
+    world.fleet.send(message)
+    assert [world.got[rank][-1].rank_offset for rank in range(2)] == [1, 2]
+
+
+def test_numbers_are_told_for_all_together() -> None:
+    world = World()
+    world.fleet.take(0, Stats(num_running=3, kv_tokens=100, new_token_ratio=0.5))
+    world.fleet.take(1, Stats(num_running=4, kv_tokens=100, new_token_ratio=0.1))
+    total = world.told()[-1]
+    assert (total.num_running, total.kv_tokens, total.new_token_ratio) == (7, 200, 0.3)
+    assert [member.stats.num_running for member in world.fleet.members] == [3, 4]
+
+
+def test_every_kind_of_reply_can_be_joined() -> None:
+    for kind in control_replies():
+        if issubclass(kind, SuccessReply):
+            bad = _made(kind) | {"success": False, "message": "why"}
+            joined = join({0: kind(**_made(kind)), 1: kind(**bad)})
+            assert not joined.success
+            assert joined.message == "engine 1: why"
+        assert isinstance(join({0: kind(**_made(kind)), 1: kind(**_made(kind))}), kind)
+
+
+def _made(kind: type[ControlReply]) -> dict[str, Any]:
+    """Values for the fields of a reply that must be given."""
+    from weft.messages.control import QueueStatus
+
+    queue = QueueStatus(
+        waiting_queue_size=1, running_batch_size=1, prefilling=0, max_queued_requests=9,
+        max_running_requests=4, batch_is_full=False, chunked_rid=None, free_tokens=10,
+    )  # fmt: skip
+    values = {
+        "stats": Stats(), "queue": queue, "state": "none", "success": True, "server_args": {},
+        "before_s": None, "methods": {},
+    }  # fmt: skip
+    if kind.__name__ in ("InputReply", "GetInternalStateReply"):
+        values["state"] = "open" if kind.__name__ == "InputReply" else {}
+    found = {}
+    for name in kind.__struct_fields__:
+        if name in values:
+            found[name] = values[name]
+        elif str(kind.__annotations__.get(name)).startswith("list"):
+            found[name] = []
+        elif kind.__annotations__.get(name) in ("str", str) and name != "message":
+            found[name] = ""
+    for name in kind.__struct_fields__:
+        field = kind.__annotations__.get(name)
+        if field in ("int", int) and name != "call" and name not in found:
+            found[name] = 1
+    if kind is CallFailed:
+        found["message"] = "x"
+    return found
+
+
+def test_counts_of_ended_requests_and_faults_are_added_up() -> None:
+    assert join({0: AbortRequestReply(success=True, aborted=2), 1: AbortRequestReply(success=True, aborted=3)}).aborted == 5  # fmt: skip
+    audit = AuditReply(faults=["x"], num_pages=5, free=1, cached=0, held=4, rows=0, quarantined=0, total_faults=1)  # fmt: skip
+    both = join({0: audit, 1: audit})
+    assert (both.num_pages, both.faults) == (10, ["engine 0: x", "engine 1: x"])
+    assert join_stats([Stats(batch_is_full=True), Stats()]).batch_is_full is False
+
+
+@pytest.mark.parametrize("method", ["round_robin", "cache_aware"])
+def test_nothing_is_remembered_of_requests_that_have_ended(method: str) -> None:
+    world = World(3, method)
+    for id in range(30):
+        world.send(id, key=id % 4)
+    for rank in range(3):
+        for id in world.ids(rank):
+            world.fleet.take(rank, StepOutput(ids=np.array([id]).tobytes()))
+            world.fleet.take(rank, finish(id))
+    fleet = world.fleet
+    assert not fleet._unbegun | fleet._siblings.keys() | fleet._sibling_key.keys()
+    assert not fleet._router._open

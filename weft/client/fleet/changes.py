@@ -1,0 +1,105 @@
+"""What control requests have changed in engines since they started: an engine that is started again
+gets it, too, before its first request.
+
+Knows nothing of how engines are started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from weft.messages.adapters import (
+    LoadLoraAdapter,
+    UnloadLoraAdapter,
+)
+from weft.messages.calls import ControlRequest
+from weft.messages.control import (
+    BlockInput,
+    ConfigureLogging,
+    ContinueGeneration,
+    PauseGeneration,
+    SetInternalState,
+    SetPolicy,
+    Setting,
+    SlowDown,
+    UnblockInput,
+)
+from weft.messages.weights import (
+    ReleaseMemoryOccupation,
+    ResumeMemoryOccupation,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromDistributed,
+    UpdateWeightsFromTensor,
+)
+
+Change = ControlRequest[Any]
+
+# Of these the last one counts; one that undoes another has its name.
+_LAST_COUNTS: dict[type[Change], str] = {
+    SetPolicy: "policy",
+    SlowDown: "pace",
+    ConfigureLogging: "log level",
+    BlockInput: "input",
+    UnblockInput: "input",
+    PauseGeneration: "generation",
+    ContinueGeneration: "generation",
+}
+_KEEP_NOTHING = (UnblockInput, ContinueGeneration)  # a new engine is like that
+
+
+class EngineChanges:
+    """All changes that a new engine needs, in order."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Change] = {}
+        self._settings: dict[str, Setting] = {}
+        self._adapters: dict[str, LoadLoraAdapter] = {}  # by uid
+        self._weights: UpdateWeightsFromDisk | None = None
+        self._released: list[Change] = []
+        # Weights came that are nowhere any more: no engine can be started again with them.
+        self.are_lost = False
+
+    def note(self, request: Change) -> None:
+        """All engines have carried this out."""
+        name = _LAST_COUNTS.get(type(request))
+        if name is not None:
+            self._last.pop(name, None)
+            if not isinstance(request, _KEEP_NOTHING):
+                self._last[name] = request
+            return
+        match request:
+            case SetInternalState():
+                self._settings |= request.server_args
+            case LoadLoraAdapter():
+                self._adapters[request.uid] = request
+            case UnloadLoraAdapter():
+                self._adapters.pop(request.uid, None)
+            case UpdateWeightsFromDisk():
+                self._weights = request
+                self.are_lost = False
+            case UpdateWeightsFromTensor() | UpdateWeightsFromDistributed():
+                self.are_lost = True
+            case ReleaseMemoryOccupation():
+                self._released.append(request)
+            case ResumeMemoryOccupation():
+                self._released.append(request)
+                if request.tags is None:
+                    self._released.clear()
+
+    def forget_adapters(self, uids: Iterable[str]) -> None:
+        """They had to make room for others."""
+        for uid in uids:
+            self._adapters.pop(uid, None)
+
+    def for_new_engine(self) -> list[Change]:
+        """What a new engine is to be told, in this order."""
+        found: list[Change] = []
+        if self._weights is not None:
+            found.append(self._weights)
+        found += self._adapters.values()
+        if self._settings:
+            found.append(SetInternalState(server_args=dict(self._settings)))
+        found += self._last.values()
+        found += self._released
+        return found

@@ -1,0 +1,531 @@
+"""Several engines that serve the same model, with the face of one.
+
+    EngineClient ── send ──▶ Fleet ─┬─▶ engine 0        requests: to one of them
+                 ◀─ receive ─┘      ├─▶ engine 1        aborts: to those that have the requests
+                                    └─▶ ...             control requests: to all, replies joined
+
+The client knows of no fleet: it has one table of open completions, whose numbers are the same in
+every engine. Which engine gets a request is the router's to say (`weft/route`), but for
+
+- completions of one prompt, which stay together,
+- requests of a session, which go where the session is,
+- requests that name an engine.
+
+It lives on one event loop and opens no socket. How engines are started, and whether they hang, is
+the launcher's business, which tells what it finds (`attach`, `hangs`, `recovers`, `lose`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import (
+    Callable,
+    Iterable,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from weft.client.fleet.batches import split_batch
+from weft.client.fleet.changes import EngineChanges
+from weft.client.fleet.joined import (
+    join,
+    join_ready,
+    join_stats,
+)
+from weft.client.fleet.member import (
+    Member,
+    Send,
+)
+from weft.client.fleet.wanted import wanted_rank
+from weft.messages.adapters import AdapterReply
+from weft.messages.calls import (
+    CallFailed,
+    ControlReply,
+    ControlRequest,
+    SuccessReply,
+)
+from weft.messages.codec import (
+    FromEngine,
+    ToEngine,
+    Unreadable,
+)
+from weft.messages.control import (
+    FlushCache,
+    GetState,
+    GetStateReply,
+)
+from weft.messages.replies import (
+    Finish,
+    StepOutput,
+)
+from weft.messages.requests import (
+    Abort,
+    BatchGenerate,
+    GenerateRequest,
+)
+from weft.messages.sessions import (
+    CloseSession,
+    OpenSession,
+)
+from weft.messages.status import (
+    EngineReady,
+    Heartbeat,
+    Stats,
+)
+from weft.messages.weights import (
+    InitWeightsUpdateGroup,
+    WeightsReply,
+)
+from weft.observe.log import EventLog
+from weft.route.policy import (
+    EngineRouter,
+    RoutedRequest,
+)
+
+MAX_SESSIONS = 65_536  # whose engine is remembered; those that were not used for longest go
+FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller numbers
+
+log = EventLog("fleet")
+
+
+@dataclass
+class JoinedCall:
+    """A control request whose replies are being collected."""
+
+    request: ControlRequest[Any]
+    awaited: set[int]  # ranks
+    replies: dict[int, ControlReply] = field(default_factory=dict)
+
+
+class Fleet:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        router: EngineRouter,
+        *,
+        on_availability: Callable[[str], None] = lambda why_not: None,
+    ) -> None:
+        """`on_availability` is told why no engine takes requests, or nothing when one does."""
+        self.members = members
+        self.changes = EngineChanges()
+        self._router = router
+        self._on_availability = on_availability
+        self._inbox: asyncio.Queue[FromEngine | Unreadable] = asyncio.Queue()
+        self._has_begun = False  # all engines have been ready once
+        self._unbegun: set[int] = set()  # open requests without a first token
+        self._siblings: dict[tuple[str, int], set[int]] = {}  # open requests of one prompt
+        self._sibling_key: dict[int, tuple[str, int]] = {}
+        self._sessions: dict[tuple[str, str], int] = {}  # id and owner: rank
+        self._calls: dict[int, JoinedCall] = {}  # of the client
+        self._own_numbers = itertools.count(FIRST_OWN_CALL)
+        self._catching_up: dict[int, int] = {}  # own calls that a new engine has not answered: rank
+
+    @property
+    def up(self) -> list[int]:
+        """The engines that take requests."""
+        return [member.rank for member in self.members if member.is_up]
+
+    # ---- from the client
+
+    def send(self, message: ToEngine) -> None:
+        """To the engines that it is for. What none can take is answered here."""
+        match message:
+            case GenerateRequest():
+                rank = self._place(message)
+                if rank is not None:
+                    self.members[rank].send(message)
+            case BatchGenerate():
+                self._send_batch(message)
+            case Abort():
+                self._send_abort(message)
+            case ControlRequest():
+                self._send_call(message)
+            case _:
+                for member in self.members:
+                    member.send(message)
+
+    def _send_batch(self, batch: BatchGenerate) -> None:
+        ranks = [self._place(request) for request in batch.members()]
+        for rank, part in split_batch(batch, ranks).items():
+            self.members[rank].send(part)
+
+    def _place(self, request: GenerateRequest) -> int | None:
+        """The engine for a request, which is booked for it; None if none takes it: then it has had
+        its answer."""
+        key = (request.rid, hash(request.input_ids))
+        ranks = self._ranks_for(request, key)
+        missing = [rank for rank in ranks if not self.members[rank].is_up]
+        if not ranks:
+            self._refuse([request.id], self.why_unavailable())
+            return None
+        if missing:
+            why = self.members[missing[0]].missing
+            self._refuse([request.id], f"engine {missing[0]} takes no requests: {why}")
+            return None
+        routed = RoutedRequest(
+            tokens=request.input_ids,
+            namespace=f"{request.adapter}\x1f{request.cache_salt}",
+            shares_kv=request.shares_kv,
+        )
+        rank = self._router.open(request.id, routed, ranks)
+        self._unbegun.add(request.id)
+        self._siblings.setdefault(key, set()).add(request.id)
+        self._sibling_key[request.id] = key
+        if request.session is not None:
+            self._bind_session(request.session.id, request.session.owner, rank)
+        return rank
+
+    def _ranks_for(
+        self,
+        request: GenerateRequest,
+        key: tuple[str, int],
+    ) -> list[int]:
+        """The engines that may have a request: those that are up, or the one it is bound to."""
+        wanted = wanted_rank.get()
+        if wanted is not None:
+            return [wanted]
+        session = request.session
+        if session is not None:
+            bound = self._sessions.get((session.id, session.owner))
+            if bound is not None:
+                return [bound]
+        for sibling in self._siblings.get(key, ()):
+            rank = self._router.rank_of(sibling)
+            if rank is not None and self.members[rank].is_up:
+                return [rank]
+        return self.up
+
+    def _send_abort(self, abort: Abort) -> None:
+        if abort.all or abort.names:
+            for member in self.members:
+                member.send(abort)
+            return
+        lens = dict(zip(abort.ids, abort.output_lens, strict=False))
+        of_rank: dict[int, list[int]] = {}
+        for id in abort.ids:
+            rank = self._router.rank_of(id)
+            if rank is not None:
+                of_rank.setdefault(rank, []).append(id)
+        for rank, ids in of_rank.items():
+            own_lens = tuple(lens[id] for id in ids if id in lens)
+            part = replace(
+                abort,
+                ids=tuple(ids),
+                output_lens=own_lens,
+            )
+            self.members[rank].send(part)
+
+    # ---- sessions
+
+    def _bind_session(
+        self,
+        id: str,
+        owner: str,
+        rank: int,
+    ) -> None:
+        self._sessions.pop((id, owner), None)
+        self._sessions[id, owner] = rank
+        while len(self._sessions) > MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+
+    def _rank_for_session(self, request: OpenSession | CloseSession) -> list[int]:
+        """Where the session is; a new one goes where the fewest are."""
+        bound = self._sessions.get((request.session_id, request.owner))
+        if bound is not None and self.members[bound].is_up:
+            return [bound]
+        counts = dict.fromkeys(self.up, 0)
+        for rank in self._sessions.values():
+            if rank in counts:
+                counts[rank] += 1
+        if not counts:
+            return []
+        rank = min(counts, key=lambda rank: (counts[rank], rank))
+        if isinstance(request, OpenSession):
+            self._bind_session(request.session_id, request.owner, rank)
+        return [rank]
+
+    # ---- control requests
+
+    def _send_call(self, request: ControlRequest[Any]) -> None:
+        if isinstance(request, OpenSession | CloseSession):
+            ranks = self._rank_for_session(request)
+        else:
+            ranks = [member.rank for member in self.members if member.ready is not None]
+        if not ranks:
+            self._tell(
+                CallFailed(
+                    call=request.call,
+                    message=self.why_unavailable(),
+                )
+            )
+            return
+        self._calls[request.call] = JoinedCall(request, set(ranks))
+        for rank in ranks:
+            self.members[rank].send(_for_rank(request, rank))
+
+    def _take_reply(
+        self,
+        rank: int,
+        reply: ControlReply,
+    ) -> None:
+        if reply.call in self._catching_up:
+            self._caught_up(rank, reply)
+            return
+        call = self._calls.get(reply.call)
+        if call is None or rank not in call.awaited:
+            return
+        if isinstance(reply, GetStateReply):
+            self.members[rank].record(reply.stats)
+        call.awaited.discard(rank)
+        call.replies[rank] = reply
+        if not call.awaited:
+            self._finish_call(reply.call)
+
+    def _finish_call(self, number: int) -> None:
+        call = self._calls.pop(number)
+        if not call.replies:
+            self._tell(
+                CallFailed(
+                    call=number,
+                    message=self.why_unavailable(),
+                )
+            )
+            return
+        reply = join(call.replies)
+        request = call.request
+        succeeded = not isinstance(reply, CallFailed)
+        if isinstance(reply, SuccessReply):
+            succeeded = reply.success
+        if isinstance(reply, AdapterReply):
+            self.changes.forget_adapters(reply.evicted)
+        if succeeded:
+            self.changes.note(request)
+        if isinstance(request, CloseSession) or (
+            isinstance(request, OpenSession) and not succeeded
+        ):
+            self._sessions.pop((request.session_id, request.owner), None)
+        if isinstance(request, FlushCache) or isinstance(reply, WeightsReply):
+            for rank in call.replies:
+                self._router.forget_cache(rank)
+        self._tell(reply)
+
+    # ---- from the engines
+
+    async def receive(self) -> FromEngine | Unreadable:
+        """The next message for the client."""
+        return await self._inbox.get()
+
+    def take(
+        self,
+        rank: int,
+        message: FromEngine | Unreadable,
+    ) -> None:
+        """A message of one engine."""
+        member = self.members[rank]
+        member.detector.heard()
+        match message:
+            case StepOutput():
+                self._note_step(message)
+                self._tell(message)
+            case Stats():
+                member.record(message)
+                self._tell_stats()
+            case Heartbeat():
+                member.detector.beat(message)
+            case EngineReady():
+                self._engine_ready(member, message)
+            case ControlReply():
+                self._take_reply(rank, message)
+            case Unreadable(call=call) if call is not None:
+                self._take_reply(
+                    rank,
+                    CallFailed(
+                        call=call,
+                        message="its reply is unreadable",
+                    ),
+                )
+            case _:
+                self._tell(message)
+
+    def _note_step(self, step: StepOutput) -> None:
+        if self._unbegun:
+            for id in self._unbegun.intersection(np.frombuffer(step.ids, np.int64).tolist()):
+                self._unbegun.discard(id)
+                self._router.began(id)
+        for finish in step.finished:
+            self._forget(finish.id)
+
+    def _forget(self, id: int) -> None:
+        """A request has ended."""
+        self._router.ended(id)
+        self._unbegun.discard(id)
+        key = self._sibling_key.pop(id, None)
+        if key is not None:
+            siblings = self._siblings[key]
+            siblings.discard(id)
+            if not siblings:
+                del self._siblings[key]
+
+    def _tell(self, message: FromEngine | Unreadable) -> None:
+        self._inbox.put_nowait(message)
+
+    def _tell_stats(self) -> None:
+        self._tell(join_stats([member.stats for member in self.members]))
+
+    # ---- engines that come and go
+
+    def attach(
+        self,
+        rank: int,
+        send: Send,
+    ) -> None:
+        """An engine has been started."""
+        self.members[rank].attach(send)
+
+    def _engine_ready(
+        self,
+        member: Member,
+        ready: EngineReady,
+    ) -> None:
+        member.ready = ready
+        if self._has_begun:
+            self._catch_up(member)
+            return
+        member.missing = ""
+        found = [one.ready for one in self.members if one.ready is not None]
+        if len(found) == len(self.members):
+            self._has_begun = True
+            self._tell(join_ready(found))
+        self._on_availability(self.why_unavailable())
+
+    def _catch_up(self, member: Member) -> None:
+        """A new engine gets what the others were told before. It takes requests when it has
+        carried that out."""
+        member.missing = "it is being set up like the others"
+        for change in self.changes.for_new_engine():
+            number = next(self._own_numbers)
+            self._catching_up[number] = member.rank
+            member.send(replace(_for_rank(change, member.rank), call=number))
+        # What the others are still working at was no change yet. Nobody waits for this reply.
+        for call in self._calls.values():
+            if not isinstance(call.request, OpenSession | CloseSession):
+                member.send(_for_rank(call.request, member.rank))
+        number = next(self._own_numbers)
+        self._catching_up[number] = member.rank
+        member.send(GetState(call=number))
+
+    def _caught_up(
+        self,
+        rank: int,
+        reply: ControlReply,
+    ) -> None:
+        del self._catching_up[reply.call]
+        failed = isinstance(reply, CallFailed)
+        if isinstance(reply, SuccessReply):
+            failed = not reply.success
+        if failed:
+            log.error(
+                "engine_not_set_up",
+                rank=rank,
+                reason=getattr(reply, "message", ""),
+            )
+        if rank not in self._catching_up.values():
+            self.members[rank].missing = ""
+            log.info("engine_is_back", rank=rank)
+            self._on_availability(self.why_unavailable())
+
+    def lose(
+        self,
+        rank: int,
+        reason: str,
+    ) -> None:
+        """An engine has ended. Its requests end with an error, its calls without its reply."""
+        self._drop_requests(rank, f"engine {rank} has stopped: {reason}")
+        self.members[rank].detach(reason)
+        for number in [number for number, of in self._catching_up.items() if of == rank]:
+            del self._catching_up[number]
+        for number, call in list(self._calls.items()):
+            call.awaited.discard(rank)
+            if not call.awaited:
+                self._finish_call(number)
+        for session in [name for name, at in self._sessions.items() if at == rank]:
+            del self._sessions[session]
+        self._router.forget_cache(rank)
+        if self._has_begun:
+            self._tell_stats()
+        self._on_availability(self.why_unavailable())
+
+    def hangs(
+        self,
+        rank: int,
+        reason: str,
+    ) -> None:
+        """An engine gives no answers: its requests end with an error, and it gets no others."""
+        open_ids = tuple(self._router.open_on(rank))
+        if open_ids:  # should it recover, nobody reads them any more
+            self.members[rank].send(
+                Abort(
+                    ids=open_ids,
+                    message=reason,
+                )
+            )
+        self._drop_requests(rank, reason)
+        self.members[rank].missing = reason
+        self._on_availability(self.why_unavailable())
+
+    def recovers(self, rank: int) -> None:
+        self.members[rank].missing = ""
+        self._on_availability(self.why_unavailable())
+
+    def why_unavailable(self) -> str:
+        """Why no engine takes requests; nothing if one does."""
+        if self.up:
+            return ""
+        reasons = [f"engine {member.rank}: {member.missing}" for member in self.members]
+        return "no engine takes requests; " + "; ".join(reasons)
+
+    def _drop_requests(
+        self,
+        rank: int,
+        message: str,
+    ) -> None:
+        ids = self._router.open_on(rank)
+        for id in ids:
+            self._forget(id)
+        self._refuse(ids, message)
+
+    def _refuse(
+        self,
+        ids: Iterable[int],
+        message: str,
+    ) -> None:
+        finished = [
+            Finish(
+                id=id,
+                reason="error",
+                message=message,
+                status=503,
+                retry_after_s=1,
+            )
+            for id in ids
+        ]
+        if finished:
+            self._tell(StepOutput(finished=finished))
+
+
+def _for_rank(
+    request: ControlRequest[Any],
+    rank: int,
+) -> ControlRequest[Any]:
+    """In a group that sends weights, each engine has a rank of its own."""
+    if isinstance(request, InitWeightsUpdateGroup):
+        return replace(request, rank_offset=request.rank_offset + rank)
+    return request

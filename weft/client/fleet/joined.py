@@ -1,0 +1,296 @@
+"""One reply out of those of several engines to the same control request.
+
+    success     all must have succeeded; else the first that did not is the answer, with its engine
+    lists       one behind the other
+    numbers     their sum, where they count what each engine has
+    the rest    is the same everywhere: the first engine's
+
+A reply that nothing is written for here follows these rules by its type: of what is new, `success`
+is joined, and all else is the first engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import (
+    Any,
+    TypeVar,
+    cast,
+)
+
+from msgspec.structs import replace
+
+from weft.messages.adapters import AdapterReply
+from weft.messages.cache import (
+    ClearCacheReply,
+    GetCacheReply,
+    SaveCacheReply,
+)
+from weft.messages.calls import (
+    CallFailed,
+    ControlReply,
+    SuccessReply,
+)
+from weft.messages.control import (
+    AbortRequestReply,
+    AuditReply,
+    ExpertDistributionReply,
+    ExplainRequestReply,
+    FreezeGCReply,
+    GenerationReply,
+    GetInternalStateReply,
+    GetStateReply,
+    InputReply,
+    ListRequestsReply,
+    LogRequestTimesReply,
+    QueueStatus,
+    StartProfileReply,
+    StopProfileReply,
+)
+from weft.messages.status import (
+    EngineReady,
+    Stats,
+)
+from weft.messages.weights import WeightsReply
+
+R = TypeVar("R")
+Replies = Sequence[Any]  # of one type, in the order of the engines
+
+# Numbers of a snapshot that are parts, or the same everywhere.
+_NO_SUMS = {"new_token_ratio", "batch_is_full", "adapter_slots", "num_adapters"}
+
+
+def join(replies: Mapping[int, ControlReply]) -> ControlReply:
+    """The replies of several engines, by their ranks, as one. There must be one at least."""
+    in_order = [replies[rank] for rank in sorted(replies)]
+    for rank in sorted(replies):
+        reply = replies[rank]
+        if isinstance(reply, CallFailed):
+            return replace(reply, message=f"engine {rank}: {reply.message}")
+    first = in_order[0]
+    if len(in_order) == 1:
+        return first
+    for rank in sorted(replies):
+        reply = replies[rank]
+        if isinstance(reply, SuccessReply) and not reply.success:
+            return replace(reply, message=f"engine {rank}: {reply.message}")
+    joiner = _JOINERS.get(type(first))
+    return first if joiner is None else joiner(in_order)
+
+
+def join_stats(found: Sequence[Stats]) -> Stats:
+    """The numbers of all engines together."""
+    totals: dict[str, Any] = {}
+    for name in Stats.__struct_fields__:
+        if name not in _NO_SUMS:
+            totals[name] = sum(getattr(one, name) for one in found)
+    return replace(
+        found[0],
+        **totals,
+        new_token_ratio=sum(one.new_token_ratio for one in found) / len(found),
+        batch_is_full=all(one.batch_is_full for one in found),
+    )
+
+
+def join_ready(found: Sequence[EngineReady]) -> EngineReady:
+    """What holds for a request, whichever engine gets it: the least of all."""
+    return replace(
+        found[0],
+        max_prompt_tokens=min(one.max_prompt_tokens for one in found),
+        kv_tokens=min(one.kv_tokens for one in found),
+        max_running_requests=min(one.max_running_requests for one in found),
+    )
+
+
+def _summed(*names: str) -> Callable[[Replies], ControlReply]:
+    """Joins by adding up these fields."""
+
+    def joiner(replies: Replies) -> ControlReply:
+        totals = {name: sum(getattr(reply, name) for reply in replies) for name in names}
+        joined: ControlReply = replace(replies[0], **totals)
+        return joined
+
+    return joiner
+
+
+def _all_of(
+    replies: Replies,
+    name: str,
+) -> list[Any]:
+    return [one for reply in replies for one in getattr(reply, name)]
+
+
+def _lines(texts: Iterable[str]) -> str:
+    """What each engine says, if it says something."""
+    said = [f"engine {rank}: {text}" for rank, text in enumerate(texts) if text]
+    return "\n".join(said)
+
+
+def _requests(replies: Replies) -> ListRequestsReply:
+    queues = [reply.queue for reply in replies]
+    return ListRequestsReply(
+        call=replies[0].call,
+        queue=_queue(queues),
+        requests=_all_of(replies, "requests"),
+    )
+
+
+def _queue(queues: Sequence[QueueStatus]) -> QueueStatus:
+    totals: dict[str, Any] = {}
+    for name in QueueStatus.__struct_fields__:
+        if type(getattr(queues[0], name)) is int:
+            totals[name] = sum(getattr(queue, name) for queue in queues)
+    open_prompts = [queue.chunked_rid for queue in queues if queue.chunked_rid is not None]
+    blocked = [queue.input_state for queue in queues if queue.input_state != "unblocked"]
+    paused = [queue.paused for queue in queues if queue.paused]
+    return replace(
+        queues[0],
+        **totals,
+        batch_is_full=all(queue.batch_is_full for queue in queues),
+        chunked_rid=open_prompts[0] if open_prompts else None,
+        input_state=blocked[0] if blocked else "unblocked",
+        paused=paused[0] if paused else "",
+    )
+
+
+def _audit(replies: Replies) -> AuditReply:
+    numbers = ("num_pages", "free", "cached", "held", "rows", "quarantined", "total_faults")
+    totals = {name: sum(getattr(reply, name) for reply in replies) for name in numbers}
+    faults: list[str] = []
+    for rank, reply in enumerate(replies):
+        faults += [f"engine {rank}: {fault}" for fault in reply.faults]
+    return AuditReply(
+        call=replies[0].call,
+        faults=faults,
+        **totals,
+    )
+
+
+def _explanations(replies: Replies) -> ExplainRequestReply:
+    return ExplainRequestReply(
+        call=replies[0].call,
+        found=_all_of(replies, "found"),
+    )
+
+
+def _state(replies: Replies) -> GetStateReply:
+    stats = join_stats([reply.stats for reply in replies])
+    return GetStateReply(
+        call=replies[0].call,
+        stats=stats,
+    )
+
+
+def _internal_state(replies: Replies) -> GetInternalStateReply:
+    stats = join_stats([reply.stats for reply in replies])
+    return cast(GetInternalStateReply, replace(replies[0], stats=stats))
+
+
+def _profile_begins(replies: Replies) -> StartProfileReply:
+    traces = [reply.trace for reply in replies if reply.trace]
+    return cast(
+        StartProfileReply,
+        replace(
+            replies[0],
+            is_preparing=any(reply.is_preparing for reply in replies),
+            trace=", ".join(traces),
+        ),
+    )
+
+
+def _profile_ends(replies: Replies) -> StopProfileReply:
+    """It is as far as the engine that is furthest behind."""
+    order = ("failed", "none", "writing", "done")
+    last = min(replies, key=lambda reply: order.index(reply.state))
+    traces = [reply.trace for reply in replies if reply.trace]
+    return cast(
+        StopProfileReply,
+        replace(
+            last,
+            num_steps=sum(reply.num_steps for reply in replies),
+            trace=", ".join(traces),
+            table=_lines(reply.table for reply in replies),
+        ),
+    )
+
+
+def _experts(replies: Replies) -> ExpertDistributionReply:
+    def total(name: str) -> list[list[int]]:
+        tables = [getattr(reply, name) for reply in replies]
+        return [
+            [sum(counts) for counts in zip(*rows, strict=True)]
+            for rows in zip(*tables, strict=True)
+        ]
+
+    files = [reply.file for reply in replies if reply.file]
+    return cast(
+        ExpertDistributionReply,
+        replace(
+            replies[0],
+            prefill=total("prefill"),
+            decode=total("decode"),
+            file=", ".join(files),
+        ),
+    )
+
+
+def _adapters(replies: Replies) -> AdapterReply:
+    """An adapter that one engine had to drop may not be named any more."""
+    evicted = dict.fromkeys(_all_of(replies, "evicted"))
+    num_requests = sum(reply.num_requests for reply in replies)
+    return cast(
+        AdapterReply,
+        replace(
+            replies[0],
+            evicted=list(evicted),
+            num_requests=num_requests,
+        ),
+    )
+
+
+def _cache(replies: Replies) -> GetCacheReply:
+    """The engines share one folder: what is in it counts once."""
+    own = (
+        *("kv_tokens", "cached_tokens", "prompt_tokens", "memory_hit_tokens", "disk_hit_tokens"),
+        *("read_bytes", "written_bytes", "dropped_blocks", "faults"),
+        *("reading", "writing", "waiting_requests"),
+    )
+    totals = {name: sum(getattr(reply, name) for reply in replies) for name in own}
+    closed = [reply.disk for reply in replies if reply.disk != "open"]
+    return cast(
+        GetCacheReply,
+        replace(
+            replies[0],
+            **totals,
+            disk=closed[0] if closed else replies[0].disk,
+            disk_blocks=max(reply.disk_blocks for reply in replies),
+            disk_bytes=max(reply.disk_bytes for reply in replies),
+        ),
+    )
+
+
+_JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
+    AbortRequestReply: _summed("aborted"),
+    AdapterReply: _adapters,
+    AuditReply: _audit,
+    ClearCacheReply: _summed("dropped_blocks"),
+    ExpertDistributionReply: _experts,
+    ExplainRequestReply: _explanations,
+    FreezeGCReply: _summed("frozen_objects"),
+    GenerationReply: _summed("num_requests"),
+    GetCacheReply: _cache,
+    GetInternalStateReply: _internal_state,
+    GetStateReply: _state,
+    InputReply: _summed("held_requests"),
+    ListRequestsReply: _requests,
+    LogRequestTimesReply: _summed("num_requests"),
+    SaveCacheReply: _summed("written_bytes"),
+    StartProfileReply: _profile_begins,
+    StopProfileReply: _profile_ends,
+    WeightsReply: _summed("num_paused_requests"),
+}

@@ -1,0 +1,7 @@
+"""The engine that an HTTP request names, if it names one. The server says it, the fleet follows."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+wanted_rank: ContextVar[int | None] = ContextVar("wanted_rank", default=None)

@@ -1,0 +1,126 @@
+"""The engine processes of a server: one, or several replicas, each with the same model.
+
+They are started at once, and import what they need before it is known what they serve. It knows
+nothing of what is said between them and the front.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from weft.config.engine import EngineConfig
+from weft.config.machine import Machine
+from weft.config.options import SettingsError
+from weft.config.process import EngineArgs
+from weft.launch.context import LaunchContext
+from weft.launch.engine_process import (
+    RPC_SOCKET,
+    EngineProcess,
+    SocketFolder,
+)
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class EngineGroup:
+    """`processes[rank]`. A process that has ended may be replaced by another one."""
+
+    def __init__(self, num_engines: int) -> None:
+        """Start them. They wait for `begin`."""
+        self.processes: list[EngineProcess] = []
+        self._context: LaunchContext | None = None
+        self._sockets: SocketFolder | None = None
+        self._num_starts = [0] * num_engines
+        for rank in range(num_engines):
+            self.processes.append(EngineProcess(environment(rank, num_engines)))
+
+    def begin(
+        self,
+        context: LaunchContext,
+        sockets: SocketFolder,
+    ) -> None:
+        """Tell all of them what to serve."""
+        self._context = context
+        self._sockets = sockets
+        for rank in range(len(self.processes)):
+            self._begin(rank)
+
+    def start_again(self, rank: int) -> EngineProcess:
+        """Replace a process that has ended."""
+        self.processes[rank] = EngineProcess(environment(rank, len(self.processes)))
+        self._num_starts[rank] += 1
+        self._begin(rank)
+        return self.processes[rank]
+
+    def stop(self, timeout_s: float) -> None:
+        """End all: kill those that take longer than `timeout_s`."""
+        for process in self.processes:
+            process.hang_up()
+        for process in self.processes:
+            process.stop(timeout_s)
+
+    def _begin(self, rank: int) -> None:
+        assert self._context is not None, "it is not known what is served"
+        assert self._sockets is not None
+        sockets = self._sockets
+        config = self._context.config
+        mark = ""  # of the names of this engine
+        if len(self.processes) > 1:
+            mark = f".dp{rank}"
+        start = f"{mark}.{self._num_starts[rank]}"  # the front has sockets for every start
+        args = EngineArgs(
+            config=_config_of(self._context.prepared.config, mark),
+            folder=str(self._context.prepared.folder),
+            to_engine=sockets.address(f"to_engine{start}"),
+            from_engine=sockets.address(f"from_engine{start}"),
+            rpc=sockets.address(f"{RPC_SOCKET}{mark}"),
+            log_level=config.log_level,
+            log_format=config.log_format,
+        )
+        self.processes[rank].begin(args)
+
+
+def _config_of(
+    config: EngineConfig,
+    mark: str,
+) -> EngineConfig:
+    """The settings of one engine: a file that engines cannot share has the engine's mark."""
+    if config.journal:
+        return replace(config, journal=f"{config.journal}{mark}")
+    return config
+
+
+def environment(
+    rank: int,
+    num_engines: int,
+) -> dict[str, str]:
+    """Of an engine process: of several engines each sees one GPU."""
+    found = dict(os.environ)
+    if num_engines > 1:
+        visible = found.get(VISIBLE_GPUS)
+        gpus = [str(rank)] if visible is None else visible.split(",")[rank : rank + 1]
+        found[VISIBLE_GPUS] = ",".join(gpus)
+    return found
+
+
+def part_of(
+    machine: Machine,
+    num_engines: int,
+    device: str,
+) -> Machine:
+    """What one of several engines has of a machine: its part of the cores and of the memory, or a
+    GPU. Raises SettingsError where there are fewer GPUs than engines."""
+    num_gpus = len(machine.gpus)
+    if num_engines == 1:
+        return machine
+    if num_gpus and device != "cpu" and num_gpus < num_engines:
+        raise SettingsError(
+            f"--dp-size is {num_engines}, and torch can use {num_gpus} of this machine's GPUs: "
+            "each engine needs one of its own (--device cpu computes without)"
+        )
+    return replace(
+        machine,
+        cores=max(machine.cores // num_engines, 1),
+        free_bytes=machine.free_bytes // num_engines,
+    )

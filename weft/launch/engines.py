@@ -1,0 +1,135 @@
+"""What is behind a front: one engine process, or several with the face of one.
+
+The front sends and receives, and waits for the end, which comes when no engine can answer any
+more. `replicas.py` has the several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import (
+    Any,
+    Protocol,
+)
+
+import zmq
+
+from weft.client.client import EngineClient
+from weft.config.server import ServerConfig
+from weft.launch.engine_process import EngineProcess
+from weft.launch.watch import (
+    EngineWatch,
+    ExitStatus,
+    HangWatch,
+)
+from weft.messages.channel import (
+    AsyncReceiver,
+    Sender,
+)
+from weft.messages.codec import (
+    ToEngine,
+    read_from_engine,
+)
+from weft.observe.log import EventLog
+
+log = EventLog("serve")
+
+
+class Engines(Protocol):
+    """For one event loop."""
+
+    def send(self, message: ToEngine) -> None:
+        """Does not wait."""
+        ...
+
+    async def run(self, client: EngineClient) -> ExitStatus:
+        """Deliver to `client` what the engines send, until there is none that could answer. What
+        is open with an engine that is lost ends with an error."""
+        ...
+
+    def close(self) -> None:
+        """Their sockets. The processes are left to whoever started them."""
+        ...
+
+
+class EngineLink:
+    """The front's ends of the sockets of one engine process, and its watch."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        args = process.args
+        self.process = process
+        self._receiver = AsyncReceiver(
+            zmq.Context(),
+            args.from_engine,
+            read_from_engine,
+            bind=True,
+        )
+        self._sender = Sender(zmq.Context(), args.to_engine, bind=True)
+        self.send = self._sender.send  # nothing stands between: every request passes here
+        self.watch = EngineWatch(process, self._receiver)
+
+        self._is_closed = False
+
+    def close(self) -> None:
+        """A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._receiver.close()
+            self._sender.close()
+
+
+class OneEngine:
+    """The engine of a server without replicas."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        config: ServerConfig,
+    ) -> None:
+        self._config = config
+        self._link = EngineLink(process)
+        self.send = self._link.send
+
+    async def run(self, client: EngineClient) -> ExitStatus:
+        client.metrics.processes.add("engine", self._link.process.pid)
+        receiving = asyncio.create_task(client.run(self._link.watch.receive))
+        lost = asyncio.create_task(self._link.watch.end())
+        hung = asyncio.create_task(self._watch_for_hang(client))
+        tasks: set[asyncio.Task[Any]] = {receiving, lost, hung}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                receiving.result()  # it ends by an exception alone
+            return lost.result() if lost.done() else hung.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def close(self) -> None:
+        self._link.close()
+
+    async def _watch_for_hang(self, client: EngineClient) -> ExitStatus:
+        """As soon as new work is refused because the engine hangs, what is open ends with an
+        error, too. Whether the server ends if it lasts is a setting."""
+
+        def hangs(reason: str) -> None:
+            log.error(
+                "engine_hangs",
+                reason=reason,
+                open=client.num_open,
+            )
+            client.metrics.responds(False)
+            client.end_all(reason)
+
+        def recovers() -> None:
+            client.metrics.responds(True)
+
+        await client.state.wait_ready()
+        watch = HangWatch(
+            self._link.watch,
+            client.state.hang_detector,
+            on_hang=hangs,
+            on_recovery=recovers,
+        )
+        end = await watch.run(self._config)
+        return end._replace(reason=f"{end.reason}; the server ends (--on-hang)")

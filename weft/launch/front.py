@@ -1,0 +1,257 @@
+"""The front of a server as an object: an ASGI application, and the engines that answer it.
+
+    async with Front(context, engines, tracer) as front:
+        await front.wait_ready()
+        ...                     front.app answers, whoever serves it
+        await front.drain(10.0)
+
+`weft serve` puts its own HTTP server, signals and console around it (`supervisor.py`); others embed
+it (`embed.py`, `ray.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from weft.assemble.adapters import adapter_files
+from weft.assemble.prepare import load_processor, load_tokenizer
+from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
+from weft.client.client import EngineClient
+from weft.config.adapters import parse_lora_paths
+from weft.config.options import SettingsError
+from weft.launch.context import LaunchContext
+from weft.launch.engine_group import EngineGroup
+from weft.launch.engines import Engines, OneEngine
+from weft.launch.watch import ExitStatus
+from weft.messages.cache import SaveCache
+from weft.messages.status import EngineReady
+from weft.observe.log import EventLog
+from weft.observe.metrics import Metrics
+from weft.observe.trace import NoTracer, Tracer
+from weft.server.app import create_app
+from weft.server.context import Readiness, ServerInfo
+from weft.server.limits import LEAST_BYTES, spare_bytes
+from weft.text.templates.chat_template import TemplateError
+from weft.text.tokenizer import Tokenizer
+from weft.version import __version__
+
+TICK_S = 0.1  # in which a drain looks whether it is over
+SAVE_GRACE_S = 2.0  # for the engine to say what it has written, behind its time
+
+log = EventLog("serve")
+
+
+class EngineLost(Exception):
+    """There is no engine any more; `end` says why."""
+
+    def __init__(self, end: ExitStatus) -> None:
+        super().__init__(end.reason)
+        self.end = end
+
+
+class Front:
+    """For one event loop. The processes in `group` have begun; they are left to the caller."""
+
+    def __init__(
+        self, context: LaunchContext, group: EngineGroup, tracer: Tracer | None = None
+    ) -> None:
+        """Raises SettingsError for a chat template that cannot be used, and for too little
+        memory."""
+        tokenizer = load_tokenizer(context.prepared.folder)
+        _require_memory()
+        self.readiness = Readiness()
+        self._context = context
+        self._adapters = AdapterNames(adapter_files(context.prepared))
+        metrics = Metrics(context.model_name, context.config.metrics_compat)
+        self._engines = _engines(context, group, metrics)
+        self.client = _client(context, tokenizer, self._engines, metrics, tracer or NoTracer())
+        self.app = _app(context, tokenizer, self.client, self.readiness, self._adapters)
+        self._lost: asyncio.Task[ExitStatus] | None = None
+
+    async def __aenter__(self) -> Front:
+        self._lost = asyncio.create_task(self._follow_engines())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.lost.cancel()
+        self._engines.close()
+
+    @property
+    def lost(self) -> asyncio.Task[ExitStatus]:
+        """Done when there is no engine any more: why. Everything open has been answered then."""
+        assert self._lost is not None, "the front has not been entered"
+        return self._lost
+
+    async def wait_ready(self) -> EngineReady:
+        """Wait until requests are taken. Raises `EngineLost` if an engine ends before, and
+        SettingsError for adapters that cannot be loaded."""
+        ready = asyncio.create_task(self._become_ready())
+        try:
+            await asyncio.wait({ready, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if self.lost.done():
+                raise EngineLost(self.lost.result())
+            return ready.result()
+        finally:
+            ready.cancel()
+
+    async def drain(
+        self,
+        timeout_s: float,
+        *,
+        abort: asyncio.Event | None = None,
+        told: Callable[[int, float], None] = lambda num_open, left_s: None,
+    ) -> ExitStatus:
+        """Take nothing new, let what is open end for a while, then end it. `abort` ends it at once.
+
+        `told` hears at intervals how many requests are open, and how many seconds are left; when
+        the time is over, these are 0.
+        """
+        client = self.client
+        self.readiness.drain()
+        ordered = asyncio.create_task((abort or asyncio.Event()).wait())
+        deadline = time.monotonic() + timeout_s
+        while client.num_open and not ordered.done() and not self.lost.done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            told(client.num_open, left_s)
+            await asyncio.wait(
+                {ordered, self.lost},
+                timeout=min(TICK_S, left_s),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        try:
+            if self.lost.done():
+                return self.lost.result()
+            told(client.num_open, 0.0)
+            client.end_all("the server has been stopped")
+            await self._save_cache(deadline, ordered)
+        finally:
+            ordered.cancel()
+        return ExitStatus(0)
+
+    async def _follow_engines(self) -> ExitStatus:
+        end = await self._engines.run(self.client)
+        if self.client.state.is_alive:
+            self.client.engine_lost(end.reason)
+        return end
+
+    async def _become_ready(self) -> EngineReady:
+        ready = await self.client.state.wait_ready()
+        loader = AdapterLoader(self._adapters, self.client)
+        for asked in parse_lora_paths(self._context.prepared.config.lora_paths):
+            try:
+                await loader.load(asked)
+            except AdapterRefused as exc:
+                raise SettingsError(
+                    f"--lora-paths: the adapter {asked.name!r} cannot be loaded: {exc}"
+                ) from exc
+        self.readiness.mark_ready()
+        return ready
+
+    async def _save_cache(self, deadline: float, abort: asyncio.Task[Any]) -> None:
+        """Let the engine write what is cached, until the server ends: at once with another
+        signal."""
+        if not self._context.prepared.config.cache_dir:
+            return
+        left_s = max(deadline - time.monotonic(), 0.0)
+        save = asyncio.create_task(self.client.call(SaveCache(left_s), left_s + SAVE_GRACE_S))
+        await asyncio.wait({save, abort, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not save.done():
+            save.cancel()
+        elif save.exception() is None:
+            log.info("cache_saved", bytes=save.result().written_bytes)
+
+
+def _engines(context: LaunchContext, group: EngineGroup, metrics: Metrics) -> Engines:
+    if len(group.processes) == 1:
+        return OneEngine(group.processes[0], context.config)
+    from weft.launch.replicas import Replicas
+
+    return Replicas(group, context, metrics)
+
+
+def _client(
+    context: LaunchContext,
+    tokenizer: Tokenizer,
+    engines: Engines,
+    metrics: Metrics,
+    tracer: Tracer,
+) -> EngineClient:
+    config = context.config
+    limits = context.limits
+    return EngineClient(
+        tokenizer,
+        engines.send,
+        metrics=metrics,
+        tracer=tracer,
+        log_requests=config.log_requests,
+        max_pending_tokens=limits.max_pending_tokens,
+        max_request_share=limits.max_request_share,
+        step_timeout_s=config.step_timeout_s,
+        clamp_max_tokens=config.clamp_max_tokens,
+        hang_after_s=config.hang_after_s,
+    )
+
+
+def _app(
+    context: LaunchContext,
+    tokenizer: Tokenizer,
+    client: EngineClient,
+    readiness: Readiness,
+    adapters: AdapterNames,
+) -> ASGIApp:
+    """Raises SettingsError for a chat template that cannot be used."""
+    config = context.config
+    try:
+        return create_app(
+            client,
+            tokenizer,
+            config,
+            _info(context),
+            readiness,
+            context.limits,
+            context.digests,
+            adapters,
+            load_processor(context.prepared.folder, context.prepared.model),
+        )
+    except (TemplateError, OSError) as exc:
+        raise SettingsError(
+            f"--chat-template is {config.chat_template}, which cannot be used: {exc}"
+        ) from exc
+
+
+def _require_memory() -> None:
+    """Raise SettingsError where requests would find no memory."""
+    spare = spare_bytes()
+    if spare < LEAST_BYTES:
+        raise SettingsError(
+            f"the address space is limited (ulimit -v), and {spare / 1e6:.0f} MB are left beside "
+            f"what is loaded; a server needs at least {LEAST_BYTES / 1e6:,.0f} MB"
+        )
+
+
+def _info(context: LaunchContext) -> ServerInfo:
+    model = context.prepared.model
+    config = context.prepared.config
+    return ServerInfo(
+        model_name=context.model_name,
+        context_length=config.context_length,
+        version=__version__,
+        started_at=time.time(),
+        model_summary=f"{model.name} ({model.architecture}, {config.dtype})",
+        sampling=context.prepared.sampling,
+        settings=asdict(config),
+    )

@@ -1,0 +1,208 @@
+"""Several engine processes behind one front, each with the whole model.
+
+    front ─▶ Fleet ─┬─▶ engine 0     an engine that ends or hangs is started again;
+                    ├─▶ engine 1     the others go on
+                    └─▶ ...
+
+At the start all must become ready. From then on the server ends only when no engine is left, and
+none is going to be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from weft.client.client import EngineClient
+from weft.client.engine_state import (
+    TICK_S,
+    HangDetector,
+)
+from weft.client.fleet.fleet import Fleet
+from weft.client.fleet.member import Member
+from weft.launch.context import LaunchContext
+from weft.launch.engine_group import EngineGroup
+from weft.launch.engines import EngineLink
+from weft.launch.watch import (
+    ExitStatus,
+    HangWatch,
+)
+from weft.messages.codec import ToEngine
+from weft.observe.log import EventLog
+from weft.observe.metrics import Metrics
+from weft.route.policy import EngineRouter
+
+STOP_S = 2.0  # for an engine that is given up to end by itself
+FIRST_PAUSE_S = 1.0  # before an engine is started again; each further time within the hour twice it
+LONGEST_PAUSE_S = 60.0
+WINDOW_S = 3600.0  # in which starts are counted
+
+log = EventLog("serve")
+
+
+class Replicas:
+    """For one event loop."""
+
+    def __init__(
+        self,
+        group: EngineGroup,
+        context: LaunchContext,
+        metrics: Metrics,
+    ) -> None:
+        config = context.config
+        num_engines = len(group.processes)
+        self._group = group
+        self._config = config
+        self._metrics = metrics.split(num_engines)
+        self._processes = metrics.processes
+        self._members: list[Member] = []
+        for rank, numbers in enumerate(self._metrics.engines):
+            detector = HangDetector(config.step_timeout_s, config.hang_after_s)
+            self._members.append(Member(rank, numbers, detector))
+        router = EngineRouter(
+            config.load_balance_method, num_engines, context.prepared.config.kv_tokens
+        )
+        self._fleet = Fleet(self._members, router, on_availability=self._availability)
+        self._client: EngineClient | None = None
+        self._links = [EngineLink(process) for process in group.processes]
+        self._starts: list[list[float]] = [[] for _ in range(num_engines)]
+        for rank, link in enumerate(self._links):
+            self._fleet.attach(rank, link.send)
+
+    def send(self, message: ToEngine) -> None:
+        self._fleet.send(message)
+
+    async def run(self, client: EngineClient) -> ExitStatus:
+        self._client = client
+        client.engines = self._members
+        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(client.run(self._fleet.receive))}
+        engines = [asyncio.create_task(self._keep(rank)) for rank in range(len(self._members))]
+        tasks |= set(engines)
+        try:
+            while True:
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    end: ExitStatus = task.result()
+                    if not client.state.is_alive or all(engine.done() for engine in engines):
+                        return end
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    async def _keep(self, rank: int) -> ExitStatus:
+        """Follow an engine, and those that take its place, until there is none any more."""
+        while True:
+            end = await self._follow(rank)
+            client = self._client
+            assert client is not None
+            is_start = not client.state.is_alive
+            if not is_start:
+                log.error(
+                    "engine_lost",
+                    rank=rank,
+                    reason=end.reason,
+                )
+            self._fleet.lose(rank, end.reason)
+            if is_start:
+                return end
+            self._links[rank].close()
+            await asyncio.to_thread(self._group.processes[rank].stop, STOP_S)
+            if not self._may_start_again(rank):
+                return end
+            pause_s = FIRST_PAUSE_S * 2 ** (len(self._starts[rank]) - 1)
+            await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))
+            log.info("engine_starts_again", rank=rank)
+            self._metrics.restarts.labels(str(rank)).inc()
+            self._links[rank] = EngineLink(self._group.start_again(rank))
+            self._members[rank].detector = HangDetector(
+                self._config.step_timeout_s, self._config.hang_after_s
+            )
+            self._fleet.attach(rank, self._links[rank].send)
+
+    async def _follow(self, rank: int) -> ExitStatus:
+        """Take what an engine sends, until it has ended or been given up."""
+        link = self._links[rank]
+        self._processes.add(f"engine.dp{rank}", link.process.pid)
+        receiving = asyncio.create_task(self._receive(rank, link))
+        lost = asyncio.create_task(link.watch.end())
+        hung = asyncio.create_task(self._watch_for_hang(rank, link))
+        tasks: set[asyncio.Task[Any]] = {receiving, lost, hung}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                receiving.result()  # it ends by an exception alone
+            return lost.result() if lost.done() else hung.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _receive(
+        self,
+        rank: int,
+        link: EngineLink,
+    ) -> None:
+        while True:
+            self._fleet.take(rank, await link.watch.receive())
+            await asyncio.sleep(0)  # a flood of messages must not keep consumers from running
+
+    async def _watch_for_hang(
+        self,
+        rank: int,
+        link: EngineLink,
+    ) -> ExitStatus:
+        member = self._members[rank]
+
+        def hangs(reason: str) -> None:
+            log.error(
+                "engine_hangs",
+                rank=rank,
+                reason=reason,
+            )
+            self._fleet.hangs(rank, reason)
+
+        def recovers() -> None:
+            self._fleet.recovers(rank)
+
+        while member.ready is None:
+            await asyncio.sleep(TICK_S)
+        watch = HangWatch(
+            link.watch,
+            member.detector,
+            on_hang=hangs,
+            on_recovery=recovers,
+        )
+        return await watch.run(self._config)
+
+    def _may_start_again(self, rank: int) -> bool:
+        """Whether a lost engine gets a successor; if so, it is counted."""
+        if self._fleet.changes.are_lost:
+            log.error(
+                "engine_not_replaced",
+                rank=rank,
+                reason="its weights came from a client",
+            )
+            return False
+        now = time.monotonic()
+        recent = [at for at in self._starts[rank] if now - at < WINDOW_S]
+        self._starts[rank] = recent
+        if len(recent) >= self._config.engine_restarts:
+            log.error(
+                "engine_not_replaced",
+                rank=rank,
+                starts=len(recent),
+            )
+            return False
+        recent.append(now)
+        return True
+
+    def _availability(self, why_not: str) -> None:
+        for member in self._members:
+            self._metrics.up.labels(str(member.rank)).set(member.is_up)
+        if self._client is not None:
+            self._client.state.hang_detector.declare(why_not)
+            self._client.metrics.responds(not why_not)

@@ -1,0 +1,111 @@
+"""Watches one engine process from the front: what it sends, how it ends, whether it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from weft.client.engine_state import TICK_S, HangDetector
+from weft.config.server import ServerConfig
+from weft.launch.engine_process import EngineProcess, explain_exit
+from weft.launch.run_queue import RunQueue
+from weft.messages.channel import AsyncReceiver
+from weft.messages.codec import FromEngine, Unreadable
+from weft.messages.status import EngineFailed
+from weft.observe.log import EventLog
+
+LAST_WORDS_S = 0.5  # for the message of an engine that has ended
+
+log = EventLog("serve")
+
+
+class ExitStatus(NamedTuple):
+    """How an engine, or the server, ended."""
+
+    status: int  # of the process
+    reason: str = ""  # for the person who started it, if it did not end by his will
+
+
+class EngineWatch:
+    """Reads from the engine, and knows how it ended."""
+
+    def __init__(
+        self, process: EngineProcess, receiver: AsyncReceiver[FromEngine | Unreadable]
+    ) -> None:
+        self._process = process
+        self._receiver = receiver
+        self._run_queue = RunQueue(process.pid)
+        self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
+
+    async def receive(self) -> FromEngine | Unreadable:
+        """The next message but `EngineFailed`, which is for `end`."""
+        while True:
+            message = await self._receiver.receive()
+            if not isinstance(message, EngineFailed):
+                return message
+            if not self._failed.done():
+                self._failed.set_result(message)
+
+    async def end(self) -> ExitStatus:
+        """Wait until the engine has failed or ended, and say why:
+        in its own words, if it had any.
+        """
+        ended = asyncio.create_task(self._process.ended())
+        either: set[asyncio.Future[Any]] = {ended, self._failed}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._failed}, timeout=LAST_WORDS_S)
+        if self._failed.done():
+            ended.cancel()
+            failure = self._failed.result()
+            status = 2 if failure.user_error else 1
+            return ExitStatus(status, failure.message)
+        return ExitStatus(1, explain_exit(ended.result()))
+
+    def lacks_processor(self, passed_s: float) -> bool:
+        """Whether the engine wanted to run in the `passed_s` since the last call, and could not."""
+        return self._run_queue.holds_up(passed_s)
+
+
+class HangWatch:
+    """Looks at intervals whether an engine hangs, and says so when that begins and ends."""
+
+    def __init__(
+        self,
+        engine: EngineWatch,
+        detector: HangDetector,
+        *,
+        on_hang: Callable[[str], None],
+        on_recovery: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._detector = detector
+        self._on_hang = on_hang
+        self._on_recovery = on_recovery
+
+    async def run(self, config: ServerConfig) -> ExitStatus:
+        """Until the engine hangs for so long that it is given up, if the settings say so. It must
+        be ready."""
+        known = ""  # the hang that was reported
+        hung_s = 0.0
+        now = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            before = now
+            now = time.monotonic()
+            is_queued = self._engine.lacks_processor(now - before)
+            self._detector.tick(now - before, is_engine_queued=is_queued)
+            hang = self._detector.hang
+            if hang and not known:
+                hung_s = 0.0
+                self._on_hang(hang)
+            elif hang:
+                hung_s += TICK_S
+            elif known:
+                log.warning("engine_recovered", after_s=hung_s)
+                hung_s = 0.0
+                self._on_recovery()
+            known = hang
+            if hang and hung_s >= config.hang_timeout_s and config.on_hang == "exit":
+                return ExitStatus(1, hang)

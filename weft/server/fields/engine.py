@@ -1,0 +1,55 @@
+"""The engine that a request names, where several are behind the server: in its body by SGLang's
+`routed_dp_rank`, or in the header X-data-parallel-rank, as vLLM has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weft.client.fleet.wanted import wanted_rank
+from weft.server.errors import ApiError, error_response
+from weft.server.fields.numbers import header_number
+
+HEADER = "X-data-parallel-rank"
+FIELD = "routed_dp_rank"
+
+
+def want_engine(rank: int, num_engines: int, told: str = FIELD) -> None:
+    """The request that is being worked on goes to this engine. Raises `ApiError` if there is none
+    of that number. `told`: what the client has written it in."""
+    if rank >= num_engines:
+        message = f"{told} is {rank}; this server has {num_engines} engines, from 0"
+        if num_engines == 1:
+            message = f"{told} is {rank}; this server has one engine, 0"
+        raise ApiError(400, message, param=FIELD)
+    wanted_rank.set(rank)
+
+
+def want_engine_of(ranks: Sequence[int | None], num_engines: int) -> None:
+    """The same, as a body says it: by one of its fields, or by both of them alike."""
+    given = [rank for rank in ranks if rank is not None]
+    if len(set(given)) > 1:
+        message = "routed_dp_rank and data_parallel_rank are the same; give one of them"
+        raise ApiError(400, message, param=FIELD)
+    want_engine(given[0], num_engines)
+
+
+class EngineHeader:
+    """Reads the header of every request. A server with one engine does without."""
+
+    def __init__(self, app: ASGIApp, num_engines: int) -> None:
+        self._app = app
+        self._num_engines = num_engines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        text = Headers(scope=scope).get(HEADER)
+        if text is not None:
+            try:
+                want_engine(header_number(text, FIELD, HEADER), self._num_engines, HEADER)
+            except ApiError as exc:
+                await error_response(exc)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
