@@ -31,6 +31,7 @@ ALLOWED = {
     "scheduler": {"plan", "memory", "grammar", "messages", "config", "observe"},
     "engine": {"scheduler", "plan", "memory", "grammar", "messages", "config", "observe"},
     "tiers": {"memory", "config", "observe"},
+    "handoff": {"tiers", "memory", "config", "observe"},
     "journal": {
         *("engine", "scheduler", "memory", "plan", "grammar", "messages", "config", "observe"),
     },
@@ -85,6 +86,7 @@ WITHOUT_TORCH = (
         "route",
         "memory",
         "tiers",
+        "handoff",
         "grammar",
         "scheduler",
         "engine",
@@ -97,6 +99,7 @@ WITH_TORCH = {
     "launch.follower",
     "assemble.build",
     "assemble.cache",
+    "assemble.handoff",
     "assemble.ranks",
 }
 TORCH_WHEN_IT_RUNS = {"cli.doctor", "grammar.xgr"}

@@ -12,6 +12,7 @@ from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine, Recorder
 from weft.journal.replay import Replay
+from weft.memory.handoff.protocol import Handoff
 from weft.memory.tiers.protocol import Tiers
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
@@ -67,6 +68,7 @@ class RecordedWorld(World):
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
         tiers: Tiers | None = None,
+        handoff: Handoff | None = None,
     ) -> None:
         super().__init__(settings, depth, fail_steps)
         self.records = Records()
@@ -82,6 +84,7 @@ class RecordedWorld(World):
             grammars=grammars,
             processors=processors,
             tiers=tiers,
+            handoff=handoff,
         )
         self.engine.start_over()
         self.scheduler = self.engine.scheduler

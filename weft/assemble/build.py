@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
+from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.draft_model import draft_settings, runs_as
@@ -43,6 +44,7 @@ from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.sandbox import SandboxProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
+from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
@@ -125,7 +127,12 @@ def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Bu
     tiers: Tiers = NoTiers()
     if cache_folder is not None:
         tiers = make_tiers(config, model, folder, cache_folder, runner, wakeup.notify)
-    engine = _engine(config, settings, runner, profiler, journal, grammars, processors, tiers)
+    handoff: Handoff = NoHandoff()
+    if settings.handoff is not None:
+        handoff = make_handoff(config, model, folder, cache_folder, runner, wakeup.notify)
+    engine = _engine(
+        config, settings, runner, profiler, journal, grammars, processors, tiers, handoff
+    )
     _warm_up(engine)
     warm_s = time.monotonic()
     # What exists now stays: the garbage collector need not look at it again.
@@ -218,6 +225,7 @@ def scheduler_settings(
         draft=_draft(draft),
         media=None if model.vision is None else model.vision.rules,
         tiers=tier_settings(config, model),
+        handoff=handoff_settings(config),
         seed=config.seed,
     )
 
@@ -317,6 +325,7 @@ def _engine(
     grammars: Grammars,
     processors: Processors,
     tiers: Tiers,
+    handoff: Handoff,
 ) -> Engine | RecordedEngine:
     """The engine; with a journal, one that records."""
     make_engine: Callable[..., Engine | RecordedEngine] = Engine
@@ -337,6 +346,7 @@ def _engine(
         grammars=grammars,
         processors=processors,
         tiers=tiers,
+        handoff=handoff,
     )
 
 

@@ -88,7 +88,7 @@ def make_tiers(
     is. Raises SettingsError."""
     _, store, _ = runner.parts
     assert isinstance(store, WeightStore)
-    described = [LAYOUT, __version__, repr(model), _kernels(config, runner)]
+    described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
     described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
     identify: Callable[[], bytes] = partial(fingerprint_of, described, b"dummy")
     if config.load_format != "dummy":
@@ -122,7 +122,7 @@ def _identify(described: list[str], files: list[Path], remembered: Path) -> byte
     return fingerprint_of(described, digest_of_files(files, remembered))
 
 
-def _kernels(config: EngineConfig, runner: TorchRunner) -> str:
+def kernels_of(config: EngineConfig, runner: TorchRunner) -> str:
     """Who computes: other kernels give other bits."""
     torch_is = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
     kernels = runner.kernels

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from weft.messages.handoff import HandoffParams
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.requests import BatchGenerate, GenerateRequest, PoolingParams
@@ -62,6 +63,7 @@ class Prompt:
     vectors: bytes = b""
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
     pooling: PoolingParams | None = None  # the request wants this instead of tokens
+    handoff: HandoffParams | None = None  # another server has a part in it
     prediction: Sequence[int] = ()  # token ids that the output is expected to resemble
     pins: tuple[PinMark, ...] = ()  # beginnings that stay cached, the shortest first
     tells_cache: bool = False  # where cached tokens were is told with the end
@@ -109,6 +111,7 @@ def make_requests(
         media=prompt.media,
         pins=prompt.pins,
         tells_cache=prompt.tells_cache,
+        handoff=prompt.handoff,
     )
     requests = [first]
     for index in range(1, params.n):

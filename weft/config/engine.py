@@ -335,9 +335,63 @@ class ParallelOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HandoffOptions:
+    """One server computes prompts, another one continues them."""
+
+    disaggregation_mode: str = option(
+        "none",
+        "what this server does of requests with a bootstrap_room: prefill computes their prompts "
+        "and lends the KV, decode takes it and generates; none serves whole requests",
+        group="handoff",
+        choices=("none", "prefill", "decode"),
+        elsewhere=("disaggregation_transfer_backend", "kv_role"),
+    )
+    disaggregation_bootstrap_port: int = option(
+        8998,
+        "port on which a prefill server lends KV, and where a decode server asks for it if a "
+        "request names no port",
+        group="handoff",
+        low=0,
+        high=65535,
+    )
+    handoff_host: str = option(
+        "127.0.0.1",
+        "address on which a prefill server lends KV; any but loopback needs --handoff-secret",
+        group="handoff",
+    )
+    handoff_secret: str = option(
+        "",
+        "what both servers must know (better: WEFT_HANDOFF_SECRET); without it KV is handed over "
+        "on this machine only",
+        group="handoff",
+    )
+    handoff_lease_s: float = option(
+        30.0,
+        "for how long a prefill server keeps KV that nobody asks for",
+        group="handoff",
+        low=0.1,
+        high=3600.0,
+    )
+    handoff_wait_s: float = option(
+        60.0,
+        "for how long a request waits on a decode server until all its KV has come",
+        group="handoff",
+        low=0.0,
+        high=3600.0,
+    )
+    handoff_fallback: str = option(
+        "compute",
+        "what a decode server does with a request whose KV does not come: compute its prompt, or "
+        "fail",
+        group="handoff",
+        choices=("compute", "fail"),
+    )
+
+
 # Dataclasses take the fields of their last base first: the help has this order.
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(SchedulingOptions, ParallelOptions, CacheOptions, ModelOptions):
+class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOptions, ModelOptions):
     """All settings of an engine."""
 
     # the loop

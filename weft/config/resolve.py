@@ -33,6 +33,7 @@ from weft.config.gpu import (
     prompt_graph_sizes,
     quantize_by_default,
 )
+from weft.config.handoff import check_handoff
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -90,6 +91,7 @@ NOT_FOR_ENCODERS = (
     "split_prefill_layers",
     "attention_backend",
     "cache_dir",
+    "disaggregation_mode",
 )
 
 
@@ -221,6 +223,8 @@ def resolve(
     if filled.cache_dir:
         filled = replace(filled, cache_block=block_len(filled))
         check_cache(filled, model)
+    if filled.disaggregation_mode != "none":
+        check_handoff(filled, model)
     if device == "cuda":
         filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
     return Resolved(filled, sizing)

@@ -22,6 +22,7 @@ from weft.engine.surroundings import (
     Surroundings,
 )
 from weft.grammar.protocol import Grammars, NoGrammars
+from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.requests import BatchGenerate, GenerateRequest
@@ -53,6 +54,7 @@ class Engine:
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
         tiers: Tiers | None = None,
+        handoff: Handoff | None = None,
     ) -> None:
         self.depth = int(overlap)
         self.surroundings = Surroundings(
@@ -63,6 +65,7 @@ class Engine:
             grammars=grammars or NoGrammars("this engine compiles no grammars"),
             processors=processors or NoProcessors(),
             tiers=tiers or NoTiers(),
+            handoff=handoff or NoHandoff(),
         )
         self._begin(settings)
 

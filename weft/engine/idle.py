@@ -13,11 +13,10 @@ next to nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from weft.engine.core import EngineCore
-from weft.engine.grammar_service import GrammarService
 from weft.engine.hooks import SOON
-from weft.engine.tier_service import TierService
 
 SHORTEST_S = 0.001
 NUM_DOUBLINGS = 5  # of a wait that is in vain
@@ -31,12 +30,11 @@ class Idle:
     was asked.
     """
 
-    def __init__(
-        self, core: EngineCore, grammars: GrammarService, tiers: TierService | None
-    ) -> None:
+    def __init__(self, core: EngineCore, held: Sequence[Mapping[int, object]]) -> None:
+        """`held`: requests that wait for what wakes the engine, by their ids: their grammars, or
+        their KV."""
         self._core = core
-        self._grammars = grammars
-        self._tiers = tiers
+        self._held = held
         self.min_step_s = 0.0  # the caller lets so much time pass from one step to the next
 
     @property
@@ -76,9 +74,7 @@ class Idle:
         if core.hooks.holds_steps:
             return False  # the queue is not looked at
         queue = core.scheduler.waiting_queue
-        compiling = self._grammars.feature.queue
-        # Their grammars wake the engine, or their pages do.
-        num_held = len(compiling)
-        if self._tiers is not None:
-            num_held += sum(id not in compiling for id in self._tiers.feature.waiting)
-        return queue.has_candidates and len(queue) > num_held
+        held: set[int] = set()
+        for requests in self._held:
+            held.update(requests)
+        return queue.has_candidates and len(queue) > len(held)

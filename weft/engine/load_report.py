@@ -3,15 +3,25 @@ becomes idle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.engine.tier_service import TierService
 from weft.messages.status import Stats
 from weft.scheduler.features.registry import Features
 
 STATS_INTERVAL_S = 1.0
+
+
+class KvNumbers(Protocol):
+    """What knows of KV outside of the pool."""
+
+    def numbers(self) -> dict[str, int]:
+        """By the names that they have in `Stats`."""
+        ...
 
 
 class LoadReporter(Service):
@@ -19,10 +29,10 @@ class LoadReporter(Service):
 
     name = "the report of the load"
 
-    def __init__(self, core: EngineCore, features: Features, tiers: TierService | None) -> None:
+    def __init__(self, core: EngineCore, features: Features, stored: Sequence[KvNumbers]) -> None:
         self._core = core
         self._features = features
-        self._tiers = tiers
+        self._stored = stored
         self._busy_s = 0.0
         self._reported_s = 0.0  # when the last report was sent
 
@@ -49,8 +59,8 @@ class LoadReporter(Service):
         if pins.book.by_name:
             pinned = pins.book.num_pages(kv) * kv.page_size
         stored: dict[str, int] = {}
-        if self._tiers is not None:
-            stored = self._tiers.numbers()
+        for one in self._stored:
+            stored.update(one.numbers())
         return msgspec.structs.replace(
             scheduler.stats(),
             max_running_requests=scheduler.settings.max_running_requests,

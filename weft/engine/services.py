@@ -6,17 +6,21 @@ module that knows all of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from weft.engine.adapters import AdapterService
 from weft.engine.arrivals import Arrivals
 from weft.engine.core import EngineCore
 from weft.engine.device_jobs import DeviceJobs
 from weft.engine.grammar_service import GrammarService
+from weft.engine.handoff.lending import LendService
+from weft.engine.handoff.pulling import PullService
 from weft.engine.health import HealthChecks
 from weft.engine.hooks import Service
 from weft.engine.idle import Idle
 from weft.engine.input_gate import InputGate
 from weft.engine.kv_audit import KvAuditor
-from weft.engine.load_report import LoadReporter
+from weft.engine.load_report import KvNumbers, LoadReporter
 from weft.engine.pause import Pause
 from weft.engine.picture import Pictures
 from weft.engine.pin_service import PinService
@@ -25,6 +29,7 @@ from weft.engine.surroundings import Profiler, Surroundings
 from weft.engine.tier_service import TierService
 from weft.engine.until_idle import CacheFlushes, EngineShutdown
 from weft.messages.status import Stats
+from weft.scheduler.features.handoff import LendFeature, PullFeature
 from weft.scheduler.features.registry import Features
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -34,7 +39,7 @@ class Services:
     """`depth`: steps that are planned while one runs."""
 
     def __init__(self, settings: SchedulerSettings, around: Surroundings, depth: int) -> None:
-        features = Features(settings, around.grammars, around.processors)
+        features = Features(settings, around.grammars, around.processors, around.handoff)
         core = EngineCore(Scheduler(settings, features.all), around, depth)
         self.features = features
         self.core = core
@@ -46,6 +51,7 @@ class Services:
         if features.tiers is not None:
             self.tiers = TierService(core, features.tiers, around.tiers)
         self.pins = PinService(core, features.pins, self.tiers)
+        self.handoff = self._handoff(settings, around)
         self.shutdown = EngineShutdown(core)
         self.pause = Pause(core)
         self.input_gate = InputGate(core)
@@ -54,10 +60,30 @@ class Services:
         self.flushes = CacheFlushes(core)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
-        self.idle = Idle(core, self.grammars, self.tiers)
-        self.load = LoadReporter(core, features, self.tiers)
+        held: list[Mapping[int, object]] = [features.grammar.queue]
+        stored: list[KvNumbers] = []
+        if self.tiers is not None:
+            held.append(self.tiers.feature.waiting)
+            stored.append(self.tiers)
+        if self.handoff is not None:
+            held.append(self.handoff.waiting)
+            stored.append(self.handoff)
+        self.idle = Idle(core, held)
+        self.load = LoadReporter(core, features, stored)
         self.pictures = Pictures(core, features, self.load, self.pause, self.input_gate)
         self._attach()
+
+    def _handoff(
+        self, settings: SchedulerSettings, around: Surroundings
+    ) -> LendService | PullService | None:
+        """What works with another server, where there is one."""
+        feature = self.features.handoff
+        if settings.handoff is None or feature is None:
+            return None
+        if isinstance(feature, LendFeature):
+            return LendService(self.core, feature, around.handoff, settings.handoff)
+        assert isinstance(feature, PullFeature)
+        return PullService(self.core, feature, around.handoff, settings.handoff)
 
     def _attach(self) -> None:
         """Arrange the services, and attach those that look at every step."""
@@ -67,6 +93,8 @@ class Services:
         stored: list[Service] = []
         if self.tiers is not None:
             stored = [self.tiers]
+        if self.handoff is not None:
+            stored = [*stored, self.handoff]
         hooks.arrange(
             [
                 # Last of all after a step: it sees what the others have done.

@@ -15,7 +15,6 @@ import math
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
@@ -24,7 +23,7 @@ from weft.memory.tiers.protocol import Landed, Tiers
 from weft.messages.cache import GetCacheReply, SaveCacheReply
 from weft.messages.requests import GenerateRequest
 from weft.observe.log import EventLog
-from weft.scheduler.admission import expected_tokens
+from weft.scheduler.admission import spare_tokens
 from weft.scheduler.features.tiers import TiersFeature, TierWait
 from weft.scheduler.history import EventKind
 from weft.scheduler.request import Request
@@ -151,21 +150,13 @@ class TierService(Service):
         ticket = self._kv.reading(key, start)
         if ticket is not None:
             return ticket
-        end = min(end, start + self._kv.room(self._spare()))
+        ratio = self._core.scheduler.prefills.new_token_ratio.current
+        end = min(end, start + self._kv.room(spare_tokens(self._kv, ratio)))
         if end - have < block_len:
             return None
         part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
         step = self._core.scheduler.planner.num_steps - 1
         return self._kv.read(part, start, step=step, now=now)
-
-    def _spare(self) -> float:
-        """Tokens of memory that running requests are not expected to need."""
-        columns = self._kv.columns
-        rows = np.flatnonzero(columns.max_len).astype(np.int32)  # also those of open prompts
-        ratio = self._core.scheduler.prefills.new_token_ratio.current
-        reserved = expected_tokens(columns, rows, ratio)
-        pending = int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
-        return self._kv.available - pending - reserved
 
     def _begin(self) -> None:
         """Begin the transfers for which no launched step has to be waited for any more."""

@@ -17,7 +17,8 @@ recorded twice, and nothing that the core works out by itself is recorded at all
     Advanced  what became of tokens in theirs │
     Followed  how far a draft fits into one   │
     Checked   a logit processor of a request  │
-    StoreSought, Lacked, Told   the store of KV    ┘
+    StoreSought, Lacked, Told   the store of KV
+    HandedOver  another server    ┘
     Launched  digest of a batch               ┐ decisions
     Answered  digest of what went out         ┘
     Broke     the exception with which the core or its invariants broke
@@ -49,6 +50,7 @@ from weft.journal.records import (
     Ended,
     Failed,
     Followed,
+    HandedOver,
     Lacked,
     Lost,
     Read,
@@ -61,6 +63,14 @@ from weft.journal.records import (
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, take
+from weft.memory.handoff.protocol import (
+    NOTHING_NEW,
+    Handoff,
+    HandoffNews,
+    HandoffReport,
+    MeetingPlace,
+    NoHandoff,
+)
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.tiers.protocol import (
     NO_NEWS,
@@ -134,6 +144,7 @@ class RecordedEngine:
         grammars: Grammars | None = None,
         processors: ProcessorChecks | None = None,
         tiers: Tiers | None = None,
+        handoff: Handoff | None = None,
     ) -> None:
         self._recorder = Recorder(sink, max_bytes, state_bytes)
         self._engine = Engine(
@@ -148,6 +159,7 @@ class RecordedEngine:
             ),
             processors=RecordedProcessors(processors or NoProcessors(), self._recorder),
             tiers=RecordedTiers(tiers or NoTiers(), self._recorder),
+            handoff=RecordedHandoff(handoff or NoHandoff(), self._recorder),
         )
 
     @property
@@ -413,6 +425,59 @@ class RecordedTiers:
 
     def report(self) -> TierReport:
         return self._tiers.report()
+
+
+class RecordedHandoff:
+    """Another server, whose news are recorded. A replay needs none."""
+
+    def __init__(self, handoff: Handoff, recorder: Recorder) -> None:
+        self._handoff = handoff
+        self._recorder = recorder
+
+    def expect(self, room: str) -> None:
+        self._handoff.expect(room)
+
+    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
+        self._handoff.lend(room, key, pages)
+
+    def refuse(self, room: str, why: str) -> None:
+        self._handoff.refuse(room, why)
+
+    def withdraw(self, room: str, why: str) -> None:
+        self._handoff.withdraw(room, why)
+
+    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+        self._handoff.ask(pull, place, key, have)
+
+    def bind(self, ticket: int, pull: int) -> None:
+        self._handoff.bind(ticket, pull)
+
+    def leave(self, pull: int) -> None:
+        self._handoff.leave(pull)
+
+    def dismiss(self, place: MeetingPlace) -> None:
+        self._handoff.dismiss(place)
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        self._handoff.fetch(ticket, key, start, pages)
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        self._handoff.keep(ticket, key, start, pages)
+
+    def cancel(self, ticket: int) -> None:
+        self._handoff.cancel(ticket)
+
+    def stop(self, why: str) -> None:
+        self._handoff.stop(why)
+
+    def take(self) -> HandoffNews:
+        news = self._handoff.take()
+        if news != NOTHING_NEW:
+            self._recorder.write(HandedOver(news))
+        return news
+
+    def report(self) -> HandoffReport:
+        return self._handoff.report()
 
 
 class RecordedRunner:

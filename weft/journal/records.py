@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.arrays import FloatArray
 from weft.grammar.protocol import Advance
+from weft.memory.handoff.protocol import HandoffNews
 from weft.memory.tiers.protocol import TierNews
 from weft.messages.codec import ToEngine
 from weft.plan.device import DeviceReply
@@ -236,6 +237,12 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     news: TierNews
 
 
+class HandedOver(msgspec.Struct, frozen=True, array_like=True, tag="ho"):
+    """What another server has said. Not recorded where it has said nothing."""
+
+    news: HandoffNews
+
+
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """A StepOutput: its size in clear, its content as CRC-32."""
 
@@ -266,6 +273,7 @@ Record: TypeAlias = (
         | StoreSought
         | Lacked
         | Told
+        | HandedOver
     )
     | (Launched | Answered | Broke)
 )  # in the order of above

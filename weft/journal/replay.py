@@ -36,6 +36,7 @@ from weft.journal.records import (
     Ended,
     Failed,
     Followed,
+    HandedOver,
     Lacked,
     Launched,
     Lost,
@@ -49,6 +50,7 @@ from weft.journal.records import (
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, restore
+from weft.memory.handoff.protocol import NOTHING_NEW, HandoffNews, NoHandoff
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.tiers.protocol import NO_NEWS, NOT_STORED, NoTiers, Sought, TierNews
 from weft.messages.codec import ToEngine
@@ -233,6 +235,7 @@ class Replay:
                 grammars=_Grammars(self._script, self),
                 processors=_Processors(self._script, self),
                 tiers=_Tiers(self._script, self),
+                handoff=_Handoff(self._script, self),
             )
         except UnknownPolicy as exc:
             raise BadJournal(f"its policy is not here: {exc}") from exc
@@ -383,6 +386,19 @@ class _Tiers(NoTiers):
         if not isinstance(self._script.peek(), Told):
             return NO_NEWS
         return self._script.expect(Told, self._replay, "").news
+
+
+class _Handoff(NoHandoff):
+    """Says what was recorded, and reaches nobody."""
+
+    def __init__(self, script: _Script, replay: Replay) -> None:
+        self._script = script
+        self._replay = replay
+
+    def take(self) -> HandoffNews:
+        if not isinstance(self._script.peek(), HandedOver):
+            return NOTHING_NEW
+        return self._script.expect(HandedOver, self._replay, "").news
 
 
 class _Runner:
@@ -580,6 +596,8 @@ def _in_words(record: Record) -> str:
             return "asks what is stored"
         case Told():
             return "learns what has become of KV in the store"
+        case HandedOver():
+            return "learns what another server has said"
         case Ended():
             return "sees the end of work of the device"
         case Answered():

@@ -35,7 +35,7 @@ ABOUT = (
     "SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano."
 )
 ENGINE_STOP_S = 2.0
-SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY")
+SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY", "WEFT_HANDOFF_SECRET")
 
 
 def serve(argv: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from weft.config.numbers import MAX_LABEL_IDS
+from weft.messages.handoff import HandoffParams
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.replies import FinishReason
@@ -80,6 +81,8 @@ class GenerateRequest(
     pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached, the shortest first
     # Its reply tells where the cached tokens of its prompt were. With `pins` it does in any case.
     tells_cache: bool = False
+    # Another server computes the prompt, or continues what is computed here; None: neither.
+    handoff: HandoffParams | None = None
 
     @property
     def spans(self) -> list[tuple[int, int]]:

@@ -34,6 +34,24 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_disk_read_bytes: int = 0
     total_disk_written_bytes: int = 0
     total_disk_faults: int = 0  # blocks that could not be read or written, or were damaged
+    # Of a server that computes prompts for others: requests whose prompt is being computed, and
+    # those whose KV is lent;
+    num_handoff_bootstrap: int = 0
+    num_handoff_inflight: int = 0
+    kv_lent: int = 0  # tokens
+    # of one that continues them: prompts for whose KV it waits, and those whose KV is coming.
+    num_handoff_prealloc: int = 0
+    num_handoff_transfer: int = 0
+    total_handoff_tokens: int = 0  # that were lent, or have come
+    total_handoff_bytes: int = 0
+    total_handoff_faults: int = 0  # connections that were refused or broke off, damaged pages
+    total_handoff_expired: int = 0  # leases that ended before they were given back
+    # Requests whose KV did not come, by the reason.
+    total_handoff_unreachable: int = 0
+    total_handoff_refused: int = 0
+    total_handoff_lost: int = 0
+    total_handoff_damaged: int = 0
+    total_handoff_late: int = 0
     num_sessions: int = 0  # that are open
     num_adapters: int = 0  # that are loaded
     adapter_slots: int = 0  # adapters that may run together; 0: none may be loaded

@@ -46,6 +46,12 @@ _SAME_IN_SGLANG = (
     ),
     *("prompt_tokens", "generation_tokens", "cached_tokens", "evicted_tokens"),
     *("num_requests", "num_aborted_requests", "num_retracted_requests"),
+    *(
+        "num_prefill_bootstrap_queue_reqs",
+        "num_prefill_inflight_queue_reqs",
+        "num_decode_prealloc_queue_reqs",
+        "num_decode_transfer_queue_reqs",
+    ),
     *("num_grammar_queue_reqs", "num_grammar_cache_hit", "num_grammar_aborted"),
     *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
     *(

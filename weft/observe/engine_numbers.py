@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from weft.config.handoff import REASONS
 from weft.observe.log import EventLog
 
 PREFIX = "weft:"
@@ -53,6 +54,23 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
     "pinned_tokens": ("pinned_tokens", "KV tokens that these pins hold."),
     "cache_disk_blocks": ("disk_blocks", "Blocks of KV in --cache-dir that may be found."),
     "cache_disk_bytes": ("disk_bytes", "Bytes of all files in --cache-dir."),
+    "num_prefill_bootstrap_queue_reqs": (
+        "num_handoff_bootstrap",
+        "Requests whose prompt is being computed for another server.",
+    ),
+    "num_prefill_inflight_queue_reqs": (
+        "num_handoff_inflight",
+        "Prompts whose KV is lent to another server.",
+    ),
+    "num_decode_prealloc_queue_reqs": (
+        "num_handoff_prealloc",
+        "Prompts that another server computes, or for whose KV there is no room yet.",
+    ),
+    "num_decode_transfer_queue_reqs": (
+        "num_handoff_transfer",
+        "Prompts whose KV is coming from another server.",
+    ),
+    "kv_lent_tokens": ("kv_lent", "KV tokens lent to other servers."),
     "max_running_reqs": ("max_running_requests", "Requests that may run together."),
     "num_queue_tokens": (
         "num_waiting_tokens",
@@ -92,6 +110,16 @@ _COUNTERS = {
     "cache_faults": (
         "total_disk_faults",
         "Blocks in --cache-dir that could not be read or written, or were damaged.",
+    ),
+    "handoff_tokens": ("total_handoff_tokens", "KV tokens lent to, or taken from, other servers."),
+    "handoff_bytes": ("total_handoff_bytes", "Bytes of KV sent to, or taken from, other servers."),
+    "handoff_faults": (
+        "total_handoff_faults",
+        "Connections between servers that were refused or broke off, and damaged pages.",
+    ),
+    "handoff_expired": (
+        "total_handoff_expired",
+        "Leases that ended before the other server gave them back.",
     ),
     "prefilled_tokens": (
         "total_prefilled_tokens",
@@ -280,6 +308,17 @@ class EngineNumbers(Collector):
             counter = CounterMetricFamily(PREFIX + name, help, labels=list(self._labels))
             counter.add_metric(list(self._labels.values()), self._numbers.get(field, 0))
             yield counter
+        yield self._fallbacks()
+
+    def _fallbacks(self) -> Metric:
+        help = "Requests whose KV did not come from another server."
+        family = CounterMetricFamily(
+            PREFIX + "handoff_fallback", help, labels=["model_name", "reason"]
+        )
+        for reason in REASONS:
+            value = self._numbers.get(f"total_handoff_{reason}", 0)
+            family.add_metric((*self._label, reason), value)
+        return family
 
     def _gauge(self, name: str, value: float, help: str) -> Metric:
         gauge = GaugeMetricFamily(PREFIX + name, help, labels=list(self._labels))

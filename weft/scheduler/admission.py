@@ -84,6 +84,15 @@ def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
     return int(left.sum()) - at_eos + at_eos * ratio
 
 
+def spare_tokens(kv: KvMemory, ratio: float) -> float:
+    """Tokens of memory that running requests are not expected to need."""
+    columns = kv.columns
+    rows = np.flatnonzero(columns.max_len).astype(np.int32)  # also those of open prompts
+    reserved = expected_tokens(columns, rows, ratio)
+    pending = int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
+    return kv.available - pending - reserved
+
+
 def careful_ratio(ratio: float, retractions: int) -> float:
     """The part of their outputs for which running requests need memory before one resumes that
     was retracted so often: the usual, twice that, four times..., soon all."""

@@ -100,6 +100,7 @@ class EventKind(Enum):
     ARRIVED = "arrived"
     SESSION = "session"  # it goes on where an earlier request of its session ended
     GRAMMAR = "grammar"  # it is being compiled, or ready
+    HANDOFF = "handoff"  # of its prompt: another server computes it, or sends it, or does not
     STORED = "stored"  # of its prompt: it is being read, or has come, or comes too late
     PINNED = "pinned"  # what of its prompt stays cached, or why not
     ADMITTED = "admitted"  # whole, or its first chunk
@@ -413,6 +414,12 @@ class RequestHistory:
         if len(self._finished) > MAX_FINISHED:
             self._finished.popitem(last=False)
         return trace
+
+    def note_later(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
+        """Write an event of a request that may have ended, if it is remembered."""
+        trace = self.trace(id)
+        if trace is not None:
+            trace.add(self._event(now, step, kind, detail))
 
     def record_pass(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.allocator import PageAllocator, RowTable, Write, num_pages_for, slots_of
+from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
@@ -23,6 +24,7 @@ from weft.plan.step import Plan, TableWrites
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
 EMPTIED = "the cache was emptied"  # why a pin was lost
+OTHER_WEIGHTS = "the weights were changed since the server was started"
 
 
 class KvMemory:
@@ -38,6 +40,7 @@ class KvMemory:
         self.cache = cache
         self.columns = columns
         self.pins = Pins(cache)
+        self.leases = Leases(cache)
         self.page_size = allocator.page_size
         # The tokens of a picture see each other both ways: no prefix ends inside one.
         self.keeps_items_whole = False
@@ -225,8 +228,10 @@ class KvMemory:
         request.kv_len = 0
 
     def reset_cache(self) -> None:
-        """Empty the prefix cache. Nothing may be locked; pins are lost."""
+        """Empty the prefix cache. No request may have locked any of it; pins and leases are
+        lost."""
         self.pins.lose_all(EMPTIED)
+        self.leases.end_all(EMPTIED)
         self.allocator.free(self.cache.reset())
 
     def reset(self) -> None:
@@ -237,6 +242,7 @@ class KvMemory:
         them forget what they owned.
         """
         self.pins.forget_all(EMPTIED)
+        self.leases.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
         self.columns.reset()
@@ -244,6 +250,7 @@ class KvMemory:
 
     def weights_changed(self) -> None:
         """What was computed until now, wherever it is, is of other weights than what will be."""
+        self.leases.is_stale = True
 
     def known_tokens(self, request: Request) -> bytes:
         """The tokens of a request whose ids are known, packed."""
@@ -270,6 +277,7 @@ class KvMemory:
     def reclaim(self) -> bool:
         """Let memory come back that is lent to neither requests nor the prefix cache. Returns
         whether some is still to come."""
+        self.leases.end_all("its memory was needed")
         return False
 
     def lacking(self, rows: IntArray, num_ahead: int) -> int:

@@ -22,6 +22,7 @@ import msgspec
 
 from weft.arrays import IntArray
 from weft.config.drafts import MODEL
+from weft.config.handoff import DECODE
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import Fault
 from weft.memory.allocator import PageAllocator, RowTable
@@ -52,7 +53,7 @@ from weft.scheduler.request import (
     seed_of,
 )
 from weft.scheduler.retraction import retract_until_fits
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.settings import SchedulerSettings, TierSettings
 from weft.scheduler.speculation.drafting import DraftingPlanner
 from weft.scheduler.speculation.guessing import Guesser
 from weft.scheduler.speculation.planner import SpeculativePlanner
@@ -720,8 +721,11 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
     columns = Columns(num_rows, settings.context_length)
     kv: KvMemory
     passes: type[PrefillScheduler] = PrefillScheduler
-    if settings.tiers is not None:
-        kv = TieredKv(rows, allocator, cache, columns, settings.tiers)
+    tiers = settings.tiers
+    if settings.handoff is not None and settings.handoff.mode == DECODE:
+        tiers = TierSettings(block_len=page_size)
+    if tiers is not None:
+        kv = TieredKv(rows, allocator, cache, columns, tiers)
     elif settings.windows is not None:
         kv = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
         passes = WindowedPrefills

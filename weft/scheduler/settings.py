@@ -75,6 +75,17 @@ class TierSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HandoffSettings:
+    """Another server computes prompts for this one, or continues those that this one computes."""
+
+    mode: str  # "prefill" or "decode"
+    lease_s: float = 30.0  # that KV is kept for which nobody asks
+    wait_s: float = 60.0  # that a request waits for its KV, at most
+    fallback: str = "compute"  # or "fail"
+    largest_share: float = 0.5  # of the pool that is lent
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftSettings:
     """A draft model, where there is one."""
 
@@ -101,6 +112,7 @@ class SchedulerSettings(SchedulingOptions):
     draft: DraftSettings | None = None  # None: there is no draft model
     media: MediaRules | None = None  # None: the model takes no pictures, videos or sounds
     tiers: TierSettings | None = None  # None: KV is nowhere but in the pool
+    handoff: HandoffSettings | None = None  # None: this server does whole requests
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
 from weft.client.feed import Feed
+from weft.config.handoff import PREFILL
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
@@ -32,6 +33,7 @@ from weft.server.body import json_bytes
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
+from weft.server.http.handoff import WithTransferParams
 from weft.server.http.middleware import RequestMiddleware
 from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
@@ -129,6 +131,8 @@ def create_app(
     inner: ASGIApp = Router(routes, redirect_slashes=False)
     if config.dp_size > 1:
         inner = EngineHeader(inner, config.dp_size)
+    if info.settings.get("disaggregation_mode") == PREFILL:
+        inner = WithTransferParams(inner)
     app: ASGIApp = RequestMiddleware(
         inner,
         keys,

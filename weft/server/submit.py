@@ -21,6 +21,7 @@ from weft.server.auth import owner_of
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed, over
 from weft.server.fields.engine import want_engine_of
+from weft.server.fields.handoff import with_handoff
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
@@ -80,6 +81,11 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     session_id: str | None = None  # changes nothing: routers keep equal ones together
     routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same
+    # Another server computes the prompt, or continues it (`server/fields/handoff.py`):
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    kv_transfer_params: Any = None
 
 
 def sampling_of(
@@ -384,6 +390,8 @@ def prompts(
             tells_cache=bool(body.return_cached_tokens_details),
         )
         found.append(prompt)
+    if body.bootstrap_room is not None or body.kv_transfer_params:
+        return with_handoff(context, request, body, found)
     return found
 
 

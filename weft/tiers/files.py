@@ -141,11 +141,11 @@ def _move(
         if num_bytes <= 0:
             raise OSError("the file ends too soon")
         at += num_bytes
-        rest = _behind(rest, num_bytes)
+        rest = behind(rest, num_bytes)
     return at - offset
 
 
-def _behind(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
+def behind(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
     """What is left of the pieces behind their first bytes."""
     for i, piece in enumerate(pieces):
         if num_bytes < len(piece):

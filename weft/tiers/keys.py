@@ -55,11 +55,11 @@ def fingerprint_of(described: Sequence[str], weights: bytes) -> bytes:
     return digest.digest()
 
 
-def digest_of_files(paths: Sequence[Path], remembered: Path) -> bytes:
+def digest_of_files(paths: Sequence[Path], remembered: Path | None) -> bytes:
     """The digest of all bytes of some files.
 
-    What was computed once is remembered in the file `remembered`, by path, size, time of change and
-    inode. Raises OSError.
+    What was computed once is remembered in the file `remembered`, if there is one, by path, size,
+    time of change and inode. Raises OSError.
     """
     names = []
     for path in sorted(paths):
@@ -67,7 +67,9 @@ def digest_of_files(paths: Sequence[Path], remembered: Path) -> bytes:
         facts = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
         names.append("|".join([str(path.resolve()), *map(str, facts)]))
     name = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-    known = _read(remembered)
+    known: dict[str, str] = {}
+    if remembered is not None:
+        known = _read(remembered)
     if name in known:
         return bytes.fromhex(known[name])
     digest = hashlib.sha256()
@@ -76,8 +78,9 @@ def digest_of_files(paths: Sequence[Path], remembered: Path) -> bytes:
             while piece := file.read(READ_BYTES):
                 digest.update(piece)
     known[name] = digest.hexdigest()
-    with suppress(OSError):  # next time it is computed again
-        _write(remembered, known)
+    if remembered is not None:
+        with suppress(OSError):  # next time it is computed again
+            _write(remembered, known)
     return digest.digest()
 
 

@@ -69,7 +69,19 @@ class TierReport(NamedTuple):
     faults: int = 0  # blocks that could not be read or written, or were damaged
 
 
-class Tiers(Protocol):
+class Mover(Protocol):
+    """Moves KV between the pool and somewhere else: what memory knows of a store."""
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None: ...
+
+    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None: ...
+
+    def cancel(self, ticket: int) -> None: ...
+
+    def stop(self, why: str) -> None: ...
+
+
+class Tiers(Mover, Protocol):
     """Called from one thread."""
 
     def seek(self, id: int, key: CacheKey, have: int) -> Sought:

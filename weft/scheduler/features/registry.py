@@ -6,13 +6,16 @@ step: operations of one type (`plan/logits.py`), and replies.
 
 from __future__ import annotations
 
+from weft.config.handoff import PREFILL
 from weft.grammar.protocol import Grammars
+from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.scheduler.feature import Feature
 from weft.scheduler.features.adapters import AdaptersFeature
 from weft.scheduler.features.allowed import AllowedTokensFeature
 from weft.scheduler.features.bad_words import BadWordsFeature
 from weft.scheduler.features.bias import LogitBiasFeature
 from weft.scheduler.features.grammar import GrammarFeature
+from weft.scheduler.features.handoff import LendFeature, PullFeature
 from weft.scheduler.features.hidden import HiddenStatesFeature
 from weft.scheduler.features.logprobs import LogprobsFeature
 from weft.scheduler.features.media import MediaFeature
@@ -32,7 +35,11 @@ class Features:
     """`all`, and by name those that the engine talks to besides."""
 
     def __init__(
-        self, settings: SchedulerSettings, grammars: Grammars, checks: ProcessorChecks
+        self,
+        settings: SchedulerSettings,
+        grammars: Grammars,
+        checks: ProcessorChecks,
+        handoff: Handoff | None = None,
     ) -> None:
         self.vectors = InputVectorsFeature(settings.hidden_size)
         self.media = MediaFeature(settings)
@@ -50,6 +57,14 @@ class Features:
             self.tiers = TiersFeature(settings.tiers)
             stored = (self.tiers,)
         self.pins = PinsFeature(settings, self.tiers)
+        self.handoff: LendFeature | PullFeature | None = None
+        handed: tuple[Feature, ...] = ()
+        if settings.handoff is not None:
+            if settings.handoff.mode == PREFILL:
+                self.handoff = LendFeature(settings.handoff, handoff or NoHandoff())
+            else:
+                self.handoff = PullFeature()
+            handed = (self.handoff,)
         self.all: tuple[Feature, ...] = (
             LogitBiasFeature(settings.eos_token_ids, settings.vocab_size),
             PenaltiesFeature(),
@@ -68,4 +83,5 @@ class Features:
             self.grammar,
             self.pins,
             *stored,
+            *handed,
         )

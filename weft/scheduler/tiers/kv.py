@@ -21,13 +21,12 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.allocator import NOBODY, PageAllocator, RowTable
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
-from weft.memory.tiers.protocol import NoTiers, Tiers
-from weft.scheduler.kv import KvMemory
+from weft.memory.tiers.protocol import Mover, NoTiers
+from weft.scheduler.kv import OTHER_WEIGHTS, KvMemory
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import TierSettings
 
 LARGEST_PART = 4  # at most a fourth of all pages is being read
-OTHER_WEIGHTS = "the weights were changed since the server was started"
 
 
 class Transfer:
@@ -85,7 +84,7 @@ class TieredKv(KvMemory):
         settings: TierSettings,
     ) -> None:
         super().__init__(rows, allocator, cache, columns)
-        self.tiers: Tiers = NoTiers()
+        self.tiers: Mover = NoTiers()
         self.settings = settings
         self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
         self.num_read_pages = 0  # being read
@@ -239,7 +238,8 @@ class TieredKv(KvMemory):
     def reclaim(self) -> bool:
         for ticket, transfer in list(self.transfers.items()):
             self.cancel(ticket, transfer.since_s)
-        return bool(self.transfers)
+        is_awaited = super().reclaim()
+        return is_awaited or bool(self.transfers)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         if not keep:
@@ -274,6 +274,7 @@ class TieredKv(KvMemory):
             self.num_read_pages += len(transfer.pages)
 
     def weights_changed(self) -> None:
+        super().weights_changed()
         self.is_stale = True
         self.tiers.stop(OTHER_WEIGHTS)
 

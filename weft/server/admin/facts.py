@@ -36,6 +36,7 @@ HIDDEN_OF_ENGINE = (
     "weights_root",
     "lora_paths",
     "lora_dir",
+    "handoff_secret",
 )
 HIDDEN_OF_SERVER = (
     "api_key",

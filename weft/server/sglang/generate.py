@@ -21,6 +21,7 @@ from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.engine import want_engine_of
+from weft.server.fields.handoff import with_handoff
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
@@ -92,6 +93,11 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     truncation_side: Side | None = None
     model: str | None = None
     lora_path: str | list[str | None] | None = None  # names of adapters
+    # Another server computes the prompts, or continues them; of a batch, a list.
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    kv_transfer_params: Any = None
 
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
@@ -302,6 +308,8 @@ async def _prompts(
             tells_cache=bool(body.return_cached_tokens_details),
         )
         found.append(prompt)
+    if body.bootstrap_room is not None or body.kv_transfer_params:
+        return with_handoff(context, request, body, found)
     return found
 
 

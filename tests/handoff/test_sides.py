@@ -1,0 +1,262 @@
+"""Two servers over a real socket: what is lent arrives as it is, and whatever goes wrong on the way is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.handoff.pair import FACTS, Pair, Proxy, key_part
+from tests.tiers.pool import PAGE_SIZE, BytesPool, key_of, pages
+from weft.handoff.wire import LENGTH, MAX_GREETING_BYTES
+from weft.memory.handoff.protocol import FoundKv, Missed
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with Pair() as made:
+        yield made
+
+
+def test_what_is_lent_arrives_as_it_is_and_is_given_back(pair: Pair) -> None:
+    content = pair.lend()
+    pair.ask()
+    assert pair.wait_for("found") == FoundKv(0, 24)
+    pair.fetch(7, 0, 24)
+    landed = pair.wait_for("landed")
+    assert (landed.ticket, landed.num_tokens) == (7, 24)
+    assert pair.content(6) == content
+    assert pair.wait_for("renewed") == "r"
+    pair.decode.leave(0)
+    assert pair.wait_for("returned") == "r"
+    assert pair.decode.report().num_bytes == 6 * BytesPool.page_bytes
+    assert pair.prefill.report().num_bytes == 6 * BytesPool.page_bytes
+    assert pair.decode.report().faults == pair.prefill.report().faults == 0
+
+
+def test_whoever_comes_first_waits_for_the_other(pair: Pair) -> None:
+    pair.ask()
+    pair.prefill.expect("r")
+    content = pair.lend()
+    assert pair.wait_for("found") == FoundKv(0, 24)
+    pair.fetch(7, 8, 16)
+    pair.wait_for("landed")
+    pair.fetch(8, 16, 24, page=42)
+    assert pair.wait_for("landed").num_tokens == 8
+    assert pair.content(4) == content[2 * BytesPool.page_bytes :]
+
+
+def test_only_the_common_beginning_is_found(pair: Pair) -> None:
+    held = pages(5, 6)
+    pair.pools[0].fill(held, 1)
+    key = key_of(24)
+    other = key._replace(tokens=key.tokens[:40] + b"\1\2\3\4" + key.tokens[44:])
+    pair.prefill.lend("r", other, held)
+    pair.ask()
+    assert pair.wait_for("found") == FoundKv(0, 8)
+    pair.ask(1, have=8)
+    told = pair.wait_for("missed")
+    assert (told.pull, told.reason) == (1, "refused")
+    assert "8 of the 24 tokens" in told.message
+
+
+def test_another_namespace_shares_nothing(pair: Pair) -> None:
+    pair.prefill.lend("r", key_of(24, namespace="salt"), pages(5, 6))
+    pair.ask()
+    assert "0 of the 24 tokens" in pair.wait_for("missed").message
+
+
+def test_a_room_that_is_refused_says_why(pair: Pair) -> None:
+    pair.prefill.expect("r")
+    pair.ask()
+    pair.prefill.refuse("r", "its request ended with abort")
+    assert pair.wait_for("missed").message.endswith("its request ended with abort")
+    pair.ask(1)
+    assert pair.wait_for("missed").message.endswith("its request ended with abort")
+    pair.lend()  # the same room again
+    pair.ask(2)
+    assert pair.wait_for("found").pull == 2
+
+
+def test_a_lease_that_ends_is_told(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    pair.prefill.withdraw("r", "its lease was over")
+    missed = pair.wait_for("missed")
+    assert (missed.reason, missed.message.endswith("its lease was over")) == ("refused", True)
+    pair.fetch(7, 0, 24)
+    assert pair.wait_for("landed").num_tokens == 0
+
+
+def test_nothing_is_written_once_a_transfer_is_cancelled(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    pair.fetch(7, 0, 24)
+    pair.decode.cancel(7)
+    pair.pools[1].fill(pages(40, 6), 3)
+    before = pair.content(6)
+    pair.wait_for("landed")
+    assert pair.content(6) == before
+    pair.decode.leave(0)
+    assert pair.wait_for("returned") == "r"
+
+
+def test_a_room_that_is_not_needed_is_given_back_also_before_it_is_lent(pair: Pair) -> None:
+    pair.decode.dismiss(pair.place("a"))
+    pair.prefill.expect("a")
+    assert pair.wait_for("returned") == "a"
+    pair.lend(room="b")
+    pair.decode.dismiss(pair.place("b"))
+    assert pair.wait_for("returned") == "b"
+
+
+def test_nobody_listens_there(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pair.ask(port=port)
+    assert pair.wait_for("missed")[:2] == (0, "unreachable")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (FACTS | {"page size": "32"}, "the page size is 4 there, and 32 here"),
+        (FACTS | {"digest of the weights": "x"}, "the digest of the weights is abc there"),
+        ({"page size": "4"}, "the digest of the weights is abc there, and not known here"),
+    ],
+)
+def test_another_layout_or_model_is_refused_by_name(facts: dict[str, str], words: str) -> None:
+    with Pair(facts=facts) as pair:
+        pair.lend()
+        pair.ask()
+        missed = pair.wait_for("missed")
+        assert missed.reason == "refused"
+        assert words in missed.message
+
+
+@pytest.mark.parametrize("secrets", [("a", "b"), ("", "b"), ("a", "")])
+def test_another_secret_is_refused(secrets: tuple[str, str]) -> None:
+    with Pair(secrets=secrets) as pair:
+        pair.lend()
+        pair.ask()
+        missed = pair.wait_for("missed")
+        assert missed.reason == "refused"
+        assert "--handoff-secret" in missed.message
+
+
+def test_one_secret_is_enough_for_both() -> None:
+    with Pair(secrets=("s", "s")) as pair:
+        pair.lend()
+        pair.ask()
+        pair.wait_for("found")
+
+
+def test_without_a_secret_nobody_asks_another_machine(pair: Pair) -> None:
+    pair.decode.ask(0, pair.place()._replace(host="192.0.2.1"), key_of(24), 0)
+    assert "another machine" in pair.wait_for("missed").message
+
+
+def test_a_room_that_nobody_has_heard_of_is_refused() -> None:
+    with Pair(room_s=0.0) as pair:
+        pair.ask(room="other")
+        assert "no request of the room other has come" in pair.wait_for("missed").message
+
+
+def test_a_side_that_has_stopped_says_why(pair: Pair) -> None:
+    pair.lend()
+    pair.prefill.stop("the weights were changed")
+    pair.ask()
+    assert pair.wait_for("missed").message.endswith("the weights were changed")
+    pair.decode.stop("the weights were changed here")
+    pair.ask(1)
+    assert pair.wait_for("missed").message.endswith("the weights were changed here")
+
+
+def test_one_wrong_bit_is_noticed(pair: Pair) -> None:
+    content = pair.lend()
+
+    def flip(passed: bytes) -> bytes:
+        at = passed.find(content[-8:])
+        if at < 0:
+            return passed
+        return passed[:at] + bytes([passed[at] ^ 1]) + passed[at + 1 :]
+
+    proxy = Proxy(pair.port, flip)
+    pair.ask(port=proxy.port)
+    pair.wait_for("found")
+    pair.fetch(7, 0, 24)
+    assert pair.wait_for("landed").num_tokens == 0
+    assert pair.wait_for("missed").reason == "damaged"
+    proxy.close()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 100, 200, 330])
+def test_a_server_that_hangs_is_noticed_by_its_silence(num_bytes: int) -> None:
+    with Pair(silence_s=0.3) as pair:
+        pair.lend()
+        passed = 0
+
+        def hang(content: bytes) -> bytes | None:
+            nonlocal passed
+            passed += len(content)
+            return content if passed <= num_bytes else None
+
+        proxy = Proxy(pair.port, hang)
+        pair.ask(port=proxy.port)
+        pair.decode.bind(7, 0)
+        pair.decode.fetch(7, key_of(24), 0, pages(40, 6))
+        assert pair.wait_for("missed").reason == "lost"
+        assert pair.wait_for("landed").num_tokens == 0
+        proxy.close()
+
+
+def test_rubbish_harms_nobody(pair: Pair) -> None:
+    for rubbish in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        LENGTH.pack(MAX_GREETING_BYTES + 1),
+        LENGTH.pack(3) + b"\xc1ab",
+    ):
+        with socket.create_connection(("127.0.0.1", pair.port)) as client:
+            client.sendall(rubbish)
+            with suppress(ConnectionResetError):
+                while client.recv(1 << 16):
+                    pass
+    assert pair.prefill.report().faults == 3
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+
+
+def test_a_prefill_server_that_dies_and_comes_back_is_asked_again() -> None:
+    first = Pair()
+    first.lend()
+    first.ask()
+    first.wait_for("found")
+    first.prefill.close()
+    assert first.wait_for("missed") == Missed(
+        0, "lost", f"127.0.0.1:{first.port}: the connection was closed"
+    )
+    with Pair() as second:
+        content = second.lend()
+        first.ask(1, port=second.port)
+        first.wait_for("found")
+        first.fetch(9, 0, 24, pull=1)
+        first.wait_for("landed")
+        assert first.content(6) == content
+    first.decode.close()
+
+
+def test_a_decode_server_that_dies_gives_back_what_it_has_asked_for(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    pair.decode.close()
+    assert pair.wait_for("returned") == "r"
+
+
+def test_key_parts_are_whole_pages() -> None:
+    assert len(key_part(key_of(24), 8).tokens) == 8 * PAGE_SIZE

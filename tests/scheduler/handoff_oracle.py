@@ -1,0 +1,233 @@
+"""Another server of what `OracleRunner` has for K and V: it asks for what is lent, and gives what is asked for, late, in
+part, or never.
+
+It looks that nobody touches what is lent until it is withdrawn, and that pages on their way hold rubbish until they have
+landed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.scheduler.cache_check import adapter_of
+from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
+from weft.arrays import IntArray
+from weft.config.handoff import REASONS
+from weft.memory.allocator import slots_of
+from weft.memory.handoff.protocol import (
+    NOTHING_NEW,
+    FoundKv,
+    HandoffNews,
+    MeetingPlace,
+    Missed,
+    NoHandoff,
+)
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.tiers.protocol import Landed
+
+RUBBISH = -77
+NEVER = float("inf")
+
+
+@dataclass
+class Coming:
+    """Pages on their way."""
+
+    ticket: int
+    pull: int
+    key: CacheKey
+    start: int
+    pages: IntArray
+    turns: float
+    is_cancelled: bool = False
+
+
+class OracleHandoff(NoHandoff):
+    """Both sides. `mood`: quick, slow, moody or silent."""
+
+    def __init__(self, page_size: int, mood: str, seed: str) -> None:
+        self.page_size = page_size
+        self.mood = mood
+        self.rng = random.Random(seed)
+        self.runner: OracleRunner | None = None
+        self.expected: set[str] = set()
+        self.lent: dict[str, tuple[CacheKey, IntArray]] = {}
+        self.asked: dict[int, tuple[CacheKey, int, float]] = {}  # key, have, turns
+        self.open: set[int] = set()
+        self.coming: dict[int, Coming] = {}
+        self.pull_of: dict[int, int] = {}
+        self.landed: list[Landed] = []
+        self.missed: list[Missed] = []
+        self.num_lent = 0
+        self.num_read = 0
+        self.num_silent = 0
+        self.num_dismissed = 0
+        self.num_withdrawn = 0
+        self.is_stopped = False
+
+    # Lending
+
+    def expect(self, room: str) -> None:
+        self.expected.add(room)
+
+    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
+        assert room in self.expected
+        assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES
+        self.lent[room] = (key, pages.copy())
+        self.num_lent += len(pages)
+        self.look_at_all()
+
+    def refuse(self, room: str, why: str) -> None:
+        assert why
+        self.expected.discard(room)
+
+    def withdraw(self, room: str, why: str) -> None:
+        assert why
+        self.look_at_all()
+        del self.lent[room]
+        self.num_withdrawn += 1
+
+    def look_at_all(self) -> None:
+        """Another server may read what is lent at any time."""
+        assert self.runner is not None
+        for key, pages in self.lent.values():
+            found = self.runner.state[slots_of(pages, self.page_size)].tolist()
+            assert found == self._states(key), "pages changed while they were lent"
+
+    # Taking
+
+    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+        assert have * TOKEN_BYTES < len(key.tokens)
+        self.open.add(pull)
+        self.asked[pull] = (key, have, self._turns())
+
+    def bind(self, ticket: int, pull: int) -> None:
+        self.pull_of[ticket] = pull
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
+        pull = self.pull_of.pop(ticket)
+        if pull not in self.open:
+            self.landed.append(Landed(ticket, 0, 0.0))
+            return
+        self.coming[ticket] = Coming(ticket, pull, key, start, pages.copy(), self._turns())
+        self._spoil(self.coming[ticket])
+
+    def cancel(self, ticket: int) -> None:
+        coming = self.coming.pop(ticket, None)
+        if coming is None:
+            return
+        num_tokens = self.rng.choice([0, self._read(coming)])
+        self.landed.append(Landed(ticket, num_tokens, 0.0))
+        self._miss(coming.pull, "lost")
+
+    def leave(self, pull: int) -> None:
+        self.asked.pop(pull, None)
+        if not any(coming.pull == pull for coming in self.coming.values()):
+            self.open.discard(pull)
+
+    def dismiss(self, place: MeetingPlace) -> None:
+        self.num_dismissed += 1
+
+    def stop(self, why: str) -> None:
+        self.is_stopped = True
+
+    def take(self) -> HandoffNews:
+        self.look_at_all()
+        found: list[FoundKv] = []
+        for pull, (key, have, turns) in list(self.asked.items()):
+            self.asked[pull] = (key, have, turns - 1)
+            if turns > 0:
+                continue
+            del self.asked[pull]
+            if self._fails():
+                self._miss(pull, self.rng.choice(REASONS[:4]))
+                continue
+            most = len(key.tokens) // TOKEN_BYTES
+            if self._fails():
+                most = self.rng.randrange(have + 1, most + 1)
+            most = most // self.page_size * self.page_size
+            if most <= have:
+                self._miss(pull, "refused")
+            else:
+                found.append(FoundKv(pull, most))
+        for coming in list(self.coming.values()):
+            self._spoil(coming)
+            coming.turns -= 1
+            if coming.turns >= 0:
+                continue
+            del self.coming[coming.ticket]
+            num_tokens = self._read(coming)
+            self.landed.append(Landed(coming.ticket, num_tokens, 0.0))
+            if num_tokens < len(coming.pages) * self.page_size:
+                self._miss(coming.pull, self.rng.choice(["lost", "damaged"]))
+        renewed: list[str] = []
+        returned: list[str] = []
+        for room in [*self.lent, *self.expected]:
+            if self.mood != "silent" and self.rng.random() < 0.1:
+                self.rng.choice([renewed, returned]).append(room)
+        news = HandoffNews(
+            tuple(renewed), tuple(returned), tuple(found), tuple(self.landed), tuple(self.missed)
+        )
+        self.landed = []
+        self.missed = []
+        return NOTHING_NEW if news == NOTHING_NEW else news
+
+    def let_all_end(self) -> None:
+        self.mood = "quick"
+        for coming in self.coming.values():
+            coming.turns = 0
+        for pull, (key, have, _) in list(self.asked.items()):
+            self.asked[pull] = (key, have, 0)
+
+    # Inside
+
+    def _miss(self, pull: int, reason: str) -> None:
+        self.open.discard(pull)
+        self.missed.append(Missed(pull, reason, "it was to be"))
+
+    def _fails(self) -> bool:
+        return self.mood in ("slow", "moody") and self.rng.random() < 0.15
+
+    def _turns(self) -> float:
+        match self.mood:
+            case "quick":
+                return self.rng.choice([0, 1])
+            case "slow":
+                return self.rng.choice([1, 5, 20])
+            case "silent":
+                return NEVER
+        turns = self.rng.choice([0, 3, 20, 100, NEVER])
+        self.num_silent += turns == NEVER
+        return turns
+
+    def _spoil(self, coming: Coming) -> None:
+        assert self.runner is not None
+        slots = slots_of(coming.pages, self.page_size)
+        assert not any(np.isin(step.plan.slots, slots).any() for step in self.runner.pending)
+        self.runner.state[slots] = RUBBISH
+
+    def _states(self, key: CacheKey) -> list[int]:
+        assert self.runner is not None
+        weights = self.runner.weights + adapter_weights(adapter_of(key.namespace))
+        state = 0
+        states = []
+        for token in np.frombuffer(key.tokens, dtype=np.int32).tolist():
+            state = extend_hash(state, token, weights)
+            states.append(state)
+        return states
+
+    def _read(self, coming: Coming) -> int:
+        """Returns the tokens that have come, from the first one on."""
+        assert self.runner is not None
+        num_pages = len(coming.pages)
+        if self._fails():
+            num_pages = self.rng.randrange(num_pages)
+        num_tokens = num_pages * self.page_size
+        slots = slots_of(coming.pages, self.page_size)[:num_tokens]
+        self.runner.state[slots] = self._states(coming.key)[coming.start :][:num_tokens]
+        self.num_read += num_tokens
+        return num_tokens

@@ -1,0 +1,426 @@
+"""KV that is lent to another server, or comes from one: whatever the other one does, every invariant holds, no answer
+differs, and nobody waits for longer than is allowed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.scheduler.handoff_oracle import OracleHandoff
+from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.world import EOS, VOCAB
+from weft.engine import explain
+from weft.engine.handoff.pulling import PullService
+from weft.messages.codec import ToEngine
+from weft.messages.control import FlushCache, SetPolicy
+from weft.messages.handoff import HandoffParams
+from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.weights import UpdateWeightsFromDisk
+from weft.scheduler.settings import HandoffSettings, SchedulerSettings
+from weft.scheduler.tiers.kv import TieredKv
+
+PROMPT = list(range(10, 51))
+
+
+class HandedWorld(RecordedWorld):
+    """A world with another server. Requests have a room as often as `share` says; `rooms` is how many there are."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        depth: int,
+        handoff: OracleHandoff,
+        fail_steps: set[int] | None = None,
+        *,
+        share: float = 1.0,
+        rooms: int = 1 << 40,
+    ) -> None:
+        self._wishes = random.Random(f"rooms {share} {rooms}")
+        self._share = share
+        self._rooms = rooms
+        super().__init__(settings, depth, fail_steps, handoff=handoff)
+        self.handoff = handoff
+        handoff.runner = self.runner
+
+    def tell(self, message: ToEngine) -> None:
+        if isinstance(message, GenerateRequest) and self._wishes.random() < self._share:
+            room = str(message.id % self._rooms)
+            message = msgspec.structs.replace(message, handoff=HandoffParams(room, "there", 8998))
+        super().tell(message)
+
+    @property
+    def service(self):  # type: ignore[no-untyped-def]
+        return self.engine._engine.services.handoff
+
+    @property
+    def leases(self):  # type: ignore[no-untyped-def]
+        return self.scheduler.kv.leases
+
+    def check(self) -> None:
+        super().check()
+        handoff = self.settings.handoff
+        assert handoff is not None
+        assert set(self.handoff.lent) == set(self.leases._by_name) == set(self.service.feature.lent)
+        lent = {page for _, pages in self.handoff.lent.values() for page in pages.tolist()}
+        assert self.leases.num_pages == len(lent)
+        if len(self.leases) > 1:
+            most = handoff.largest_share * self.scheduler.kv.allocator.num_pages
+            assert self.leases.num_pages <= most
+
+    def run_dry(self, check: bool = True) -> None:
+        for _ in range(1_000):
+            if not self.has_work:
+                return
+            self.step(check)
+        raise AssertionError("there is work, and nothing happens")
+
+    def check_idle(self) -> None:
+        self.handoff.let_all_end()
+        for _ in range(100):
+            if not self.leases.num_pages and not getattr(self.scheduler.kv, "transfers", ()):
+                break
+            self.time += 1.0
+            self.step()
+        super().check_idle()
+
+
+class LendingWorld(HandedWorld):
+    pass
+
+
+class PullingWorld(HandedWorld):
+    @property
+    def kv(self) -> TieredKv:
+        kv = self.scheduler.kv
+        assert isinstance(kv, TieredKv)
+        return kv
+
+    def check(self) -> None:
+        RecordedWorld.check(self)
+        handoff = self.settings.handoff
+        assert handoff is not None
+        feature = self.service.feature
+        for number, pull in feature.pulls.items():
+            assert pull.until_s <= pull.since_s + handoff.wait_s
+            # Whoever waits is let go with the first step behind its time.
+            assert self.time - self.tick_s < pull.until_s
+            assert all(feature.waiting[id] == number for id in pull.ids)
+            assert pull.ids
+        for id in feature.waiting:
+            assert id in self.scheduler.requests
+        coming = [one for one in self.kv.transfers.values()]
+        assert sum(len(one.pages) for one in coming) == self.kv.num_read_pages
+
+
+def run_world(
+    seed: int, mode: str, num_requests: int = 30, *, puts_aside: bool = False
+) -> HandedWorld:
+    rng = random.Random(f"handoff {mode} {seed}")
+    settings = random_settings(random.Random(seed))
+    if rng.random() < 0.6:
+        settings = replace(settings, num_pages=settings.num_pages * 3)
+    handoff = HandoffSettings(
+        mode=mode,
+        lease_s=rng.choice([2.0, 10.0, 40.0]),
+        wait_s=rng.choice([0.0, 5.0, 10.0, 40.0]),
+        largest_share=rng.choice([0.1, 0.5, 0.5]),
+    )
+    settings = replace(settings, prefix_cache=True, handoff=handoff)
+    other = OracleHandoff(settings.page_size, rng.choice(["quick", "slow", "moody"]), f"{seed}")
+    fails = {rng.randrange(5, 200) for _ in range(3)} if seed % 5 == 0 else set()
+    kind = LendingWorld if mode == "prefill" else PullingWorld
+    world = kind(
+        settings,
+        rng.choice([0, 1, 2]),
+        other,
+        fails,
+        share=rng.choice([0.3, 0.7, 1.0]),
+        rooms=rng.choice([3, 1 << 40]),
+    )
+    if puts_aside:
+        world.put_aside_in_every_step()
+    with journal_of_failure(world, f"weft-handoff-{mode}-{seed}-"):
+        drive(world, random.Random(seed), num_requests)
+    return world
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("seed", range(16))
+def test_whatever_the_other_server_does_every_invariant_holds_and_the_replay_is_exact(
+    seed: int, mode: str
+) -> None:
+    world = run_world(seed, mode)
+    world.replay(check=seed % 4 == 0)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_schedules_that_nobody_has_seen_before(mode: str, fresh_seed: int) -> None:
+    run_world(fresh_seed, mode)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_a_journal_may_be_put_aside_while_pages_are_lent_or_come(mode: str) -> None:
+    run_world(403, mode, 8, puts_aside=True).replay(check=True)
+
+
+def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
+    reached = Counter[str]()
+    for seed in range(8):
+        lending = run_world(seed, "prefill")
+        reached["lent"] += lending.handoff.num_lent
+        reached["expired"] += lending.service.num_ended
+        pulling = run_world(seed, "decode")
+        reached["landed"] += pulling.service.num_landed
+        reached["dismissed"] += pulling.handoff.num_dismissed
+        for reason, count in pulling.service.num_missed.items():
+            reached[reason] += count
+    assert min(reached.values()) > 2, reached
+    assert {"refused", "lost", "damaged", "late", "lent", "expired", "landed"} <= set(reached)
+
+
+# One thing after the other
+
+
+def settings_of(handoff: HandoffSettings, num_pages: int) -> SchedulerSettings:
+    return SchedulerSettings(
+        num_pages=num_pages,
+        page_size=2,
+        max_running_requests=4,
+        context_length=200,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+        schedule_policy="fcfs",
+        handoff=handoff,
+    )
+
+
+def lending(*, num_pages: int = 200, mood: str = "silent") -> LendingWorld:
+    settings = settings_of(HandoffSettings(mode="prefill", lease_s=5.0), num_pages)
+    world = LendingWorld(settings, 0, OracleHandoff(2, mood, ""))
+    world.tick_s = 0.01
+    return world
+
+
+def pulling(
+    *, wait_s: float = 10.0, fallback: str = "compute", num_pages: int = 200, mood: str = "quick"
+) -> PullingWorld:
+    handoff = HandoffSettings(mode="decode", wait_s=wait_s, fallback=fallback)
+    world = PullingWorld(settings_of(handoff, num_pages), 0, OracleHandoff(2, mood, ""))
+    world.tick_s = 0.01
+    return world
+
+
+def story(world: RecordedWorld, id: int) -> str:
+    trace = world.scheduler.history.trace(id)
+    assert trace is not None
+    return "\n".join(event.detail for event in trace.events)
+
+
+def test_a_prompt_is_lent_until_its_lease_is_over() -> None:
+    world = lending()
+    id = world.send(PROMPT, max_new_tokens=0)
+    world.run_dry()
+    ((key, pages),) = world.handoff.lent.values()
+    assert len(key.tokens) == 40 * 4
+    assert len(pages) == 20
+    assert not world.scheduler.kv.cache.evictable_pages
+    world.time += 4.9
+    world.step()
+    assert world.leases.num_pages == 20
+    assert world.engine._engine.services.idle.wait_s <= 0.1
+    world.time += 0.1
+    world.step()
+    assert not world.handoff.lent
+    assert world.scheduler.kv.cache.evictable_pages == 20
+    assert "40 tokens of its KV are lent in the room 0" in story(world, id)
+    assert story(world, id).endswith("its KV is not lent any more: its lease was over")
+    world.replay(check=True)
+
+
+def test_the_oldest_lease_ends_when_more_than_half_of_the_pool_would_be_lent() -> None:
+    world = lending(num_pages=100)
+    for first in range(4):
+        world.send([first, *PROMPT], max_new_tokens=0)
+        world.run_dry()
+    assert list(world.handoff.lent) == ["2", "3"]
+    assert world.leases.num_pages == 42
+
+
+def test_leases_give_way_to_running_requests() -> None:
+    world = lending(num_pages=60)
+    world.send(PROMPT, max_new_tokens=0)
+    world.run_dry()
+    id = world.send([7, 8, 9], max_new_tokens=100, ignore_eos=True)
+    world.run_dry()
+    assert not world.handoff.lent
+    assert world.finished[id].reason == "length"
+    world.check_outputs()
+
+
+def test_an_abort_is_no_lease_and_the_other_server_hears_of_it() -> None:
+    world = lending()
+    id = world.send(PROMPT, max_new_tokens=0)
+    world.abort(Abort(ids=(id,)))
+    world.step()
+    assert not world.handoff.expected
+    assert story(world, id).endswith("its KV is not lent: its request ended with abort")
+
+
+def test_a_flush_and_new_weights_end_all_leases() -> None:
+    for message in (FlushCache(call=1), UpdateWeightsFromDisk(call=1, model_path="5")):
+        world = lending()
+        world.send(PROMPT, max_new_tokens=0)
+        world.run_dry()
+        assert world.handoff.lent
+        world.tell(message)
+        world.step()
+        world.step()
+        world.step()
+        assert not world.handoff.lent
+        assert world.handoff.is_stopped == isinstance(message, UpdateWeightsFromDisk)
+        id = world.send(PROMPT, max_new_tokens=0)
+        world.run_dry()
+        assert bool(world.handoff.lent) == isinstance(message, FlushCache), story(world, id)
+
+
+def test_a_prompt_comes_and_only_its_last_token_is_computed() -> None:
+    world = pulling()
+    id = world.send(PROMPT, max_new_tokens=5)
+    world.step()
+    world.run_dry()
+    assert world.finished[id].cached_tokens == 40
+    assert world.scheduler.stats().total_prefilled_tokens == 1
+    assert "40 tokens came from there:8998" in story(world, id)
+    world.check_outputs()
+    world.replay(check=True)
+
+
+def test_several_completions_wait_for_one_prompt() -> None:
+    world = pulling()
+    world._rooms = 1
+    ids = [world.send(PROMPT, max_new_tokens=5) for _ in range(3)]
+    assert len(world.service.feature.pulls) == 1
+    world.run_dry()
+    assert [world.finished[id].cached_tokens for id in ids] == [40, 40, 40]
+    assert world.handoff.num_read == 40
+
+
+def test_what_is_cached_is_not_asked_for() -> None:
+    world = pulling()
+    for _ in range(2):
+        id = world.send(PROMPT, max_new_tokens=5)
+        world.run_dry()
+    assert world.handoff.num_dismissed == 1
+    assert "nothing is taken from there:8998: 40 tokens are cached here" in story(world, id)
+
+
+def test_a_prompt_longer_than_a_quarter_of_the_pool_comes_in_parts() -> None:
+    prompt = [10 + number * 7 % 250 for number in range(161)]
+    world = pulling(num_pages=120)
+    id = world.send(prompt, max_new_tokens=5)
+    world.run_dry()
+    assert world.finished[id].cached_tokens == 160
+    assert world.handoff.num_read == 160
+    world.check_outputs()
+
+
+def test_a_request_waits_for_memory_that_running_ones_need_and_says_so() -> None:
+    world = pulling(num_pages=60)
+    first = world.send([1, 2, 3], max_new_tokens=90, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    second = world.send(PROMPT, max_new_tokens=5, ignore_eos=True)
+    for _ in range(5):
+        world.step()
+    waiting = world.service.feature
+    request = world.scheduler.requests[second]
+    assert waiting.why_waits(request) == "room for 30 tokens of KV that are ready on there:8998"
+    assert explain.why(world.scheduler, request)
+    world.run_dry()
+    assert world.finished[first].completion_tokens == 90
+    assert world.finished[second].completion_tokens == 5
+    world.check_outputs()
+
+
+@pytest.mark.parametrize("fallback", ["compute", "fail"])
+def test_what_does_not_come_in_time_is_computed_or_fails(fallback: str) -> None:
+    world = pulling(wait_s=3.0, fallback=fallback, mood="silent")
+    id = world.send(PROMPT, max_new_tokens=5)
+    while world.time < 3.5:
+        world.step()
+    world.run_dry()
+    finish = world.finished[id]
+    if fallback == "fail":
+        assert (finish.reason, finish.status) == ("error", 503)
+        assert "did not come from the prefill server (late): nothing came in 3 s" in finish.message
+    else:
+        assert finish.completion_tokens == 5
+        assert finish.queue_s < 3.0 + 3 * world.tick_s
+        world.check_outputs()
+    assert world.service.num_missed["late"] == 1
+    world.check_idle()
+    world.replay(check=True)
+
+
+def test_an_abort_in_any_state_leaves_nothing_behind() -> None:
+    for num_steps in range(6):
+        world = pulling()
+        id = world.send(PROMPT, max_new_tokens=5)
+        for _ in range(num_steps):
+            world.step()
+        world.abort(Abort(ids=(id,)))
+        world.step()
+        world.step()
+        assert not world.service.feature.pulls
+        assert not world.kv.transfers
+        world.check_idle()
+
+
+def test_a_flush_while_pages_come_lets_the_request_compute() -> None:
+    world = pulling()
+    id = world.send(PROMPT, max_new_tokens=5)
+    world.handoff.mood = "silent"
+    while not world.kv.num_read_pages:
+        world.step()
+    assert world.scheduler.flush_cache()
+    world.check()
+    world.run_dry()
+    assert world.finished[id].completion_tokens == 5
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_after_new_weights_nothing_is_asked_for() -> None:
+    world = pulling()
+    world.tell(UpdateWeightsFromDisk(call=1, model_path="5"))
+    for _ in range(4):
+        world.step()
+    assert world.handoff.is_stopped
+    id = world.send(PROMPT, max_new_tokens=5)
+    world.run_dry()
+    assert world.finished[id].cached_tokens == 0
+    assert "the weights were changed here" in story(world, id)
+
+
+def test_a_request_that_wants_its_prompt_computed_asks_for_nothing() -> None:
+    world = pulling()
+    id = world.send(PROMPT, max_new_tokens=5, prompt_logprobs=0)
+    world.run_dry()
+    assert world.handoff.num_dismissed == 1
+    assert "the request needs its prompt computed" in story(world, id)
+
+
+def test_plain_requests_are_served_by_both() -> None:
+    for world in (lending(), pulling()):
+        world._share = 0.0
+        world.send(PROMPT, max_new_tokens=5)
+        world.tell(SetPolicy(call=1, policy="lpm"))
+        world.run_dry()
+        world.check_outputs()
+        assert not world.handoff.num_lent + world.handoff.num_read
+    assert isinstance(world.service, PullService)

@@ -1,0 +1,65 @@
+"""Settings of handoff (`--disaggregation-mode`): what they need of a model and of other settings,
+and the words that several packages have for it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.config.options import SettingsError
+
+PREFILL = "prefill"
+DECODE = "decode"
+# Why a prompt is computed that another server should have computed.
+REASONS = ("unreachable", "refused", "lost", "damaged", "late")
+
+
+def check_handoff(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises SettingsError where KV cannot be handed over. `config` is resolved."""
+    why = _why_not(config, model)
+    if why:
+        raise SettingsError(f"--disaggregation-mode {config.disaggregation_mode}: {why}")
+    if config.disaggregation_mode != PREFILL or config.handoff_secret:
+        return
+    if not is_loopback(config.handoff_host):
+        raise SettingsError(
+            f"--handoff-host is {config.handoff_host}, which others can reach: give both servers "
+            "one --handoff-secret (better: WEFT_HANDOFF_SECRET)"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as far as its name says so."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _why_not(config: EngineConfig, model: ModelConfig) -> str:
+    if model.is_encoder:
+        return f"{model.name} is an encoder: it has no KV cache"
+    if config.tp_size > 1:
+        return "KV that several processes share out cannot be handed over yet (--tp-size)"
+    if config.device == "cuda":
+        return "KV of a GPU cannot be handed over yet, only that of a CPU (--device cpu)"
+    if not config.prefix_cache:
+        return "KV comes into the prefix cache, and there is none (--no-prefix-cache)"
+    if model.state_bytes:
+        return f"{model.name} has layers that keep a state, which cannot be handed over yet"
+    if config.swa_full_tokens_ratio:
+        return (
+            f"{model.name} has layers with windows in a pool of their own, which cannot be handed "
+            "over yet (--disable-hybrid-swa-memory puts all layers into one)"
+        )
+    if config.draft_model:
+        return "what a draft model has computed cannot be handed over yet (--draft-model)"
+    if config.cache_dir and config.disaggregation_mode == DECODE:
+        return (
+            "KV cannot come both from another server and from --cache-dir, which the prefill "
+            "server may have"
+        )
+    return ""

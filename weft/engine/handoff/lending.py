@@ -1,0 +1,96 @@
+"""A server that computes prompts for others: for how long their KV is kept.
+
+    a request with a room ends ─▶ its path is locked, and lent (`LendFeature`)
+    it is asked for            ─▶ the lease is renewed
+    given back, or over        ─▶ unlocked
+
+Who reads what is not known here.
+"""
+
+from __future__ import annotations
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.memory.handoff.protocol import Handoff
+from weft.scheduler.feature import Note
+from weft.scheduler.features.handoff import LendFeature
+from weft.scheduler.history import EventKind
+from weft.scheduler.kv import OTHER_WEIGHTS
+from weft.scheduler.settings import HandoffSettings
+
+
+class LendService(Service):
+    """Attached all the time, where prompts are computed for others."""
+
+    name = "what is lent"
+
+    def __init__(
+        self,
+        core: EngineCore,
+        feature: LendFeature,
+        handoff: Handoff,
+        settings: HandoffSettings,
+    ) -> None:
+        self._core = core
+        self.feature = feature
+        self._handoff = handoff
+        self._settings = settings
+        self._leases = core.scheduler.kv.leases
+        self._leases.lender = handoff
+        self._is_stopped = False
+        self.num_ended = 0  # leases that were never given back
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """Requests that wait for another server: none do here."""
+        return {}
+
+    def wake_at(self) -> float:
+        return self._leases.due_s
+
+    def before_step(self, now: float) -> None:
+        self._look(now)
+
+    def after_step(self, now: float) -> None:
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        news = self._handoff.take()
+        for room in news.renewed:
+            self._leases.renew(room, now + self._settings.lease_s)
+        for room in news.returned:
+            if self._leases.give_back(room):
+                self._let_go(room, "its KV was taken, or is not needed any more")
+            elif room in self.feature.rooms.values():
+                self.feature.unwanted.add(room)
+        self._leases.expire(now)
+        for ended in self._leases.take_ended():
+            self.num_ended += 1
+            self._let_go(ended.name, f"its KV is not lent any more: {ended.why}")
+        step = self._core.scheduler.planner.num_steps
+        for id, detail in self.feature.notes:
+            self._core.scheduler.history.note_later(id, EventKind.HANDOFF, detail, now, step)
+        self.feature.notes.clear()
+        if self._leases.is_stale and not self._is_stopped:
+            self._is_stopped = True
+            self._handoff.stop(OTHER_WEIGHTS)
+
+    def _let_go(self, room: str, detail: str) -> None:
+        id = self.feature.lent.pop(room, None)
+        if id is not None:
+            self.feature.notes.append(Note(id, detail))
+        self._core.scheduler.memory_came_back()
+
+    def numbers(self) -> dict[str, int]:
+        """By the names that they have in `Stats`."""
+        report = self._handoff.report()
+        page_size = self._core.scheduler.settings.page_size
+        return {
+            "num_handoff_bootstrap": len(self.feature.rooms),
+            "num_handoff_inflight": len(self._leases),
+            "kv_lent": self._leases.num_pages * page_size,
+            "total_handoff_tokens": self.feature.num_lent,
+            "total_handoff_bytes": report.num_bytes,
+            "total_handoff_faults": report.faults,
+            "total_handoff_expired": self.num_ended,
+        }

@@ -1,0 +1,272 @@
+"""A server that continues prompts which another one computes.
+
+    a request opens ─▶ ask ─▶ FoundKv ─▶ memory for it? ─▶ fetch ─▶ the request waits
+    before a step   ─▶ landed, in the tree            ─▶ the request goes on: a hit like any other
+                       missed, or its time is over    ─▶ the request computes its prompt, or fails
+
+Memory is reserved before anything is sent, with room left for running requests. Nothing here waits
+for the other server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from weft.config.handoff import REASONS
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.memory.handoff.protocol import Handoff, MeetingPlace
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.tiers.protocol import Landed
+from weft.messages.requests import GenerateRequest
+from weft.observe.log import EventLog
+from weft.scheduler.admission import spare_tokens
+from weft.scheduler.features.handoff import Pull, PullFeature
+from weft.scheduler.history import EventKind
+from weft.scheduler.request import Request
+from weft.scheduler.settings import HandoffSettings
+from weft.scheduler.tiers.kv import LARGEST_PART, TieredKv
+
+# A transfer that was cancelled lands at once. Where it does not, its pages are lost.
+HUNG_S = 30.0
+
+log = EventLog("handoff")
+
+
+class PullService(Service):
+    """Attached all the time, where prompts are continued that others compute."""
+
+    name = "what comes from another server"
+
+    def __init__(
+        self,
+        core: EngineCore,
+        feature: PullFeature,
+        handoff: Handoff,
+        settings: HandoffSettings,
+    ) -> None:
+        kv = core.scheduler.kv
+        assert isinstance(kv, TieredKv), "KV comes, and memory does not know of it"
+        kv.tiers = handoff
+        self._core = core
+        self.feature = feature
+        self._kv = kv
+        self._handoff = handoff
+        self._settings = settings
+        self._num_pulls = 0
+        self.num_landed = 0  # tokens
+        self.num_missed = Counter[str]()  # requests that were not helped, by the reason
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """Requests that wait for another server."""
+        return self.feature.waiting
+
+    def wake_at(self) -> float:
+        wake_at = min((one.until_s for one in self.feature.pulls.values()), default=math.inf)
+        for transfer in self._kv.transfers.values():
+            if transfer.is_cancelled:
+                wake_at = min(wake_at, transfer.since_s + HUNG_S)
+        return wake_at
+
+    # Moments
+
+    def opened(self, message: GenerateRequest, now: float) -> None:
+        params = message.handoff
+        if params is None:
+            return
+        place = MeetingPlace(params.host, params.port, params.room)
+        if self._kv.is_stale:
+            self._miss([message.id], "refused", "the weights were changed here", now)
+            self._handoff.dismiss(place)
+            return
+        self._look_for(self._core.scheduler.requests[message.id], place, now)
+
+    def before_step(self, now: float) -> None:
+        news = self._handoff.take()
+        for number, num_tokens in news.found:
+            pull = self.feature.pulls.get(number)
+            if pull is not None:
+                pull.num_found = num_tokens
+                for id in pull.ids:
+                    detail = f"{num_tokens:,} tokens of its KV are ready on {pull.place}"
+                    self._core.note(id, EventKind.HANDOFF, detail, now)
+        for landed in news.landed:
+            self._land(landed)
+        for number, reason, why in news.missed:
+            self._end(number, now, reason, why)
+        if news.landed:
+            self._core.scheduler.memory_came_back()
+        self._forget_ended(now)
+        self._end_late(now)
+        self._end_hung(now)
+        self._fetch(now)
+
+    def after_step(self, now: float) -> None:
+        self._forget_ended(now)
+        self._fetch(now)
+
+    # From a request to its KV
+
+    def _look_for(self, request: Request, place: MeetingPlace, now: float) -> None:
+        """Let a request wait if another server has more of its prompt than is cached here."""
+        page_size = self._kv.page_size
+        usable = request.reusable_len // page_size * page_size
+        key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
+        have = self._kv.cache.peek(key)
+        if have >= usable:
+            detail = f"nothing is taken from {place}: {have:,} tokens are cached here"
+            if not usable:
+                detail = f"nothing is taken from {place}: the request needs its prompt computed"
+            self._core.note(request.id, EventKind.HANDOFF, detail, now)
+            self._handoff.dismiss(place)
+            return
+        number = self._same(place, key)
+        if number is None:
+            number = self._num_pulls
+            self._num_pulls += 1
+            until_s = now + self._settings.wait_s
+            self.feature.pulls[number] = Pull(place, key, now, until_s)
+            self._handoff.ask(number, place, key, have)
+        pull = self.feature.pulls[number]
+        pull.ids.append(request.id)
+        self.feature.waiting[request.id] = number
+        detail = f"asks {place} for {usable - have:,} of its tokens"
+        self._core.note(request.id, EventKind.HANDOFF, detail, now)
+
+    def _same(self, place: MeetingPlace, key: CacheKey) -> int | None:
+        """A pull of the same prompt: that of another completion of it."""
+        for number, pull in self.feature.pulls.items():
+            if pull.place == place and pull.key == key:
+                return number
+        return None
+
+    def _fetch(self, now: float) -> None:
+        """Begin the transfers for which there is memory, the oldest first, and for which no
+        launched step has to be waited for."""
+        for number, pull in list(self.feature.pulls.items()):
+            if pull.num_found and pull.ticket is None and not self._reserve(number, pull, now):
+                break  # those behind it do not overtake
+        if self._kv.transfers:
+            first = self._core.loop.first_in_flight
+            if first is None:
+                first = self._core.scheduler.planner.num_steps
+            self._kv.begin(first)
+
+    def _reserve(self, number: int, pull: Pull, now: float) -> bool:
+        """Reserve pages for what comes next, or end the pull if nothing does. Returns whether that
+        was possible."""
+        page_size = self._kv.page_size
+        start = self._kv.cache.peek(pull.key)
+        end = min(pull.num_found, len(pull.key.tokens) // TOKEN_BYTES)
+        if start >= end:
+            self._end(number, now)
+            return True
+        # Of a prompt that is longer than what may be on its way at once, a part.
+        most = self._kv.allocator.num_pages // LARGEST_PART * page_size
+        num_tokens = min(end - start, max(most, page_size))
+        pull.needed = num_tokens
+        ratio = self._core.scheduler.prefills.new_token_ratio.current
+        if self._kv.room(spare_tokens(self._kv, ratio)) < num_tokens:
+            return False
+        part = CacheKey(pull.key.namespace, pull.key.tokens[: (start + num_tokens) * TOKEN_BYTES])
+        step = self._core.scheduler.planner.num_steps - 1
+        ticket = self._kv.read(part, start, step=step, now=now)
+        if ticket is None:
+            return False
+        pull.needed = 0
+        pull.ticket = ticket
+        self._handoff.bind(ticket, number)
+        return True
+
+    def _land(self, landed: Landed) -> None:
+        """What has come is in the tree; what is still lacking is fetched next."""
+        self.num_landed += self._kv.land(landed.ticket, landed.num_tokens)
+        for pull in self.feature.pulls.values():
+            if pull.ticket == landed.ticket:
+                pull.ticket = None
+                pull.num_landed += landed.num_tokens
+
+    # Ends
+
+    def _end(self, number: int, now: float, reason: str = "", why: str = "") -> None:
+        """Let the requests of a pull go on. With a `reason` something is missing."""
+        pull = self.feature.pulls.pop(number, None)
+        if pull is None:
+            return
+        self._handoff.leave(number)
+        if pull.ticket is not None and pull.ticket in self._kv.transfers:
+            self._kv.cancel(pull.ticket, now)
+        for id in pull.ids:
+            del self.feature.waiting[id]
+        if reason:
+            self._miss(pull.ids, reason, why, now)
+            return
+        took_ms = 1e3 * (now - pull.since_s)
+        detail = f"{pull.num_landed:,} tokens came from {pull.place} after {took_ms:,.0f} ms"
+        for id in pull.ids:
+            self._core.note(id, EventKind.HANDOFF, detail, now)
+        self._core.scheduler.memory_came_back()
+
+    def _miss(self, ids: list[int], reason: str, why: str, now: float) -> None:
+        """Requests get nothing, or nothing more, from another server."""
+        self.num_missed[reason] += len(ids)
+        log.seldom("missed", reason=reason, why=why, requests=len(ids))
+        for id in ids:
+            if self._settings.fallback == "fail":
+                message = f"its KV did not come from the prefill server ({reason}): {why}"
+                self._core.scheduler.fail(id, message, status=503)
+                continue
+            detail = f"it computes its prompt ({reason}): {why}"
+            self._core.note(id, EventKind.HANDOFF, detail, now)
+        self._core.scheduler.memory_came_back()
+
+    def _forget_ended(self, now: float) -> None:
+        """Requests have ended while they waited."""
+        left = self.feature.left
+        self.feature.left = []
+        for id in left:
+            number = self.feature.waiting.pop(id, None)
+            if number is None:
+                continue
+            pull = self.feature.pulls[number]
+            pull.ids.remove(id)
+            if not pull.ids:
+                self._end(number, now)
+
+    def _end_late(self, now: float) -> None:
+        for number, pull in list(self.feature.pulls.items()):
+            if now >= pull.until_s:
+                why = f"nothing came in {self._settings.wait_s:g} s"
+                if pull.num_landed:
+                    why = f"{pull.num_landed:,} tokens came in {self._settings.wait_s:g} s"
+                self._end(number, now, "late", why)
+
+    def _end_hung(self, now: float) -> None:
+        """Of a transfer that does not land though it was cancelled, the pages are lost."""
+        for ticket, transfer in list(self._kv.transfers.items()):
+            if not transfer.is_cancelled or now < transfer.since_s + HUNG_S:
+                continue
+            log.error("pages_lost", pages=len(transfer.pages), after_s=HUNG_S)
+            self._kv.give_up(ticket)
+            self._core.settle()
+            self._core.scheduler.shrink()
+
+    # Looking on
+
+    def numbers(self) -> dict[str, int]:
+        """By the names that they have in `Stats`."""
+        report = self._handoff.report()
+        pulls = self.feature.pulls.values()
+        num_moving = sum(one.ticket is not None for one in pulls)
+        found = {
+            "num_handoff_prealloc": len(pulls) - num_moving,
+            "num_handoff_transfer": num_moving,
+            "total_handoff_tokens": self.num_landed,
+            "total_handoff_bytes": report.num_bytes,
+            "total_handoff_faults": report.faults,
+        }
+        for reason in REASONS:
+            found[f"total_handoff_{reason}"] = self.num_missed[reason]
+        return found

@@ -1,0 +1,418 @@
+"""The server that takes: it asks for prompts that another server computes, and receives their pages
+straight into those of its own pool.
+
+    engine's thread   ask, fetch, cancel, leave ─▶ orders ─┐
+    thread            a connection for each prompt ◀───────┘
+
+A connection that breaks off, says nothing for a while, or brings anything else than it should, is
+one prompt that is computed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.arrays import IntArray
+from weft.config.handoff import is_loopback
+from weft.handoff.gate import GateShut, PageGate
+from weft.handoff.greeting import SentAway, greet
+from weft.handoff.prefill import checksum_of
+from weft.handoff.thread import LoopThread
+from weft.handoff.wire import (
+    Ask,
+    Beat,
+    Connection,
+    Decline,
+    PageGroup,
+    Ready,
+    Spoken,
+    Wanted,
+    WireError,
+)
+from weft.memory.handoff.protocol import (
+    NOTHING_NEW,
+    FoundKv,
+    HandoffNews,
+    HandoffReport,
+    MeetingPlace,
+    Missed,
+    NoHandoff,
+)
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.tiers.protocol import Landed
+from weft.observe.log import EventLog
+from weft.tiers.disk import PoolPages
+
+SILENCE_S = 5.0  # after which the other server counts as dead
+BEAT_S = 1.0  # between two signs of life
+CONNECT_S = 3.0
+READING_WEIGHTS = "the weights are still being read here"
+
+log = EventLog("handoff")
+
+
+class Unreachable(Exception):
+    """No connection can be made. The message says why."""
+
+
+class DamagedPiece(Exception):
+    """Bytes have come that are not those that were sent."""
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A ticket, for the thread."""
+
+    ticket: int
+    start: int  # tokens
+    end: int
+    pages: IntArray
+    asked_s: float
+    gate: PageGate = field(default_factory=PageGate)
+    num_pages: int = 0  # that have come, whole
+
+
+@dataclass(eq=False)
+class Talk:
+    """What is asked of one room. Of the thread alone, but for its names."""
+
+    pull: int
+    place: MeetingPlace
+    key: CacheKey
+    have: int
+    orders: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)  # None: leave
+    task: asyncio.Task[None] | None = None
+    delivery: Delivery | None = None  # that has not landed
+
+
+class DecodeSide(NoHandoff):
+    """`facts` are computed on a thread. `notify` is called when there is news, on any thread."""
+
+    def __init__(
+        self,
+        pool: PoolPages,
+        *,
+        page_size: int,
+        secret: str,
+        facts: Callable[[], Mapping[str, str]],
+        notify: Callable[[], None],
+        silence_s: float = SILENCE_S,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._secret = secret
+        self._facts = facts
+        self._notify = notify
+        self._silence_s = silence_s
+        self._beat_s = beat_s
+        self._known: Future[Mapping[str, str]] = Future()
+        self._stopped = ""  # why nothing is taken any more
+        self._pull_of: dict[int, int] = {}  # by ticket; of the engine's thread alone
+        # Guards what threads write and the engine reads.
+        self._lock = threading.Lock()
+        self._found: list[FoundKv] = []
+        self._landed: list[Landed] = []
+        self._missed: list[Missed] = []
+        self._deliveries: dict[int, Delivery] = {}  # by ticket
+        self._num_bytes = 0
+        self._num_connections = 0
+        self._faults = 0
+        self._talks: dict[int, Talk] = {}  # of the thread alone
+        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._thread = LoopThread("weft-handoff")
+
+    def start(self) -> None:
+        threading.Thread(target=self._find_facts, name="weft-handoff-facts", daemon=True).start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all connections."""
+        self._thread.stop()
+
+    def _find_facts(self) -> None:
+        try:
+            self._known.set_result(self._facts())
+        except Exception as exc:
+            log.exception("no_facts", exc)
+            self._stopped = f"the weights could not be read here: {exc}"
+
+    # Called by the engine
+
+    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+        self._thread.soon(self._begin, Talk(pull, place, key, have))
+
+    def bind(self, ticket: int, pull: int) -> None:
+        self._pull_of[ticket] = pull
+
+    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+        end = len(key.tokens) // TOKEN_BYTES
+        delivery = Delivery(ticket, start, end, pages, time.monotonic())
+        with self._lock:
+            self._deliveries[ticket] = delivery
+        self._thread.soon(self._order, self._pull_of.pop(ticket), delivery)
+
+    def cancel(self, ticket: int) -> None:
+        with self._lock:
+            delivery = self._deliveries.get(ticket)
+        if delivery is not None:
+            delivery.gate.shut()
+            self._thread.soon(self._break_off, delivery)
+
+    def leave(self, pull: int) -> None:
+        self._thread.soon(self._order, pull, None)
+
+    def dismiss(self, place: MeetingPlace) -> None:
+        self._thread.soon(self._say_goodbye, place)
+
+    def stop(self, why: str) -> None:
+        self._stopped = why
+        log.warning("stopped", reason=why)
+
+    def take(self) -> HandoffNews:
+        if not self._found and not self._landed and not self._missed:
+            return NOTHING_NEW
+        with self._lock:
+            news = HandoffNews(
+                found=tuple(self._found),
+                landed=tuple(self._landed),
+                missed=tuple(self._missed),
+            )
+            self._found.clear()
+            self._landed.clear()
+            self._missed.clear()
+        return news
+
+    def report(self) -> HandoffReport:
+        return HandoffReport(self._num_bytes, self._num_connections, self._faults)
+
+    # Orders, on the thread
+
+    def _begin(self, talk: Talk) -> None:
+        self._talks[talk.pull] = talk
+        talk.task = self._thread.loop.create_task(self._run(talk))
+
+    def _order(self, pull: int, delivery: Delivery | None) -> None:
+        talk = self._talks.get(pull)
+        if talk is not None:
+            talk.orders.put_nowait(delivery)
+        elif delivery is not None:
+            self._land(delivery)  # the connection has ended meanwhile
+
+    def _break_off(self, delivery: Delivery) -> None:
+        for talk in self._talks.values():
+            if talk.delivery is delivery and talk.task is not None:
+                talk.task.cancel()
+
+    def _say_goodbye(self, place: MeetingPlace) -> None:
+        task = self._thread.loop.create_task(self._dismiss(place))
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
+    # Talks, on the thread
+
+    async def _run(self, talk: Talk) -> None:
+        reason = "lost"
+        why = "it was given up"
+        try:
+            await self._talk(talk)
+            reason = ""
+        except SentAway as exc:
+            reason = "refused"
+            why = f"{talk.place}: {exc}"
+        except DamagedPiece as exc:
+            reason = "damaged"
+            why = f"{talk.place}: {exc}"
+        except Unreachable as exc:
+            reason = "unreachable"
+            why = f"{talk.place}: {exc}"
+        except TimeoutError:
+            why = f"{talk.place} has said nothing for {self._silence_s:g} s"
+        except (OSError, EOFError, WireError) as exc:
+            why = f"{talk.place}: {exc}"
+        except (GateShut, asyncio.CancelledError):
+            pass
+        except Exception as exc:  # whatever it is, the request computes its prompt
+            log.exception("talk_failed", exc)
+            why = f"{type(exc).__name__}: {exc}"
+        del self._talks[talk.pull]
+        while not talk.orders.empty():
+            order = talk.orders.get_nowait()
+            if order is not None:
+                self._land(order)
+        if talk.delivery is not None:
+            self._land(talk.delivery)
+        if reason:
+            with self._lock:
+                self._faults += 1
+                self._missed.append(Missed(talk.pull, reason, why))
+        self._notify()
+
+    async def _talk(self, talk: Talk) -> None:
+        connection = await self._connect(talk.place)
+        incoming: asyncio.Future[Spoken] | None = None
+        try:
+            await greet(connection, self._secret, self._known.result(), self._silence_s)
+            ask = Ask(talk.place.room, talk.key.namespace, talk.key.tokens, talk.have)
+            await connection.send(ask)
+            incoming = asyncio.ensure_future(connection.receive())
+            order = asyncio.ensure_future(talk.orders.get())
+            try:
+                await self._follow(talk, connection, incoming, order)
+            finally:
+                order.cancel()
+        finally:
+            if incoming is not None:
+                incoming.cancel()
+            connection.close()
+
+    async def _follow(
+        self,
+        talk: Talk,
+        connection: Connection,
+        incoming: asyncio.Future[Spoken],
+        order: asyncio.Future[Delivery | None],
+    ) -> None:
+        """What the other server says, and what the engine wants, until it wants nothing more."""
+        loop = self._thread.loop
+        heard_s = loop.time()
+        try:
+            while True:
+                either: set[asyncio.Future[Any]] = {incoming, order}
+                await asyncio.wait(
+                    either,
+                    timeout=self._beat_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if order.done():
+                    delivery = order.result()
+                    if delivery is None:
+                        return
+                    talk.delivery = delivery
+                    order = asyncio.ensure_future(talk.orders.get())
+                    await connection.send(Wanted(delivery.start, delivery.end))
+                    incoming = await self._receive(connection, incoming, delivery)
+                    talk.delivery = None
+                    self._land(delivery)
+                    heard_s = loop.time()
+                elif incoming.done():
+                    self._hear(talk, incoming.result())
+                    heard_s = loop.time()
+                    incoming = asyncio.ensure_future(connection.receive())
+                else:
+                    await connection.send(Beat())
+                if loop.time() >= heard_s + self._silence_s:
+                    raise TimeoutError
+        finally:
+            incoming.cancel()
+            order.cancel()
+
+    def _hear(self, talk: Talk, message: Spoken) -> None:
+        match message:
+            case Beat():
+                pass
+            case Ready(num_tokens):
+                with self._lock:
+                    self._found.append(FoundKv(talk.pull, num_tokens))
+                self._notify()
+            case Decline(why):
+                raise SentAway(why)
+            case _:
+                raise WireError(f"{type(message).__name__} was not asked for")
+
+    async def _receive(
+        self, connection: Connection, incoming: asyncio.Future[Spoken], delivery: Delivery
+    ) -> asyncio.Future[Spoken]:
+        """Receive the pages of a delivery. Returns the message behind them, which is still to
+        come."""
+        while delivery.num_pages < len(delivery.pages):
+            message = await asyncio.wait_for(incoming, self._silence_s)
+            if isinstance(message, PageGroup):
+                async with asyncio.timeout(self._silence_s):
+                    await self._receive_group(connection, message, delivery)
+            elif isinstance(message, Decline):
+                raise SentAway(message.message)
+            elif not isinstance(message, Beat):
+                raise WireError(f"{type(message).__name__} instead of PageGroup")
+            incoming = asyncio.ensure_future(connection.receive())
+        return incoming
+
+    async def _receive_group(
+        self, connection: Connection, piece: PageGroup, delivery: Delivery
+    ) -> None:
+        first = delivery.num_pages
+        pages = delivery.pages[first : first + piece.num_pages].tolist()
+        if len(pages) != piece.num_pages or piece.num_bytes != len(pages) * self._pool.page_bytes:
+            raise WireError(f"{piece.num_pages:,} pages with {piece.num_bytes:,} bytes")
+        pieces: list[memoryview] = []
+        for page in pages:
+            pieces += self._pool.pieces(page)
+        await connection.receive_pieces(pieces, delivery.gate)
+        with delivery.gate:
+            checksum = checksum_of(pieces)
+        if checksum != piece.checksum:
+            raise DamagedPiece(f"the checksum of {piece.num_bytes:,} bytes is wrong")
+        delivery.num_pages += piece.num_pages
+        self._num_bytes += piece.num_bytes
+
+    async def _dismiss(self, place: MeetingPlace) -> None:
+        """Tell the other server that a room is not needed. If that fails, its lease ends."""
+        with suppress(OSError, EOFError, TimeoutError, WireError, SentAway, Unreachable):
+            connection = await self._connect(place)
+            try:
+                await greet(connection, self._secret, self._known.result(), self._silence_s)
+                await connection.send(Ask(place.room, "", b"", 0, is_needless=True))
+                async with asyncio.timeout(2 * self._silence_s):
+                    while isinstance(await connection.receive(), Beat):
+                        pass
+            finally:
+                connection.close()
+
+    async def _connect(self, place: MeetingPlace) -> Connection:
+        """Raises SentAway where that is not allowed, and Unreachable."""
+        if self._stopped:
+            raise SentAway(self._stopped)
+        if not self._known.done():
+            raise SentAway(READING_WEIGHTS)
+        try:
+            sock = await self._connected(place)
+        except TimeoutError as exc:
+            raise Unreachable(f"no connection in {CONNECT_S:g} s") from exc
+        except OSError as exc:
+            raise Unreachable(exc.strerror or f"{exc}") from exc
+        self._num_connections += 1
+        return Connection(sock)
+
+    async def _connected(self, place: MeetingPlace) -> socket.socket:
+        loop = self._thread.loop
+        found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        if not self._secret and not is_loopback(str(address[0])):
+            raise SentAway("it is another machine, and there is no --handoff-secret")
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.sock_connect(sock, address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _land(self, delivery: Delivery) -> None:
+        """A delivery is over: its pages are the engine's again."""
+        delivery.gate.shut()
+        num_tokens = delivery.num_pages * self._page_size
+        seconds = time.monotonic() - delivery.asked_s
+        with self._lock:
+            self._deliveries.pop(delivery.ticket, None)
+            self._landed.append(Landed(delivery.ticket, num_tokens, seconds))
+        self._notify()

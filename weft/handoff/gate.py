@@ -1,0 +1,39 @@
+"""Lets a thread touch pages that another thread may take away at any time."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+
+class GateShut(Exception):
+    """The pages have been taken away."""
+
+
+class PageGate:
+    """`with gate:` around each touch, which must be short; `shut` returns when nobody touches the
+    pages any more, and nobody will."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_shut = False
+
+    def shut(self) -> None:
+        with self._lock:
+            self.is_shut = True
+
+    def __enter__(self) -> PageGate:
+        """Raises GateShut."""
+        self._lock.acquire()
+        if self.is_shut:
+            self._lock.release()
+            raise GateShut
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()

@@ -1,0 +1,442 @@
+"""The server that lends: it listens, lets those who ask wait until their prompt is computed, and
+sends the pages of the pool.
+
+    engine's thread   expect, lend, refuse, withdraw ─▶ rooms ─▶ whoever waits in a room is woken
+    thread            a connection for each prompt that is asked for
+
+A room that somebody has asked for, and whose last connection has ended, is returned: it was taken,
+or nobody is left to take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.handoff.gate import GateShut, PageGate
+from weft.handoff.greeting import SentAway, welcome
+from weft.handoff.thread import LoopThread
+from weft.handoff.wire import (
+    GROUP_BYTES,
+    Ask,
+    Beat,
+    Connection,
+    Decline,
+    PageGroup,
+    Ready,
+    Spoken,
+    Wanted,
+    WireError,
+)
+from weft.memory.handoff.protocol import NOTHING_NEW, HandoffNews, HandoffReport, NoHandoff
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.observe.log import EventLog
+from weft.tiers.disk import PoolPages
+
+BEAT_S = 1.0  # between two signs of life
+ROOM_S = 5.0  # for a request to come whose room is asked for
+SEND_S = 10.0  # for a group of pages to be taken
+BACKLOG = 256
+MAX_REMEMBERED = 4_096  # rooms that are over
+READING_WEIGHTS = "its weights are still being read"
+
+log = EventLog("handoff")
+
+
+class RoomState(Enum):
+    UNKNOWN = "unknown"  # no request has named it yet
+    EXPECTED = "expected"
+    LENT = "lent"
+    OVER = "over"
+
+
+class Room:
+    """What is known of one, and who waits in it. Only `gate` is for several threads."""
+
+    def __init__(self) -> None:
+        self.state = RoomState.UNKNOWN
+        self.key = CacheKey("", b"")
+        self.pages: IntArray = np.empty(0, dtype=np.int32)
+        self.why = ""  # it is over
+        self.gate = PageGate()
+        self.num_askers = 0
+        self.renewed_s = 0.0
+        self.woken: set[asyncio.Event] = set()
+
+    def wake(self) -> None:
+        for event in self.woken:
+            event.set()
+
+
+class PrefillSide(NoHandoff):
+    """`facts` are computed on a thread. `notify` is called when there is news, on any thread. It
+    serves connections to `listener`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        pool: PoolPages,
+        *,
+        page_size: int,
+        secret: str,
+        lease_s: float,
+        facts: Callable[[], Mapping[str, str]],
+        notify: Callable[[], None],
+        beat_s: float = BEAT_S,
+        room_s: float = ROOM_S,
+    ) -> None:
+        self._listener = listener
+        self._pool = pool
+        self._page_size = page_size
+        self._secret = secret
+        self._lease_s = lease_s
+        self._facts = facts
+        self._notify = notify
+        self._beat_s = beat_s
+        self._room_s = room_s
+        self._known: Future[Mapping[str, str]] = Future()
+        self._stopped = ""  # why nothing is lent any more
+        # Guards what threads write and the engine reads.
+        self._lock = threading.Lock()
+        self._renewed: list[str] = []
+        self._returned: list[str] = []
+        self._gates: dict[str, PageGate] = {}  # of the rooms that are lent
+        self._num_bytes = 0
+        self._num_connections = 0
+        self._faults = 0
+        # Of the thread alone.
+        self._rooms: dict[str, Room] = {}
+        self._over: OrderedDict[str, str] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = LoopThread("weft-handoff")
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        threading.Thread(target=self._find_facts, name="weft-handoff-facts", daemon=True).start()
+        self._thread.start()
+        self._thread.soon(self._begin)
+
+    def close(self) -> None:
+        """End all connections, and listen no more."""
+        self._thread.stop()
+        self._listener.close()
+
+    def _find_facts(self) -> None:
+        try:
+            self._known.set_result(self._facts())
+        except Exception as exc:
+            log.exception("no_facts", exc)
+            self._stopped = f"its weights could not be read: {exc}"
+
+    # Called by the engine
+
+    def expect(self, room: str) -> None:
+        self._thread.soon(self._enter, room, RoomState.EXPECTED)
+
+    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
+        gate = PageGate()
+        with self._lock:
+            self._gates[room] = gate
+        self._thread.soon(self._enter, room, RoomState.LENT, key, pages, gate)
+
+    def refuse(self, room: str, why: str) -> None:
+        self._thread.soon(self._end, room, why)
+
+    def withdraw(self, room: str, why: str) -> None:
+        with self._lock:
+            gate = self._gates.pop(room, None)
+        if gate is not None:
+            gate.shut()
+        self._thread.soon(self._end, room, why)
+
+    def stop(self, why: str) -> None:
+        self._stopped = why
+        log.warning("stopped", reason=why)
+
+    def take(self) -> HandoffNews:
+        if not self._renewed and not self._returned:
+            return NOTHING_NEW
+        with self._lock:
+            news = HandoffNews(renewed=tuple(self._renewed), returned=tuple(self._returned))
+            self._renewed.clear()
+            self._returned.clear()
+        return news
+
+    def report(self) -> HandoffReport:
+        return HandoffReport(self._num_bytes, self._num_connections, self._faults)
+
+    # Rooms, on the thread
+
+    def _enter(
+        self,
+        name: str,
+        state: RoomState,
+        key: CacheKey | None = None,
+        pages: IntArray | None = None,
+        gate: PageGate | None = None,
+    ) -> None:
+        self._over.pop(name, None)
+        room = self._rooms.setdefault(name, Room())
+        room.state = state
+        if key is not None and pages is not None and gate is not None:
+            room.key = key
+            room.pages = pages
+            room.gate = gate
+        room.wake()
+
+    def _end(self, name: str, why: str) -> None:
+        room = self._rooms.pop(name, None)
+        self._over[name] = why
+        if len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
+        if room is not None:
+            room.state = RoomState.OVER
+            room.why = why
+            room.wake()
+
+    def _room_of(self, name: str) -> Room:
+        """The room of this name; one that is over where it is."""
+        why = self._over.get(name)
+        if why is not None:
+            room = Room()
+            room.state = RoomState.OVER
+            room.why = why
+            return room
+        return self._rooms.setdefault(name, Room())
+
+    # Connections, on the thread
+
+    def _begin(self) -> None:
+        self._spawn(self._accept_all())
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = self._thread.loop.create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept_all(self) -> None:
+        loop = self._thread.loop
+        while True:
+            try:
+                sock, address = await loop.sock_accept(self._listener)
+            except OSError as exc:  # too many open files: those that are open go on
+                log.seldom("not_accepted", error=f"{exc}")
+                await asyncio.sleep(self._beat_s)
+                continue
+            self._num_connections += 1
+            self._spawn(self._serve(sock, f"{address[0]}"))
+
+    async def _serve(self, sock: socket.socket, peer: str) -> None:
+        connection = Connection(sock)
+        try:
+            facts: Mapping[str, str] | str = self._stopped
+            if not facts:
+                facts = READING_WEIGHTS
+                if self._known.done():
+                    facts = self._known.result()
+            await welcome(connection, self._secret, facts, self._lease_s)
+            ask = await connection.expect(Ask, self._lease_s)
+            await self._answer(connection, ask)
+        except SentAway as exc:
+            self._failed("refused", peer, exc)
+        except (OSError, EOFError, TimeoutError, WireError) as exc:
+            self._failed("broken_off", peer, exc)
+        except GateShut:
+            pass  # the lease has ended; the other side sees the connection end
+        finally:
+            connection.close()
+
+    async def _answer(self, connection: Connection, ask: Ask) -> None:
+        room = self._room_of(ask.room)
+        room.num_askers += 1
+        visit = _Visit(self, connection, ask, room)
+        try:
+            with suppress(EOFError):  # nothing more is needed
+                await visit.run()
+        finally:
+            visit.end()
+            room.num_askers -= 1
+            if not room.num_askers:
+                self._left(ask.room, room)
+
+    def _left(self, name: str, room: Room) -> None:
+        """Nobody is left in a room."""
+        if room.state is RoomState.UNKNOWN:
+            if self._rooms.get(name) is room:
+                del self._rooms[name]
+        elif room.state is not RoomState.OVER:
+            self._tell(returned=name)
+
+    def _tell(self, *, renewed: str = "", returned: str = "") -> None:
+        with self._lock:
+            if renewed:
+                self._renewed.append(renewed)
+            if returned:
+                self._returned.append(returned)
+        self._notify()
+
+    def _failed(self, what: str, peer: str, exc: Exception) -> None:
+        self._faults += 1
+        log.seldom(what, peer=peer, error=f"{exc or type(exc).__name__}")
+
+
+class _Visit:
+    """One connection in its room."""
+
+    def __init__(
+        self,
+        side: PrefillSide,
+        connection: Connection,
+        ask: Ask,
+        room: Room,
+    ) -> None:
+        self._side = side
+        self._connection = connection
+        self._ask = ask
+        self._room = room
+        self._known = 0  # tokens of the key that the room has
+        self._event = asyncio.Event()
+        room.woken.add(self._event)
+        self._incoming: asyncio.Future[Spoken] = asyncio.ensure_future(connection.receive())
+
+    def end(self) -> None:
+        self._incoming.cancel()
+        self._room.woken.discard(self._event)
+
+    async def run(self) -> None:
+        """Raises EOFError when the other side has closed the connection."""
+        if not await self._until_lent():
+            return
+        room = self._room
+        if self._ask.is_needless:
+            return
+        self._known = shared_tokens(room.key, self._ask, self._side._page_size)
+        if self._known <= self._ask.have:
+            num_tokens = len(self._ask.tokens) // TOKEN_BYTES
+            why = f"{self._known:,} of the {num_tokens:,} tokens are those of the room"
+            await self._connection.send(Decline(why))
+            return
+        await self._connection.send(Ready(self._known))
+        while await self._wait():
+            if not self._incoming.done():
+                await self._connection.send(Beat())
+                continue
+            message = self._incoming.result()
+            if isinstance(message, Wanted):
+                await self._send(message)
+            elif not isinstance(message, Beat):
+                raise WireError(f"{type(message).__name__} instead of Wanted")
+            self._listen()
+
+    async def _until_lent(self) -> bool:
+        """Returns whether the room was lent; else the other side was told why not."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._side._room_s
+        room = self._room
+        while await self._wait():
+            if room.state is RoomState.LENT:
+                return True
+            if room.state is RoomState.EXPECTED and self._ask.is_needless:
+                return True
+            if room.state is RoomState.UNKNOWN and loop.time() >= until_s:
+                why = f"no request of the room {self._ask.room:.64} has come"
+                await self._connection.send(Decline(why))
+                return False
+            if self._incoming.done():
+                self._incoming.result()  # raises where the other side is gone
+                self._listen()
+            else:
+                await self._connection.send(Beat())
+        return False
+
+    async def _wait(self) -> bool:
+        """Until something happens, for a beat at most. Returns whether the room is still open."""
+        room = self._room
+        if room.state is RoomState.OVER:
+            await self._connection.send(Decline(room.why))
+            return False
+        self._renew()
+        if self._event.is_set() or self._incoming.done():
+            self._event.clear()
+            return True
+        changed = asyncio.ensure_future(self._event.wait())
+        either: set[asyncio.Future[Any]] = {changed, self._incoming}
+        try:
+            await asyncio.wait(
+                either,
+                timeout=self._side._beat_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            changed.cancel()
+        self._event.clear()
+        if self._room.state is RoomState.OVER:
+            await self._connection.send(Decline(room.why))
+            return False
+        return True
+
+    def _listen(self) -> None:
+        """The last message was read."""
+        self._incoming = asyncio.ensure_future(self._connection.receive())
+
+    def _renew(self) -> None:
+        """The room is still waited for."""
+        room = self._room
+        now = asyncio.get_running_loop().time()
+        if room.state is RoomState.LENT and now >= room.renewed_s + self._side._lease_s / 4:
+            room.renewed_s = now
+            self._side._tell(renewed=self._ask.room)
+
+    async def _send(self, wanted: Wanted) -> None:
+        """Send pages, group by group. Raises GateShut when the lease ends."""
+        side = self._side
+        size = side._page_size
+        if wanted.start % size or not 0 <= wanted.start < wanted.end <= self._known:
+            raise WireError(f"the tokens {wanted.start:,} to {wanted.end:,} are wanted")
+        room = self._room
+        pages = room.pages[wanted.start // size : -(-wanted.end // size)].tolist()
+        at_once = max(GROUP_BYTES // side._pool.page_bytes, 1)
+        for first in range(0, len(pages), at_once):
+            group = pages[first : first + at_once]
+            pieces: list[memoryview] = []
+            for page in group:
+                pieces += side._pool.pieces(page)
+            with room.gate:
+                checksum = checksum_of(pieces)
+            num_bytes = sum(map(len, pieces))
+            async with asyncio.timeout(SEND_S):
+                await self._connection.send(PageGroup(len(group), num_bytes, checksum))
+                await self._connection.send_pieces(pieces, room.gate)
+            side._num_bytes += num_bytes
+            self._renew()
+
+
+def shared_tokens(lent: CacheKey, ask: Ask, page_size: int) -> int:
+    """How many tokens of what is asked for are the beginning of what is lent, whole pages."""
+    if lent.namespace != ask.namespace:
+        return 0
+    num_tokens = min(len(lent.tokens), len(ask.tokens)) // TOKEN_BYTES
+    own = np.frombuffer(lent.tokens, dtype=np.int32, count=num_tokens)
+    theirs = np.frombuffer(ask.tokens, dtype=np.int32, count=num_tokens)
+    different = np.flatnonzero(own != theirs)
+    if len(different):
+        num_tokens = int(different[0])
+    return num_tokens // page_size * page_size
+
+
+def checksum_of(pieces: list[memoryview]) -> int:
+    checksum = 0
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    return checksum

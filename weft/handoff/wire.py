@@ -1,0 +1,194 @@
+"""What two servers say to each other, and how it travels.
+
+    length, 4 bytes, little endian │ message, msgpack      and behind a `PageGroup`: its bytes, raw
+
+    prefill                                    decode
+            Challenge  ──────────────────────▶
+                       ◀──────────────────────  Hello
+    Welcome or Decline ──────────────────────▶
+                       ◀──────────────────────  Ask
+        Beat ... Ready ──────────────────────▶
+                       ◀──────────────────────  Beat ... Wanted
+     PageGroup, its bytes  ──────────────────────▶
+                       ◀──────────────────────  (closed: nothing more is needed)
+
+Bytes of pages go from and into the memory of the pool itself, without a copy in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from weft.handoff.gate import PageGate
+from weft.tiers.files import MAX_PIECES, behind
+
+VERSION = 1
+LENGTH = struct.Struct("<I")
+MAX_GREETING_BYTES = 65_536  # before both know each other
+MAX_MESSAGE_BYTES = 64_000_000  # a prompt takes 4 bytes a token
+GROUP_BYTES = 1 << 20  # of pages that go together, with one checksum
+BUFFER_BYTES = 1 << 22  # that the system is asked to keep of a connection
+
+
+class WireError(Exception):
+    """The other side does not keep to the protocol."""
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    version: int
+    nonce: bytes
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    nonce: bytes
+    proof: bytes
+    facts: dict[str, str]  # on which the bits of K and V depend
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    proof: bytes
+    lease_s: float
+
+
+class Decline(msgspec.Struct, frozen=True, tag="refusal"):
+    message: str
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    room: str
+    namespace: str
+    tokens: bytes  # int32, packed: the key of the prompt, as far as it is wanted
+    have: int  # tokens that are there already
+    is_needless: bool = False  # only to say so
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Nothing new; the sender lives, and waits."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    num_tokens: int  # of the key that may be had, from the first one on
+
+
+class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
+    start: int  # tokens, whole pages
+    end: int
+
+
+class PageGroup(msgspec.Struct, frozen=True, tag="piece"):
+    """The next pages of those that are wanted. Their bytes follow."""
+
+    num_pages: int
+    num_bytes: int
+    checksum: int  # CRC-32
+
+
+Spoken: TypeAlias = (
+    Challenge | Hello | Welcome | Decline | (Ask | Beat | Ready | Wanted | PageGroup)
+)
+M = TypeVar("M", bound=msgspec.Struct)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder[Spoken](Spoken).decode
+
+
+class Connection:
+    """One end of a connection. Its calls raise OSError and EOFError when it breaks off."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, which, BUFFER_BYTES)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self.max_bytes = MAX_GREETING_BYTES
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def send(self, message: Spoken) -> None:
+        body = _encode(message)
+        await self._loop.sock_sendall(self._sock, LENGTH.pack(len(body)) + body)
+
+    async def receive(self) -> Spoken:
+        """The next message. Raises WireError for what is none."""
+        (num_bytes,) = LENGTH.unpack(await self._exactly(LENGTH.size))
+        if num_bytes > self.max_bytes:
+            raise WireError(f"a message of {num_bytes:,} bytes")
+        try:
+            message: Spoken = _decode(await self._exactly(num_bytes))
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise WireError(f"no message: {exc}") from exc
+        return message
+
+    async def expect(self, kind: type[M], timeout_s: float) -> M:
+        """The next message, which has to be of this kind. Raises WireError, and TimeoutError."""
+        message = await asyncio.wait_for(self.receive(), timeout_s)
+        if not isinstance(message, kind):
+            raise WireError(f"{type(message).__name__} instead of {kind.__name__}")
+        return message
+
+    async def send_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
+        """Raises GateShut, in the midst of it."""
+        rest = list(pieces)
+        while rest:
+            num_bytes = 0
+            with gate, suppress(BlockingIOError):
+                num_bytes = self._sock.sendmsg(rest[:MAX_PIECES])
+            if num_bytes:
+                rest = behind(rest, num_bytes)
+            else:
+                await self._until_writable()
+
+    async def receive_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
+        """Raises GateShut, in the midst of it."""
+        rest = list(pieces)
+        while rest:
+            num_bytes = -1
+            with gate, suppress(BlockingIOError):
+                num_bytes = self._sock.recvmsg_into(rest[:MAX_PIECES])[0]
+            if not num_bytes:
+                raise EOFError("the connection was closed")
+            if num_bytes > 0:
+                rest = behind(rest, num_bytes)
+            else:
+                await self._until_readable()
+
+    async def _exactly(self, num_bytes: int) -> bytes:
+        content = bytearray(num_bytes)
+        rest = memoryview(content)
+        while rest:
+            got = await self._loop.sock_recv_into(self._sock, rest)
+            if not got:
+                raise EOFError("the connection was closed")
+            rest = rest[got:]
+        return bytes(content)
+
+    async def _until_writable(self) -> None:
+        ready = self._loop.create_future()
+        self._loop.add_writer(self._sock, _done, ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_writer(self._sock)
+
+    async def _until_readable(self) -> None:
+        ready = self._loop.create_future()
+        self._loop.add_reader(self._sock, _done, ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_reader(self._sock)
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,204 @@
+"""The fields of requests whose prompt one server computes and another one continues.
+
+SGLang's `bootstrap_host`, `bootstrap_port` and `bootstrap_room` go to both servers, vLLM's
+`kv_transfer_params` first to the one that computes, whose answer has those for the other one. Both
+become the same `HandoffParams`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from starlette.requests import Request
+
+from weft.client.prompt import Prompt
+from weft.config.handoff import PREFILL
+from weft.messages.handoff import HandoffParams
+from weft.messages.sampling import SamplingParams
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError
+
+MAX_ROOM = 2**63 - 1
+MAX_ROOM_LEN = 128  # characters, where it is a name
+MAX_HOST_LEN = 253
+ANY_HOST = ("", "0.0.0.0", "::")
+# What the answer has for the other server (`server/http/handoff.py`).
+SCOPE = "weft.kv_transfer_params"
+
+
+class HandoffFields(Protocol):
+    """What bodies have of it. A list has an entry for each prompt."""
+
+    bootstrap_host: Any
+    bootstrap_port: Any
+    bootstrap_room: Any
+    kv_transfer_params: Any
+
+
+class _Side(NamedTuple):
+    """The part of this server."""
+
+    lends: bool
+    host: str  # where KV is lent
+    port: int
+
+
+def with_handoff(
+    context: ServerContext, request: Request, body: HandoffFields, prompts: Sequence[Prompt]
+) -> list[Prompt]:
+    """The prompts with what their fields say of another server. Raises `ApiError`."""
+    side = _side(context)
+    param = "kv_transfer_params"
+    if body.bootstrap_room is not None:
+        param = "bootstrap_room"
+    if side is None:
+        message = f"{param}: this server was started without --disaggregation-mode"
+        raise ApiError(400, message, param=param, code="unsupported_parameter")
+    if any(prompt.session is not None for prompt in prompts):
+        message = f"session_params and {param} exclude each other: a session is on one server"
+        raise ApiError(400, message, param=param)
+    if body.bootstrap_room is not None:
+        asked = _of_sglang(body, len(prompts), side)
+    else:
+        asked = _of_vllm(request, body.kv_transfer_params, len(prompts), side)
+    found: list[Prompt] = []
+    for prompt, params in zip(prompts, asked, strict=True):
+        one = prompt
+        if params is not None:
+            one = replace(prompt, handoff=params)
+            if side.lends:
+                one = _without_answer(one)
+        found.append(one)
+    return found
+
+
+def _side(context: ServerContext) -> _Side | None:
+    settings = context.info.settings
+    mode = settings.get("disaggregation_mode", "none")
+    if mode == "none":
+        return None
+    port = int(settings["disaggregation_bootstrap_port"])
+    return _Side(mode == PREFILL, str(settings["handoff_host"]), port)
+
+
+def _without_answer(prompt: Prompt) -> Prompt:
+    """The same prompt, of which no token is wanted: whoever continues it samples the first one,
+    too."""
+    nothing = SamplingParams(max_new_tokens=0, temperature=0.0)
+    return replace(prompt, params=nothing, prediction=())
+
+
+# SGLang
+
+
+def _of_sglang(body: HandoffFields, count: int, side: _Side) -> list[HandoffParams | None]:
+    hosts = _spread("bootstrap_host", body.bootstrap_host, count)
+    ports = _spread("bootstrap_port", body.bootstrap_port, count)
+    rooms = _spread("bootstrap_room", body.bootstrap_room, count)
+    found: list[HandoffParams | None] = []
+    for index in range(count):
+        room = _checked_room("bootstrap_room", rooms[index])
+        if count > 1 and not isinstance(body.bootstrap_room, list):
+            room = f"{room}/{index}"
+        port = ports[index]
+        if port is None:
+            port = side.port
+        if side.lends:
+            found.append(HandoffParams(room))
+            continue
+        host = _checked_host("bootstrap_host", hosts[index])
+        found.append(HandoffParams(room, host, _checked_port("bootstrap_port", port)))
+    return found
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise ApiError(400, f"{name} has {len(value):,} entries for {count:,} prompts", param=name)
+    return value
+
+
+# vLLM
+
+
+def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[HandoffParams | None]:
+    name = "kv_transfer_params"
+    if not isinstance(params, dict):
+        raise ApiError(400, f"{name} must be an object", param=name)
+    wanted = "do_remote_prefill"
+    other = "do_remote_decode"
+    if side.lends:
+        wanted, other = other, wanted
+    if params.get(other):
+        mode = "decode"
+        if side.lends:
+            mode = "prefill"
+        message = f"{name}.{other} is set, but this server has --disaggregation-mode {mode}"
+        raise ApiError(400, message, param=name)
+    if not params.get(wanted):
+        return [None] * count
+    if side.lends:
+        room = uuid.uuid4().hex
+        host = side.host
+        if host in ANY_HOST:
+            host = request.url.hostname or "127.0.0.1"
+        request.scope[SCOPE] = _told(room, host, side.port)
+        place = HandoffParams(room)
+    else:
+        room = _checked_room(f"{name}.remote_request_id", params.get("remote_request_id"))
+        host = _checked_host(f"{name}.remote_host", params.get("remote_host"))
+        port = _checked_port(f"{name}.remote_port", params.get("remote_port"))
+        place = HandoffParams(room, host, port)
+    if count == 1:
+        return [place]
+    return [HandoffParams(f"{room}/{index}", place.host, place.port) for index in range(count)]
+
+
+def _told(room: str, host: str, port: int) -> dict[str, Any]:
+    """What the other server gets, by vLLM's names. The pages are found by the room."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": f"{host}:{port}",
+        "remote_request_id": room,
+        "remote_block_ids": [],
+        "remote_host": host,
+        "remote_port": port,
+        "tp_size": 1,
+    }
+
+
+# Both
+
+
+def _checked_room(name: str, value: Any) -> str:
+    if isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_ROOM_LEN:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ROOM:
+        return str(value)
+    message = (
+        f"{name} is {value!r:.40}; 0 to {MAX_ROOM} are allowed, or a name of up to "
+        f"{MAX_ROOM_LEN} printable characters"
+    )
+    raise ApiError(400, message, param=name)
+
+
+def _checked_host(name: str, value: Any) -> str:
+    if isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_HOST_LEN:
+        return value.strip("[]")
+    message = f"{name} is {value!r:.40}; the host of the prefill server is needed"
+    raise ApiError(400, message, param=name)
+
+
+def _checked_port(name: str, value: Any) -> int:
+    number = value
+    if isinstance(value, str) and value.isdecimal():  # as vLLM's proxies pass it on
+        number = int(value[:6])
+    if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= 65_535:
+        return number
+    message = f"{name} is {value!r:.40}; 1 to 65,535 are allowed"
+    raise ApiError(400, message, param=name)
