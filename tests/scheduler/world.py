@@ -269,7 +269,7 @@ class World:
             while node is not None and node.key:
                 locked.add(id(node))
                 node = node.parent
-        ends = [pin.handle for pin in kv.pins.firm]
+        ends = [pin.handle for pin in kv.pins.firm] + [lease.handle for lease in kv.leases]
         if isinstance(kv, TieredKv):
             ends += [transfer.handle for transfer in kv.transfers.values()]
         for node in ends:

@@ -66,7 +66,8 @@ class LendService(Service):
         self._leases.expire(now)
         for ended in self._leases.take_ended():
             self.num_ended += 1
-            self._let_go(ended.name, f"its KV is not lent any more: {ended.why}")
+            if ended.name not in self._leases:  # else it is another request's by now
+                self._let_go(ended.name, f"its KV is not lent any more: {ended.why}")
         step = self._core.scheduler.planner.num_steps
         for id, detail in self.feature.notes:
             self._core.scheduler.history.note_later(id, EventKind.HANDOFF, detail, now, step)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
@@ -65,6 +66,10 @@ class Leases:
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def __iter__(self) -> Iterator[Lease]:
+        """The oldest first."""
+        return iter(self._by_name.values())
+
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
@@ -81,8 +86,7 @@ class Leases:
     def begin(self, name: str, key: CacheKey, until_s: float) -> Lease | None:
         """Lock as much of a sequence as is cached; None if nothing is. One of this name that is
         there ends."""
-        if name in self._by_name:
-            self._end(name, "another request of its room has ended")
+        self.give_back(name, "another request of its room has ended")
         found = self._cache.match(key)
         if not found.length:
             return None
@@ -98,12 +102,12 @@ class Leases:
         if lease is not None:
             lease.until_s = until_s
 
-    def give_back(self, name: str) -> bool:
+    def give_back(self, name: str, why: str = "it was given back") -> bool:
         """It is not needed any more. Returns whether there was one."""
         lease = self._by_name.pop(name, None)
         if lease is None:
             return False
-        self._forget(lease, "it was given back")
+        self._forget(lease, why)
         self._cache.unlock(lease.handle)
         return True
 

@@ -48,7 +48,9 @@ class LendFeature(Feature):
         self.notes.append(Note(message.id, f"its KV is going to be lent in the room {room}"))
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
-        room = self.rooms.pop(request.id)
+        self.rooms.pop(request.id, None)  # it has not arrived if the queue was too long
+        assert request.message.handoff is not None
+        room = request.message.handoff.room
         key = request.cache_key(request.packed)
         why = self._why_not(room, reason, kv)
         lease: Lease | None = None
@@ -62,6 +64,9 @@ class LendFeature(Feature):
         self.num_lent += lease.num_tokens
         lent = CacheKey(key.namespace, key.tokens[: lease.num_tokens * TOKEN_BYTES])
         self._handoff.lend(room, lent, np.array(lease.pages, dtype=np.int32))
+        if room in self.lent:
+            why = "its KV is not lent any more: another request has its room"
+            self.notes.append(Note(self.lent[room], why))
         self.lent[room] = request.id
         detail = f"{lease.num_tokens:,} tokens of its KV are lent in the room {room}"
         self.notes.append(Note(request.id, detail))
