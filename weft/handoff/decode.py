@@ -28,6 +28,7 @@ from weft.handoff.prefill import checksum_of
 from weft.handoff.thread import LoopThread
 from weft.handoff.wire import (
     Ask,
+    BadSpeech,
     Beat,
     Connection,
     Decline,
@@ -35,7 +36,6 @@ from weft.handoff.wire import (
     Ready,
     Spoken,
     Wanted,
-    WireError,
 )
 from weft.memory.handoff.protocol import (
     NOTHING_NEW,
@@ -236,7 +236,7 @@ class DecodeSide(NoHandoff):
             why = f"{talk.place}: {exc}"
         except TimeoutError:
             why = f"{talk.place} has said nothing for {self._silence_s:g} s"
-        except (OSError, EOFError, WireError) as exc:
+        except (OSError, EOFError, BadSpeech) as exc:
             why = f"{talk.place}: {exc}"
         except (GateShut, asyncio.CancelledError):
             pass
@@ -326,7 +326,7 @@ class DecodeSide(NoHandoff):
             case Decline(why):
                 raise SentAway(why)
             case _:
-                raise WireError(f"{type(message).__name__} was not asked for")
+                raise BadSpeech(f"{type(message).__name__} was not asked for")
 
     async def _receive(
         self, connection: Connection, incoming: asyncio.Future[Spoken], delivery: Delivery
@@ -341,7 +341,7 @@ class DecodeSide(NoHandoff):
             elif isinstance(message, Decline):
                 raise SentAway(message.message)
             elif not isinstance(message, Beat):
-                raise WireError(f"{type(message).__name__} instead of PageGroup")
+                raise BadSpeech(f"{type(message).__name__} instead of PageGroup")
             incoming = asyncio.ensure_future(connection.receive())
         return incoming
 
@@ -351,7 +351,7 @@ class DecodeSide(NoHandoff):
         first = delivery.num_pages
         pages = delivery.pages[first : first + piece.num_pages].tolist()
         if len(pages) != piece.num_pages or piece.num_bytes != len(pages) * self._pool.page_bytes:
-            raise WireError(f"{piece.num_pages:,} pages with {piece.num_bytes:,} bytes")
+            raise BadSpeech(f"{piece.num_pages:,} pages with {piece.num_bytes:,} bytes")
         pieces: list[memoryview] = []
         for page in pages:
             pieces += self._pool.pieces(page)
@@ -365,7 +365,7 @@ class DecodeSide(NoHandoff):
 
     async def _dismiss(self, place: MeetingPlace) -> None:
         """Tell the other server that a room is not needed. If that fails, its lease ends."""
-        with suppress(OSError, EOFError, TimeoutError, WireError, SentAway, Unreachable):
+        with suppress(OSError, EOFError, TimeoutError, BadSpeech, SentAway, Unreachable):
             connection = await self._connect(place)
             try:
                 await greet(connection, self._secret, self._known.result(), self._silence_s)

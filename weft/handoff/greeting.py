@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from weft.handoff.wire import (
     MAX_MESSAGE_BYTES,
     VERSION,
+    BadSpeech,
     Challenge,
     Connection,
     Decline,
     Hello,
     Welcome,
-    WireError,
 )
 
 GREETING_S = 5.0
@@ -57,7 +57,7 @@ async def welcome(
 async def greet(
     connection: Connection, secret: str, facts: Mapping[str, str], timeout_s: float = GREETING_S
 ) -> Welcome:
-    """The part of the server that takes. Raises SentAway, also where it refuses itself, WireError,
+    """The part of the server that takes. Raises SentAway, also where it refuses itself, BadSpeech,
     and TimeoutError."""
     challenge = await connection.expect(Challenge, timeout_s)
     if challenge.version != VERSION:
@@ -69,7 +69,7 @@ async def greet(
     if isinstance(answer, Decline):
         raise SentAway(answer.message)
     if not isinstance(answer, Welcome):
-        raise WireError("no answer to a greeting")
+        raise BadSpeech("no answer to a greeting")
     if not hmac.compare_digest(answer.proof, _proof(secret, b"prefill", challenge.nonce, nonce)):
         raise SentAway("it has another secret (--handoff-secret)")
     connection.max_bytes = MAX_MESSAGE_BYTES

@@ -30,6 +30,7 @@ from weft.handoff.thread import LoopThread
 from weft.handoff.wire import (
     GROUP_BYTES,
     Ask,
+    BadSpeech,
     Beat,
     Connection,
     Decline,
@@ -37,7 +38,6 @@ from weft.handoff.wire import (
     Ready,
     Spoken,
     Wanted,
-    WireError,
 )
 from weft.memory.handoff.protocol import NOTHING_NEW, HandoffNews, HandoffReport, NoHandoff
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
@@ -250,7 +250,7 @@ class PrefillSide(NoHandoff):
             await self._answer(connection, ask)
         except SentAway as exc:
             self._failed("refused", peer, exc)
-        except (OSError, EOFError, TimeoutError, WireError) as exc:
+        except (OSError, EOFError, TimeoutError, BadSpeech) as exc:
             self._failed("broken_off", peer, exc)
         except GateShut:
             pass  # the lease has ended; the other side sees the connection end
@@ -336,7 +336,7 @@ class _Visit:
             if isinstance(message, Wanted):
                 await self._send(message)
             elif not isinstance(message, Beat):
-                raise WireError(f"{type(message).__name__} instead of Wanted")
+                raise BadSpeech(f"{type(message).__name__} instead of Wanted")
             self._listen()
 
     async def _until_lent(self) -> bool:
@@ -403,7 +403,7 @@ class _Visit:
         side = self._side
         size = side._page_size
         if wanted.start % size or not 0 <= wanted.start < wanted.end <= self._known:
-            raise WireError(f"the tokens {wanted.start:,} to {wanted.end:,} are wanted")
+            raise BadSpeech(f"the tokens {wanted.start:,} to {wanted.end:,} are wanted")
         room = self._room
         pages = room.pages[wanted.start // size : -(-wanted.end // size)].tolist()
         at_once = max(GROUP_BYTES // side._pool.page_bytes, 1)

@@ -37,7 +37,7 @@ GROUP_BYTES = 1 << 20  # of pages that go together, with one checksum
 BUFFER_BYTES = 1 << 22  # that the system is asked to keep of a connection
 
 
-class WireError(Exception):
+class BadSpeech(Exception):
     """The other side does not keep to the protocol."""
 
 
@@ -119,21 +119,21 @@ class Connection:
         await self._loop.sock_sendall(self._sock, LENGTH.pack(len(body)) + body)
 
     async def receive(self) -> Spoken:
-        """The next message. Raises WireError for what is none."""
+        """The next message. Raises BadSpeech for what is none."""
         (num_bytes,) = LENGTH.unpack(await self._exactly(LENGTH.size))
         if num_bytes > self.max_bytes:
-            raise WireError(f"a message of {num_bytes:,} bytes")
+            raise BadSpeech(f"a message of {num_bytes:,} bytes")
         try:
             message: Spoken = _decode(await self._exactly(num_bytes))
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise WireError(f"no message: {exc}") from exc
+            raise BadSpeech(f"no message: {exc}") from exc
         return message
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
-        """The next message, which has to be of this kind. Raises WireError, and TimeoutError."""
+        """The next message, which has to be of this kind. Raises BadSpeech, and TimeoutError."""
         message = await asyncio.wait_for(self.receive(), timeout_s)
         if not isinstance(message, kind):
-            raise WireError(f"{type(message).__name__} instead of {kind.__name__}")
+            raise BadSpeech(f"{type(message).__name__} instead of {kind.__name__}")
         return message
 
     async def send_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
