@@ -312,12 +312,11 @@ class EngineNumbers(Collector):
 
     def _fallbacks(self) -> Metric:
         help = "Requests whose KV did not come from another server."
-        family = CounterMetricFamily(
-            PREFIX + "handoff_fallback", help, labels=["model_name", "reason"]
-        )
+        labels = [*self._labels, "reason"]
+        family = CounterMetricFamily(PREFIX + "handoff_fallback", help, labels=labels)
         for reason in REASONS:
             value = self._numbers.get(f"total_handoff_{reason}", 0)
-            family.add_metric((*self._label, reason), value)
+            family.add_metric([*self._labels.values(), reason], value)
         return family
 
     def _gauge(self, name: str, value: float, help: str) -> Metric:
