@@ -65,7 +65,7 @@ def test_a_class_of_a_module_is_a_policy() -> None:
     assert order(world) == ids[::-1]
     world.run_dry()
     world.check_outputs()
-    assert not world.scheduler.stats().policy_fault
+    assert not world.scheduler.outbox.policy_fault
 
 
 def test_a_policy_of_ones_own_stands_in_a_text_with_others() -> None:
@@ -132,7 +132,7 @@ def test_a_faulty_policy_ends_no_request_and_is_reported_once(faulty: str) -> No
     assert sum(finish.status == 200 for finish in world.finished.values()) >= 8
     assert len(reported) == 1
     assert faulty in str(reported[0])
-    fault = world.scheduler.stats().policy_fault
+    fault = world.scheduler.outbox.policy_fault
     assert "requests go as they came" in fault
     assert get_queue_status(world.scheduler).policy_fault == fault
     world.check_idle()
@@ -145,7 +145,7 @@ def test_after_a_fault_requests_go_as_they_came_until_a_policy_is_set() -> None:
     assert order(world) == [ids[-1], *ids[:-1]]
     assert order(world) == ids
     world.scheduler.set_policy("shortest-prefill-first")
-    assert not world.scheduler.stats().policy_fault
+    assert not world.scheduler.outbox.policy_fault
     assert order(world) == [ids[1], ids[3], ids[0], ids[4], ids[2]]
 
 

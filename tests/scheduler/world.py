@@ -136,6 +136,7 @@ class World:
         )
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
+        ttft_ms = int(str(sampling.pop("ttft_ms", 0)))
         pins = tuple(PinMark(**mark) for mark in sampling.pop("pins", ()))  # type: ignore[attr-defined]
         rid = str(sampling.pop("rid", f"r{id}"))
         adapter = str(sampling.pop("adapter", ""))
@@ -153,6 +154,7 @@ class World:
             user=str(user),
             priority=int(str(priority)),
             timeout_ms=timeout_ms,
+            ttft_ms=ttft_ms,
             prediction=prediction,
             adapter=adapter,
             media=media,

@@ -20,7 +20,10 @@ from weft.journal.file import MAGIC, Damage, JournalError, JournalReader
 from weft.journal.records import BEGINNING
 from weft.journal.replay import BadJournal, Replay, last_beginning
 from weft.messages.control import Explanation
+from weft.scheduler.shadow.shadowed import Shadowed
 from weft.version import __version__
+
+MAX_SHADOWED = 20  # requests that are shown
 
 ABOUT = (
     "Run the scheduler over the journal FILE, without a model: every decision must be the "
@@ -45,6 +48,14 @@ class ReplayOptions:
         "show what happened to the requests of this name, and why",
         group="replay",
         everyday=True,
+    )
+    shadow: str = option(
+        "",
+        "let this policy decide beside the recorded one, without effect, and say what it would "
+        "have changed",
+        group="replay",
+        everyday=True,
+        judge="weft.scheduler.composed.build:why_no_shadow",
     )
     check: bool = option(
         False, "check who owns each page after every step", group="replay", everyday=True
@@ -100,7 +111,7 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
     began = time.perf_counter()
     offset = reader.offset
     try:
-        run = Replay(reader, check=options.check)
+        run = Replay(reader, check=options.check, shadow=options.shadow)
     except BadJournal:
         if reader.damage is None:
             raise
@@ -117,6 +128,8 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
         is_same = run.run(None)
     if options.rid:
         print("\n".join(describe_requests(run, options.rid)))
+    if options.shadow:
+        print("\n".join(describe_shadow(run)))
     if is_same and options.until < 0:
         _read_the_rest(reader)
     print(_ending(run, reader, time.perf_counter() - began))
@@ -159,6 +172,27 @@ def describe_step(run: Replay) -> Iterator[str]:
             yield f"next in the queue: {first.message.rid}; {explained.timeline[-1].what}"
 
 
+def describe_shadow(run: Replay) -> Iterator[str]:
+    """What the shadow policy would have changed, in numbers and for the requests most concerned."""
+    scheduler = run.engine.scheduler
+    policy = scheduler.waiting_queue.policy
+    if not isinstance(policy, Shadowed):
+        yield "the shadow policy was taken away in the journal"
+        return
+    notes = policy.notes()
+    stats = scheduler.stats()
+    yield (
+        f"{policy.name} would have made {stats.total_shadow_later:,} of "
+        f"{stats.total_shadow_admissions:,} admissions later, and "
+        f"{stats.total_shadow_earlier:,} requests it would have admitted earlier"
+    )
+    ranked = sorted(notes.items(), key=lambda one: (-one[1].earlier_s, -one[1].num_before))
+    for id, _ in ranked[:MAX_SHADOWED]:
+        yield f"  {scheduler.history.name(id):<24} {insight.shadow_words(scheduler, id)}"
+    if len(ranked) > MAX_SHADOWED:
+        yield f"  and {len(ranked) - MAX_SHADOWED:,} others (--rid NAME)"
+
+
 def describe_requests(run: Replay, rid: str) -> Iterator[str]:
     """What happened to the requests of this name."""
     found = insight.trace_request_flow(run.engine.scheduler, rid, run.last_s)
@@ -190,6 +224,8 @@ def describe_request(one: Explanation) -> Iterator[str]:
             f"computed again, {one.refound_tokens:,} were still cached"
         )
     yield f"  drafts: {one.drafts}"
+    if one.shadow:
+        yield f"  shadow: {one.shadow}"
     for entry in one.timeline:
         yield f"  {entry}"
 

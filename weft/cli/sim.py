@@ -94,6 +94,14 @@ class SimOptions:
         group="sim",
         everyday=True,
     )
+    ttft_ms: int = option(
+        0,
+        "milliseconds to the first token that every request asks for: who cannot have it is "
+        "refused; 0: any time",
+        group="sim",
+        everyday=True,
+        low=0,
+    )
     overlap: bool = option(True, "plan the next step while the device runs this one", group="sim")
     compare: str = option(
         "",
@@ -194,6 +202,8 @@ def sim(argv: Sequence[str]) -> int:
     records = []
     for variant in variants:
         arrivals = _arrivals(options, traffic, journal)
+        if options.ttft_ms:
+            arrivals = (one._replace(ttft_ms=options.ttft_ms) for one in arrivals)
         records.append(_run(variant, cost, options, arrivals))
     summaries = [summarize(record, slo) for record in records]
     _print(variants, records, summaries)
@@ -317,11 +327,19 @@ def _print(
 ) -> None:
     if len(variants) == 1:
         print(describe(summaries[0]))
+        if records[0].num_expected:
+            print(_waits(records[0]))
         return
     print(compare([variant.name for variant in variants], summaries))
     for variant, record in list(zip(variants, records, strict=True))[1:]:
         print()
         print(describe_changes(variant.name, variants[0].name, changes(records[0], record)))
+
+
+def _waits(record: Record) -> str:
+    """How good the estimates of the waits were."""
+    within = record.num_within / record.num_expected
+    return f"waits        {within:.1%} of {record.num_expected:,} within the band that was expected"
 
 
 def _write_json(

@@ -271,7 +271,7 @@ class EngineClient:
         by_id = self._open.by_id
         for warned in step.warnings:
             if warned.id in by_id:
-                by_id[warned.id].warnings.append(warned.text)
+                by_id[warned.id].warnings.append((warned.header, warned.text))
         for output in step.aux:
             if output.id in by_id:
                 by_id[output.id].push_aux_output(output)

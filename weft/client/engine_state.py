@@ -289,9 +289,12 @@ class DeferredRequests:
             return None
         first_id = next(iter(self._requests))
         request = self._requests.pop(first_id)
+        waited_s = self._clock() - self._began_s
+        waited_ms = int(waited_s * 1_000)
         if request.timeout_ms:
-            waited_s = self._clock() - self._began_s
-            waited_ms = int(waited_s * 1_000)
             left_ms = max(request.timeout_ms - waited_ms, 1)  # 0 would mean: never
             request = replace(request, timeout_ms=left_ms)
+        if request.ttft_ms:
+            left_ms = max(request.ttft_ms - waited_ms, 1)
+            request = replace(request, ttft_ms=left_ms)
         return request

@@ -119,7 +119,8 @@ class Completion:
         self.pending_ids: list[int] = []  # tokens that the consumer has not taken
         self.first_token_at = 0.0
         self.last_token_at = 0.0
-        self.warnings: list[str] = []  # complete before the first token
+        # Headers and texts; complete before the first token.
+        self.warnings: list[tuple[str, str]] = []
         self.aux_outputs: list[AuxPiece] = []
         # A stop string ended it here; the engine's final word is still to come.
         self.stopped_by: str | None = None

@@ -57,6 +57,7 @@ class Prompt:
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""  # uid of the adapter that it is for; nothing: none
+    ttft_ms: int = 0  # refused if its first token cannot come in this time; 0: any
     timeout_ms: int = 0  # the engine ends it after this time; 0: never
     session: SessionParams | None = None  # the prompt goes behind the history of this session
     # float32 [len(ids), hidden size], packed: input embeddings; the ids then mean nothing
@@ -100,6 +101,7 @@ def make_requests(
         priority=prompt.priority,
         group=prompt.group,
         cache_salt=prompt.cache_salt,
+        ttft_ms=prompt.ttft_ms,
         timeout_ms=prompt.timeout_ms,
         session=prompt.session,
         recompute_from=params.recompute_from,

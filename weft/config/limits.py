@@ -209,7 +209,7 @@ class Limits:
     )
     max_timeout_ms: int = option(
         86_400_000,
-        "longest timeout_ms that a request may give",
+        "longest timeout_ms or ttft_ms that a request may give",
         group="limits",
         low=1,
         high=MAX_TIMEOUT_MS,

@@ -186,6 +186,7 @@ NUMBERS: dict[str, Number] = {
     # whose turn it is, and until when
     "priority": _whole(-INT32 - 1, INT32),
     "timeout_ms": _whole(1, MAX_TIMEOUT_MS),
+    "ttft_ms": _whole(1, MAX_TIMEOUT_MS),
     # sessions
     "capacity": _whole(1, INT32),
     "capacity_of_str_len": _whole(1, INT32),

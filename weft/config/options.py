@@ -176,11 +176,13 @@ class Option:
 
     def wrong_word(self, value: object) -> str:
         """Why a value is none of the words that are allowed; nothing if it is one."""
-        if not self.choices or value in self.choices:
+        if value in self.choices or not (self.choices or self.judge):
             return ""
         if self.judge and isinstance(value, str):
             why: str = _function(self.judge)(value)
             return why
+        if not self.choices:
+            return "a text is expected"
         hint = did_you_mean(str(value), self.choices)
         return f"one of {', '.join(self.choices)} is expected{hint}"
 

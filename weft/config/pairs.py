@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from weft.config.options import SettingsError
 
@@ -41,6 +42,29 @@ def parse_tenant_parts(text: str, source: str) -> tuple[tuple[str, float], ...]:
             raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
         parts[name.strip()] = part
     return tuple(parts.items())
+
+
+@cache
+def parse_tenant_ttft(text: str, source: str = "--tenant-ttft-ms") -> tuple[tuple[str, int], ...]:
+    """Tenants and the milliseconds to their first tokens, in order. Raises SettingsError."""
+    found: dict[str, int] = {}
+    for entry in _entries(text):
+        name, equals, number = entry.rpartition("=")
+        is_time = number.strip().isdecimal() and int(number) > 0
+        if not equals or not name.strip() or not is_time:
+            expected = "NAME=MILLISECONDS with a whole number above 0 is expected"
+            raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
+        found[name.strip()] = int(number)
+    return tuple(found.items())
+
+
+def why_no_ttft(text: str) -> str:
+    """Why a text does not say times of tenants; nothing if it does."""
+    try:
+        parse_tenant_ttft(text)
+    except SettingsError as exc:
+        return str(exc)
+    return ""
 
 
 def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str, int]:

@@ -29,6 +29,14 @@ class SchedulingOptions:
         judge="weft.scheduler.composed.build:why_not",
         elsewhere=("scheduling_policy",),
     )
+    shadow_policy: str = option(
+        "",
+        "a second policy, which decides on the same inputs without effect: what it would have "
+        "changed is counted, and said of each request",
+        group="scheduling",
+        changeable=True,
+        judge="weft.scheduler.composed.build:why_no_shadow",
+    )
     schedule_conservativeness: float = option(
         1.0,
         "above 1 admits fewer requests, below 1 more (and retracts more often)",

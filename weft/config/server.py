@@ -59,6 +59,13 @@ class ServerConfig:
         group="server",
         choices=("key", "user"),
     )
+    tenant_ttft_ms: str = option(
+        "",
+        "milliseconds to the first token that requests of tenants ask for, alice=500,bob=2000, "
+        "unless they say ttft_ms",
+        group="server",
+        judge="weft.config.pairs:why_no_ttft",
+    )
     isolate_cache_by_key: bool = option(
         False,
         "requests find cached prefixes of their own API key alone, so that cached_tokens tells "

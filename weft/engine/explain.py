@@ -29,6 +29,7 @@ from weft.scheduler.history import (
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.shadow.shadowed import Shadowed
 
 MAX_PASSES_SHOWN = 48  # of one request; the latest
 NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
@@ -57,6 +58,8 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         held_requests=sum(1 for _ in queue.blocked()),
         policy=scheduler.settings.schedule_policy,
         policy_fault=scheduler.outbox.policy_fault,
+        shadow_policy=scheduler.settings.shadow_policy,
+        shadow_fault=scheduler.outbox.shadow_fault,
     )
 
 
@@ -172,7 +175,28 @@ def row_of(
         timeout_s=_time_left(scheduler, request, now),
         retractions=request.retractions,
         why=reason,
+        shadow=shadow_words(scheduler, request.id),
     )
+
+
+def shadow_words(scheduler: Scheduler, id: int) -> str:
+    """What the shadow policy would have changed for a request; nothing without one."""
+    policy = scheduler.waiting_queue.policy
+    if not isinstance(policy, Shadowed):
+        return ""
+    note = policy.note_of(id)
+    if note is None:
+        return f"{policy.name} would have changed nothing"
+    found = []
+    if note.num_preferred:
+        passes = f"{note.num_preferred:,} passes" if note.num_preferred > 1 else "1 pass"
+        words = f"would have admitted it in {passes} in which it waited"
+        if note.earlier_s:
+            words += f", {note.earlier_s:.3f} s earlier"
+        found.append(words)
+    if note.num_before:
+        found.append(f"would have let it wait when it was admitted, {note.num_before:,} before it")
+    return f"{policy.name} {' and '.join(found)}"
 
 
 def _time_left(scheduler: Scheduler, request: Request, now: float) -> float | None:
@@ -231,6 +255,7 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
         refound_tokens=trace.refound_tokens,
         why="",
         drafts=_drafts(scheduler, trace),
+        shadow=shadow_words(scheduler, trace.id),
         timeline=_timeline(scheduler, trace),
     )
     request = scheduler.requests.get(trace.id)

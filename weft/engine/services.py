@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from weft.engine.adapters import AdapterService
 from weft.engine.arrivals import Arrivals
 from weft.engine.core import EngineCore
+from weft.engine.deadline_service import DeadlineService
 from weft.engine.device_jobs import DeviceJobs
 from weft.engine.grammar_service import GrammarService
 from weft.engine.handoff.lending import LendService
@@ -57,6 +58,7 @@ class Services:
         self.input_gate = InputGate(core)
         self.device_jobs = DeviceJobs(core, around.runner, self.pause)
         self.adapters = AdapterService(core, self.device_jobs, features.adapters)
+        self.deadlines = DeadlineService(core, features.deadlines)
         self.flushes = CacheFlushes(core)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
@@ -103,6 +105,7 @@ class Services:
                 self.kv_auditor,
                 self.health,
                 self.sessions,
+                self.deadlines,
                 self.flushes,
                 self.shutdown,
                 self.grammars,

@@ -108,15 +108,17 @@ class Replay:
     """One run over a journal. `engine` may be looked at whenever `run` has returned.
 
     With `check` all invariants of memory are checked after every step, and `broke` says at which
-    they did not hold.
+    they did not hold. `shadow`: a policy that decides beside the recorded one, without effect.
     """
 
-    def __init__(self, records: Iterable[bytes], *, check: bool = False) -> None:
+    def __init__(self, records: Iterable[bytes], *, check: bool = False, shadow: str = "") -> None:
         self._script = _Script(records)
         self._check = check
         self._runner = _Runner(self._script, self)
         self.began = self._script.first()
         self.engine = self._make_engine(self.began)
+        if shadow:
+            self.engine.scheduler.set_shadow(shadow)
         self.difference: Difference | None = None
         self.broke: str | None = None  # how the core or its invariants broke, then as now
         self.first_step = self.step  # of this journal

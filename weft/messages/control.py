@@ -95,6 +95,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None  # until its deadline; None if it has none
     retractions: int = 0
     why: str = ""  # the reason why it waits, or why its open prompt does not go on
+    shadow: str = ""  # what the shadow policy would have changed for it
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +116,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     paused: str = ""  # the way in which generation is paused, if it is
     policy: str = ""
     policy_fault: str = ""  # of a policy of one's own: why requests go as they came
+    shadow_policy: str = ""
+    shadow_fault: str = ""
 
 
 class ListRequestsReply(ControlReply):
@@ -171,6 +174,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     refound_tokens: int  # not computed again, because they were still in the cache
     why: str = ""  # the reason why it waits now, if it does
     drafts: str = ""  # what became of guesses of its tokens, and why the last step had none
+    shadow: str = ""  # what the shadow policy would have changed for it
+    # Of one that waits, from now on: nine of ten times lie between the outer two.
+    first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # where something is left out, an entry says so
 
 

@@ -48,6 +48,7 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
     id: int  # of the request
     text: str
+    header: str = "warnings"  # of the answer over HTTP, behind "x-weft-"
 
 
 class PooledPiece(msgspec.Struct, frozen=True, kw_only=True, tag="pooled"):

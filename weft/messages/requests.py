@@ -78,6 +78,7 @@ class GenerateRequest(
     prediction: bytes = b""
     adapter: str = ""  # uid of the adapter that is put on the model; nothing: none
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds, in the order of the prompt
+    ttft_ms: int = 0  # since its arrival, until its first token; refused if it cannot be; 0: any
     pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached, the shortest first
     # Its reply tells where the cached tokens of its prompt were. With `pins` it does in any case.
     tells_cache: bool = False

@@ -59,7 +59,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_quarantined: int = 0  # out of circulation, because their owner was not clear
     new_token_ratio: float = 0.0
     batch_is_full: bool = False
-    policy_fault: str = ""  # of a policy of one's own: why requests go as they came
     total_steps: int = 0
     total_prefill_steps: int = 0
     total_split_steps: int = 0  # that computed some layers of prompts
@@ -74,6 +73,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_requests: int = 0
     total_aborted: int = 0
     total_queue_full: int = 0  # requests refused because the queue was full
+    # Admissions compared with the choice of a shadow policy; those that it would have made later,
+    # and requests that it would have admitted earlier.
+    total_shadow_admissions: int = 0
+    total_shadow_later: int = 0
+    total_shadow_earlier: int = 0
     total_dropped_messages: int = 0  # that could not be read
     total_unknown_messages: int = 0  # that have no handler
     total_failed_messages: int = 0  # whose handling raised

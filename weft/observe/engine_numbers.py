@@ -143,6 +143,18 @@ _COUNTERS = {
         "Steps that computed some layers of prompts.",
     ),
     "num_queue_full_requests": ("total_queue_full", "Requests refused because the queue was full."),
+    "shadow_admissions": (
+        "total_shadow_admissions",
+        "Admissions that were compared with the choice of the shadow policy.",
+    ),
+    "shadow_later": (
+        "total_shadow_later",
+        "Of these, requests that the shadow policy would have let wait.",
+    ),
+    "shadow_earlier": (
+        "total_shadow_earlier",
+        "Requests that the shadow policy would have admitted while they waited.",
+    ),
     "engine_unknown_messages": (
         "total_unknown_messages",
         "Messages to the engine that nobody handles.",

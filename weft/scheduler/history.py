@@ -65,6 +65,9 @@ class Counters:
     num_prefilled_tokens: int = 0  # computed, retracted requests counted again
     num_generated_tokens: int = 0
     num_retractions: int = 0
+    num_shadow_admissions: int = 0  # that were compared with the choice of a shadow policy
+    num_shadow_later: int = 0  # of these, requests that it would have let wait
+    num_shadow_earlier: int = 0  # requests that it would have admitted while they waited
     num_faults: int = 0  # found in the books of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
 
@@ -88,6 +91,9 @@ class Counters:
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
             "total_faults": self.num_faults,
+            "total_shadow_admissions": self.num_shadow_admissions,
+            "total_shadow_later": self.num_shadow_later,
+            "total_shadow_earlier": self.num_shadow_earlier,
             "total_queue_full": self.num_queue_full,
             "total_dropped_messages": self.num_unreadable,
             "total_unknown_messages": self.num_unknown,
@@ -99,6 +105,7 @@ class Counters:
 class EventKind(Enum):
     ARRIVED = "arrived"
     SESSION = "session"  # it goes on where an earlier request of its session ended
+    EXPECTED = "expected"  # when it will have its first token
     GRAMMAR = "grammar"  # it is being compiled, or ready
     HANDOFF = "handoff"  # of its prompt: another server computes it, or sends it, or does not
     STORED = "stored"  # of its prompt: it is being read, or has come, or comes too late

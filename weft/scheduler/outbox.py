@@ -20,6 +20,7 @@ class Outbox:
         self._finished: list[Finish] = []  # since the last output
         self.faults: list[Exception] = []  # that were raised, and end nothing
         self.policy_fault = ""  # of the policy that is set: why requests go as they came
+        self.shadow_fault = ""  # of the shadow policy
         # Something was left half way: accounting is to begin anew before the next step.
         self.is_in_doubt = False
         self._blamed: set[int] = set()  # open requests with a fault while they were planned for
@@ -63,6 +64,11 @@ class Outbox:
         """A policy of one's own has had a fault. Nothing else is touched by it."""
         self.faults.append(exc)
         self.policy_fault = str(exc)
+
+    def shadow_failed(self, exc: Exception) -> None:
+        """A shadow policy of one's own has had a fault."""
+        self.faults.append(exc)
+        self.shadow_fault = str(exc)
 
     def attempt(self, hook: Callable[..., None], *arguments: object, **more: object) -> None:
         """Call a hook. If it raises, keep the exception for `take_faults`."""

@@ -15,6 +15,7 @@ from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.batch import RunningBatch
+from weft.scheduler.pace.pace import Pace
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
@@ -28,6 +29,7 @@ class PolicyContext(NamedTuple):
     settings: SchedulerSettings
     columns: Columns
     running: RunningBatch
+    pace: Pace | None  # what steps cost
     report: Callable[[Exception], None]  # what a policy of one's own has raised
 
 

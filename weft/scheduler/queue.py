@@ -140,6 +140,18 @@ class WaitingQueue:
         if self._turns is not None:
             self._turns.forget_turns()
 
+    def tags(self) -> dict[int, int]:
+        """What the policy has written beside each waiting request, by its arrival order."""
+        return self._waiting.tags()
+
+    def go_on_with(self, policy: Policy, tags: dict[int, int]) -> None:
+        """Order by a policy that knows the waiting requests: it has given them these tags."""
+        self.stop_index()
+        self.policy = policy
+        self._start_index()
+        for arrival_order, tag in tags.items():
+            self._waiting.set_tag(arrival_order, tag)
+
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
         """Let these wait, and no others, in the order of a policy that has seen none of them.
 

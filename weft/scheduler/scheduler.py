@@ -41,7 +41,7 @@ from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
-from weft.scheduler.policy import PolicyContext
+from weft.scheduler.policy import Policy, PolicyContext
 from weft.scheduler.prefill import PrefillScheduler
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (
@@ -54,6 +54,7 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings, TierSettings
+from weft.scheduler.shadow.shadowed import Shadowed
 from weft.scheduler.speculation.drafting import DraftingPlanner
 from weft.scheduler.speculation.guessing import Guesser
 from weft.scheduler.speculation.planner import SpeculativePlanner
@@ -92,8 +93,8 @@ class Scheduler:
         if settings.bounds_steps or settings.draft_sources:
             self.pace = Pace(settings, columns, self.running_batch)
         report = self.outbox.policy_failed
-        context = PolicyContext(settings, columns, self.running_batch, report)
-        policy = build_policy(settings.schedule_policy, context)
+        context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
+        policy = self._new_policy(settings, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
         self.planner: Planner
         self.prefills: PrefillScheduler | SplitPrefills
@@ -105,6 +106,18 @@ class Scheduler:
         # The batch that ran last; its prefills are not in the running batch yet.
         self.last_batch: Batch | None = None
         self._now = 0.0  # as of the last call that brought the time
+
+    def _new_policy(self, settings: SchedulerSettings, context: PolicyContext) -> Policy:
+        """The policy that decides, with its shadow if it has one. Raises UnknownPolicy."""
+        live = build_policy(settings.schedule_policy, context)
+        return self._with_shadow(settings.shadow_policy, live)
+
+    def _with_shadow(self, name: str, live: Policy) -> Policy:
+        if not name:
+            return live
+        context = live.context._replace(report=self.outbox.shadow_failed)
+        shadow = build_policy(name, context)
+        return Shadowed(live, shadow, name=name, counters=self.counters)
 
     def _passes(
         self, kind: type[PrefillScheduler], settings: SchedulerSettings, planner: Planner
@@ -256,11 +269,18 @@ class Scheduler:
 
     # Requests go
 
-    def fail(self, id: int, message: str, status: int = 500) -> None:
+    def fail(self, id: int, message: str, status: int = 500, *, retry_after_s: int = 0) -> None:
         """End a request with an error, whether it is open or could not even be opened."""
         request = self.requests.get(id)
         if request is not None:
-            self._finish(request, "error", message=message, status=status, keep=False)
+            self._finish(
+                request,
+                "error",
+                message=message,
+                status=status,
+                keep=False,
+                retry_after_s=retry_after_s,
+            )
             return
         if self.history.is_open(id):
             self.history.finished(id, f"error: {message}", 0, self._now, self.planner.num_steps)
@@ -289,6 +309,7 @@ class Scheduler:
         message: str = "",
         status: int = 200,
         keep: bool = True,
+        retry_after_s: int = 0,
     ) -> None:
         """Take back all that a request owns and say its final word.
 
@@ -310,6 +331,7 @@ class Scheduler:
             cached_tokens=request.cached_tokens,
             queue_s=max(request.admitted_s - spec.arrival_s, 0.0),
             retractions=request.retractions,
+            retry_after_s=retry_after_s,
         )
         try:
             if has_row:
@@ -328,7 +350,7 @@ class Scheduler:
             self.counters.num_aborted += 1
         num_output = finish.completion_tokens
         prefill_s = 0.0
-        retry_after_s = 0
+        retry_after_s = finish.retry_after_s
         accepted = 0
         rejected = 0
         try:
@@ -342,7 +364,7 @@ class Scheduler:
             )
             prefill_s = trace.prefill_s
             # Only those that the queue refused, or kept too long, need to know when to come again.
-            if finish.status == QUEUE_IS_FULL.status:
+            if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
                 num_waiting = len(self.waiting_queue)
                 retry_after_s = self.limits.retry_after_s(num_waiting, self._now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
@@ -601,7 +623,7 @@ class Scheduler:
         for request in self.requests.values():
             request.forget_kv()
         if in_doubt:
-            policy = build_policy(self.settings.schedule_policy, self.waiting_queue.policy.context)
+            policy = self._new_policy(self.settings, self.waiting_queue.policy.context)
             self.waiting_queue.begin_anew(policy, self.requests.values())
         else:
             for request in with_row:
@@ -641,6 +663,8 @@ class Scheduler:
         end. Raises UnknownPolicy; then nothing has changed."""
         if settings.schedule_policy != self.settings.schedule_policy:
             self.set_policy(settings.schedule_policy)
+        if settings.shadow_policy != self.settings.shadow_policy:
+            self.set_shadow(settings.shadow_policy)
         self.prefills.apply(settings)
         self.settings = settings
         self.kv.rows.limit = settings.max_running_requests
@@ -648,10 +672,27 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
+        policy = self._new_policy(settings, self.waiting_queue.policy.context)
         self.outbox.policy_fault = ""
-        self.waiting_queue.use(build_policy(name, self.waiting_queue.policy.context))
+        self.waiting_queue.use(policy)
         self.prefills.apply(settings)
         self.settings = settings
+
+    def set_shadow(self, name: str) -> None:
+        """Let this policy decide without effect from now on; no name: none. The one that decides
+        notices nothing. Raises UnknownPolicy."""
+        queue = self.waiting_queue
+        live = queue.policy
+        tags = queue.tags()
+        if isinstance(live, Shadowed):
+            tags = live.tags_of_live(tags)
+            live = live.live
+        policy = self._with_shadow(name, live)
+        if isinstance(policy, Shadowed):
+            tags = policy.introduce(queue, tags)
+        self.outbox.shadow_fault = ""
+        queue.go_on_with(policy, tags)
+        self.settings = replace(self.settings, shadow_policy=name)
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache. Only while no request has a row."""
@@ -685,7 +726,6 @@ class Scheduler:
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
             batch_is_full=self.prefills.is_full,
-            policy_fault=self.outbox.policy_fault,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
             **kv.usage(),

@@ -29,6 +29,8 @@ COLUMNS = (
     "cached_len",
     "max_len",
     "priority",
+    "ttft_ms",
+    "timeout_ms",
     "tag",
 )
 
@@ -56,6 +58,9 @@ class WaitingTable:
         self.cached_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.max_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.priority: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
+        # From arrival to the first token, and to the end; 0: any time.
+        self.ttft_ms: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
+        self.timeout_ms: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.tag: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)  # a number of the policy's own
         self._requests: list[Request | None] = [None] * FIRST_SIZE
         self._index: dict[int, int] = {}  # by arrival order
@@ -85,6 +90,8 @@ class WaitingTable:
         self.cached_len[index] = 0
         self.max_len[index] = request.max_len
         self.priority[index] = request.message.priority
+        self.ttft_ms[index] = request.message.ttft_ms
+        self.timeout_ms[index] = request.message.timeout_ms
         self._requests[index] = request
         self._index[arrival_order] = index
         self.is_used[index] = True
@@ -104,6 +111,12 @@ class WaitingTable:
 
     def set_tag(self, arrival_order: int, tag: int) -> None:
         self.tag[self._index[arrival_order]] = tag
+
+    def tags(self) -> dict[int, int]:
+        """The tag of each request, by its arrival order."""
+        indices = self.indices()
+        orders = self.arrival_order[indices].tolist()
+        return dict(zip(orders, self.tag[indices].tolist(), strict=True))
 
     def policy_columns(self) -> PolicyColumns:
         """The numbers that policies have written beside the requests, for `restore`."""

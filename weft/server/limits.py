@@ -102,7 +102,7 @@ BOUNDS = (
     Bound("max_detokenized", ("tokens",), _num_ids, "ids"),
     Bound("max_rid_len", ("rid", "request_id"), _longest, "characters"),
     Bound("max_salt_len", ("cache_salt", "extra_key"), len, "characters"),
-    Bound("max_timeout_ms", ("timeout_ms",), _largest, "milliseconds"),
+    Bound("max_timeout_ms", ("timeout_ms", "ttft_ms"), _largest, "milliseconds"),
 )
 
 

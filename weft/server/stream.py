@@ -245,14 +245,20 @@ class Answer:
         )
 
     def _warnings(self) -> list[tuple[bytes, bytes]]:
-        """A header with everything that the engine warns of; it warns before the first token."""
-        texts: dict[str, None] = {}  # each once, in order
+        """Headers with everything that the engine tells; it does so before the first token."""
+        texts: dict[tuple[str, str], None] = {}  # each once, in order
         for completion in self._generation.completions:
             texts.update(dict.fromkeys(completion.warnings))
         if not texts:
             return []
-        value = "; ".join(texts).encode("ascii", "replace")[:MAX_WARNINGS_LEN]
-        return [(b"x-weft-warnings", value)]
+        by_header: dict[str, list[str]] = {}
+        for header, text in texts:
+            by_header.setdefault(header, []).append(text)
+        headers = []
+        for header, found in by_header.items():
+            value = "; ".join(found).encode("ascii", "replace")[:MAX_WARNINGS_LEN]
+            headers.append((f"x-weft-{header}".encode(), value))
+        return headers
 
 
 async def _close_when_gone(receive: Receive, generation: Generation) -> None:

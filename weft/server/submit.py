@@ -15,6 +15,7 @@ from starlette.requests import Request
 from weft.client.adapters import AdapterRefused, NamedAdapter
 from weft.client.generation import Generation
 from weft.client.prompt import Prompt, with_reasoning_marks
+from weft.config.pairs import parse_tenant_ttft
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
@@ -75,6 +76,7 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     extra_key: str | None = None
     priority: int | None = None
     timeout_ms: int | None = None
+    ttft_ms: int | None = None
     rid: str | None = None
     request_id: str | None = None
     session_params: SessionFields | None = None  # of SGLang's /generate
@@ -311,25 +313,42 @@ def request_name(
     return name
 
 
-def timeout_ms(
+class RequestDeadlines(NamedTuple):
+    """Milliseconds since the arrival of a request; 0: any time."""
+
+    timeout_ms: int  # to its end
+    ttft_ms: int  # to its first token
+
+
+NO_DEADLINES = RequestDeadlines(0, 0)
+
+
+def deadlines_of(
     context: ServerContext,
     request: Request,
     timeout: int | None,
-) -> int:
-    """After how many milliseconds a request ends; 0 for never.
-
-    As its body says, else its header X-Request-Timeout-Ms.
-    """
-    if timeout is None:
-        text = request.headers.get("x-request-timeout-ms")
-        if text is None:
-            return 0
-        timeout = header_number(text, "timeout_ms", "X-Request-Timeout-Ms")
+    ttft: int | None,
+    tenant: str,
+) -> RequestDeadlines:
+    """As the request's body says, else its headers X-Request-Timeout-Ms and X-Request-Ttft-Ms;
+    the second, else, as `--tenant-ttft-ms` does."""
+    headers = request.headers
+    if timeout is None and "x-request-timeout-ms" in headers:
+        timeout = header_number(
+            headers["x-request-timeout-ms"], "timeout_ms", "X-Request-Timeout-Ms"
+        )
+    if ttft is None and "x-request-ttft-ms" in headers:
+        ttft = header_number(headers["x-request-ttft-ms"], "ttft_ms", "X-Request-Ttft-Ms")
+    if ttft is None and context.config.tenant_ttft_ms:
+        ttft = dict(parse_tenant_ttft(context.config.tenant_ttft_ms)).get(tenant)
+    if timeout is None and ttft is None:
+        return NO_DEADLINES
     longest = context.limits.max_timeout_ms
-    if timeout > longest:
-        message = f"timeout_ms is {timeout:,}; 1 to {longest:,} are allowed"
-        raise over("max_timeout_ms", message, param="timeout_ms")
-    return timeout
+    for name, given in (("timeout_ms", timeout), ("ttft_ms", ttft)):
+        if given is not None and given > longest:
+            message = f"{name} is {given:,}; 1 to {longest:,} are allowed"
+            raise over("max_timeout_ms", message, param=name)
+    return RequestDeadlines(timeout or 0, ttft or 0)
 
 
 def prompts(
@@ -364,7 +383,7 @@ def prompts(
         ranks = (body.routed_dp_rank, body.data_parallel_rank)
         want_engine_of(ranks, context.config.dp_size)
     rid = request_name(request, body.rid, body.request_id)
-    timeout = timeout_ms(context, request, body.timeout_ms)
+    deadlines = deadlines_of(context, request, body.timeout_ms, body.ttft_ms, sharing.tenant)
     interval = body.stream_interval
     if interval is None:
         interval = context.config.stream_interval
@@ -384,7 +403,8 @@ def prompts(
             priority=body.priority or 0,
             cache_salt=sharing.cache_salt,
             adapter=adapter,
-            timeout_ms=timeout,
+            timeout_ms=deadlines.timeout_ms,
+            ttft_ms=deadlines.ttft_ms,
             session=session,
             stream_interval=interval,
             tells_cache=bool(body.return_cached_tokens_details),

@@ -103,6 +103,7 @@ def _arrival(
         max_new_tokens=max_new_tokens,
         tenant=message.tenant,
         priority=message.priority,
+        ttft_ms=message.ttft_ms,
         ignore_eos=sampling.ignore_eos and not ended_early,
         salt=message.cache_salt,
         adapter=message.adapter,

@@ -75,6 +75,8 @@ class Record:
     meter: StepMeter = field(default_factory=StepMeter)
     num_rows: int = 0  # rows that there are
     evicted_tokens: int = 0
+    num_expected: int = 0  # first tokens whose time was estimated
+    num_within: int = 0  # of these, within the band around the estimate
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -195,6 +197,7 @@ class Run:
             priority=arrival.priority,
             cache_salt=arrival.salt,
             adapter=arrival.adapter,
+            ttft_ms=arrival.ttft_ms,
         )
         self._engine.submit(message)
         self._has_sent = True
@@ -323,6 +326,9 @@ def simulate(
         "the books of memory did not balance: what was simulated means nothing"
     )
     record.evicted_tokens = stats.total_evicted_tokens
+    calibration = engine.services.deadlines.calibration
+    record.num_expected = calibration.num_seen
+    record.num_within = calibration.num_within
     return record
 
 

@@ -50,6 +50,7 @@ class Arrival(NamedTuple):
     ignore_eos: bool = False  # the output ends at max_new_tokens, and the scheduler knows
     salt: str = ""  # prefixes are shared only with equal salts
     adapter: str = ""  # uid of its adapter; nothing: none
+    ttft_ms: int = 0  # to its first token, as it asks; 0: any time
 
     @property
     def prompt_len(self) -> int:

@@ -129,7 +129,8 @@ def _queue_status(services: Services) -> QueueStatus:
 def explain_request(services: Services, message: ExplainRequest) -> ExplainRequestReply:
     now = services.clock()
     found = explain.trace_request_flow(services.scheduler, message.rid, now)
-    return ExplainRequestReply(found=found)
+    with_waits = [services.deadlines.with_wait(one, now) for one in found]
+    return ExplainRequestReply(found=with_waits)
 
 
 def log_request_times(services: Services, message: LogRequestTimes) -> LogRequestTimesReply:

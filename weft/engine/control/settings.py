@@ -99,7 +99,7 @@ def _whole(low: Bound, high: Bound | None = None) -> Check:
 def _check_of(option: Option) -> Check:
     """What the declaration of an option allows."""
     low = option.low or 0
-    if option.choices:
+    if option.choices or option.judge:
         return _words(option)
     if option.is_switch:
         return _switch

@@ -51,6 +51,11 @@ def why_not(text: str) -> str:
     return ""
 
 
+def why_no_shadow(text: str) -> str:
+    """Why a text is no shadow policy; nothing if it is, or if there is to be none."""
+    return why_not(text) if text else ""
+
+
 def _only_name(said: PolicyText) -> str:
     if said.has_classes:
         return CLASSES

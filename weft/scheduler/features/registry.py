@@ -14,6 +14,7 @@ from weft.scheduler.features.adapters import AdaptersFeature
 from weft.scheduler.features.allowed import AllowedTokensFeature
 from weft.scheduler.features.bad_words import BadWordsFeature
 from weft.scheduler.features.bias import LogitBiasFeature
+from weft.scheduler.features.deadlines import DeadlineFeature
 from weft.scheduler.features.grammar import GrammarFeature
 from weft.scheduler.features.handoff import LendFeature, PullFeature
 from weft.scheduler.features.hidden import HiddenStatesFeature
@@ -43,6 +44,7 @@ class Features:
     ) -> None:
         self.vectors = InputVectorsFeature(settings.hidden_size)
         self.media = MediaFeature(settings)
+        self.deadlines = DeadlineFeature()
         self.sessions = Sessions(settings.sessions)
         self.grammar = GrammarFeature(grammars, settings.eos_token_ids)
         self.adapters = AdaptersFeature(
@@ -80,6 +82,7 @@ class Features:
             ProcessorsFeature(checks),
             self.adapters,
             self.sessions,
+            self.deadlines,
             self.grammar,
             self.pins,
             *stored,

@@ -126,8 +126,8 @@ class CostEstimator:
         if self._fitted is not None and self.is_known:
             expected_s = max(self._fitted.seconds(load), MIN_STEP_S)
             seconds = min(seconds, MAX_SURPRISE * expected_s)
-        sizes = (1, load.tokens, load.pairs)
-        row = [size / unit for size, unit in zip(sizes, self.UNITS, strict=True)]
+        units = self.UNITS
+        row = [1 / units[0], load.tokens / units[1], load.pairs / units[2]]
         equations = self._prefills if has_prefill else self._decodes
         equations.add(row, seconds, 1 / max(seconds, MIN_STEP_S))
         self._num[has_prefill] += 1

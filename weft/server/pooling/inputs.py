@@ -25,7 +25,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.stream import Answer
-from weft.server.submit import adapter_of, request_name, sharing_of, submit, timeout_ms
+from weft.server.submit import adapter_of, deadlines_of, request_name, sharing_of, submit
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
@@ -176,7 +176,7 @@ def start(
     rid = request_name(request, body.rid, body.request_id)
     user = (body.user or "")[: context.limits.max_user_len]
     sharing = sharing_of(context, request, user=user)
-    timeout = timeout_ms(context, request, body.timeout_ms)
+    deadlines = deadlines_of(context, request, body.timeout_ms, body.ttft_ms, sharing.tenant)
     adapter = adapter_of(context, body.model, body.lora_path)
     prompts = []
     for index, tokens in enumerate(inputs):
@@ -193,7 +193,8 @@ def start(
             cache_salt=sharing.cache_salt,
             adapter=adapter,
             priority=body.priority or 0,
-            timeout_ms=timeout,
+            timeout_ms=deadlines.timeout_ms,
+            ttft_ms=deadlines.ttft_ms,
             pooling=own_pooling,
             media=media[index] if media else (),
         )

@@ -29,6 +29,7 @@ class PooledRequest(msgspec.Struct, kw_only=True):
     rid: str | None = None
     request_id: str | None = None
     timeout_ms: int | None = None
+    ttft_ms: int | None = None
 
 
 class SeenInput(msgspec.Struct, kw_only=True):

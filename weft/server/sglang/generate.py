@@ -35,12 +35,12 @@ from weft.server.submit import (
     Side,
     Truncation,
     adapter_of,
+    deadlines_of,
     encode_mixed,
     request_name,
     require_model,
     sharing_of,
     submit,
-    timeout_ms,
     truncation,
 )
 
@@ -82,6 +82,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     return_cached_tokens_details: bool | None = None
     priority: int | None = None
     timeout_ms: int | None = None
+    ttft_ms: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     session_params: SessionFields | list[SessionFields] | None = None
@@ -279,7 +280,7 @@ async def _prompts(
     for own_ids, own in zip(ids, asked, strict=True):
         require_start(own.params, own_ids, behind_history=body.session_params is not None)
     sharing = sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key)
-    timeout = timeout_ms(context, request, body.timeout_ms)
+    deadlines = deadlines_of(context, request, body.timeout_ms, body.ttft_ms, sharing.tenant)
     adapters = [""] * len(asked)
     if body.lora_path is not None or context.adapters.by_name:
         paths = _spread("lora_path", body.lora_path, len(asked))
@@ -300,7 +301,8 @@ async def _prompts(
             priority=body.priority or 0,
             cache_salt=sharing.cache_salt,
             adapter=adapters[index],
-            timeout_ms=timeout,
+            timeout_ms=deadlines.timeout_ms,
+            ttft_ms=deadlines.ttft_ms,
             session=sessions[index],
             vectors=vectors[index],
             stream_interval=own.stream_interval,

@@ -1,0 +1,192 @@
+"""Deadlines of first tokens: who goes first, who is refused, and how good the estimates are that decide it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.engine.engine_world import EngineWorld
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.test_policies import order
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import World
+from weft.cli.main import main
+from weft.config.options import SettingsError
+from weft.config.pairs import parse_tenant_ttft, why_no_ttft
+from weft.messages.control import ExplainRequest
+from weft.messages.replies import StepOutput
+from weft.plan.step import Plan
+from weft.scheduler.estimate.band import COVERED, Calibration
+
+STEP_S = 0.010
+TOKEN_S = 0.001
+
+
+def cost(plan: Plan) -> float:
+    return STEP_S + TOKEN_S * plan.num_tokens
+
+
+def timed(world: World) -> World:
+    """Steps take virtual time and nothing else does; what they cost has been seen."""
+    world.tick_s = 0.0
+    world.let_steps_cost(cost)
+    for number in range(4):
+        world.send([number] * 20, max_new_tokens=4, ignore_eos=True)
+        world.run_dry(check=False)
+    return world
+
+
+def timed_engine(**changes: object) -> EngineWorld:
+    world = EngineWorld(settings(max_slowdown=2.5, prefix_cache=False, **changes))
+    timed(world)
+    return world
+
+
+# The order
+
+
+def test_the_earliest_deadline_goes_first_and_who_has_none_goes_last() -> None:
+    world = World(settings(schedule_policy="deadline", max_running_requests=1))
+    world.send([1], max_new_tokens=9, ignore_eos=True)
+    world.step()
+    none = world.send([2], max_new_tokens=1)
+    late = world.send([3], max_new_tokens=1, ttft_ms=90_000)
+    early = world.send([4], max_new_tokens=1, ttft_ms=30_000)
+    by_end = world.send([5], max_new_tokens=1, timeout_ms=60_000)
+    assert order(world) == [early, by_end, late, none]
+
+
+def test_who_cannot_make_it_any_more_goes_behind_those_who_can() -> None:
+    world = timed(
+        World(settings(schedule_policy="deadline", max_running_requests=1, max_slowdown=2.5))
+    )
+    world.send([1], max_new_tokens=40, ignore_eos=True)
+    world.step()
+    lost = world.send([2] * 100, max_new_tokens=1, ttft_ms=40)  # its prompt alone takes 100 ms
+    short = world.send([3] * 10, max_new_tokens=1, ttft_ms=5_000)
+    assert order(world) == [short, lost]
+
+
+def test_deadlines_count_within_a_class_and_within_a_tenant() -> None:
+    world = World(settings(schedule_policy="priority > fair(key) > deadline > lof"))
+    late = world.send([3], max_new_tokens=1, ttft_ms=90_000)
+    early = world.send([4], max_new_tokens=1, ttft_ms=30_000)
+    high = world.send([5], max_new_tokens=1, priority=1)
+    assert order(world) == [high, early, late]
+
+
+# Refusal
+
+
+def test_a_request_that_cannot_have_its_first_token_in_time_is_refused_when_it_comes() -> None:
+    world = timed_engine(max_running_requests=1)
+    for number in range(10):
+        world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
+    world.step(check=False)
+    hurried = world.send([7] * 5, max_new_tokens=2, ttft_ms=200)
+    patient = world.send([8] * 5, max_new_tokens=2, ttft_ms=60_000)
+    world.step(check=False)
+    finish = world.finished[hurried]
+    assert (finish.status, finish.reason, finish.completion_tokens) == (503, "error", 0)
+    assert "which is later than ttft_ms (200) allows" in finish.message
+    assert 1 <= finish.retry_after_s <= 60
+    world.run_dry(check=False)
+    assert world.finished[patient].status == 200
+    world.check_idle()
+
+
+def test_without_a_queue_nobody_is_refused_and_the_client_is_told_what_is_expected() -> None:
+    world = timed_engine(max_running_requests=4)
+    told: list[StepOutput] = []
+    receive = world.receive
+    world.receive = lambda output: (told.append(output), receive(output))[1]  # type: ignore[method-assign]
+    id = world.send([7] * 30, max_new_tokens=3, ttft_ms=1_000, ignore_eos=True)
+    world.run_dry(check=False)
+    assert world.finished[id].status == 200
+    warnings = [warning for output in told for warning in output.warnings]
+    assert [(warning.id, warning.header) for warning in warnings] == [(id, "wait-ms")]
+    low, high = map(int, warnings[0].text.split("-"))
+    assert low <= 1_000 * (STEP_S + 30 * TOKEN_S) <= high
+
+
+def test_before_a_step_has_run_nobody_knows_and_nobody_is_refused() -> None:
+    world = EngineWorld(settings(max_slowdown=2.5))
+    id = world.send([7] * 30, max_new_tokens=3, ttft_ms=1)
+    world.run_dry()
+    assert world.finished[id].status == 200
+    world.check_outputs()
+
+
+def test_the_expected_wait_of_any_request_that_waits_stands_in_its_explanation() -> None:
+    world = timed_engine(max_running_requests=1)
+    ids = [world.send([n] * 30, max_new_tokens=20, ignore_eos=True) for n in range(6)]
+    world.step(check=False)
+    waits = []
+    for id in ids[1:]:
+        reply: Any = world.tell(ExplainRequest(call=1, rid=world.sent[id].rid))
+        (found,) = [one for one in reply.found if one.id == id]
+        low, likely, high = found.first_token_in_s
+        assert low < likely < high
+        waits.append(likely)
+    assert waits == sorted(waits)
+    reply = world.tell(ExplainRequest(call=2, rid=world.sent[ids[0]].rid))
+    assert reply.found[0].first_token_in_s is None
+    world.run_dry(check=False)
+
+
+def test_the_engine_visits_no_deadline_when_no_request_has_one() -> None:
+    world = timed_engine()
+    services = world.engine.services
+    assert services.deadlines not in services.core.hooks.attached
+    id = world.send([7] * 30, max_new_tokens=3, ttft_ms=9_000)
+    assert services.deadlines in services.core.hooks.attached
+    world.run_dry(check=False)
+    assert world.finished[id].status == 200
+    assert services.deadlines not in services.core.hooks.attached
+
+
+def test_refusals_are_replayed() -> None:
+    world = RecordedWorld(settings(max_running_requests=1, max_slowdown=2.5))
+    timed(world)
+    ids = [world.send([n] * 30, max_new_tokens=10, ignore_eos=True, ttft_ms=400) for n in range(12)]
+    world.run_dry(check=False)
+    assert {world.finished[id].status for id in ids} == {200, 503}
+    world.replay(check=True)
+
+
+# Estimates
+
+
+def test_a_band_holds_nine_of_ten_also_where_errors_change() -> None:
+    calibration = Calibration()
+    for number in range(2_000):
+        wave = math.sin(number * 0.7) * 0.5 + math.sin(number / 200) * 0.5
+        expected_s = 1.0 + number % 7
+        calibration.learn(expected_s, calibration.band(expected_s), expected_s * math.exp(wave))
+    assert calibration.num_within / calibration.num_seen >= COVERED
+    low_s, likely_s, high_s = calibration.band(2.0)
+    assert 0.4 < low_s < likely_s < high_s < 8.0
+
+
+def test_of_the_waits_of_a_simulated_queue_nine_of_ten_lie_within_the_band(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--requests", "250", "--rate", "14", "--policy", "lpm", "--max-slowdown", "2.5"]
+    assert main(["sim", *arguments, "--ttft-ms", "600000"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "within the band that was expected" in line
+    assert float(line.split()[1].rstrip("%")) >= 90.0
+
+
+# Keys
+
+
+def test_times_of_tenants_are_read_and_mistakes_are_named() -> None:
+    assert parse_tenant_ttft("alice=500, bob=2000") == (("alice", 500), ("bob", 2_000))
+    assert why_no_ttft("alice=500") == ""
+    for bad in ("alice", "alice=", "=2", "alice=0", "alice=soon", "alice=1.5"):
+        assert "NAME=MILLISECONDS" in why_no_ttft(bad)
+        with pytest.raises(SettingsError, match="--tenant-ttft-ms"):
+            parse_tenant_ttft(bad)

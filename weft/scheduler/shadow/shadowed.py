@@ -1,0 +1,271 @@
+"""Two policies: one decides, and the other, its shadow, would have decided otherwise.
+
+The shadow sees the same requests, columns and moments. At every pass that admits somebody, its
+first choices are compared with those that were admitted; what it would have changed is written for
+each request, and counted. It is no simulation: the next pass begins where the deciding policy has
+led. Aging counts for both; resumed requests, which go first under every policy, are left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.scheduler.history import Counters
+from weft.scheduler.policy import Policy
+from weft.scheduler.queue import AgingTurns
+from weft.scheduler.request import Request
+from weft.scheduler.waiting_table import NUM_HEAD, WaitingTable
+
+MAX_NOTES = 4_096  # requests that are remembered
+SHADOW_BITS = 32  # of a tag; the lower ones belong to the policy that decides
+LIVE_MASK = (1 << SHADOW_BITS) - 1
+NEVER = -1.0
+
+
+@dataclass(slots=True)
+class ShadowNote:
+    """What the shadow would have changed for one request. Times are NEVER if it has not."""
+
+    preferred_s: float = NEVER  # when it would first have admitted the request, though it waited
+    num_preferred: int = 0  # passes in which it would have
+    admitted_s: float = NEVER  # when the request was admitted
+    num_before: int = 0  # whom it would have looked at before it then; 0: it would have done so
+
+    @property
+    def earlier_s(self) -> float:
+        """How much earlier it would have admitted the request; 0: no earlier, or not admitted."""
+        if self.preferred_s == NEVER or self.admitted_s == NEVER:
+            return 0.0
+        return self.admitted_s - self.preferred_s
+
+
+class Walked:
+    """One look at the queue: what the shadow would have chosen, and what was."""
+
+    def __init__(
+        self,
+        now: float,
+        head: list[Request],
+    ) -> None:
+        self.now = now
+        self.head = head  # the shadow's first choices
+        self.passed_over: set[int] = set()  # ids; not ready
+        self.admitted: list[Request] = []  # that never ran before
+
+
+class Shadowed(Policy):
+    """`live` decides."""
+
+    def __init__(
+        self,
+        live: Policy,
+        shadow: Policy,
+        *,
+        name: str,
+        counters: Counters,
+    ) -> None:
+        super().__init__(live.context)
+        self.live = live
+        self.name = name  # of the shadow
+        self._shadow = shadow
+        self._counters = counters
+        self._turns = AgingTurns()  # as the queue would give them under the shadow
+        self._walked: Walked | None = None  # until it is compared
+        self._notes: OrderedDict[int, ShadowNote] = OrderedDict()  # by id
+        self.ages = live.ages
+        self.reads_cache = live.reads_cache or shadow.reads_cache
+        self.classes = live.classes
+        self.follower = self
+        if live.displacement is not None:
+            self.displacement = self
+
+    def new_counts(self) -> SubtreeCounts | None:
+        return self.live.new_counts() or self._shadow.new_counts()
+
+    def notes(self) -> dict[int, ShadowNote]:
+        """What the shadow would have changed, by the id of the request, as far as it is known."""
+        self._compare()
+        return dict(self._notes)
+
+    def note_of(self, id: int) -> ShadowNote | None:
+        """What the shadow would have changed for a request; None: nothing, or it is forgotten."""
+        self._compare()
+        return self._notes.get(id)
+
+    # It begins, or ends, while requests wait
+
+    def introduce(
+        self,
+        waiting: Iterable[Request],
+        tags: dict[int, int],
+    ) -> dict[int, int]:
+        """Tell the shadow alone of requests that wait. `tags`, by arrival order, are those of the
+        deciding policy, for the ones that never ran. Returns the tags of both."""
+        if self._shadow.follower is None:
+            return tags
+        both = {}
+        for request in waiting:
+            arrival_order = request.spec.arrival_order
+            if arrival_order in tags:
+                tag = self._shadow.follower.arrived(request)
+                both[arrival_order] = tags[arrival_order] | tag << SHADOW_BITS
+        return both
+
+    def tags_of_live(self, tags: dict[int, int]) -> dict[int, int]:
+        return {arrival_order: tag & LIVE_MASK for arrival_order, tag in tags.items()}
+
+    # A request comes and goes
+
+    def arrived(self, request: Request) -> int:
+        tag = 0
+        if self.live.follower is not None:
+            tag = self.live.follower.arrived(request)
+        if self._shadow.follower is not None:
+            tag |= self._shadow.follower.arrived(request) << SHADOW_BITS
+        return tag
+
+    def dropped(self, request: Request) -> None:
+        for policy in (self.live, self._shadow):
+            if policy.follower is not None:
+                policy.follower.dropped(request)
+
+    def passed_over(self, request: Request) -> None:
+        if self._walked is not None:
+            self._walked.passed_over.add(request.id)
+        if self.live.follower is not None:
+            self.live.follower.passed_over(request)
+
+    def admitted(self, request: Request) -> None:
+        ran_before = request.retractions > 0 or request.spec.goes_first
+        if self._walked is not None and not ran_before:
+            self._walked.admitted.append(request)
+        self._turns.admitted(request, counts=not ran_before)
+        for policy in (self.live, self._shadow):
+            if policy.follower is not None:
+                policy.follower.admitted(request)
+
+    def left(self, request: Request) -> None:
+        self._compare()
+        for policy in (self.live, self._shadow):
+            if policy.follower is not None:
+                policy.follower.left(request)
+
+    def displaced(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        newcomer: Request,
+    ) -> Iterator[Request]:
+        displacement = self.live.displacement
+        assert displacement is not None
+        return displacement.displaced(self._view_of_live(table), indices, newcomer)
+
+    # The order
+
+    def order(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> Iterator[Request]:
+        self._compare()
+        self._walked = Walked(now, self._head(table, indices, now))
+        self.lend_index(self.live)
+        yield from self.live.order(self._view_of_live(table), indices, now)
+
+    def _head(
+        self,
+        table: WaitingTable,
+        indices: IntArray,
+        now: float,
+    ) -> list[Request]:
+        """The first requests that the shadow would look at."""
+        shadow = self._shadow
+        self.lend_index(shadow)
+        view = table
+        if shadow.follower is not None:
+            view = copy.copy(table)
+            view.tag = table.tag >> SHADOW_BITS
+        order = shadow.order(view, indices, now)
+        aging_s = self.context.settings.aging_s
+        if aging_s and shadow.ages:
+            arrivals_s = table.arrival_s[indices]
+            num_overdue = int(np.searchsorted(arrivals_s, now - aging_s, side="right"))
+            oldest = map(table.request_at, indices[:num_overdue])
+            order = self._turns.interleave(oldest, order)
+        return list(islice(order, NUM_HEAD))
+
+    def _view_of_live(self, table: WaitingTable) -> WaitingTable:
+        if self._shadow.follower is None:
+            return table
+        view = copy.copy(table)
+        view.tag = table.tag & LIVE_MASK
+        return view
+
+    # What it would have changed
+
+    def _compare(self) -> None:
+        """Write down what the shadow would have changed in the last walk, if that admitted any."""
+        walked = self._walked
+        self._walked = None
+        if walked is None or not walked.admitted:
+            return
+        head = [one for one in walked.head if one.id not in walked.passed_over]
+        chosen = head[: len(walked.admitted)]
+        chosen_ids = {one.id for one in chosen}
+        admitted_ids = {one.id for one in walked.admitted}
+        counters = self._counters
+        counters.num_shadow_admissions += len(walked.admitted)
+        for request in walked.admitted:
+            self._admitted(request, walked, head, is_chosen=request.id in chosen_ids)
+        for request in chosen:
+            if request.id not in admitted_ids:
+                self._preferred(request, walked.now)
+
+    def _admitted(
+        self,
+        request: Request,
+        walked: Walked,
+        head: list[Request],
+        *,
+        is_chosen: bool,
+    ) -> None:
+        note = self._notes.get(request.id)
+        if note is not None:
+            note.admitted_s = walked.now
+        if is_chosen:
+            return
+        self._counters.num_shadow_later += 1
+        note = self._note(request.id)
+        note.admitted_s = walked.now
+        note.num_before = next(
+            (place for place, one in enumerate(head) if one is request), len(head)
+        )
+
+    def _preferred(
+        self,
+        request: Request,
+        now: float,
+    ) -> None:
+        note = self._note(request.id)
+        note.num_preferred += 1
+        if note.preferred_s == NEVER:
+            note.preferred_s = now
+            self._counters.num_shadow_earlier += 1
+
+    def _note(self, id: int) -> ShadowNote:
+        note = self._notes.get(id)
+        if note is None:
+            note = ShadowNote()
+            self._notes[id] = note
+            if len(self._notes) > MAX_NOTES:
+                self._notes.popitem(last=False)
+        return note
