@@ -9,8 +9,11 @@ Who reads what is not known here.
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
+from weft.memory.handoff.leases import Lease
 from weft.memory.handoff.protocol import Handoff
 from weft.scheduler.feature import Note
 from weft.scheduler.features.handoff import LendFeature
@@ -37,6 +40,7 @@ class LendService(Service):
         self._settings = settings
         self._leases = core.scheduler.kv.leases
         self._leases.lender = handoff
+        self._begun: list[tuple[int, Lease]] = []  # and the last step that was planned before
         self._is_stopped = False
         self.num_ended = 0  # leases that were never given back
 
@@ -72,9 +76,28 @@ class LendService(Service):
         for id, detail in self.feature.notes:
             self._core.scheduler.history.note_later(id, EventKind.HANDOFF, detail, now, step)
         self.feature.notes.clear()
+        self._lend()
         if self._leases.is_stale and not self._is_stopped:
             self._is_stopped = True
             self._handoff.stop(OTHER_WEIGHTS)
+
+    def _lend(self) -> None:
+        """Let others read the leases whose pages no launched step writes any more."""
+        num_steps = self._core.scheduler.planner.num_steps
+        for lease in self.feature.begun:
+            self._begun.append((num_steps - 1, lease))
+        self.feature.begun.clear()
+        first = self._core.loop.first_in_flight
+        if first is None:
+            first = num_steps
+        later: list[tuple[int, Lease]] = []
+        for behind, lease in self._begun:
+            if behind >= first:
+                later.append((behind, lease))
+            elif self._leases.holds(lease):
+                pages = np.array(lease.pages, dtype=np.int32)
+                self._handoff.lend(lease.name, lease.key, pages)
+        self._begun = later
 
     def _let_go(self, room: str, detail: str) -> None:
         id = self.feature.lent.pop(room, None)

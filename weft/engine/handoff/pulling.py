@@ -87,6 +87,7 @@ class PullService(Service):
         self._look_for(self._core.scheduler.requests[message.id], place, now)
 
     def before_step(self, now: float) -> None:
+        self._forget_ended(now)
         news = self._handoff.take()
         for number, num_tokens in news.found:
             pull = self.feature.pulls.get(number)
@@ -104,7 +105,6 @@ class PullService(Service):
         self._hopeless.clear()
         if news.landed:
             self._core.scheduler.memory_came_back()
-        self._forget_ended(now)
         self._end_late(now)
         self._end_hung(now)
         self._fetch(now)

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
 
 
 class Lender(Protocol):
@@ -38,14 +38,21 @@ class LeaseEnd(NamedTuple):
 
 
 class Lease:
-    """One path, of whole pages."""
+    """One path, of whole pages. Launched steps may still write them when it begins."""
 
-    __slots__ = ("handle", "name", "num_tokens", "pages", "until_s")
+    __slots__ = ("handle", "key", "name", "num_tokens", "pages", "until_s")
 
     def __init__(
-        self, name: str, handle: Handle, num_tokens: int, pages: list[int], until_s: float
+        self,
+        name: str,
+        key: CacheKey,
+        handle: Handle,
+        num_tokens: int,
+        pages: list[int],
+        until_s: float,
     ) -> None:
         self.name = name
+        self.key = key  # of the tokens of its pages
         self.handle = handle
         self.num_tokens = num_tokens
         self.pages = pages
@@ -73,6 +80,10 @@ class Leases:
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether it has not ended."""
+        return self._by_name.get(lease.name) is lease
+
     @property
     def num_pages(self) -> int:
         """Pages that are lent; one with several borrowers counts once."""
@@ -91,7 +102,8 @@ class Leases:
         if not found.length:
             return None
         self._cache.lock(found.handle)
-        lease = Lease(name, found.handle, found.length, found.pages.tolist(), until_s)
+        lent = CacheKey(key.namespace, key.tokens[: found.length * TOKEN_BYTES])
+        lease = Lease(name, lent, found.handle, found.length, found.pages.tolist(), until_s)
         self._by_name[name] = lease
         self._uses.update(lease.pages)
         return lease

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from weft.memory.handoff.leases import Lease
 from weft.memory.handoff.protocol import Handoff, MeetingPlace
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import CacheKey
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.feature import Admission, Feature, Note
@@ -36,7 +34,8 @@ class LendFeature(Feature):
         self.rooms: dict[int, str] = {}  # of open requests
         self.unwanted: set[str] = set()  # those of them that nobody needs any more
         self.num_lent = 0  # tokens
-        self.lent: dict[str, int] = {}  # the request of each room that is lent
+        self.lent: dict[str, int] = {}  # the request of each room that has a lease
+        self.begun: list[Lease] = []  # that nobody may read yet: launched steps may write there
         self.notes: list[Note] = []  # for the histories of requests that may have ended
 
     def arrive(self, message: GenerateRequest) -> None:
@@ -55,6 +54,10 @@ class LendFeature(Feature):
         why = self._why_not(room, reason, kv)
         lease: Lease | None = None
         if not why:
+            replaced = self.lent.pop(room, None)
+            if replaced is not None:
+                told = "its KV is not lent any more: another request has its room"
+                self.notes.append(Note(replaced, told))
             lease = kv.leases.begin(room, key, now + self._settings.lease_s)
             why = "nothing of it is cached"
         if lease is None:
@@ -62,11 +65,7 @@ class LendFeature(Feature):
             self.notes.append(Note(request.id, f"its KV is not lent: {why}"))
             return
         self.num_lent += lease.num_tokens
-        lent = CacheKey(key.namespace, key.tokens[: lease.num_tokens * TOKEN_BYTES])
-        self._handoff.lend(room, lent, np.array(lease.pages, dtype=np.int32))
-        if room in self.lent:
-            why = "its KV is not lent any more: another request has its room"
-            self.notes.append(Note(self.lent[room], why))
+        self.begun.append(lease)
         self.lent[room] = request.id
         detail = f"{lease.num_tokens:,} tokens of its KV are lent in the room {room}"
         self.notes.append(Note(request.id, detail))
