@@ -286,7 +286,8 @@ class EngineNumbers(Collector):
         # Rates are of the time with work since the last line: a quiet hour does not thin them.
         grown: dict[str, float] = {}
         for name, value in numbers.items():
-            grown[name] = value - self._line_numbers.get(name, 0)
+            if not isinstance(value, str):  # what a policy of one's own has done wrong
+                grown[name] = value - self._line_numbers.get(name, 0)
         busy_s = max(grown["busy_s"], 1e-3)
         log.info(
             "working",
