@@ -13,6 +13,7 @@ from tests.executor.driver import Driver, make_driver
 from weft.config.model import ModelConfig
 from weft.executor.ranks.follower import follow
 from weft.executor.wire.followers import Followers, Ranks
+from weft.ops.sharding import Place
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
 
@@ -63,9 +64,9 @@ def running(
     with ThreadPoolExecutor(size) as threads:
         for rank, (_, end) in enumerate(pairs, start=1):
             link = SocketLink(end)
-            ranks = Ranks(comms[rank], None)
+            ranks = Ranks(Place(rank, size), None, TIMEOUT_S, comms[rank])
             followers.append(threads.submit(_follow, model, folder, ranks, link, settings))
-        ranks = Ranks(comms[0], Followers([mine for mine, _ in pairs]))
+        ranks = Ranks(Place(0, size), Followers([mine for mine, _ in pairs]), TIMEOUT_S, comms[0])
         driver = make_driver(model, folder, ranks, **settings)
         try:
             yield driver, comms
@@ -86,12 +87,12 @@ def _follow(
     link: SocketLink,
     settings: dict[str, Any],
 ) -> None:
-    threading.current_thread().name = f"rank {ranks.collective.rank}"
+    threading.current_thread().name = f"rank {ranks.place.rank}"
     driver = make_driver(model, folder, ranks, **settings)
     comm = ranks.collective
     assert isinstance(comm, TorchComm)
     try:
-        follow(driver.runner, link, ranks.collective.rank)
+        follow(driver.runner, link, ranks.place.rank)
     finally:
         link.close()
         driver.runner.close()

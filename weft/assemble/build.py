@@ -84,7 +84,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     with ExitStack() as started:
         ranks = None
         if config.tp_size > 1:
-            ranks = StartedRanks(config, folder)
+            ranks = StartedRanks(config, folder, choose_model(config, folder, here=True))
             started.callback(ranks.close)
         built = _build(config, folder, ranks)
         started.pop_all()

@@ -71,7 +71,8 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
         )
     # From here on no "auto" is left: what runs is what the settings say.
     machine = machine or probe()
-    if model.stored.has_codes and not has_kernels(config):
+    needs_kernels = model.stored.has_codes or config.tp_size > 1
+    if needs_kernels and not has_kernels(config):
         machine = replace(machine, has_kernels=False)
     draft = find_draft_model(config, folder)
     if draft is not None:

@@ -4,8 +4,8 @@
                          ◀─ a pair of sockets that only the two have ──────────▶
 
 Each of them is a child in the process group of rank 0, and dies with it (`launch/follower.py`).
-They meet for sums in a file of a private folder. What gloo opens to be connected to, it opens on
-the loopback device.
+They meet for sums in memory that they inherit as an open file; or, where gloo joins them, in a file
+of a private folder. What gloo opens to be connected to, it opens on the loopback device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,16 +24,20 @@ from pathlib import Path
 import msgspec
 
 from weft.config.engine import EngineConfig
-from weft.config.model import ModelError
+from weft.config.model import ModelConfig, ModelError
 from weft.config.process import FollowerArgs, module_command
 from weft.executor.wire.followers import READY, Followers, Ranks
 from weft.observe.log import EventLog, get_format, get_level
-from weft.ops.sharding import RankLost
+from weft.ops.cpp.abi import RANKS_LOST_AT
+from weft.ops.cpp.sharded import shared_bytes
+from weft.ops.sharding import Place, RankLost
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
+from weft.parallel.shared_memory import SharedSegment, anonymous_file
 
 COMMAND = module_command("weft.launch.follower")
 END_S = 2.0  # for followers to end by themselves
+STOPPED_S = 2.0  # a rank that somebody has stopped for longer is lost
 
 log = EventLog("engine")
 
@@ -51,8 +56,13 @@ class FailedRank(msgspec.Struct, frozen=True):
 class StartedRanks:
     """The followers of this process."""
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    def __init__(self, config: EngineConfig, folder: Path, model: ModelConfig) -> None:
         """Start them. They load their parts of the model in `folder` while this process does."""
+        self._memory: int | None = None  # number of the open file that all share
+        self._segment: SharedSegment | None = None
+        if config.dist_backend == "shm":
+            widest = max(model.vocab_size, model.hidden_size)
+            self._memory = anonymous_file(shared_bytes(config.tp_size, widest))
         self._size = config.tp_size
         self._timeout_s = config.dist_timeout
         self._is_closed = False
@@ -66,19 +76,31 @@ class StartedRanks:
     def join(self) -> Ranks:
         """Meet all others. Raises RankLost if one of them ends instead."""
         self._await_all()
-        store = file_store(self._meeting / "ranks", self._size)
-        comm = TorchComm(store, rank=0, size=self._size, timeout_s=self._timeout_s)
-        return Ranks(comm, Followers(self._links))
+        ranks = joined(
+            Place(0, self._size),
+            Followers(self._links),
+            self._timeout_s,
+            meeting=self._meeting / "ranks",
+            memory=self._memory,
+        )
+        self._segment = ranks.memory
+        return ranks
 
     def await_loaded(self) -> None:
         """Wait until all have loaded their weights. Raises ModelError where one could not, for a
         reason that the user can mend, and RankLost."""
         self._await_all()
+        self._forget_meeting()
         for rank, process in enumerate(self._processes, start=1):
             name = f"rank-{rank}-reaper"
             threading.Thread(
                 target=self._reap, args=(rank, process), name=name, daemon=True
             ).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the followers, from rank 1 on."""
+        return [process.pid for process in self._processes]
 
     def on_lost(self, call: Callable[[str], None]) -> None:
         """Call this with the reason, on another thread, when a rank has ended unasked."""
@@ -99,18 +121,26 @@ class StartedRanks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._forget_meeting()
+
+    def _forget_meeting(self) -> None:
+        """All are connected, or nobody will be: whatever happens from now on, nothing is left."""
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self, rank: int, config: EngineConfig, folder: Path) -> None:
         link, theirs = socket_links()
         with theirs:
-            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+            files = [theirs.fileno()]
+            if self._memory is not None:
+                files.append(self._memory)
+            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, pass_fds=files)
             args = FollowerArgs(
                 config=config,
                 folder=str(folder),
                 rank=rank,
                 link=theirs.fileno(),
                 meeting=str(self._meeting / "ranks"),
+                memory=-1 if self._memory is None else self._memory,
                 log_level=get_level(),
                 log_format=get_format(),
             )
@@ -147,13 +177,56 @@ class StartedRanks:
 
     def _reap(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a follower, and tell of it unless it was asked for."""
-        status = process.wait()
+        why = _why_lost(rank, process)
         if self._is_closed:
             return
-        why = explain_end(rank, status)
         log.error("rank_lost", reason=why)
+        if self._segment is not None:
+            self._segment.set_byte(RANKS_LOST_AT)  # nobody waits for it any more
         if self._lost is not None:
             self._lost(why)
+
+
+def _why_lost(rank: int, process: subprocess.Popen[bytes]) -> str:
+    """Wait until a follower ends, or is stopped for longer than `STOPPED_S`."""
+    events = os.WEXITED | os.WSTOPPED | os.WCONTINUED
+    while True:
+        event = os.waitid(os.P_PID, process.pid, events | os.WNOWAIT)
+        assert event is not None, "waitid has waited"
+        if event.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+            return explain_end(rank, process.wait())
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        if event.si_code == os.CLD_STOPPED and _stays_stopped(process.pid):
+            name = signal.Signals(event.si_status).name
+            return f"rank {rank} was stopped by {name} (signal {event.si_status})"
+
+
+def _stays_stopped(pid: int) -> bool:
+    """Whether nothing happens to a stopped process for `STOPPED_S`."""
+    deadline = time.monotonic() + STOPPED_S
+    while time.monotonic() < deadline:
+        events = os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT
+        if os.waitid(os.P_PID, pid, events) is not None:
+            return False
+        time.sleep(STOPPED_S / 20)
+    return True
+
+
+def joined(
+    place: Place,
+    followers: Followers | None,
+    timeout_s: float,
+    *,
+    meeting: Path,
+    memory: int | None,
+) -> Ranks:
+    """Meet all other ranks: in the memory of an open file, or else in the file `meeting`. Raises
+    RankLost."""
+    if memory is not None:
+        return Ranks(place, followers, timeout_s, memory=SharedSegment(memory))
+    store = file_store(meeting, place.size)
+    comm = TorchComm(store, rank=place.rank, size=place.size, timeout_s=timeout_s)
+    return Ranks(place, followers, timeout_s, collective=comm)
 
 
 def explain_end(rank: int, status: int) -> str:

@@ -325,6 +325,13 @@ class ParallelOptions:
         high=64,
         elsewhere=("tp", "tensor_parallel_size"),
     )
+    dist_backend: str = option(
+        "auto",
+        "how processes add up what they have computed: shm by memory that they share, gloo by "
+        "sockets; auto takes shm where our kernels compute",
+        group="parallel",
+        choices=("auto", "shm", "gloo"),
+    )
     dist_timeout: float = option(
         600.0,
         "seconds after which a process that waits for another one gives up, at the start and in a "

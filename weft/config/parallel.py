@@ -9,6 +9,7 @@ ranks, several ranks have the same one.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,6 +42,20 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
             f"{option}, but {model.name} has {model.num_kv_heads} heads of keys and values, which "
             f"can neither be divided nor repeated evenly; {_or(fitting_sizes(model))} would do"
         )
+
+
+def sum_backend(config: EngineConfig, *, can_share: bool) -> str:
+    """How ranks meet. `can_share`: our kernels compute, which do it within a program. Raises
+    SettingsError."""
+    can_share = can_share and sys.platform == "linux"
+    if config.dist_backend == "shm" and not can_share:
+        raise SettingsError(
+            "--dist-backend is shm, but only our CPU kernels on Linux share memory; gloo does "
+            "without"
+        )
+    if config.dist_backend != "auto" or config.tp_size == 1:
+        return config.dist_backend
+    return "shm" if can_share else "gloo"
 
 
 def fitting_sizes(model: ModelConfig) -> list[int]:

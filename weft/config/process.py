@@ -67,7 +67,8 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
     folder: str  # where the model lies
     rank: int
     link: int  # number of the open socket whose other end rank 0 has
-    meeting: str  # path of the file in which ranks meet
+    meeting: str  # path of the file in which ranks meet, where gloo joins them
+    memory: int  # number of the open file that they share; -1: none
     log_level: str
     log_format: str
 

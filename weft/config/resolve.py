@@ -37,7 +37,7 @@ from weft.config.handoff import check_handoff
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.parallel import check_parallel, kept_together
+from weft.config.parallel import check_parallel, kept_together, sum_backend
 from weft.config.pooling import PoolingConfig
 from weft.config.projections import adapter_bytes, projections
 from weft.config.states import with_states
@@ -191,6 +191,8 @@ def resolve(
     filled = _with_adapters(filled, model)
     _check_split(config, model)
     check_parallel(filled, model)
+    can_share = machine.has_kernels and not _computes_by_torch(config)
+    filled = replace(filled, dist_backend=sum_backend(filled, can_share=can_share))
     model = kept_together(model, config.tp_size)
     check_draft_model(filled, draft, _no_drafts(filled, model))
     if draft is not None:

@@ -74,7 +74,7 @@ class RunnerSpec:
         """The model with the heads that this process has, of attention and of the KV pool."""
         if self.ranks is None:
             return self.model
-        return of_rank(self.model, self.ranks.collective.size)
+        return of_rank(self.model, self.ranks.place.size)
 
     @property
     def dtype(self) -> torch.dtype:

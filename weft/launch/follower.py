@@ -35,16 +35,15 @@ def main() -> None:
 def run(args: FollowerArgs) -> int:
     """Follow until rank 0 is gone. Returns the exit status."""
     from weft.assemble.model_config import choose_model
-    from weft.assemble.ranks import FailedRank
+    from weft.assemble.ranks import FailedRank, joined
     from weft.config.model import ModelError
     from weft.config.options import SettingsError
     from weft.config.resolve import kept_as, window_tokens
     from weft.executor.build import load_runner
     from weft.executor.ranks.follower import follow
-    from weft.executor.wire.followers import FAILED, READY, Ranks
+    from weft.executor.wire.followers import FAILED, READY
     from weft.observe import garbage, log
-    from weft.ops.sharding import RankLost
-    from weft.parallel.comm import TorchComm, file_store
+    from weft.ops.sharding import Place, RankLost
     from weft.parallel.links import SocketLink
 
     log.setup(args.log_level, format=args.log_format)
@@ -52,8 +51,13 @@ def run(args: FollowerArgs) -> int:
     link = SocketLink(socket.socket(fileno=args.link))
     try:
         link.send(READY)
-        store = file_store(Path(args.meeting), config.tp_size)
-        comm = TorchComm(store, rank=args.rank, size=config.tp_size, timeout_s=config.dist_timeout)
+        ranks = joined(
+            Place(args.rank, config.tp_size),
+            None,
+            config.dist_timeout,
+            meeting=Path(args.meeting),
+            memory=None if args.memory < 0 else args.memory,
+        )
         folder = Path(args.folder)
         model = kept_as(config, choose_model(config, folder, here=True))
         runner = load_runner(
@@ -66,7 +70,7 @@ def run(args: FollowerArgs) -> int:
             page_size=config.page_size,
             max_rows=config.max_running_requests,
             context_length=config.context_length,
-            ranks=Ranks(comm, None),
+            ranks=ranks,
         )
         garbage.freeze()
         gc.enable()

@@ -16,7 +16,7 @@ from weft.ops.elementwise import scaled_logits
 from weft.ops.lora import AdapterOps, LoraPart, LoraParts
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Divided, Matrix, Shard
-from weft.ops.sharding import Collective, ShardedMatrix, part_of
+from weft.ops.sharding import Collective, Place, ShardedMatrix, part_of
 
 MakeMatrix = Callable[[int, tuple[int, ...], bool], Matrix]  # in_size, sizes, bias
 
@@ -27,10 +27,10 @@ def shard_matrix(
     sizes: tuple[int, ...],
     bias: bool,
     shard: Shard,
-    ranks: Collective,
+    place: Place,
 ) -> ShardedMatrix:
     """A matrix whose part of this rank `make` makes."""
-    rank, num_ranks = ranks.rank, ranks.size
+    rank, num_ranks = place
     if shard.divided is Divided.INPUTS:
         local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
     else:
@@ -51,6 +51,7 @@ class ShardedPlainOps(PlainOps):
     ) -> None:
         super().__init__(dtype, device, format)
         self._ranks = ranks
+        self._place = Place(ranks.rank, ranks.size)
 
     def matrix(
         self,
@@ -68,7 +69,7 @@ class ShardedPlainOps(PlainOps):
 
         if shard is None:
             return make(in_size, sizes, bias)
-        return shard_matrix(make, in_size, sizes, bias, shard, self._ranks)
+        return shard_matrix(make, in_size, sizes, bias, shard, self._place)
 
     def embed(
         self,

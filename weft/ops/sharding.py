@@ -28,12 +28,19 @@ class CannotShard(ValueError):
     """Stored codes cannot be divided; the message says between which inputs."""
 
 
+class Place(NamedTuple):
+    """Which of the ranks this process is."""
+
+    rank: int  # 0..size-1
+    size: int
+
+
 class Collective(Protocol):
     """What ranks do together. Every rank calls the same functions in the same order, with tensors
     of the same sizes. Raises `RankLost` where others do not take part."""
 
-    rank: int  # of this process, 0..size-1
-    size: int  # how many ranks there are
+    rank: int  # as in `Place`
+    size: int
 
     def all_reduce(self, x: Tensor) -> None:
         """x becomes the sum of x over all ranks, added in the order of ranks where that can be

@@ -36,6 +36,7 @@ from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
+from weft.executor.ranks.build import adapters_of, cpp_ops, decoder_steps, with_ranks
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
 from weft.models.registry import DecoderModel, LayeredModel, make_encoder, make_model
@@ -45,7 +46,6 @@ from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.cpp.lora import CppAdapters
-from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sampling import CppSamplerOps
 
 CPU = torch.device("cpu")
@@ -83,9 +83,9 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     if spec.model.library_config:
         return _build_by_transformers(spec, library, rows)
     pool = make_kv_pool(spec, CPU)
-    ops = CppOps(library, _weight_format(spec), keeps_codes=spec.model.keeps_codes)
+    ops = cpp_ops(spec, library, _weight_format(spec))
     attention = CppPaged(
-        spec.model,
+        spec.attended,
         pool,
         ops,
         spec.context_length,
@@ -110,8 +110,9 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
             spec.engine.max_loaded_loras, spec.engine.max_lora_rank, spec.adapter_dtype
         )
         ops.adapters = adapter_ops
-    adapters = make_adapter_table(spec, model, adapter_ops)
-    whole = DecoderSteps(
+    adapters = make_adapter_table(spec, model, adapters_of(spec, adapter_ops))
+    whole = decoder_steps(
+        spec,
         model=model,
         attention=attention,
         sampler=CppSamplerOps(library),
@@ -147,6 +148,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         rows,
         tower,
     )
+    steps, store = with_ranks(spec, steps, store, rows)
     return TorchRunner(steps, store=store, device=_device(spec), kernels=library)
 
 
@@ -223,7 +225,7 @@ def find_kernels(spec: RunnerSpec) -> Library | None:
     """The kernel library, if it is to compute. Raises `KernelsUnavailable` if the user asked for it
     by name and it cannot be had."""
     engine = spec.engine
-    if engine.kernels == "torch" or engine.attention_backend != "auto" or spec.ranks is not None:
+    if engine.kernels == "torch" or engine.attention_backend != "auto":
         return None
     config = spec.model
     reads_weights = (config.quantize or config.dtype) in FORMATS

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.executor.wire.pack import unpack
-from weft.ops.sharding import Collective, RankLost
+from weft.ops.sharding import Collective, Place, RankLost
 from weft.parallel.links import Link
+from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
 
 PLAN, REQUEST, REPLY, FAILED, READY = b"P", b"Q", b"R", b"F", b"Y"
@@ -75,5 +76,8 @@ class Followers:
 class Ranks:
     """The processes that hold a model together, as one of them sees them."""
 
-    collective: Collective  # knows which of them this is
+    place: Place
     followers: Followers | None  # None: this is one
+    timeout_s: float  # for which they wait for each other
+    collective: Collective | None = None  # by a library of torch; None: they share memory
+    memory: SharedSegment | None = None

@@ -31,6 +31,8 @@ class OpKind(IntEnum):
     DELTA = 19
     SCAN = 20
     ADD_VECTORS = 21
+    SUM_RANKS = 22
+    GATHER_RANKS = 23
 
 
 class WeightFormat(IntEnum):
@@ -196,7 +198,13 @@ class PackArgs(ctypes.Structure):
 
 
 class EmbedArgs(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("out", c_void_p), ("scale", c_float))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("scale", c_float),
+        ("first", c_int64),
+        ("num_rows", c_int64),
+    )
 
 
 class AddVectorsArgs(ctypes.Structure):
@@ -540,6 +548,46 @@ class LogprobsArgs(ctypes.Structure):
     )
 
 
+RANKS_HEAD_BYTES = 16384  # before the buffers of ranks in shared memory
+RANKS_LOST_AT = 8192  # byte of it that is not 0 once a rank is lost
+CALL_SUM, CALL_GATHER = 0, 1
+RankCall = ctypes.CFUNCTYPE(c_int64, c_int64, c_void_p, c_int64, c_void_p)
+
+
+class RanksArgs(ctypes.Structure):
+    _fields_ = (
+        ("rank", c_int64),
+        ("size", c_int64),
+        ("shared", c_void_p),
+        ("chunk", c_int64),
+        ("meetings", c_void_p),
+        ("timeout_ns", c_int64),
+        ("call", RankCall),
+    )
+
+
+class SumRanksArgs(ctypes.Structure):
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("x", c_void_p),
+        ("columns", c_int64),
+        ("add", c_void_p),
+        ("add_stride", c_int64),
+        ("scale", c_float),
+    )
+
+
+class GatherRanksArgs(ctypes.Structure):
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("x", c_void_p),
+        ("columns", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("out_columns", c_int64),
+    )
+
+
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(StepArgs, Op, PackedWeight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
     *(
@@ -557,6 +605,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(ConvArgs, DeltaArgs, ScanArgs),
     *(PackedLoraPart, LoraRange, Lora),
     AddVectorsArgs,
+    *(RanksArgs, SumRanksArgs, GatherRanksArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -579,4 +628,6 @@ KIND_OF = {
     DeltaArgs: OpKind.DELTA,
     ScanArgs: OpKind.SCAN,
     AddVectorsArgs: OpKind.ADD_VECTORS,
+    SumRanksArgs: OpKind.SUM_RANKS,
+    GatherRanksArgs: OpKind.GATHER_RANKS,
 }

@@ -191,7 +191,7 @@ def build(
             raise CannotBuild(f"{compiler[0]} failed: {portable.result()}")
         made = Path(folder) / "library.so"
         listed = " ".join(f"SET({name})" for name in objects)
-        common = (str(SOURCES / name) for name in ("library.cpp", "team.cpp"))
+        common = (str(SOURCES / name) for name in ("library.cpp", "team.cpp", "ranks.cpp"))
         parts = (*common, *map(str, objects.values()), f"-DWEFT_SETS={listed}", "-pthread")
         _run((*compiler, *COMMON, "-shared", *parts, "-o", str(made), "-static-libgcc"))
         temporary = target.with_suffix(f".{os.getpid()}")

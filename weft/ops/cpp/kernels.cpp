@@ -22,6 +22,7 @@
 #include "penalties.h"
 #include "draw.h"
 #include "logprobs.h"
+#include "collective.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -46,7 +47,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(embed_sum, EmbedSumArgs), KERNEL(layer_norm, LayerNormArgs),      KERNEL(scale_logits, ScaleLogitsArgs),
     KERNEL(route, RouteArgs),        KERNEL(experts, ExpertsArgs),          KERNEL(gate_rows, GateRowsArgs),
     KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
-    KERNEL(add_vectors, AddVectorsArgs),
+    KERNEL(add_vectors, AddVectorsArgs), KERNEL(sum_ranks, SumRanksArgs), KERNEL(gather_ranks, GatherRanksArgs),
 };
 
 }  // namespace weft

@@ -11,6 +11,7 @@
 
 #include "pool.h"
 #include "program.h"
+#include "ranks.h"
 #include "team.h"
 #include "fused_step.h"
 
@@ -108,8 +109,8 @@ void run(ProgramRun& program, int set, const Op* ops, int64_t num_ops, const Ste
   run_together(program, num_ops, num_threads);
 }
 
-// `times` [num_ops + 1]: when each operation began, and the last one ended; null: nobody wants to know. Returns 0, or -1
-// if memory ran out.
+// `times` [num_ops + 1]: when each operation began, and the last one ended; null: nobody wants to know. Returns 0, -1
+// if memory ran out, or -3 if a rank was lost.
 int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads, int64_t* times) {
   if (times) {
     TimedRun program;
@@ -120,7 +121,9 @@ int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threa
     ProgramRun program;
     run(program, set, ops, num_ops, step, num_threads);
   }
-  return out_of_memory.exchange(0) ? -1 : 0;
+  const bool is_lost = take_lost();
+  if (out_of_memory.exchange(0)) return -1;
+  return is_lost ? -3 : 0;
 }
 
 }  // namespace
@@ -174,30 +177,31 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs),
                            sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs),
                            sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
-                           sizeof(LoraRange),    sizeof(Lora),     sizeof(AddVectorsArgs)};
+                           sizeof(LoraRange),    sizeof(Lora),     sizeof(AddVectorsArgs),
+                           sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 
-// Run the operations in order over `step` with the kernels of a set, on at most `num_threads` threads. Returns 0, or -1
-// if memory ran out: what the program should have written is then undefined. `times` [num_ops + 1], or null: when each
+// Run the operations in order over `step` with the kernels of a set, on at most `num_threads` threads. Returns 0, -1
+// if memory ran out, or -3 if a rank was lost: what the program should have written is then undefined. `times` [num_ops + 1], or null: when each
 // operation began and the last one ended, in nanoseconds of the monotonic clock.
 API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int num_threads, int64_t* times) {
   return run(set, ops, num_ops, *step, num_threads, times);
 }
 
-// Run a fused step. Returns 0, -1 if memory ran out, or -2 if the plan is unsound: then nothing has been done. `times`
+// Run a fused step. Returns 0, -1 if memory ran out, -3 if a rank was lost, or -2 if the plan is unsound: then nothing has been done. `times`
 // [num_body + 1 + num_head + 1], or null: those of both programs; of `head` nothing where no request samples.
 API int weft_run_fused(int set, FusedStep* fused, int num_threads, int64_t* times) {
   if (!is_sound(*fused)) return -2;
   const Step step = lay_out(*fused);
-  if (run(set, fused->body, fused->num_body, step, num_threads, times)) return -1;
+  if (const int failed = run(set, fused->body, fused->num_body, step, num_threads, times)) return failed;
   fused->num_invalid = 0;
   if (!fused->num_sampling) return 0;
   gather_last(*fused);
   Step behind = {};
   behind.num_tokens = fused->num_sampling;
   int64_t* const behind_body = times ? times + fused->num_body + 1 : nullptr;
-  if (run(set, fused->head, fused->num_head, behind, num_threads, behind_body)) return -1;
+  if (const int failed = run(set, fused->head, fused->num_head, behind, num_threads, behind_body)) return failed;
   keep_tokens(*fused);
   return 0;
 }

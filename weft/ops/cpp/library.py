@@ -22,9 +22,11 @@ from weft.ops.cpp.abi import (
 from weft.ops.cpp.build import CannotBuild, find_or_build
 from weft.ops.cpp.timing import Timings
 from weft.ops.cpp.weight_memory import WeightMemory
+from weft.ops.sharding import RankLost
 
 OUT_OF_MEMORY = "the kernels ran out of memory"
 UNSOUND = -2  # weft_run_fused returns it for a plan that it refuses
+LOST = -3  # another rank did not take part
 
 
 class Unavailable(Exception):
@@ -106,8 +108,7 @@ class Library:
         )
         if timings is not None:
             timings.end()
-        if failed:
-            raise MemoryError(OUT_OF_MEMORY)
+        _check(failed)
 
     def run_fused(self, step: FusedStep) -> None:
         """Run a step from plan to tokens. Raises MemoryError."""
@@ -125,8 +126,7 @@ class Library:
         if timings is not None:
             timings.end()
         assert failed != UNSOUND, "a plan that contradicts itself, or leaves its tables"
-        if failed:
-            raise MemoryError(OUT_OF_MEMORY)
+        _check(failed)
 
     @property
     def _threads(self) -> int:
@@ -151,6 +151,14 @@ class Library:
     def unpack(self, args: PackArgs) -> None:
         """Copy rows of a weight into a plain float32 matrix."""
         self.run_one(args, StepArgs(), OpKind.UNPACK_WEIGHT)
+
+
+def _check(failed: int) -> None:
+    """Raises MemoryError, and RankLost."""
+    if failed == LOST:
+        raise RankLost("another rank did not take part in the step")
+    if failed:
+        raise MemoryError(OUT_OF_MEMORY)
 
 
 @cache

@@ -75,7 +75,9 @@ enum OpKind : int64_t {
   kDelta = 19,
   kScan = 20,
   kAddVectors = 21,
-  kNumOps = 22,
+  kSumRanks = 22,
+  kGatherRanks = 23,
+  kNumOps = 24,
 };
 
 struct Op {
@@ -183,11 +185,14 @@ struct PackArgs {
 };
 
 // out[t] = row tokens[t] of the weight, as float, times scale; a vector of the step, as it is, where tokens[t] is below 0.
-// Reads Step.tokens.
+// Reads Step.tokens. Of a table that ranks have in parts, this has the rows of tokens first .. first + num_rows - 1:
+// others become zeros here, and vectors do but on the rank that has token 0.
 struct EmbedArgs {
   const Weight* weight;
   float* out;   // [T, in]
   float scale;  // 0 is the same as 1
+  int64_t first;
+  int64_t num_rows;  // 0: the table is whole
 };
 
 // x[t] += numbers part size .. (part + 1) size - 1 of a vector of the step, where Step.tokens[t] is below 0; nothing if
@@ -507,6 +512,45 @@ struct EmbedSumArgs {
   int64_t size;
   LayerNormWeights norm;
   float* out;  // [T, size]
+};
+
+// ---------------------------------------------------------------- ranks
+
+constexpr int64_t kMaxRanks = 64;
+
+enum RankCall : int64_t { kCallSum = 0, kCallGather = 1 };
+
+// The processes that compute a step together, as one of them sees them.
+struct Ranks {
+  int64_t rank;
+  int64_t size;
+  void* shared;         // memory of all of them: a head, then [2, size, chunk] floats; null: `call` does what is done together
+  int64_t chunk;        // at least the columns of all that is summed and gathered
+  int64_t* meetings;    // how often they have met, by this rank's count
+  int64_t timeout_ns;   // of a meeting
+  // kCallSum: data, and out which is data, become the sum over all ranks, [num]. kCallGather: out [size, num] gets the data
+  // of all ranks on rank 0; null elsewhere. Returns 0, or 1 if a rank is lost.
+  int64_t (*call)(int64_t what, const float* data, int64_t num, float* out);
+};
+
+// x becomes its sum over all ranks; or add += scale times that, and what becomes of x has no meaning.
+struct SumRanksArgs {
+  const Ranks* ranks;
+  float* x;  // [T, columns]
+  int64_t columns;
+  float* add;  // [T, add_stride] or null
+  int64_t add_stride;
+  float scale;
+};
+
+// On rank 0: out[t] = the x[t] of all ranks side by side, without what is beyond out_columns. Nothing on the others.
+struct GatherRanksArgs {
+  const Ranks* ranks;
+  const float* x;  // [T, columns]
+  int64_t columns;
+  float* out;  // [T, out_stride]
+  int64_t out_stride;
+  int64_t out_columns;
 };
 
 // ---------------------------------------------------------------- sampling; rows of logits [S, stride], S = num_tokens

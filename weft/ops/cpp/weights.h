@@ -254,7 +254,16 @@ static void embed(const EmbedArgs& args, const Step& step, Team& team) {
   const int64_t pieces = ceil_div(w.in, kPiece), vectors_stride = step.vectors_stride ? step.vectors_stride : w.in;
   for (int64_t i; (i = team.take()) < step.num_tokens * pieces;) {
     const int64_t token = i / pieces, k = i % pieces * kPiece, num = least(kPiece, w.in - k);
-    const int64_t id = step.tokens[token], panel = id / kPanel, column = id % kPanel;
+    int64_t id = step.tokens[token];
+    if (args.num_rows) {
+      const bool is_mine = id < 0 ? args.first == 0 : id >= args.first && id < args.first + args.num_rows;
+      if (!is_mine) {
+        memset(args.out + token * w.in + k, 0, num * 4);
+        continue;
+      }
+      if (id >= 0) id -= args.first;
+    }
+    const int64_t panel = id / kPanel, column = id % kPanel;
     if (id < 0) {
       memcpy(args.out + token * w.in + k, step.vectors + (-1 - id) * vectors_stride + k, num * 4);
       continue;

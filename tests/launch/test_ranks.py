@@ -1,0 +1,184 @@
+"""A model in two processes, as a user has it: the answers of one, with everything that requests may ask for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.nano_adapters import NANO, make_adapter
+from weft import LLM, SamplingParams
+from weft.assemble.build import Built, build_engine
+from weft.assemble.prepare import load_tokenizer, prepare
+from weft.assemble.ranks import explain_end
+from weft.cli.main import main
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.engine.guard import EngineBroken
+from weft.executor.weights.load import save_random
+from weft.messages.sampling import Grammar
+from weft.plan.device import (
+    KV_CACHE,
+    WEIGHTS,
+    DeviceReply,
+    DeviceRequest,
+    ReleaseMemory,
+    ResumeMemory,
+    UpdateFromDisk,
+)
+
+SETTINGS: dict[str, Any] = {
+    "model": str(NANO),
+    "dtype": "float32",
+    "device": "cpu",
+    "threads": 1,
+    "kv_tokens": 1024,
+    "max_running_requests": 8,
+    "context_length": 256,
+    "chunked_prefill_size": 32,
+    "page_size": 4,
+    "enable_lora": True,
+    "weights_root": "/",
+}
+
+
+class Loaded(NamedTuple):
+    llm: LLM
+    built: Built
+
+    def ask(self, request: DeviceRequest) -> DeviceReply:
+        return self.built.runner.control(request).result()
+
+    def close(self) -> None:
+        """End the other ranks now."""
+        if self.built.ranks is not None:
+            self.built.ranks.close()
+
+
+def load(**settings: Any) -> Loaded:
+    prepared = prepare(EngineConfig(**{**SETTINGS, **settings}))
+    built = build_engine(prepared.config, prepared.folder)
+    tokenizer = load_tokenizer(prepared.folder)
+    return Loaded(LLM.composed(prepared, tokenizer, built.engine, built.ready), built)
+
+
+@pytest.fixture(scope="module")
+def one() -> Loaded:
+    return load()
+
+
+@pytest.fixture(scope="module", params=["shm", "gloo"])
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loaded]:
+    journal = tmp_path_factory.mktemp("journals") / request.param
+    loaded = load(tp_size=2, dist_backend=request.param, journal=str(journal))
+    yield loaded
+    loaded.close()
+
+
+def mixed_requests(num: int) -> tuple[list[str], list[SamplingParams]]:
+    """Of many kinds: they run beside each other, prompts come in chunks, and memory runs short."""
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 7},
+        {"temperature": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"temperature": 0.0, "grammar": Grammar("json_schema", schema)},
+        {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
+        {"temperature": 1.0, "top_p": 0.8, "seed": 11, "min_new_tokens": 4},
+        {"temperature": 0.0, "logit_bias": {65: 4.0}, "n": 2},
+    ]
+    prompts = []
+    params = []
+    for index in range(num):
+        prompts.append(f"# request {index % 5}\nimport os\n" + "def f(x):\n" * (index * 3 % 17))
+        params.append(SamplingParams(max_new_tokens=4 + index % 9, **kinds[index % len(kinds)]))
+    return prompts, params
+
+
+def answers(llm: LLM, num: int) -> list[list[int]]:
+    return [output.token_ids for output in llm.generate(*mixed_requests(num))]
+
+
+def test_mixed_requests_have_the_answers_of_one_rank(one: Loaded, two: Loaded) -> None:
+    assert answers(two.llm, 35) == answers(one.llm, 35)
+    # Whoever replays the journal knows nothing of other ranks.
+    assert main(["replay", two.llm.config.journal, "--check"]) == 0
+
+
+def test_log_probabilities_are_those_of_one_rank(one: Loaded, two: Loaded) -> None:
+    params = SamplingParams(max_new_tokens=4, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    ours, theirs = (loaded.llm.generate("import os\n", params)[0] for loaded in (two, one))
+    for mine, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+        assert abs(mine.logprob - other.logprob) < 1e-3
+    assert len(ours.prompt_logprobs) == len(theirs.prompt_logprobs)
+
+
+def test_adapters_are_divided_with_the_weights(one: Loaded, two: Loaded, tmp_path: Path) -> None:
+    folder = make_adapter(tmp_path / "adapter", 3)
+    params = SamplingParams(max_new_tokens=12, temperature=0.0)
+    found = []
+    for loaded in (one, two):
+        loaded.llm.load_adapter("a", folder)
+        plain, changed = (
+            loaded.llm.generate("import os\n", params, adapter=name)[0].token_ids
+            for name in ("", "a")
+        )
+        assert plain != changed
+        found.append((plain, changed))
+        loaded.llm.unload_adapter("a")
+    assert found[0] == found[1]
+
+
+def test_new_weights_and_released_memory_are_those_of_all_ranks(
+    one: Loaded, two: Loaded, tmp_path: Path
+) -> None:
+    save_random(ModelConfig.from_folder(NANO), tmp_path / "model.safetensors")
+    before = answers(one.llm, 3)
+    for loaded in (one, two):
+        assert loaded.ask(UpdateFromDisk(str(tmp_path))).ok
+        assert loaded.built.engine.scheduler.flush_cache()
+    changed = answers(one.llm, 3)
+    assert answers(two.llm, 3) == changed != before
+    tags = (WEIGHTS, KV_CACHE)
+    released = two.ask(ReleaseMemory(tags))
+    assert released.ok
+    assert released.num_bytes > 0.9 * one.ask(ReleaseMemory(tags)).num_bytes
+    for loaded in (one, two):
+        assert loaded.ask(ResumeMemory(tags)).ok
+        assert loaded.ask(UpdateFromDisk(str(NANO))).ok
+        assert loaded.built.engine.scheduler.flush_cache()
+    assert answers(two.llm, 3) == before
+
+
+def test_a_killed_rank_ends_requests_with_an_error_and_is_named(two: Loaded) -> None:
+    """The last test of these: the rank is gone afterwards."""
+    ranks = two.built.ranks
+    assert ranks is not None
+    told = threading.Event()
+    reasons: list[str] = []
+
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        told.set()
+
+    ranks.on_lost(note)
+    (pid,) = ranks.pids
+    os.kill(pid, signal.SIGKILL)
+    assert told.wait(60)
+    assert reasons == ["rank 1 was ended by SIGKILL (signal 9)"]
+    params = SamplingParams(max_new_tokens=4)
+    with pytest.raises(EngineBroken, match=r"rank 1|another rank"):
+        two.llm.generate(["x"] * 20, params)
+
+
+def test_the_end_of_a_rank_is_told_by_its_signal() -> None:
+    assert explain_end(3, -9) == "rank 3 was ended by SIGKILL (signal 9)"
+    assert "rank 1 ended with exit status 2" in explain_end(1, 2)

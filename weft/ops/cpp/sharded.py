@@ -1,0 +1,222 @@
+"""`CppOps` of one rank: sums and gathers over ranks are operations of the program, so that a step
+stays one call. `../sharded.py` is the specification."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.ops.cpp import abi
+from weft.ops.cpp.abi import Epilogue, WeightFormat
+from weft.ops.cpp.library import Library
+from weft.ops.cpp.ops import CppOps, PackedMatrix
+from weft.ops.fusion import Product, Source, Value
+from weft.ops.fusion import activation as activation_of
+from weft.ops.protocol import Matrix, Shard
+from weft.ops.sharded import shard_matrix
+from weft.ops.sharding import Collective, Place, RankLost, ShardedMatrix
+
+CHUNK_FLOATS = 1 << 18  # of a buffer that a rank shows, at least
+
+
+class SharedMemory(Protocol):
+    """Memory that all ranks of a machine have; zeros at first."""
+
+    address: int
+    num_bytes: int
+
+
+class RankLink:
+    """How the programs of this rank meet the others."""
+
+    def __init__(self, place: Place, timeout_s: float, memory: SharedMemory | None = None) -> None:
+        self.place = place
+        self._memory = memory  # as long as programs run
+        self._meetings = np.zeros(1, np.int64)
+        self.struct = abi.RanksArgs(
+            rank=place.rank,
+            size=place.size,
+            meetings=self._meetings.ctypes.data,
+            timeout_ns=int(timeout_s * 1e9),
+        )
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+
+def by_memory(place: Place, memory: SharedMemory, timeout_s: float) -> RankLink:
+    """Ranks of one machine, which show each other what they have in memory that they share."""
+    link = RankLink(place, timeout_s, memory)
+    link.struct.shared = memory.address
+    link.struct.chunk = (memory.num_bytes - abi.RANKS_HEAD_BYTES) // (2 * 4 * place.size)
+    return link
+
+
+def by_calls(collective: Collective, timeout_s: float) -> RankLink:
+    """Ranks that are joined by a library of torch, which each operation calls."""
+
+    def call(what: int, data: int, num: int, out: int | None) -> int:
+        mine = _floats(data, num)
+        try:
+            if what == abi.CALL_SUM:
+                collective.all_reduce(mine)
+                return 0
+            found = collective.gather(mine)
+        except RankLost:
+            return 1
+        if found is not None:
+            assert out is not None, "rank 0 gathers into its own memory"
+            _floats(out, found.numel()).copy_(found.flatten())
+        return 0
+
+    link = RankLink(Place(collective.rank, collective.size), timeout_s)
+    link.struct.call = abi.RankCall(call)
+    return link
+
+
+def shared_bytes(num_ranks: int, widest: int) -> int:
+    """Memory that ranks need to share where no row that they sum or gather is longer."""
+    return abi.RANKS_HEAD_BYTES + 2 * 4 * num_ranks * max(CHUNK_FLOATS, widest)
+
+
+class ShardedCppOps(CppOps):
+    def __init__(
+        self,
+        ranks: RankLink,
+        library: Library,
+        format: WeightFormat,
+        *,
+        keeps_codes: bool = False,
+    ) -> None:
+        super().__init__(library, format, keeps_codes=keeps_codes)
+        self._ranks = ranks
+
+    def matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
+        shard: Shard | None = None,
+    ) -> Matrix:
+        def make(in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+            whole = super(ShardedCppOps, self).matrix
+            return whole(in_size, sizes, bias=bias, gated=gated, precise=precise)
+
+        if shard is None:
+            return make(in_size, sizes, bias)
+        return shard_matrix(make, in_size, sizes, bias, shard, self._ranks.place)
+
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        if not isinstance(table, ShardedMatrix):
+            return super().embed(tokens, table, vectors, scale)
+        local = _packed(table)
+        (panels,) = local.pieces
+        (rows,) = table.rows
+        out = self.recorder.buffer(local.in_size)
+        args = abi.EmbedArgs(
+            weight=panels.address,
+            out=out.data_ptr(),
+            first=rows.first,
+            num_rows=rows.size,
+        )
+        if scale != 1:
+            args.scale = scale
+        self.recorder.add(args)
+        self._sum(out)
+        return activation_of(Value(out))
+
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        if not isinstance(weight, ShardedMatrix):
+            return super().linear(x, weight)
+        record = self._record_term if weight.is_summed else self._record_product
+        return activation_of(Product(x, partial(record, _packed(weight))))
+
+    def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
+        return super().gated(x, _local(weight), activation)
+
+    def activated(self, x: Tensor, weight: Matrix, activation: str) -> Tensor:
+        return super().activated(x, _local(weight), activation)
+
+    def logits(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """On ranks other than 0: those of the rank's own part of the vocabulary."""
+        if not isinstance(weight, ShardedMatrix):
+            return super().logits(x, weight, scale, cap)
+        mine = super().logits(x, weight.local, scale, cap)
+        args = abi.GatherRanksArgs(
+            ranks=self._ranks.address,
+            x=mine.data_ptr(),
+            columns=mine.shape[1],
+        )
+        if self._ranks.place.rank:
+            self.recorder.add(args)
+            return mine
+        (size,) = weight.sizes
+        whole = self.recorder.buffer(size)
+        args.out = whole.data_ptr()
+        args.out_stride = whole.stride(0)
+        args.out_columns = size
+        self.recorder.add(args)
+        return whole
+
+    def _record_term(
+        self,
+        packed: PackedMatrix,
+        x: Tensor,
+        norm: object,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """This rank's term of a product, and the sum of all terms."""
+        assert norm is None, "a norm needs whole rows, and a rank has a part of each"
+        y = self.recorder.buffer(packed.out_size)
+        self.record_linear(Source(x, None), packed, y, Epilogue.STORE)
+        return self._sum(y, add, scale)
+
+    def _sum(self, x: Tensor, add: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        args = abi.SumRanksArgs(
+            ranks=self._ranks.address,
+            x=x.data_ptr(),
+            columns=x.shape[1],
+            scale=scale,
+        )
+        if add is not None:
+            args.add = add.data_ptr()
+            args.add_stride = add.stride(0)
+        self.recorder.add(args)
+        return x if add is None else add
+
+
+def _local(weight: Matrix) -> Matrix:
+    return weight.local if isinstance(weight, ShardedMatrix) else weight
+
+
+def _packed(weight: ShardedMatrix) -> PackedMatrix:
+    assert isinstance(weight.local, PackedMatrix)
+    return weight.local
+
+
+def _floats(address: int, num: int) -> Tensor:
+    """The memory there as a tensor."""
+    values = (ctypes.c_float * num).from_address(address)
+    return torch.from_numpy(np.ctypeslib.as_array(values))
