@@ -1,6 +1,7 @@
 """`python -m tests.soak --minutes 20 --seed 1`: prints a table, and ends with 1 if anything was wrong.
 
-`--schedules 10000` runs so many random schedules of models with windows and states instead, without a server."""
+`--schedules 10000` runs so many random schedules of models with windows and states instead, without a server;
+`--stored 200` so many with a store of KV that answers late, wrongly or never, and with pinned prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from tests.soak.driver import soak
 from tests.soak.report import as_json, as_table
-from tests.soak.schedules import run_schedules
+from tests.soak.schedules import run_schedules, run_stored
 
 
 def main() -> int:
@@ -35,7 +36,16 @@ def main() -> int:
         default=0,
         help="without a server: so many random schedules with windows and states, and all checks",
     )
+    parser.add_argument(
+        "--stored",
+        type=int,
+        default=0,
+        help="without a server: so many random schedules with a store of KV that answers late, wrongly or never",
+    )
     args, options = parser.parse_known_args()
+    if args.stored:
+        run_stored(args.stored, args.seed)
+        return 0
     if args.schedules:
         run_schedules(args.schedules, args.seed)
         return 0

@@ -1,5 +1,5 @@
-"""Random schedules of models some layers of which have windows or keep a state: every invariant of each pool is checked
-after every step, every output is compared with what its request gives alone, and journals are replayed."""
+"""Random schedules of models some layers of which have windows or keep a state, and of a store of KV: every invariant
+of each pool is checked after every step, every output is compared with what its request gives alone, and journals are replayed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import time
 from collections import Counter
 
 from tests.scheduler.random_worlds import run_random
+from tests.scheduler.test_tiers import run_tiered
 from weft.journal.replay import Replay
 
 NUM_REQUESTS = 12  # of one schedule
 REPLAYED = 10  # of so many schedules one is replayed from its journal
 TOLD = 500  # after so many schedules the sums are printed
+STORED_REQUESTS = 600  # of one with a store, in each of its two runs
+TOLD_STORED = 20
 
 
 def run_schedules(num: int, seed: int) -> Counter[str]:
@@ -28,6 +31,42 @@ def run_schedules(num: int, seed: int) -> Counter[str]:
             exc.add_note(f"run_random({number}, {NUM_REQUESTS}, **{layers})")
             raise
         if totals["schedules"] % TOLD == 0:
+            print(f"{time.monotonic() - began:6.0f} s  {dict(totals)}", flush=True)
+    print(f"{time.monotonic() - began:6.0f} s  {dict(totals)}  no broken invariant")
+    return totals
+
+
+def run_stored(num: int, seed: int) -> Counter[str]:
+    """Run so many with a store that answers late, in part, wrongly or never, every other one with pinned prompts. Raises
+    AssertionError with the call that breaks."""
+    logging.getLogger("weft").setLevel(logging.CRITICAL)
+    began = time.monotonic()
+    totals = Counter[str]()
+    for number in range(seed, seed + num):
+        call = f"run_tiered({number}, {STORED_REQUESTS}, pins={number % 2 == 0})"
+        try:
+            for world in run_tiered(number, STORED_REQUESTS, pins=number % 2 == 0):
+                stats = world.engine._engine.services.stats()
+                totals.update(
+                    schedules=1,
+                    requests=len(world.sent),
+                    steps=world.num_steps,
+                    read_tokens=world.tiers.num_read,
+                    written_tokens=world.tiers.num_written,
+                    faults=world.tiers.num_faults,
+                    never_answered=world.tiers.num_silent,
+                    lost_pages=len(world.kv.allocator.quarantined),
+                    retractions=stats.total_retractions,
+                    pins_given_way=stats.total_pins_given_way,
+                )
+                if number % REPLAYED == 0:
+                    replay = Replay(world.records, check=True)
+                    assert replay.run(), replay.difference
+                    totals["replayed"] += 1
+        except AssertionError as exc:
+            exc.add_note(call)
+            raise
+        if number % TOLD_STORED == 0:
             print(f"{time.monotonic() - began:6.0f} s  {dict(totals)}", flush=True)
     print(f"{time.monotonic() - began:6.0f} s  {dict(totals)}  no broken invariant")
     return totals

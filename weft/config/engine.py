@@ -276,7 +276,8 @@ class CacheOptions:
         everyday=True,
         elsewhere=(
             *("enable_hierarchical_cache", "hicache_storage_backend", "slot_save_path"),
-            *("kv_transfer_config", "kv_offloading_backend"),
+            *("hicache_mem_layout", "hicache_io_backend", "hicache_host_memory_mode"),
+            *("kv_transfer_config", "kv_offloading_backend", "local_disk"),
         ),
     )
     cache_disk_gb: float = option(
@@ -284,7 +285,10 @@ class CacheOptions:
         "gigabytes that --cache-dir may take; what was not used for longest goes",
         group="cache",
         low=0.01,
-        elsewhere=("hicache_size", "hicache_ratio", "kv_offloading_size", "cache_ram"),
+        elsewhere=(
+            *("hicache_size", "hicache_ratio", "kv_offloading_size", "cache_ram"),
+            *("max_local_disk_size", "max_local_cpu_size"),
+        ),
     )
     cache_write: str = option(
         "selective",
@@ -309,6 +313,7 @@ class CacheOptions:
         group="cache",
         low=0,
         high=4096,
+        elsewhere=("lmcache_chunk_size",),
     )
 
 

@@ -2,6 +2,7 @@
 
     engine's thread   seek, lacks: the index in memory       fetch, keep, cancel ─▶ queues ─┐
     reading thread    a block after the other, straight into the pool's pages ◀─────────────┤
+    checking thread   the checksum of a block, while the next one is being read             │
     writing thread    first the fingerprint and a scan; then a block after the other ◀──────┘
 
 A block that cannot be read is dropped from the index and computed; one that cannot be written is
@@ -17,10 +18,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
 from weft.memory.prefix_cache import CacheKey
@@ -71,6 +73,15 @@ class TransferJob:
     is_cancelled: bool = False
 
 
+class UncheckedBlock(NamedTuple):
+    """A block that has been read; whether it is sound is being found out."""
+
+    key: bytes
+    path: Path
+    num_bytes: int
+    check: Future[None]  # raises DamagedBlock
+
+
 class DiskTiers:
     """`identify` computes the fingerprint, on a thread. `notify` is called when there is news, on
     any thread. `folder` exists."""
@@ -113,6 +124,7 @@ class DiskTiers:
         self._rests_until_s = -math.inf
         self._reads: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[TransferJob | list[Path]] = queue.SimpleQueue()
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="weft-cache-checks")
         self._was_asked = False  # since the last scan
 
     def start(self) -> None:
@@ -231,39 +243,74 @@ class DiskTiers:
         if chain is None:
             return 0
         num_tokens = 0
+        began_s = 0.0
+        unchecked: UncheckedBlock | None = None
         for number, key in enumerate(chain.keys(job.key)):
-            at = number * self._block_len - job.start
-            if at < 0:
+            if number * self._block_len < job.start:
                 continue
-            if job.is_cancelled or not self._read_block(chain, job, number, key):
+            if job.is_cancelled:
                 break
+            began_s = time.monotonic()
+            following = self._read_block(chain, job, number, key)
+            if unchecked is not None:
+                if not self._is_sound(unchecked):
+                    return num_tokens
+                num_tokens += self._block_len
+                self._learn(unchecked.num_bytes, time.monotonic() - began_s)
+            unchecked = following
+            if unchecked is None:
+                return num_tokens
+        if unchecked is not None and self._is_sound(unchecked):
+            if not num_tokens:
+                self._learn(unchecked.num_bytes, time.monotonic() - began_s)
             num_tokens += self._block_len
         return num_tokens
 
-    def _read_block(self, chain: KeyChain, job: TransferJob, number: int, key: bytes) -> bool:
-        """Returns whether the block has come."""
+    def _read_block(
+        self,
+        chain: KeyChain,
+        job: TransferJob,
+        number: int,
+        key: bytes,
+    ) -> UncheckedBlock | None:
+        """Read a block, and begin to check it. None if it cannot be read."""
         path = self._index.path(self._model, key)
-        began_s = time.monotonic()
         try:
-            num_bytes = read_block(
-                path, key, self._tokens(chain, job, number), self._pieces(job, number)
-            )
+            tokens = self._tokens(chain, job, number)
+            found = read_block(path, key, tokens, self._pieces(job, number))
         except (OSError, DamagedBlock) as exc:
-            self._index.drop(key)
-            if isinstance(exc, DamagedBlock):
-                with suppress(OSError):
-                    os.unlink(path)
-            self._failed("read", exc)
+            self._lose(key, path, exc)
+            return None
+        return UncheckedBlock(key, path, found.num_bytes, self._checks.submit(found.check))
+
+    def _is_sound(self, block: UncheckedBlock) -> bool:
+        """Wait for the check of a block that has been read. Returns whether it may be used."""
+        try:
+            block.check.result()
+        except DamagedBlock as exc:
+            self._lose(block.key, block.path, exc)
             return False
-        rate = num_bytes / max(time.monotonic() - began_s, 1e-6)
         with self._lock:
-            self._read_bytes += num_bytes
-            self._rate += LEARNING_RATE * (rate - self._rate)
-        noted = self._index.use(key)
+            self._read_bytes += block.num_bytes
+        noted = self._index.use(block.key)
         if noted is not None:
             with suppress(OSError):
                 os.utime(noted)
         return True
+
+    def _learn(self, num_bytes: int, seconds: float) -> None:
+        """A block has been read in so many seconds, and the one before been checked."""
+        rate = num_bytes / max(seconds, 1e-6)
+        with self._lock:
+            self._rate += LEARNING_RATE * (rate - self._rate)
+
+    def _lose(self, key: bytes, path: Path, exc: OSError | DamagedBlock) -> None:
+        """A block cannot be read."""
+        self._index.drop(key)
+        if isinstance(exc, DamagedBlock):
+            with suppress(OSError):
+                os.unlink(path)
+        self._failed("read", exc)
 
     # The writing thread
 

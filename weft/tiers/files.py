@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 MAGIC = b"weft kv\x01"
 SUFFIX = ".kv"
@@ -77,8 +78,30 @@ def write_block(
     return written
 
 
-def read_block(path: Path, key: bytes, tokens: bytes, pieces: Sequence[memoryview]) -> int:
-    """Read a block into `pieces`, which hold anything if this raises. Returns the bytes read.
+class ReadBlock(NamedTuple):
+    """A block whose pages have been read, and not been looked at."""
+
+    num_bytes: int
+    pieces: Sequence[memoryview]
+    checksum: int  # that they must have
+
+    def check(self) -> None:
+        """Raises DamagedBlock."""
+        found = 0
+        for piece in self.pieces:
+            found = zlib.crc32(piece, found)
+        if found != self.checksum:
+            raise DamagedBlock("its checksum is wrong")
+
+
+def read_block(
+    path: Path,
+    key: bytes,
+    tokens: bytes,
+    pieces: Sequence[memoryview],
+) -> ReadBlock:
+    """Read a block into `pieces`, which hold anything if this raises, or if the check that is left
+    to do does.
 
     Raises OSError, and DamagedBlock for a file that is not this block.
     """
@@ -94,12 +117,7 @@ def read_block(path: Path, key: bytes, tokens: bytes, pieces: Sequence[memoryvie
         _move(os.preadv, handle, pieces, start)
     finally:
         os.close(handle)
-    found = 0
-    for piece in pieces:
-        found = zlib.crc32(piece, found)
-    if found != checksum:
-        raise DamagedBlock("its checksum is wrong")
-    return start + size
+    return ReadBlock(start + size, pieces, checksum)
 
 
 def _header(key: bytes, tokens: bytes, size: int, checksum: int) -> bytes:
