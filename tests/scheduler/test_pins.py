@@ -270,16 +270,21 @@ def test_a_request_that_asks_is_told_what_was_read_for_it() -> None:
 def test_with_a_store_a_pin_comes_back_by_itself() -> None:
     it = small_world()
     it.step()
-    run(it, PROMPT[:41], mark(40))
+    run(it, PROMPT[:43], mark(42))
     it.come_to_rest()
     it.tell(FlushCache(call=7))
     it.step()
     assert [pin.state for pin in listed(it)] == ["the cache was emptied"]
+    service = it.engine._engine.services.pins
+    assert service.wake_at() <= it.time  # also where no request comes
     for _ in range(4):
         it.step()
+    assert service.wake_at() > it.time + 1e5
     assert [pin.state for pin in listed(it)] == ["firm"]
     assert it.tiers.num_read == 40
-    assert cached(it, PROMPT[:41]) == 40
+    assert [one.tokens for one in listed(it)] == [40]  # whole blocks
+    assert run(it, PROMPT[:43], mark(42)).pinned_tokens == 42
+    assert [one.tokens for one in listed(it)] == [42]
     it.replay(check=True)
 
 

@@ -22,6 +22,9 @@ from weft.observe.log import EventLog
 from weft.scheduler.features.pins import PinsFeature
 from weft.scheduler.history import EventKind, Stop
 
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+
 log = EventLog("cache")
 
 
@@ -39,6 +42,9 @@ class PinService(Service):
         self._core = core
         self.feature = feature
         self._tiers = tiers
+        # When it is looked again for lost KV in the store, and how long after that.
+        self._retry_at_s = 0.0
+        self._retry_s = FIRST_RETRY_S
         feature.wake = self.wake
         feature.note = self.note
 
@@ -54,7 +60,10 @@ class PinService(Service):
         self._core.note(id, EventKind.PINNED, detail, now)
 
     def wake_at(self) -> float:
-        return self.feature.book.due_s
+        book = self.feature.book
+        if self._tiers is None or all(entry.is_there for entry in book.by_name.values()):
+            return book.due_s
+        return min(book.due_s, self._retry_at_s)
 
     # Moments
 
@@ -106,7 +115,7 @@ class PinService(Service):
             status = PinStatus(
                 name=entry.name,
                 tenant=entry.tenant,
-                tokens=entry.num_tokens,
+                tokens=entry.pin.num_tokens,
                 state=book.state_of(entry, kv),
                 ttl_s=entry.ttl_s,
                 expires_in_s=entry.until_s - now,
@@ -152,8 +161,16 @@ class PinService(Service):
 
     def _restore(self, now: float) -> None:
         """Nothing is open: let pins that had to give way come back."""
-        missing = self.feature.book.restore(self._core.scheduler.kv)
+        block_len = 1
+        if self._tiers is not None:
+            block_len = self._tiers.block_len
+        missing = self.feature.book.restore(self._core.scheduler.kv, block_len)
         if self._tiers is None:
+            return
+        if not missing:
+            self._retry_s = FIRST_RETRY_S
             return
         for entry in missing:
             self._tiers.bring(entry.key, now)
+        self._retry_at_s = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)

@@ -77,6 +77,11 @@ class TierService(Service):
         self.num_landed = 0  # tokens that were read and not computed
 
     @property
+    def block_len(self) -> int:
+        """Tokens of a block: only whole ones are stored."""
+        return self._settings.block_len
+
+    @property
     def _settings(self) -> TierSettings:
         return self._kv.settings
 

@@ -57,6 +57,12 @@ class PinEntry:
     def is_there(self) -> bool:
         return not self.pin.why_lost
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is pinned. A store has whole blocks alone: what comes back of it may
+        lack the last few pages."""
+        return self.is_there and self.pin.num_tokens == self.num_tokens
+
 
 class PinBook:
     """`max_pages`: of all pins together. `shares`: parts of that, by tenant; others may have all of
@@ -90,23 +96,28 @@ class PinBook:
         """Pin a sequence, all of which is cached, or let its pin live on. Returns why not; nothing
         if it is pinned."""
         entry = self._find(wanted)
-        if entry is None or not entry.is_there:
+        if entry is None or not entry.is_whole:
             pages = kv.cache.match(wanted.key).pages
             why_not = self._make_room(wanted, pages, kv)
             if why_not:
                 self.num_refused += 1
                 return why_not
-            if entry is None:
+            if entry is None or entry.name not in self.by_name:  # it made room itself
                 entry = self._enter(wanted, kv)
             else:
+                part = entry.pin
                 entry.pin = _keep(entry.name, entry.key, kv)
+                part.drop()
             self._fresh.append(entry.key)
         kv.pins.harden(entry.pin)
         entry.pin.touch()
         self.by_name.move_to_end(entry.name)
         entry.num_uses += 1
         entry.ttl_s = wanted.ttl_s
-        entry.until_s = max(entry.until_s, now + wanted.ttl_s)
+        until_s = now + wanted.ttl_s
+        if not wanted.name:
+            until_s = max(entry.until_s, until_s)
+        entry.until_s = until_s
         self._drop_covered(entry)
         self._find_due()
         return ""
@@ -136,14 +147,14 @@ class PinBook:
         self._fresh = []
         return fresh
 
-    def restore(self, kv: KvMemory) -> list[PinEntry]:
-        """Let all be firm again, as far as their KV is there. Nothing runs. Returns those whose KV
-        is not."""
+    def restore(self, kv: KvMemory, block_len: int = 1) -> list[PinEntry]:
+        """Let all be firm again, as far as their KV is there, in whole blocks. Nothing runs.
+        Returns those whose KV is not."""
         missing = []
         for entry in self.by_name.values():
             if entry.is_there:
                 kv.pins.harden(entry.pin)
-            elif kv.cache.peek(entry.key) < entry.num_tokens:
+            elif kv.cache.peek(entry.key) < max(entry.num_tokens // block_len * block_len, 1):
                 missing.append(entry)
             elif self._fits(self._present(), entry.tenant, kv.cache.match(entry.key).pages, kv):
                 entry.pin = _keep(entry.name, entry.key, kv)
