@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.cli.film import Camera, Film, show_film
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine import explain as insight
 from weft.journal.file import MAGIC, Damage, JournalError, JournalReader
@@ -60,6 +61,23 @@ class ReplayOptions:
     check: bool = option(
         False, "check who owns each page after every step", group="replay", everyday=True
     )
+    page: bool = option(
+        False,
+        "show the recording in the browser, step by step (docs/guides/page.md)",
+        group="replay",
+        everyday=True,
+    )
+    since: int = option(
+        0, "the first step that the page shows", group="replay", everyday=True, low=0
+    )
+    port: int = option(
+        30001,
+        "port of the page on this machine; 0 takes a free one",
+        group="replay",
+        everyday=True,
+        low=0,
+        high=65535,
+    )
 
 
 def replay(argv: Sequence[str]) -> int:
@@ -85,6 +103,8 @@ def replay(argv: Sequence[str]) -> int:
 
 def _replay(reader: JournalReader, options: ReplayOptions) -> int:
     """Replay the file, or all of it that is not damaged. Returns the exit status."""
+    if options.page:
+        return _show(reader, options)
     damage: list[Damage] = []
     if options.until >= 0:
         start, damage = last_beginning(reader, options.until)
@@ -134,6 +154,35 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
         _read_the_rest(reader)
     print(_ending(run, reader, time.perf_counter() - began))
     return is_same
+
+
+def _show(reader: JournalReader, options: ReplayOptions) -> int:
+    """Replay with a camera on the engine, up to the end or the first damage; then show what it has
+    seen. Returns the exit status."""
+    began = time.perf_counter()
+    start, _ = last_beginning(reader, options.since)
+    reader.go_to(start)
+    run = Replay(reader, check=options.check)
+    beginning = _beginning(run, start)
+    print(beginning, flush=True)
+    camera = Camera(run.engine, options.since)
+    is_same = True
+    while options.until < 0 or run.step <= options.until:
+        before = run.step
+        is_same = run.run(before)
+        camera.look(run.last_s)
+        if not is_same or run.step == before:
+            break
+    print(_ending(run, reader, time.perf_counter() - began), flush=True)
+    film = Film(
+        title=Path(options.file).name,
+        summary=beginning,
+        frames=camera.frames,
+        stride=camera.stride,
+        tell=lambda rid: insight.trace_request_flow(run.engine.scheduler, rid, run.last_s),
+    )
+    show_film(film, options.port)
+    return 0 if is_same else 1
 
 
 def _read_the_rest(reader: JournalReader) -> None:

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.cli.film import FilmedEngine, show_film
 from weft.config.engine import EngineConfig
 from weft.config.options import (
     Command,
@@ -31,6 +32,7 @@ from weft.config.options import (
     option,
     options_of,
 )
+from weft.engine.engine import Engine
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
 from weft.scheduler import policies
@@ -45,7 +47,7 @@ from weft.sim.fit import fit, read_steps
 from weft.sim.journal import Journal, read_journal
 from weft.sim.plot import plot
 from weft.sim.report import Slo, Summary, compare, describe, summarize
-from weft.sim.run import Record, simulate
+from weft.sim.run import Clock, Record, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
 
@@ -121,6 +123,20 @@ class SimOptions:
         low=0.0,
     )
     json: str = option("", "file for the figures as JSON", group="sim", everyday=True)
+    page: bool = option(
+        False,
+        "show the run in the browser, step by step (docs/guides/page.md)",
+        group="sim",
+        everyday=True,
+    )
+    port: int = option(
+        30001,
+        "port of the page on this machine; 0 takes a free one",
+        group="sim",
+        everyday=True,
+        low=0,
+        high=65535,
+    )
     plot: str = option(
         "", "file for curves (PNG, SVG, PDF); needs matplotlib", group="sim", everyday=True
     )
@@ -200,17 +216,23 @@ def sim(argv: Sequence[str]) -> int:
     slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
     records = []
+    filmed: list[FilmedEngine] = []
+    if options.page and len(variants) > 1:
+        raise SettingsError("--page shows one run: leave --compare out")
     for variant in variants:
         arrivals = _arrivals(options, traffic, journal)
         if options.ttft_ms:
             arrivals = (one._replace(ttft_ms=options.ttft_ms) for one in arrivals)
-        records.append(_run(variant, cost, options, arrivals))
+        records.append(_run(variant, cost, options, arrivals, filmed))
     summaries = [summarize(record, slo) for record in records]
     _print(variants, records, summaries)
     if options.json:
         _write_json(options, cost, variants, records, summaries)
     if options.plot:
         plot(options.plot, [variant.name for variant in variants], records)
+    if filmed:
+        summary = f"cost {options.cost}, policy {variants[0].settings.schedule_policy}"
+        show_film(filmed[0].film("weft sim", summary), options.port)
     return 0
 
 
@@ -259,10 +281,21 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
 
 
 def _run(
-    variant: SimVariant, cost: CostModel, options: SimOptions, arrivals: Iterable[Arrival]
+    variant: SimVariant,
+    cost: CostModel,
+    options: SimOptions,
+    arrivals: Iterable[Arrival],
+    filmed: list[FilmedEngine],
 ) -> Record:
+    """Play the trace once. With `--page` the engine is added to `filmed`."""
+
+    def film(engine: Engine, clock: Clock) -> FilmedEngine:
+        filmed.append(FilmedEngine(engine, clock))
+        return filmed[0]
+
     began = time.perf_counter()
-    record = simulate(variant.settings, cost, arrivals, overlap=options.overlap)
+    around = film if options.page else None
+    record = simulate(variant.settings, cost, arrivals, overlap=options.overlap, around=around)
     took = time.perf_counter() - began
     name = variant.name or "simulated"
     print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)

@@ -68,6 +68,7 @@ class Pictures(Service):
         self._asked: list[Watch] = []  # that wait for the end of a step
         self._watch = StepWatch(core)
         self._tree = TreeWatch(core)
+        self._stays = False  # whoever asks
         self._asked_s = 0.0  # when the last question was answered
 
     def ask(self, question: Watch) -> None:
@@ -78,11 +79,22 @@ class Pictures(Service):
         self._asked.append(question)
         self._core.hooks.begin_work(self)
 
+    def stay(self) -> None:
+        """Note every step from now on, though nobody asks: whoever runs the engine takes the
+        pictures (`take`)."""
+        self._stays = True
+        self._core.hooks.attach(self)
+
+    def take(self, question: Watch, now: float) -> Picture:
+        """A picture between two steps."""
+        self._tree.go_on(now)
+        return self._picture(question, now)
+
     def after_step(self, now: float) -> None:
         self._watch.look(now)
         if self._asked:
             self._answer(now)
-        elif now - self._asked_s > WATCH_S:
+        elif not self._stays and now - self._asked_s > WATCH_S:
             self._core.hooks.detach(self)
 
     def _answer(self, now: float) -> None:

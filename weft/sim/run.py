@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -300,9 +300,10 @@ def simulate(
     arrivals: Iterable[Arrival],
     *,
     overlap: bool = True,
+    around: Callable[[Engine, Clock], SteppableEngine] | None = None,
 ) -> Record:
-    """Play a trace in virtual time. `settings` have
-    `trace.EOS` as their only end-of-sequence token.
+    """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence
+    token. `around` may put something around the engine that looks on.
 
     Raises AssertionError if the engine's own checks find a fault.
     """
@@ -318,7 +319,10 @@ def simulate(
     )
     tokens = TokenSource(settings.vocab_size)
     feature = engine.services.adapters.feature
-    record = Run(engine, clock, tokens, lengths).play(_with_adapters(feature, arrivals))
+    steppable: SteppableEngine = engine
+    if around is not None:
+        steppable = around(engine, clock)
+    record = Run(steppable, clock, tokens, lengths).play(_with_adapters(feature, arrivals))
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests
     stats = engine.scheduler.stats()

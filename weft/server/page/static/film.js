@@ -59,9 +59,9 @@ export class Film {
 	}
 
 	tell() {
-		const { frames, steps } = this.facts;
+		const { frames } = this.facts;
 		const frame = frames[this.at];
-		const words = `step ${num(frame.step)} of ${num(steps.number.at(-1) ?? 0)} · ${frame.at_s.toFixed(3)} s`;
+		const words = `step ${num(frame.step)} of ${num(frames.at(-1).step)} · ${frame.at_s.toFixed(3)} s`;
 		$("film-text").textContent = words + (this.facts.stride > 1 ? ` · every ${this.facts.stride}th` : "");
 		$("film-at").setAttribute("aria-valuetext", words);
 	}

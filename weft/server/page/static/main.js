@@ -38,7 +38,9 @@ function show(picture) {
 	const of = picture.rank || 0;
 	if (!ranks.has(of)) meet(of);
 	if (of !== rank || isPaused) return;
-	if (!isFilm) steps.add(picture.steps);
+	if (isFilm) steps.clear();
+	steps.add(picture.steps);
+	if (isFilm) steps.finish();
 	figures.show(picture.at_s, picture.stats);
 	rows.show(picture);
 	memory.show(picture.stats);
@@ -185,8 +187,6 @@ async function begin() {
 		const facts = await film.open();
 		introduce(facts);
 		state("live", film.words());
-		steps.add(facts.steps);
-		steps.shown = steps.list.length;
 		await film.go(0);
 	} catch (error) {
 		state("away", error.message);

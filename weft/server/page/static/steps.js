@@ -133,6 +133,13 @@ export class Steps {
 		}
 	}
 
+	finish() {
+		cancelAnimationFrame(this.frame);
+		this.frame = 0;
+		this.shown = this.list.length;
+		this.draw();
+	}
+
 	move(now) {
 		this.shown = Math.min(this.shown + this.rate * (now - this.last), this.list.length);
 		this.last = now;

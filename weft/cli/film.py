@@ -1,0 +1,229 @@
+"""The live page over a recording: pictures of an engine that ran before, or of a simulated one.
+
+    journal or simulation ─▶ Camera ─▶ frames ─▶ a server for this machine ─▶ the page
+
+The pictures are those that the page would have shown. Every step has one, as long as there are not
+too many: then every second is dropped, and so on, so that a film of any length has its place in
+memory. It knows neither how the engine is run, nor what a journal is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weft.client.pictures import ids_as_text, shown
+from weft.config.options import SettingsError
+from weft.config.server import ServerConfig
+from weft.engine.engine import Engine
+from weft.engine.explain import trace_request_flow
+from weft.launch.listen import listen
+from weft.messages.codec import FromEngine, ToEngine
+from weft.messages.control import Explanation
+from weft.messages.picture import Watch
+from weft.server.auth import Pages
+from weft.server.errors import ApiError, error_response
+from weft.server.page.files import INDEX, PageFile, read_files
+from weft.server.serve import make_server, run
+
+MAX_FRAMES = 1_200
+STEPS_BEFORE = 240  # whose bars a frame shows
+COMPRESSION = 1
+HOST = "127.0.0.1"
+
+
+class Frame(NamedTuple):
+    """One picture."""
+
+    step: int
+    at_s: float  # since the first one
+    packed: bytes  # its JSON, compressed
+
+
+class Camera:
+    """Takes a picture of an engine behind each step from number `since` on."""
+
+    def __init__(self, engine: Engine, since: int = 0) -> None:
+        self._pictures = engine.services.pictures
+        self._counters = engine.scheduler.planner
+        self._since = since
+        self._last_step = -1
+        self._first_s: float | None = None
+        self._tree: dict[str, Any] | None = None
+        self._round = 0
+        self.frames: list[Frame] = []
+        self.stride = 1  # steps from one frame to the next
+        self._pictures.stay()
+
+    def look(self, now: float) -> None:
+        """The engine has made a turn: take a picture, if it has planned another step."""
+        step = self._counters.num_steps - 1
+        if step == self._last_step:
+            return
+        self._last_step = step
+        if step < self._since or step % self.stride:
+            return
+        if len(self.frames) == MAX_FRAMES:
+            self._thin_out()
+            if step % self.stride:
+                return
+        self.frames.append(self._frame(step, now))
+
+    def _frame(self, step: int, now: float) -> Frame:
+        if self._first_s is None:
+            self._first_s = now
+        question = Watch(since_step=step - STEPS_BEFORE, since_round=self._round)
+        fields = shown(self._pictures.take(question, now), ids_as_text)
+        # A frame stands alone, wherever the page comes from: it has the tree as last seen.
+        tree = fields.get("tree")
+        if tree is not None:
+            self._tree = tree
+            self._round = tree["round"]
+        fields["tree"] = self._tree
+        packed = zlib.compress(msgspec.json.encode(fields), COMPRESSION)
+        return Frame(step, now - self._first_s, packed)
+
+    def _thin_out(self) -> None:
+        """Keep every second frame."""
+        self.stride *= 2
+        self.frames = [frame for frame in self.frames if frame.step % self.stride == 0]
+
+
+class FilmedEngine:
+    """An engine of a simulation, with a camera on it."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.camera = Camera(engine)
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def submit(self, message: ToEngine) -> FromEngine | None:
+        return self._engine.submit(message)
+
+    def step(self) -> list[FromEngine]:
+        replies = self._engine.step()
+        self.camera.look(self._clock())
+        return replies
+
+    def film(self, title: str, summary: str) -> Film:
+        """What the camera has seen."""
+
+        def tell(rid: str) -> list[Explanation]:
+            return trace_request_flow(self._engine.scheduler, rid, self._clock())
+
+        return Film(title, summary, self.camera.frames, self.camera.stride, tell)
+
+
+class Film(NamedTuple):
+    """What the page is told."""
+
+    title: str
+    summary: str
+    frames: Sequence[Frame]
+    stride: int
+    tell: Callable[[str], list[Explanation]]  # the stories of a name, as they ended
+
+
+def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIApp:
+    """The page, its frames and the stories of requests; for pages of this server alone."""
+    found = files or read_files()
+    index = found[INDEX]
+    markup = index.body.replace(b'<html lang="en"', b'<html lang="en" data-mode="film"', 1)
+
+    async def page(request: Request) -> Response:
+        headers = dict(index.headers)
+        del headers["etag"]  # it is another page than that of a server
+        return Response(markup, headers=headers)
+
+    async def file(request: Request) -> Response:
+        one = found.get(request.path_params["name"])
+        if one is None:
+            raise ApiError(404, "the page has no such file")
+        return Response(one.body, headers=one.headers)
+
+    async def facts(request: Request) -> Response:
+        told = {
+            "title": film.title,
+            "model": film.title,
+            "summary": film.summary,
+            "stride": film.stride,
+            "frames": [{"step": one.step, "at_s": one.at_s} for one in film.frames],
+        }
+        return _json(msgspec.json.encode(told))
+
+    async def frame(request: Request) -> Response:
+        number = request.path_params["number"]
+        if number >= len(film.frames):
+            raise ApiError(404, f"there are {len(film.frames):,} frames")
+        return _json(zlib.decompress(film.frames[number].packed))
+
+    async def story(request: Request) -> Response:
+        rid = request.path_params["rid"]
+        stories = film.tell(rid)
+        if not stories:
+            raise ApiError(
+                404, f"no request named {rid[:128]!r} is among the last of the recording"
+            )
+        return _json(msgspec.json.encode({"requests": stories}))
+
+    router = Router(
+        [
+            Route("/", page),
+            Route("/page/{name}", file),
+            Route("/film", facts),
+            Route("/film/{number:int}", frame),
+            Route("/requests/{rid:path}", story),
+        ],
+        redirect_slashes=False,
+    )
+    return _ForPagesOfOurs(router)
+
+
+class _ForPagesOfOurs:
+    """Recordings have prompts of users in them: no page of another origin reads them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._pages = Pages(bound=HOST)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        scope["app"] = self._app
+        refusal = self._pages.refusal(Headers(scope=scope))
+        try:
+            if refusal is not None:
+                raise refusal
+            await self._app(scope, receive, send)
+        except Exception as exc:
+            await error_response(exc)(scope, receive, send)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def show_film(film: Film, port: int) -> None:
+    """Serve the page to this machine until it is interrupted. Raises SettingsError for a port that
+    is taken."""
+    if not film.frames:
+        raise SettingsError("there is no step to show")
+    config = ServerConfig(host=HOST, port=port, drain_s=1.0)
+    socket = listen(HOST, port)
+    url = f"http://{HOST}:{socket.getsockname()[1]}"
+    every = "each step" if film.stride == 1 else f"every {film.stride}th step"
+    print(f"{len(film.frames):,} pictures, of {every}: {url}  (Ctrl-C ends)", flush=True)
+    server = make_server(make_film_app(film), config)
+    run(server.serve(sockets=[socket]))
