@@ -286,8 +286,11 @@ class WaitingQueue:
         """The first that came of the requests to look at."""
         if self.resumed:
             return self.resumed[0]
-        first = self._waiting.first()
-        if first is None or self._gate is None or self._gate.lets_pass(first):
+        waiting = self._waiting
+        if not len(waiting):
+            return None
+        first = waiting.request_at(int(waiting.is_used.argmax()))
+        if self._gate is None or self._gate.lets_pass(first):
             return first
         return None
 
