@@ -110,7 +110,9 @@ class Play:
         num_generated = lengths - columns.prompt_len[rows]
         max_new = columns.max_len[rows] - columns.prompt_len[rows]
         left = np.maximum(columns.max_len[rows] - lengths, 1)
-        expected = share * max_new - num_generated
+        # One that ignores EOS goes to its end.
+        shares = np.where(columns.stops_at_eos[rows], share, 1.0)
+        expected = shares * max_new - num_generated
         # One that has generated more than was expected of it is half way through the rest.
         expected = np.where(expected >= 1, expected, left / 2)
         for length, steps in zip(lengths.tolist(), expected.tolist(), strict=True):
@@ -119,7 +121,10 @@ class Play:
     def admit(self, request: Request) -> None:
         """Wait for a row and memory; then compute the prompt."""
         num_new = request.max_len - request.spec.prompt_len
-        expected = max(self._share * num_new, 1.0)
+        share = self._share
+        if request.message.sampling.ignore_eos:
+            share = 1.0
+        expected = max(share * num_new, 1.0)
         needed = request.remaining_prefill + expected
         while self._ends and (self._free_rows < 1 or self._free_tokens < needed):
             self._wait_for_end()
