@@ -549,7 +549,7 @@ class _WithMedia(NamedTuple):
 
 def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | None:
     """None for a model of texts alone. Raises ModelError."""
-    processor = load_processor(prepared.folder, prepared.model)
+    processor = load_processor(prepared)
     if processor is None:
         return None
     encode = partial(tokenizer.encode, add_special_tokens=False)

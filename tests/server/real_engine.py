@@ -59,7 +59,7 @@ class RealServer:
             readiness,
             limits,
             adapters=AdapterNames(adapter_files(prepared)),
-            processor=load_processor(folder, prepared.model),
+            processor=load_processor(prepared),
         )
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240

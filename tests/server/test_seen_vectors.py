@@ -17,6 +17,7 @@ from tests.e2e.media_models import MODELS, MediaModel
 from tests.nano_adapters import NANO
 from tests.server.real_engine import RealServer, serving
 from weft.config.limits import Limits
+from weft.config.options import SettingsError
 from weft.llm import LLM
 from weft.messages.sampling import InvalidParam
 
@@ -33,9 +34,12 @@ class Seeing(NamedTuple):
     server: RealServer
     model: MediaModel
 
-    def expected(self, text: str, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+    def expected(
+        self, text: str, images: Sequence[Image.Image], **kwargs: Any
+    ) -> NDArray[np.float32]:
         """By transformers, of a text with marks."""
-        inputs = self.model.processor(text=[text], images=list(images), return_tensors="pt")
+        processor = self.model.processor
+        inputs = processor(text=[text], images=list(images), return_tensors="pt", **kwargs)
         with torch.inference_mode():
             states = self.model.model.model(**inputs).last_hidden_state
         vector = states[0, -1].numpy()
@@ -167,6 +171,37 @@ def test_what_cannot_be_meant_is_refused(seeing: Seeing) -> None:
     refused(long, 400, "more than the context of 1,024")
 
 
+def test_requests_change_the_sizes_of_pictures(seeing: Seeing) -> None:
+    post = seeing.server.post
+    one = picture(9)
+    given = {
+        "smolvlm": {"do_image_splitting": False},
+        "qwen2.5-vl": {"min_pixels": 28 * 28 * 12},
+        "gemma3": {"do_pan_and_scan": False},
+    }[seeing.name]
+    body: dict[str, Any] = {"messages": user(part(one)), "mm_processor_kwargs": given}
+    usual = post("/v1/embeddings", messages=user(part(one)))
+    answer = post("/v1/embeddings", **body)
+    turn = f"<|im_start|>user\n{seeing.mark}<|im_end|>\n"
+    if seeing.name != "qwen2.5-vl":  # its processor takes them otherwise
+        assert np.abs(vectors_of(answer)[0] - seeing.expected(turn, [one], **given)).max() < 1e-5
+    counts = [one.json()["usage"]["prompt_tokens"] for one in (usual, answer)]
+    assert (counts[0] == counts[1]) is (seeing.name == "gemma3")
+    assert post("/tokenize", **body, add_generation_prompt=False).json()["count"] == counts[1]
+    # What was made ready for the one is not taken for the other.
+    assert vectors_of(post("/v1/embeddings", messages=user(part(one)))).tolist() == (
+        vectors_of(usual).tolist()
+    )
+    wrong = {
+        "smolvlm": ({"longest_edge": 65}, "longest_edge is 65; at most 64 is allowed"),
+        "qwen2.5-vl": ({"max_pixels": 10**9}, "at most 18816 is allowed"),
+        "gemma3": ({"do_pan_and_scan": True}, "this server has it off"),
+    }
+    for values, words in (wrong[seeing.name], ({"sizes": 1}, "has 'sizes'")):
+        body["mm_processor_kwargs"] = values
+        refused(post("/v1/embeddings", **body), 400, words)
+
+
 def test_messages_of_texts_are_cut_if_asked(seeing: Seeing) -> None:
     whole = vectors_of(seeing.server.post("/v1/embeddings", input="<|im_start|>use"))
     answer = seeing.server.post(
@@ -187,9 +222,19 @@ def test_a_program_gets_vectors_of_pictures(seeing: Seeing) -> None:
     assert np.abs(vectors[0] - expected).max() < 1e-4
     with pytest.raises(InvalidParam, match="cannot be cut"):
         llm.embed(prompt, truncate=True)
+    kwargs = {"mm_processor_kwargs": '{"do_image_splitting": false}'}
+    settings = {"device": "cpu", "threads": 1, "kv_tokens": 1_000, "task": "embed"}
+    whole = LLM(seeing.model.folder, **settings, **kwargs)
+    expected = seeing.expected(f"a {seeing.mark}", [one], do_image_splitting=False)
+    assert np.abs(whole.embed(prompt)[0] - expected).max() < 1e-4
+    for wrong, words in (("[]", "is no object"), ('{"a": 1}', "has 'a'; longest_edge, do_image")):
+        with pytest.raises(SettingsError, match=words):
+            LLM(seeing.model.folder, **settings, mm_processor_kwargs=wrong)
 
 
 def test_a_model_of_texts_refuses_pictures() -> None:
+    with pytest.raises(SettingsError, match="takes texts alone"):
+        LLM(NANO, device="cpu", threads=1, kv_tokens=100, mm_processor_kwargs='{"max_pixels": 1}')
     with serving(NANO, kv_tokens=500, task="embed") as server:
         image = coded(picture(8))
         answer = server.post("/v1/embeddings", input=[{"image": image}])

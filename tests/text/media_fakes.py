@@ -13,7 +13,7 @@ from PIL import Image
 
 from weft.arrays import FloatArray
 from weft.messages.media import MediaKind
-from weft.text.media.processor import MediaPart, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 
 MARK = "<image>"
 PAD = "<pad>"
@@ -49,6 +49,14 @@ class FakeProcessor:
 
     def audio(self, samples: FloatArray) -> PreparedMedia:
         raise AssertionError("it takes no sound")
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> FakeProcessor:
+        assert not changes, "it has no knobs"
+        return self
 
     def _part(self, kind: MediaKind, image: Image.Image) -> MediaPart:
         values = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))

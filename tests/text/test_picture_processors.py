@@ -26,6 +26,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import (
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from weft.config.model_errors import ModelError
+from weft.text.media.adjusted import adjusted
 from weft.text.media.families import make_processor
 from weft.text.media.idefics3 import scaled
 from weft.text.media.pixels import Size
@@ -104,6 +105,34 @@ def test_gemma_3_squeezes_pictures_into_a_square(tmp_path: Path, settings: dict[
         image = picture(*sides)
         want = theirs(image, return_tensors="np")["pixel_values"]
         np.testing.assert_array_equal(values_of(ours, image), want)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pan_and_scan_min_crop_size": 30},
+        {"pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3},
+        {"pan_and_scan_min_crop_size": 9, "pan_and_scan_min_ratio_to_activate": 1.5},
+    ],
+)
+def test_pan_and_scan_is_that_of_gemma_3(tmp_path: Path, settings: dict[str, Any]) -> None:
+    settings = {"do_pan_and_scan": True, **settings}
+    usual = {"pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2}
+    theirs = Gemma3ImageProcessorPil(size=SQUARE, **{**usual, **settings})
+    from_file = gemma3(tmp_path, **settings)
+    by_knobs = adjusted(gemma3(tmp_path), settings)
+    seen = set()
+    for sides in [*SIZES, (200, 67), (61, 200), (100, 80)]:
+        image = picture(*sides)
+        want = theirs(image, return_tensors="np")
+        (num,) = want["num_crops"]
+        seen.add(int(num))
+        for ours in (from_file, by_knobs):
+            np.testing.assert_array_equal(values_of(ours, image), want["pixel_values"])
+            whole = gemma3(tmp_path).image(image).text
+            names = SimpleNamespace(full_image_sequence=whole)
+            assert ours.image(image).text == Gemma3Processor.replace_image_token(names, want, 0)
+    assert len(seen) > 2
 
 
 def test_the_text_of_a_picture_is_that_of_gemma_3(tmp_path: Path) -> None:
@@ -217,7 +246,6 @@ def test_a_picture_that_would_take_much_memory_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (gemma3, {"do_pan_and_scan": True}, "do_pan_and_scan is True; only False"),
         (gemma3, {"size": {"height": 56, "width": 28}}, "height and width of a square"),
         (
             gemma3,

@@ -22,6 +22,7 @@ from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, UnsupportedModel, own_code
+from weft.config.options import SettingsError
 from weft.config.quantized import check_method
 from weft.config.resolve import Sizing, kept_as, resolve
 from weft.config.speculative_config import with_speculative_config
@@ -124,22 +125,36 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise BadCheckpoint(str(exc)) from exc
 
 
-def load_processor(folder: Path, model: ModelConfig) -> MediaProcessor | None:
+def load_processor(prepared: Prepared) -> MediaProcessor | None:
     """What makes pictures, videos and sounds ready for the model; None where it takes texts alone.
 
-    Raises ModelError for settings that it cannot follow.
+    Raises ModelError for settings of the model that it cannot follow, and SettingsError for changes
+    of them that cannot be.
     """
+    folder, model = prepared.folder, prepared.model
+    kwargs = prepared.config.mm_processor_kwargs
     if model.vision is None:
+        if kwargs:
+            raise SettingsError(
+                f"--mm-processor-kwargs is {kwargs[:200]!r}, but {model.name} takes texts alone"
+            )
         return None
+    from weft.text.media.adjusted import adjusted, read_kwargs
     from weft.text.media.families import make_processor
 
     config_json = json.loads((folder / CONFIG_JSON).read_text("utf-8"))
     try:
-        return make_processor(folder, config_json)
+        processor = make_processor(folder, config_json)
     except ModelError:
         raise
     except (OSError, ValueError) as exc:
         raise UnsupportedModel(f"{model.name} is not served with pictures: {exc}") from exc
+    if processor is None or not kwargs:
+        return processor
+    try:
+        return adjusted(processor, read_kwargs(kwargs))
+    except ValueError as exc:
+        raise SettingsError(f"--mm-processor-kwargs: {exc}") from exc
 
 
 def load_template(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -105,6 +105,13 @@ class ModelOptions:
         "takes text alone, and needs less memory",
         group="model",
     )
+    mm_processor_kwargs: str = option(
+        "",
+        "what the model's processor of pictures does otherwise than its files say, as JSON: "
+        '{"max_pixels": 501760}, {"do_pan_and_scan": true}',
+        group="model",
+        elsewhere=("mm_process_config",),
+    )
     weights_root: str = option(
         "",
         "folder below which POST /update_weights_from_disk may read; the parent of the model's "

@@ -225,7 +225,7 @@ def _app(
             context.limits,
             context.digests,
             adapters,
-            load_processor(context.prepared.folder, context.prepared.model),
+            load_processor(context.prepared),
         )
     except (TemplateError, OSError) as exc:
         raise SettingsError(

@@ -210,6 +210,16 @@ _COUNTERS = {
 }
 
 
+# Of which the line of work tells how much there was since the last one.
+GROWING = (
+    "busy_s",
+    "total_prompt_tokens",
+    "total_generated_tokens",
+    "total_cached_tokens",
+    "total_retractions",
+)
+
+
 class EngineNumbers(Collector):
     """The engine's last snapshot, by its field names, and what follows from it."""
 
@@ -285,9 +295,8 @@ class EngineNumbers(Collector):
     def _write_line(self, numbers: Mapping[str, float]) -> None:
         # Rates are of the time with work since the last line: a quiet hour does not thin them.
         grown: dict[str, float] = {}
-        for name, value in numbers.items():
-            if not isinstance(value, str):  # what a policy of one's own has done wrong
-                grown[name] = value - self._line_numbers.get(name, 0)
+        for name in GROWING:
+            grown[name] = numbers[name] - self._line_numbers.get(name, 0)
         busy_s = max(grown["busy_s"], 1e-3)
         log.info(
             "working",

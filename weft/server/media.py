@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
+from typing import Any
 
 from weft.config.limits import Limits
 from weft.config.media_options import media_options
@@ -20,6 +22,7 @@ from weft.config.model_errors import UnsupportedModel
 from weft.config.server import ServerConfig
 from weft.messages.media import MediaItem, MediaKind
 from weft.server.errors import ApiError, over
+from weft.text.media.adjusted import PARAM
 from weft.text.media.errors import MediaError
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
@@ -65,6 +68,17 @@ class ServedMedia:
             self._loader.check(sources)
         except MediaRefusal as exc:
             raise _refused(exc) from exc
+
+    def adjusted(self, given: Mapping[str, Any] | None) -> ServedMedia:
+        """The same, with the `mm_processor_kwargs` of a request. Raises `ApiError`."""
+        if not given:
+            return self
+        found = copy(self)
+        try:
+            found._loader = self._loader.adjusted(given)
+        except ValueError as exc:
+            raise ApiError(400, str(exc), param=PARAM) from exc
+        return found
 
     async def load(
         self,
@@ -251,15 +265,19 @@ def serve_media(
     return ServedMedia(loader, config.media_timeout_s, max_open_bytes)
 
 
-def require_media(media: ServedMedia | None, sources: Sequence[MediaSource]) -> ServedMedia:
-    """What loads `sources`. Raises `ApiError` for those that the model does not take, for too many,
-    and for addresses that are not allowed."""
+def require_media(
+    media: ServedMedia | None,
+    sources: Sequence[MediaSource],
+    kwargs: Mapping[str, Any] | None = None,
+) -> ServedMedia:
+    """What loads `sources`, with the `mm_processor_kwargs` of the request. Raises `ApiError` for
+    those that the model does not take, for too many, and for addresses that are not allowed."""
     if media is None:
         [first, *_] = sources
         message = f"{first.where}: this model takes no {NAMES[first.kind][1]}"
         raise ApiError(400, message, param=first.where)
     media.check(sources)
-    return media
+    return media.adjusted(kwargs)
 
 
 def require_uncut(truncate_prompt_tokens: int | None) -> None:

@@ -36,6 +36,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
     return_token_strs: bool | None = None
 
 
@@ -123,6 +124,7 @@ def _as_chat(body: TokenizeRequest | TemplateRequest, messages: list[ChatMessage
     )
     if isinstance(body, TokenizeRequest):
         request.add_special_tokens = body.add_special_tokens
+        request.mm_processor_kwargs = body.mm_processor_kwargs
     return request
 
 

@@ -343,7 +343,7 @@ async def _with_media(
     bytes_before: int = 0,
 ) -> ChatPrompt:
     """`text` (or the ids of the request) with what `sources` stand for."""
-    media = require_media(context.media, sources)
+    media = require_media(context.media, sources, body.mm_processor_kwargs)
     require_uncut(body.truncate_prompt_tokens)
     loaded = await media.load(sources, context.info.context_length, bytes_before)
     if body.input_ids is not None:

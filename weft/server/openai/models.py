@@ -89,6 +89,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
     chat_template: str | None = None  # only if the server trusts requests with that
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
     return_prompt_text: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None  # of SGLang's /generate

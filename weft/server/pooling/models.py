@@ -54,6 +54,7 @@ class EmbeddingRequest(PooledRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None  # only if the server trusts requests with that
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None

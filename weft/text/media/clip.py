@@ -28,7 +28,7 @@ from weft.text.media.pixels import (
     require_side,
     side_of,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,6 +98,14 @@ class LlavaPictures:
 
     def audio(self, samples: FloatArray) -> PreparedMedia:
         raise ValueError("the model takes no audio")
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> LlavaPictures:
+        assert not changes, "it has no knobs"
+        return self
 
 
 def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:

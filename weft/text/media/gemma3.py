@@ -1,15 +1,17 @@
-"""What Gemma 3 makes of a picture before its encoder reads it: a square, whatever its shape was."""
+"""What Gemma 3 makes of a picture before its encoder reads it: a square, whatever its shape
+was; and with pan and scan, squares of its pieces, too."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weft.arrays import FloatArray
-from weft.config.config_json import require
+from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.vision.pictures import gemma3
 from weft.messages.media import MediaKind
@@ -22,7 +24,7 @@ from weft.text.media.pixels import (
     require_side,
     side_of,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,12 +33,51 @@ if TYPE_CHECKING:
 BEGIN = "<start_of_image>"
 SOFT = "<image_soft_token>"
 END = "<end_of_image>"
+# What transformers calls the fields of `PanAndScan`.
+KNOBS = (
+    "do_pan_and_scan",
+    "pan_and_scan_min_crop_size",
+    "pan_and_scan_max_num_crops",
+    "pan_and_scan_min_ratio_to_activate",
+)
+
+
+class PanAndScan(NamedTuple):
+    """Whether, and how, a picture that is much longer than it is high, or the other way round, is
+    also seen in pieces."""
+
+    is_on: bool = False
+    min_side: int = 256  # pixels of a piece
+    max_pieces: int = 4
+    min_ratio: float = 1.2  # of the sides of such a picture
+
+    def cuts(self, size: Size) -> list[tuple[int, int, int, int]]:
+        """Left, top, right and bottom of each piece, in the order in which they are seen."""
+        longer, shorter = max(size), min(size)
+        if not self.is_on or longer / shorter < self.min_ratio:
+            return []
+        num = min(math.floor(longer / shorter + 0.5), longer // self.min_side)
+        num = min(max(num, 2), self.max_pieces)
+        step = math.ceil(longer / num)
+        if min(step, shorter) < self.min_side:
+            return []
+        borders = [(begin * step, min((begin + 1) * step, longer)) for begin in range(num)]
+        if size.width >= size.height:
+            return [(begin, 0, end, size.height) for begin, end in borders]
+        return [(0, begin, size.width, end) for begin, end in borders]
 
 
 class Gemma3Pictures:
     """The `MediaProcessor` of Gemma 3. Values are [3, side, side]."""
 
-    def __init__(self, looks: Looks, side: int, num_tokens: int, names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        looks: Looks,
+        side: int,
+        num_tokens: int,
+        names: Mapping[str, str],
+        scan: PanAndScan,
+    ) -> None:
         begin = names.get("boi_token", BEGIN)
         soft = names.get("image_token", SOFT)
         end = names.get("eoi_token", END)
@@ -45,6 +86,8 @@ class Gemma3Pictures:
         self._looks = looks
         self._size = Size(side, side)
         self._num_tokens = num_tokens
+        self._names = names
+        self._scan = scan
         self._text = f"\n\n{begin}{soft * num_tokens}{end}\n\n"
 
     @property
@@ -52,8 +95,36 @@ class Gemma3Pictures:
         return 0
 
     def image(self, image: Image) -> PreparedMedia:
+        cuts = self._scan.cuts(Size(image.height, image.width))
+        parts = [self._part(image)]
+        parts += [self._part(image.crop(cut)) for cut in cuts]
+        if not cuts:
+            return PreparedMedia(self._text, tuple(parts))
+        of_cuts = " ".join([self._text] * len(cuts))
+        text = (
+            f"Here is the original image {self._text} and here are some crops to help you see "
+            f"better {of_cuts}"
+        )
+        return PreparedMedia(text, tuple(parts))
+
+    def _part(self, image: Image) -> MediaPart:
         values = self._looks.values(np.asarray(self._looks.resized(image, self._size)))
-        return PreparedMedia(self._text, (MediaPart("image", self._num_tokens, None, values),))
+        return MediaPart("image", self._num_tokens, None, values)
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return dict(zip(KNOBS, self._scan, strict=True))
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> Gemma3Pictures:
+        values = {**self.knobs, **changes}
+        scan = PanAndScan(
+            is_on=bool(values[KNOBS[0]]),
+            min_side=int(values[KNOBS[1]]),
+            max_pieces=int(values[KNOBS[2]]),
+            min_ratio=float(values[KNOBS[3]]),
+        )
+        side = self._size.height
+        return Gemma3Pictures(self._looks, side, self._num_tokens, self._names, scan)
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")
@@ -69,12 +140,18 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
     if spec is None:
         return None
     settings = read_settings(folder)
-    for key, value in (("do_resize", True), ("do_pan_and_scan", False)):
-        require(settings, key, value)
+    require(settings, "do_resize", True)
     side = side_of(settings, "size", spec.encoder.image_size)
     require_side(side, spec.encoder.image_size)
     looks = read_looks(settings, filter=BILINEAR)
-    return Gemma3Pictures(looks, side, spec.num_tokens, _names(folder))
+    usual = PanAndScan()
+    scan = PanAndScan(
+        is_on=get(settings, KNOBS[0], bool, usual.is_on),
+        min_side=size(settings, KNOBS[1], usual.min_side),
+        max_pieces=size(settings, KNOBS[2], usual.max_pieces),
+        min_ratio=number(settings, KNOBS[3], usual.min_ratio, above=0.0),
+    )
+    return Gemma3Pictures(looks, side, spec.num_tokens, _names(folder), scan)
 
 
 def _names(folder: Path) -> dict[str, str]:

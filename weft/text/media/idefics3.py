@@ -25,7 +25,7 @@ from weft.text.media.pixels import (
     read_settings,
     require_side,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -88,6 +88,22 @@ class Idefics3Pictures:
         values = map(self._looks.values, tiles)
         parts = [MediaPart("image", self._num_tokens, None, of_tile) for of_tile in values]
         return PreparedMedia(text, tuple(parts))
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {"longest_edge": self._longest, "do_image_splitting": self._splits}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> Idefics3Pictures:
+        longest = int(changes.get("longest_edge", self._longest))
+        if longest > 2 * MAX_SIDE:
+            raise ValueError(f"longest_edge is {longest}; at most {2 * MAX_SIDE} is supported")
+        return Idefics3Pictures(
+            self._looks,
+            self._tile.height,
+            self._num_tokens,
+            longest,
+            splits=bool(changes.get("do_image_splitting", self._splits)),
+        )
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")

@@ -9,13 +9,16 @@ conversation the same picture comes with every turn.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from copy import copy
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weft.config.media_options import PER_PROMPT
 from weft.messages.media import MediaItem, MediaKind
+from weft.text.media.adjusted import adjusted_within
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.fetch import Fetcher
 from weft.text.media.pictures import decode_frames, decode_picture, open_picture
@@ -27,7 +30,7 @@ from weft.text.media.sources import MediaSource, Raw, read_inline
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Key: TypeAlias = tuple[MediaKind, bytes, float]
+Key: TypeAlias = tuple[MediaKind, bytes, float, str]
 
 FRAMES_PER_S = 2.0  # of a video that does not say it
 LONG_PIXELS = 1_000_000  # from which on a picture is long work
@@ -82,6 +85,15 @@ class MediaLoader:
         self._processor = processor
         self._token_ids = dict(token_ids)
         self._cache = ReadyCache(cache_bytes)
+        self._changes = ""  # of its processor, as JSON
+
+    def adjusted(self, given: Mapping[str, Any]) -> MediaLoader:
+        """The same, with what a request changes of the processor (`text/media/adjusted.py`). What
+        has been made ready is kept in one place. Raises `MediaError`."""
+        found = copy(self)
+        found._processor = adjusted_within(self._processor, given)
+        found._changes = json.dumps(given, sort_keys=True)
+        return found
 
     # ---- what may be asked for
 
@@ -136,7 +148,7 @@ class MediaLoader:
         for file in raw.files:
             digest.update(len(file).to_bytes(8, "little"))
             digest.update(file)
-        key = (source.kind, digest.digest(), raw.frames_per_s)
+        key = (source.kind, digest.digest(), raw.frames_per_s, self._changes)
         found = self._cache.get(key)
         images: tuple[Image, ...] = ()
         if found is None and source.kind != "audio":

@@ -26,7 +26,7 @@ from weft.text.media.pixels import (
     read_looks,
     read_settings,
 )
-from weft.text.media.processor import MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,6 +72,17 @@ class PixtralPictures:
             line_len=columns,
         )
         return PreparedMedia(text, (part,))
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {"longest_edge": self._longest}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> PixtralPictures:
+        longest = int(changes.get("longest_edge", self._longest))
+        if longest > MAX_EDGE:
+            raise ValueError(f"longest_edge is {longest}; at most {MAX_EDGE} is supported")
+        names = (self._image, self._break, self._end)
+        return PixtralPictures(self._looks, longest, self._side, names)
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from weft.arrays import FloatArray
 from weft.messages.media import MediaKind
@@ -28,6 +28,9 @@ class PreparedMedia(NamedTuple):
 
     text: str  # in the place of the mark that the chat template writes, with all placeholders
     parts: tuple[MediaPart, ...]  # in the order of their placeholders in `text`
+
+
+Knob: TypeAlias = bool | int | float  # a size, or a switch, that may be changed
 
 
 class MediaProcessor(Protocol):
@@ -56,4 +59,14 @@ class MediaProcessor(Protocol):
     @property
     def audio_rate(self) -> int:
         """Samples of a second that `audio` wants; 0: the model takes no sound."""
+        ...
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        """What may be changed of it, by the names of transformers, as it is."""
+        ...
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> MediaProcessor:
+        """The same with other knobs, each of the kind that it was. Raises ValueError for those that
+        do not fit together."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from weft.text.media.pixels import (
     read_looks,
     read_settings,
 )
-from weft.text.media.processor import MediaPart, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,6 +98,42 @@ class QwenVision:
             values=patches_of(pixels, spec),
         )
         return PreparedMedia(IMAGE * part.length, (part,))
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        """Of pictures their pixels; of videos, of which some frames are seen, how many."""
+        found: dict[str, Knob] = {
+            "min_pixels": self.image_spec.min_pixels,
+            "max_pixels": self.image_spec.max_pixels,
+        }
+        video = self.video_spec
+        if video.samples_frames:
+            found["fps"] = video.frames_per_s
+            found["min_frames"] = video.min_frames
+            found["max_frames"] = video.max_frames
+        return found
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> QwenVision:
+        values = {**self.knobs, **changes}
+        for least, most in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
+            if least in values and values[least] > values[most]:
+                raise ValueError(
+                    f"{least} is {values[least]:,}, more than the {most} of {values[most]:,}"
+                )
+        image = replace(
+            self.image_spec,
+            min_pixels=int(values["min_pixels"]),
+            max_pixels=int(values["max_pixels"]),
+        )
+        video = self.video_spec
+        if video.samples_frames:
+            video = replace(
+                video,
+                frames_per_s=float(values["fps"]),
+                min_frames=int(values["min_frames"]),
+                max_frames=int(values["max_frames"]),
+            )
+        return QwenVision(image, video)
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         spec = self.video_spec.pixels

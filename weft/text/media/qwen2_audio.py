@@ -12,7 +12,7 @@ from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelSpec, log_mel, mel_bands
-from weft.text.media.processor import MediaPart, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,6 +71,14 @@ class Qwen2Audio:
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
         raise ValueError("the model takes no videos")
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> Qwen2Audio:
+        assert not changes, "it has no knobs"
+        return self
 
 
 def make(folder: Path, config: Mapping[str, Any]) -> Qwen2Audio:

@@ -1,0 +1,105 @@
+"""What an operator, or within the operator's bounds a request, may change of a model's processor
+(`mm_processor_kwargs` of vLLM and SGLang): how large pictures are, and how many frames of a video
+are seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from weft.text.media.errors import MediaError
+from weft.text.media.processor import Knob, MediaProcessor
+
+PARAM = "mm_processor_kwargs"
+# Of these a request may give more than the server has, for then there is less work. All others it
+# may lower alone, and switches it may only turn off.
+LESS_IS_MORE = ("pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
+# Pictures are made larger up to this size: that is no more work than the largest ones are.
+UP_TO = {"min_pixels": "max_pixels", "min_frames": "max_frames"}
+# What families have under `size`, as their files do.
+EDGES = ("longest_edge", "shortest_edge")
+
+
+def adjusted(processor: MediaProcessor, given: Mapping[str, Any]) -> MediaProcessor:
+    """The processor with an operator's changes. Raises `MediaError`."""
+    return processor.adjusted(_read(processor.knobs, given))
+
+
+def adjusted_within(processor: MediaProcessor, given: Mapping[str, Any]) -> MediaProcessor:
+    """The processor with a request's changes, which make no more work than the server's own
+    largest picture does. Raises `MediaError`."""
+    have = processor.knobs
+    changes = _read(have, given)
+    for name, value in changes.items():
+        of_server = have[name]
+        if name in LESS_IS_MORE:
+            if value < of_server:
+                raise MediaError(f"{PARAM}: {name} is {value}; at least {of_server} is allowed")
+            continue
+        most = have.get(UP_TO.get(name, name), of_server)
+        if value > most:
+            told = f"at most {most}"
+            if isinstance(of_server, bool):
+                told = "this server has it off"
+            raise MediaError(f"{PARAM}: {name} is {json.dumps(value)}; {told} is allowed")
+    return processor.adjusted(changes)
+
+
+def read_kwargs(text: str) -> dict[str, Any]:
+    """The object of a setting. Raises ValueError."""
+    if not text:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"{text[:200]!r} is no JSON") from exc
+    if not isinstance(given, dict):
+        raise ValueError(f"{text[:200]!r} is no object")
+    return given
+
+
+def _read(have: Mapping[str, Knob], given: Mapping[str, Any]) -> dict[str, Knob]:
+    """What is given, by the names of `have`. Raises `MediaError`."""
+    changes: dict[str, Knob] = {}
+    for name, value in _flat(have, given).items():
+        if name not in have:
+            known = ", ".join(have) or "nothing"
+            raise MediaError(f"{PARAM} has {name[:64]!r}; {known} can be changed for this model")
+        changes[name] = _value(name, value, have[name])
+    return changes
+
+
+def _flat(have: Mapping[str, Knob], given: Mapping[str, Any]) -> dict[str, Any]:
+    """With what stands under `size` beside the others; edges that are numbers of pixels under the
+    names of these."""
+    found = {name: value for name, value in given.items() if name != "size" and value is not None}
+    size = given.get("size")
+    if size is None:
+        return found
+    if not isinstance(size, dict):
+        raise MediaError(f"{PARAM}: size is no object; {', '.join(EDGES)} are its keys")
+    of_pixels = {"longest_edge": "max_pixels", "shortest_edge": "min_pixels"}
+    for edge, value in size.items():
+        name = str(edge)
+        if name not in have:
+            name = of_pixels.get(name, name)
+        found[name] = value
+    return found
+
+
+def _value(name: str, value: Any, of_server: Knob) -> Knob:
+    """One of the same kind as the server's."""
+    if isinstance(of_server, bool):
+        if isinstance(value, bool):
+            return value
+        raise MediaError(f"{PARAM}: {name} is {value!r:.64}; true or false is expected")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and value > 0:
+        if isinstance(of_server, float):
+            return float(value)
+        if isinstance(value, int):
+            return value
+    kind = "number" if isinstance(of_server, float) else "whole number"
+    raise MediaError(f"{PARAM}: {name} is {value!r:.64}; a {kind} above 0 is expected")
