@@ -32,7 +32,7 @@ def test_line_tells_what_runs_how_fast_and_how_full(lines: io.StringIO) -> None:
     engine = EngineNumbers("m")
     engine.set(
         IDLE
-        | {"num_running": 3, "num_waiting": 4, "kv_used": 250, "busy_s": 2.0}
+        | {"num_running": 3, "num_waiting": 4, "kv_used": 250, "busy_s": 2.0, "policy_fault": "x"}
         | {"total_prompt_tokens": 200, "total_cached_tokens": 50, "total_generated_tokens": 30},
         0.0,
     )
