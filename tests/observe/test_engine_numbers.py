@@ -42,3 +42,9 @@ def test_line_tells_what_runs_how_fast_and_how_full(lines: io.StringIO) -> None:
         in line
     )
     assert line.endswith(" kv_used=25.0% cache_hits=25.0% retractions=0")
+
+
+def test_line_is_written_though_the_snapshot_has_words(lines: io.StringIO) -> None:
+    engine = EngineNumbers("m")
+    engine.set(IDLE | {"num_running": 1, "policy_fault": "it has raised"}, 0.0)  # type: ignore[dict-item]
+    assert "running=1" in lines.getvalue()
