@@ -3,14 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from weft.journal.recorder import RecordedEngine
-from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.pace.step_cost import CostModel
+from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
+from weft.sim.fit import StepTime, fit
 from weft.sim.journal import read_journal
+from weft.sim.report import Slo, by_tenant, summarize
 from weft.sim.run import DONE, Run, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, Arrival, Segment, TokenSource
@@ -138,3 +141,57 @@ def test_requests_that_had_not_ended_are_left_out() -> None:
     assert 0 < len(cut.arrivals) < len(whole.arrivals)
     assert cut.num_left_out > whole.num_left_out
     assert all(arrival in whole.arrivals for arrival in cut.arrivals)
+
+
+def test_the_cost_of_a_step_follows_from_the_journal_alone() -> None:
+    journal = read_journal(record())
+    assert journal.overlaps
+    fitted = fit(journal.steps).cost
+    for loaded in (StepTime(1, 100, 1, 0.0), StepTime(64, 300, 0, 0.0), StepTime(8, 2_000, 8, 0.0)):
+        load = StepLoad(loaded.num_tokens, 0, loaded.context, loaded.num_samples)
+        assert fitted.seconds(load) == pytest.approx(COST.seconds(load), rel=0.02)
+
+
+def test_a_simulation_of_a_journal_by_itself_comes_out_as_it_was_recorded() -> None:
+    fitting = [a for a in synthetic(TRAFFIC) if a.prompt_len + a.max_new_tokens <= 512]
+    journal = read_journal(record(arrivals=fitting))
+    recorded = summarize(journal.record, Slo())
+    again = simulate(journal.settings, fit(journal.steps).cost, journal.arrivals)
+    simulated = summarize(again, Slo())
+    assert simulated.output_per_s == pytest.approx(recorded.output_per_s, rel=0.02)
+    assert simulated.itl_s[0] == pytest.approx(recorded.itl_s[0], rel=0.05)
+    assert simulated.e2e_s[0] == pytest.approx(recorded.e2e_s[0], rel=0.05)
+    assert simulated.ttft_s[0] == pytest.approx(recorded.ttft_s[0], rel=0.1)
+
+
+def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:
+    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
+    engine = RecordedEngine(
+        SETTINGS,
+        CostRunner(COST, clock, lengths),
+        clock=clock,
+        overlap=0,
+        on_failure=lambda exc: None,
+        sink=records,
+        max_bytes=1 << 30,
+    )
+    engine.start_over()
+    for id in range(2):
+        sampling = SamplingParams(max_new_tokens=50, seed=id, ignore_eos=True)
+        prompt = np.arange(9, dtype=np.int32).tobytes()
+        engine.submit(
+            GenerateRequest(
+                id=id, rid=f"r{id}", input_ids=prompt, sampling=sampling, tenant=f"u{id}"
+            )
+        )
+    for _ in range(8):
+        engine.step()
+    engine.submit(Abort(ids=(0,)))
+    while engine.has_work:
+        engine.step()
+    journal = read_journal(records)
+    assert journal.num_aborted == 1
+    left, whole = journal.arrivals
+    assert 0 < left.output_len < whole.output_len == 50
+    table = by_tenant(simulate(SETTINGS, COST, journal.arrivals))
+    assert [line.split()[0] for line in table.splitlines()[-2:]] == ["u1", "u0"]

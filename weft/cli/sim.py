@@ -41,14 +41,15 @@ from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings, StateSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
-from weft.sim.cost import PRESETS, read_cost
+from weft.sim.cost import PRESETS, StepCost, read_cost
 from weft.sim.files import read_trace
-from weft.sim.fit import fit, read_steps
+from weft.sim.fit import DisturbedCost, fit, fit_usual, read_steps
 from weft.sim.journal import Journal, read_journal
 from weft.sim.plot import plot
-from weft.sim.report import Slo, Summary, compare, describe, summarize
+from weft.sim.report import Slo, Summary, by_tenant, compare, describe, summarize
 from weft.sim.run import Clock, Record, simulate
 from weft.sim.synthetic import Traffic, synthetic
+from weft.sim.table import number, table
 from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
 
 ABOUT = (
@@ -90,9 +91,9 @@ class SimOptions:
         1.0, "play the file so many times as fast", group="sim", everyday=True, low=1e-6
     )
     cost: str = option(
-        "gpu",
+        "auto",
         f"{', '.join(PRESETS)}, or a,b,c[,d]: seconds of a step, and for each token, token of "
-        "context and sample in it",
+        "context and sample in it; auto: fitted to the steps of a journal, without one gpu",
         group="sim",
         everyday=True,
     )
@@ -212,7 +213,7 @@ def sim(argv: Sequence[str]) -> int:
     if journal is not None:
         engine = engine_options(_plain(journal.settings))
         fixed = FIXED | {"vocab_size": journal.settings.vocab_size}
-    cost = read_cost(options.cost)
+    cost = _cost(options.cost, journal)
     slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
     records = []
@@ -223,9 +224,15 @@ def sim(argv: Sequence[str]) -> int:
         arrivals = _arrivals(options, traffic, journal)
         if options.ttft_ms:
             arrivals = (one._replace(ttft_ms=options.ttft_ms) for one in arrivals)
-        records.append(_run(variant, cost, options, arrivals, filmed))
+        records.append(_run(variant, cost, options, arrivals, journal, filmed))
     summaries = [summarize(record, slo) for record in records]
+    if journal is not None and journal.arrivals:
+        print(_beside_recorded(journal, summaries[0], slo))
     _print(variants, records, summaries)
+    for variant, record in zip(variants, records, strict=True):
+        tenants = by_tenant(record)
+        if tenants:
+            print(f"\n{variant.name}\n{tenants}")
     if options.json:
         _write_json(options, cost, variants, records, summaries)
     if options.plot:
@@ -285,6 +292,7 @@ def _run(
     cost: CostModel,
     options: SimOptions,
     arrivals: Iterable[Arrival],
+    journal: Journal | None,
     filmed: list[FilmedEngine],
 ) -> Record:
     """Play the trace once. With `--page` the engine is added to `filmed`."""
@@ -294,12 +302,48 @@ def _run(
         return filmed[0]
 
     began = time.perf_counter()
+    overlaps = options.overlap
+    step_cost: StepCost = cost
+    if journal is not None:
+        overlaps = overlaps and journal.overlaps
+        if options.cost == "auto" and journal.steps:
+            step_cost = DisturbedCost(cost, journal.steps)
     around = film if options.page else None
-    record = simulate(variant.settings, cost, arrivals, overlap=options.overlap, around=around)
+    record = simulate(variant.settings, step_cost, arrivals, overlap=overlaps, around=around)
     took = time.perf_counter() - began
     name = variant.name or "simulated"
     print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)
     return record
+
+
+def _cost(text: str, journal: Journal | None) -> CostModel:
+    """Raises SettingsError."""
+    if text != "auto":
+        return read_cost(text)
+    if journal is None or not journal.steps:
+        return PRESETS["gpu"]
+    fitted = fit_usual(journal.steps)
+    print(
+        f"fitted to the journal: --cost {fitted.text}, {fitted.num_steps:,} steps, half of them "
+        f"met to {fitted.median_error:.0%}",
+        file=sys.stderr,
+    )
+    return fitted.cost
+
+
+def _beside_recorded(journal: Journal, simulated: Summary, slo: Slo) -> str:
+    """The recorded run and the simulated one of its first settings, figure by figure."""
+    recorded = summarize(journal.record, slo)
+    rows = []
+    pairs = [
+        ("output tokens/s", recorded.output_per_s, simulated.output_per_s),
+        ("TTFT p50, ms", 1e3 * recorded.ttft_s[0], 1e3 * simulated.ttft_s[0]),
+        ("ITL p50, ms", 1e3 * recorded.itl_s[0], 1e3 * simulated.itl_s[0]),
+        ("E2E p50, ms", 1e3 * recorded.e2e_s[0], 1e3 * simulated.e2e_s[0]),
+    ]
+    for name, was, now in pairs:
+        rows.append([name, number(was), number(now), f"{now / was - 1:+.1%}"])
+    return table(["", "recorded", "simulated", ""], rows) + "\n"
 
 
 def _arrivals(options: SimOptions, traffic: Traffic, journal: Journal | None) -> Iterator[Arrival]:
@@ -331,7 +375,14 @@ def _journal(name: str) -> Journal | None:
         )
     if journal.num_left_out:
         print(
-            f"{journal.num_left_out:,} requests that did not come to their end are left out",
+            f"{journal.num_left_out:,} requests that got no token, or were open at the end, are "
+            "left out",
+            file=sys.stderr,
+        )
+    if journal.num_aborted:
+        print(
+            f"{journal.num_aborted:,} requests were aborted or failed: here they end with as many "
+            "tokens as they got",
             file=sys.stderr,
         )
     return journal

@@ -109,11 +109,24 @@ class Replay:
 
     With `check` all invariants of memory are checked after every step, and `broke` says at which
     they did not hold. `shadow`: a policy that decides beside the recorded one, without effect.
+    `on_step` hears of the end of each step: its plan, and the seconds since the
+    end of the one before, or, if the engine had nothing to do between, since it was planned.
     """
 
-    def __init__(self, records: Iterable[bytes], *, check: bool = False, shadow: str = "") -> None:
+    def __init__(
+        self,
+        records: Iterable[bytes],
+        *,
+        check: bool = False,
+        shadow: str = "",
+        on_step: Callable[[Plan, float], None] | None = None,
+    ) -> None:
         self._script = _Script(records)
         self._check = check
+        self._on_step = on_step
+        self._launched: dict[int, tuple[Plan, float]] = {}  # by step, with the time of its plan
+        self._ended: int | None = None  # the step whose result has just been taken
+        self._done_s: float | None = None  # when the last step ended; None: there was a pause
         self._runner = _Runner(self._script, self)
         self.began = self._script.first()
         self.engine = self._make_engine(self.began)
@@ -174,6 +187,8 @@ class Replay:
         for reply in self.engine.step():
             if isinstance(reply, StepOutput):
                 self._compare(self._script.expect(Answered, self, "answers"), answered(reply), None)
+        if not self.engine.has_work:
+            self._done_s = None
         if self._check:
             self.engine.scheduler.audit()
 
@@ -280,7 +295,19 @@ class Replay:
         self.last_s = self._script.expect(Read, self, "reads the clock").now
         if self.first_s is None:
             self.first_s = self.last_s
+        # The first thing that an engine does with a result is to look at the clock.
+        if self._ended is not None:
+            self._step_ended(self._ended)
+            self._ended = None
         return self.last_s
+
+    def _step_ended(self, number: int) -> None:
+        launched = self._launched.pop(number, None)
+        if launched is not None and self._on_step is not None:
+            plan, planned_s = launched
+            began_s = planned_s if self._done_s is None else self._done_s
+            self._on_step(plan, self.last_s - began_s)
+        self._done_s = self.last_s
 
 
 class _NoMatcher:
@@ -420,6 +447,8 @@ class _Runner:
         failed = self._script.peek()
         if isinstance(failed, Failed) and failed.at_launch:
             raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
+        if replay._on_step is not None:
+            replay._launched[plan.step] = (plan, replay.last_s)
         return _Step(self._script, self._replay, plan.step)
 
     def control(self, request: DeviceRequest) -> Pending:
@@ -449,9 +478,11 @@ class _Step:
     def result(self) -> Result:
         if isinstance(self._script.peek(), Failed):
             raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
-        return self._script.expect(
+        sampled = self._script.expect(
             Sampled, self._replay, f"waits for the result of step {self._number}"
-        ).result()
+        )
+        self._replay._ended = self._number
+        return sampled.result()
 
     def done(self) -> bool:
         return True

@@ -11,6 +11,8 @@ the simulation gives each request its own number as seed.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
@@ -61,6 +63,12 @@ class VirtualClock:
 
     def wait_until(self, time_s: float) -> None:
         self.now = max(self.now, time_s)
+
+
+class StepCost(Protocol):
+    """How long steps take: a `CostModel`, or one with something to it."""
+
+    def seconds(self, load: StepLoad) -> float: ...
 
 
 class TrueLengths:
@@ -141,7 +149,7 @@ class SimulatedStep:
 class CostRunner:
     """Samples `FILLER` for every request, and `EOS` as its last token."""
 
-    def __init__(self, cost: CostModel, clock: VirtualClock, lengths: TrueLengths) -> None:
+    def __init__(self, cost: StepCost, clock: VirtualClock, lengths: TrueLengths) -> None:
         self.meter = StepMeter()
         self._cost = cost
         self._clock = clock

@@ -13,11 +13,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.scheduler.pace.step_cost import CostModel, solve_not_negative
+from weft.scheduler.pace.step_cost import CostModel, StepLoad, solve_not_negative
 
 DoubleArray: TypeAlias = NDArray[np.float64]
 
 ROUNDS = 8
+USUAL_ROUNDS = 40
+LEAST_DIFFERENCE = 0.01  # of a step's time: smaller ones weigh no more
 LEAST_S = 1e-9
 
 
@@ -70,6 +72,51 @@ def fit(steps: Sequence[StepTime]) -> CostFit:
         total_error=float(total_error),
         median_error=float(np.median(errors)),
     )
+
+
+def fit_usual(steps: Sequence[StepTime]) -> CostFit:
+    """As `fit`, for steps of which some were disturbed: half of the steps take less than the model
+    says, and half more. A few that took a hundred times as long change nothing.
+
+    Least absolute differences, by least squares with weights that are found in rounds.
+    """
+    first = fit(steps)
+    table = np.array(steps, dtype=np.float64)
+    seconds = table[:, 3]
+    loads = np.column_stack([np.ones(len(steps)), table[:, :3]])
+    solution = np.array(first.cost[:4])
+    for _ in range(USUAL_ROUNDS):
+        model = np.maximum(loads @ solution, LEAST_S)
+        difference = np.maximum(np.abs(seconds - model), LEAST_DIFFERENCE * model)
+        solution = _least_squares(loads, seconds, 1 / (model * difference))
+    model = np.maximum(loads @ solution, LEAST_S)
+    return CostFit(
+        cost=CostModel(*solution.tolist()),
+        num_steps=len(steps),
+        total_error=float(model.sum() / seconds.sum() - 1),
+        median_error=float(np.median(np.abs(model / seconds - 1))),
+    )
+
+
+class DisturbedCost:
+    """A cost model on a machine that is disturbed as it was when steps were measured: the n-th step
+    takes as many times longer than the model says as the n-th measured one did.
+
+    So slow moments come as often, and last as long, as then. A run begins with a new one.
+    """
+
+    def __init__(self, cost: CostModel, steps: Sequence[StepTime]) -> None:
+        self._cost = cost
+        self._ratios: list[float] = []
+        for step in steps:
+            load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
+            self._ratios.append(step.seconds / max(cost.seconds(load), LEAST_S))
+        self._num_steps = 0
+
+    def seconds(self, load: StepLoad) -> float:
+        ratio = self._ratios[self._num_steps % len(self._ratios)]
+        self._num_steps += 1
+        return self._cost.seconds(load) * ratio
 
 
 def _least_squares(

@@ -177,6 +177,38 @@ def describe(summary: Summary) -> str:
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
 
 
+MAX_TENANTS = 20  # that are listed
+
+
+def by_tenant(record: Record) -> str:
+    """A table with a row for each tenant, those with most output tokens first; nothing if there
+    is one alone."""
+    if len(record.tenants) < 2:
+        return ""
+    ttft = ttft_of(record)
+    e2e = e2e_of(record)
+    served = np.bincount(record.tenant, weights=record.output_len, minlength=len(record.tenants))
+    rows = []
+    for tenant in np.argsort(-served, kind="stable")[:MAX_TENANTS].tolist():
+        is_theirs = record.tenant == tenant
+        done = is_theirs & (record.state == DONE)
+        first = percentiles(ttft[done])
+        whole = percentiles(e2e[done])
+        row = [
+            record.tenants[tenant] or "(none)",
+            f"{int(is_theirs.sum()):,}",
+            f"{int((is_theirs & (record.state == REFUSED)).sum()):,}",
+            f"{int(served[tenant]):,}",
+            f"{int(record.cached_len[done].sum()):,}",
+            _seconds(first[0]),
+            _seconds(first[2]),
+            _seconds(whole[0]),
+        ]
+        rows.append(row)
+    header = ["tenant", "requests", "refused", "tokens", "cached", "TTFT p50", "p99", "E2E p50"]
+    return table(header, rows)
+
+
 COLUMNS = [
     "",
     "req/s",

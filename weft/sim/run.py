@@ -20,9 +20,8 @@ from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
-from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
+from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.gaps import Gaps
 from weft.sim.trace import Arrival, TokenSource
 
@@ -71,6 +70,7 @@ class Record:
     retractions: LongArray  # [N]
     state: LongArray  # [N] OPEN, DONE or REFUSED
     tenant: LongArray  # [N] number of its tenant
+    tenants: list[str] = field(default_factory=list)  # their names
     gaps: Gaps = field(default_factory=Gaps)  # between the tokens of a request
     meter: StepMeter = field(default_factory=StepMeter)
     num_rows: int = 0  # rows that there are
@@ -103,7 +103,7 @@ class Run:
         self._clock = clock
         self._tokens = tokens
         self._lengths = lengths
-        self._columns = _Columns()
+        self._columns = RequestColumns()
         self._gaps = Gaps()
         self._tenants: dict[str, int] = {}
         self._has_sent = False  # since the last step
@@ -218,23 +218,10 @@ class Run:
                 self._follow(now, number, arrival)
 
     def _record(self) -> Record:
-        columns = self._columns
-        sent = slice(columns.num)
-        return Record(
-            sent_s=columns.sent_s[sent],
-            first_s=columns.first_s[sent],
-            end_s=columns.end_s[sent],
-            prompt_len=columns.prompt_len[sent],
-            output_len=columns.output_len[sent],
-            cached_len=columns.cached_len[sent],
-            retractions=columns.retractions[sent],
-            state=columns.state[sent],
-            tenant=columns.tenant[sent],
-            gaps=self._gaps,
-        )
+        return self._columns.record(self._gaps, list(self._tenants))
 
 
-class _Columns:
+class RequestColumns:
     """The numbers of all requests so far, by request. Arrays that double when they are full."""
 
     TIMES = ("sent_s", "first_s", "last_s", "end_s")
@@ -270,6 +257,23 @@ class _Columns:
         is_refused = finish.reason in ("error", "abort")
         self.state[id] = REFUSED if is_refused else DONE
 
+    def record(self, gaps: Gaps, tenants: list[str]) -> Record:
+        """What became of all of them. `tenants`: their names, by number."""
+        sent = slice(self.num)
+        return Record(
+            sent_s=self.sent_s[sent],
+            first_s=self.first_s[sent],
+            end_s=self.end_s[sent],
+            prompt_len=self.prompt_len[sent],
+            output_len=self.output_len[sent],
+            cached_len=self.cached_len[sent],
+            retractions=self.retractions[sent],
+            state=self.state[sent],
+            tenant=self.tenant[sent],
+            tenants=tenants,
+            gaps=gaps,
+        )
+
     def ended(self, number: int) -> float | None:
         if number >= self.num or self.state[number] == OPEN:
             return None
@@ -296,7 +300,7 @@ def _none(num: int) -> LongArray:
 
 def simulate(
     settings: SchedulerSettings,
-    cost: CostModel,
+    cost: StepCost,
     arrivals: Iterable[Arrival],
     *,
     overlap: bool = True,
