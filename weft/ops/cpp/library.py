@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -108,7 +109,8 @@ class Library:
         )
         if timings is not None:
             timings.end()
-        _check(failed)
+        if failed:
+            _raise_for(failed)
 
     def run_fused(self, step: FusedStep) -> None:
         """Run a step from plan to tokens. Raises MemoryError."""
@@ -126,7 +128,8 @@ class Library:
         if timings is not None:
             timings.end()
         assert failed != UNSOUND, "a plan that contradicts itself, or leaves its tables"
-        _check(failed)
+        if failed:
+            _raise_for(failed)
 
     @property
     def _threads(self) -> int:
@@ -153,12 +156,11 @@ class Library:
         self.run_one(args, StepArgs(), OpKind.UNPACK_WEIGHT)
 
 
-def _check(failed: int) -> None:
-    """Raises MemoryError, and RankLost."""
+def _raise_for(failed: int) -> NoReturn:
+    """Raises RankLost, or MemoryError."""
     if failed == LOST:
         raise RankLost("another rank did not take part in the step")
-    if failed:
-        raise MemoryError(OUT_OF_MEMORY)
+    raise MemoryError(OUT_OF_MEMORY)
 
 
 @cache
