@@ -102,6 +102,7 @@ WITH_TORCH = {
     "assemble.handoff",
     "assemble.ranks",
 }
+WITH_RAY = {"launch.ray"}  # an extra: nobody else imports it, or Ray
 TORCH_WHEN_IT_RUNS = {"cli.doctor", "grammar.xgr"}
 
 
@@ -218,11 +219,20 @@ def test_front_and_core_have_no_import_of_torch() -> None:
     assert not found, "\n".join(found)
 
 
+def test_ray_is_imported_in_one_place() -> None:
+    found = set()
+    for module, path in MODULES.items():
+        names = [name for _, name in imports(path.read_text())]
+        if any(below(name, "ray") or below(name, "weft.launch.ray") for name in names):
+            found.add(module)
+    assert found == WITH_RAY
+
+
 def test_importing_front_and_core_leaves_torch_out() -> None:
     names = [
         f"weft.{name}"
         for name in MODULES
-        if name.partition(".")[0] in WITHOUT_TORCH and name not in WITH_TORCH
+        if name.partition(".")[0] in WITHOUT_TORCH and name not in WITH_TORCH | WITH_RAY
     ]
     code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nprint('torch' in sys.modules)"
     done = subprocess.run(

@@ -29,7 +29,7 @@ from weft.plan.device import DeviceRequest  # noqa: E402
 from weft.plan.step import Pending, Plan, Step  # noqa: E402
 from weft.scheduler.settings import SchedulerSettings  # noqa: E402
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock  # noqa: E402
-from weft.sim.run import Run  # noqa: E402
+from weft.sim.run import EngineTarget, Run  # noqa: E402
 from weft.sim.trace import EOS, Arrival, Segment, TokenSource  # noqa: E402
 
 PACKAGE = ROOT / "weft"
@@ -294,7 +294,8 @@ def cells() -> list[list[Cell]]:
     runner = NotingRunner(CostRunner(UnitCost(), clock, lengths))
     engine = Engine(settings, runner, clock=clock, overlap=False, on_failure=_raise)
     tokens = TokenSource(settings.vocab_size)
-    Run(engine, clock, tokens, lengths).play(lane.arrival for lane in lanes())
+    run = Run(EngineTarget(engine, clock), tokens, lengths)
+    run.play(lane.arrival for lane in lanes())
     return _by_request(runner.plans)
 
 

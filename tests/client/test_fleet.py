@@ -347,7 +347,7 @@ def _made(kind: type[ControlReply]) -> dict[str, Any]:
             found[name] = ""
     for name in kind.__struct_fields__:
         field = kind.__annotations__.get(name)
-        if field in ("int", int) and name != "call" and name not in found:
+        if field in ("int", int, "float", float) and name != "call" and name not in found:
             found[name] = 1
     if kind is CallFailed:
         found["message"] = "x"
@@ -359,7 +359,9 @@ def test_counts_of_ended_requests_and_faults_are_added_up() -> None:
     audit = AuditReply(faults=["x"], num_pages=5, free=1, cached=0, held=4, rows=0, quarantined=0, total_faults=1)  # fmt: skip
     both = join({0: audit, 1: audit})
     assert (both.num_pages, both.faults) == (10, ["engine 0: x", "engine 1: x"])
-    assert join_stats([Stats(batch_is_full=True), Stats()]).batch_is_full is False
+    joined = join_stats([Stats(batch_is_full=True), Stats(policy_fault="it raised")])
+    assert not joined.batch_is_full
+    assert joined.policy_fault == "it raised"
 
 
 @pytest.mark.parametrize("method", ["round_robin", "cache_aware"])

@@ -14,7 +14,7 @@ from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.fit import StepTime, fit
 from weft.sim.journal import read_journal
 from weft.sim.report import Slo, by_tenant, summarize
-from weft.sim.run import DONE, Run, simulate
+from weft.sim.run import DONE, EngineTarget, Run, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, Arrival, Segment, TokenSource
 
@@ -61,7 +61,7 @@ def record(clock_s: float = 0.0, arrivals: list[Arrival] | None = None) -> Recor
         max_bytes=1 << 30,
     )
     engine.start_over()
-    Run(engine, clock, TokenSource(SETTINGS.vocab_size), lengths).play(
+    Run(EngineTarget(engine, clock), TokenSource(SETTINGS.vocab_size), lengths).play(
         arrivals or synthetic(TRAFFIC)
     )
     return records

@@ -29,7 +29,7 @@ from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import StepMeter, decode_rows_of
 from weft.sim.fit import StepTime
-from weft.sim.run import REFUSED, Record, Run
+from weft.sim.run import REFUSED, EngineTarget, Record, Run
 from weft.sim.trace import Arrival, TokenSource
 
 MAX_KEYS = 100_000  # prompts of one run; those of another share no prefix with them
@@ -174,7 +174,7 @@ class Testbed:
         clock = RealClock()
         runner = MeasuredRunner(self._runner)
         engine = Engine(settings, runner, clock=clock, overlap=self.overlap, on_failure=_fail)
-        record = Run(engine, clock, TokenSource(settings.vocab_size)).play(arrivals)
+        record = Run(EngineTarget(engine, clock), TokenSource(settings.vocab_size)).play(arrivals)
         if (record.state == REFUSED).any():
             longest = int((record.prompt_len + record.output_len).max())
             raise SettingsError(

@@ -3,6 +3,7 @@ once or with several settings.
 
 weft sim --rate 20 --compare policy=fcfs,lpm
 weft sim --trace BurstGPT_1.csv --requests 100000 --cost gpu --slo-ttft 1 --slo-itl 0.05
+weft sim --replicas 8 --rate 18 --prefixes 200 --turns 4 --router cache_aware,round_robin
 weft sim --fit steps.csv
 """
 
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from weft.cli.film import FilmedEngine, show_film
 from weft.config.engine import EngineConfig
+from weft.config.numbers import MAX_ENGINES
 from weft.config.options import (
     Command,
     Config,
@@ -35,12 +37,14 @@ from weft.config.options import (
 from weft.engine.engine import Engine
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
+from weft.route.policy import method_names
 from weft.scheduler import policies
 from weft.scheduler.composed.build import why_not
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings, StateSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
+from weft.sim.cluster import simulate_cluster
 from weft.sim.cost import PRESETS, StepCost, read_cost
 from weft.sim.files import read_trace
 from weft.sim.fit import DisturbedCost, fit, fit_usual, read_steps
@@ -106,6 +110,20 @@ class SimOptions:
         low=0,
     )
     overlap: bool = option(True, "plan the next step while the device runs this one", group="sim")
+    replicas: int = option(
+        1,
+        "engines behind a router, each with these settings (weft serve --dp-size)",
+        group="sim",
+        everyday=True,
+        low=1,
+        high=MAX_ENGINES,
+    )
+    router: str = option(
+        "cache_aware",
+        "how it chooses among them, or several ways to compare: " + ", ".join(method_names()),
+        group="sim",
+        everyday=True,
+    )
     compare: str = option(
         "",
         "settings to compare: policy=fcfs,lpm; several (policy=fcfs,lpm page_size=1,16) give all "
@@ -185,6 +203,7 @@ class SimVariant(NamedTuple):
 
     name: str
     settings: SchedulerSettings
+    router: str = ""  # of several engines
 
 
 class ComparedValue(NamedTuple):
@@ -216,6 +235,7 @@ def sim(argv: Sequence[str]) -> int:
     cost = _cost(options.cost, journal)
     slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
+    variants = _routed(variants, options)
     records = []
     filmed: list[FilmedEngine] = []
     if options.page and len(variants) > 1:
@@ -272,6 +292,27 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
     return variants
 
 
+def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]:
+    """Each variant with each router that `--router` names. Raises SettingsError."""
+    if options.replicas == 1:
+        return variants
+    routers = options.router.split(",")
+    for router in routers:
+        if router not in method_names():
+            raise SettingsError(
+                f"--router: there is no router {router!r}{did_you_mean(router, method_names())} "
+                f"(there are {', '.join(method_names())})"
+            )
+    found = []
+    for variant in variants:
+        for router in routers:
+            name = variant.name
+            if len(routers) > 1:
+                name = f"{name} router={router}".strip()
+            found.append(SimVariant(name, variant.settings, router))
+    return found
+
+
 def _settings(values: dict[str, Any]) -> SchedulerSettings:
     wrong = why_not(values["policy"])
     if wrong:
@@ -308,8 +349,18 @@ def _run(
         overlaps = overlaps and journal.overlaps
         if options.cost == "auto" and journal.steps:
             step_cost = DisturbedCost(cost, journal.steps)
-    around = film if options.page else None
-    record = simulate(variant.settings, step_cost, arrivals, overlap=overlaps, around=around)
+    if variant.router:
+        record = simulate_cluster(
+            variant.settings,
+            step_cost,
+            arrivals,
+            num_replicas=options.replicas,
+            method=variant.router,
+            overlap=overlaps,
+        )
+    else:
+        around = film if options.page else None
+        record = simulate(variant.settings, step_cost, arrivals, overlap=overlaps, around=around)
     took = time.perf_counter() - began
     name = variant.name or "simulated"
     print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)
@@ -439,6 +490,8 @@ def _write_json(
         worst = [change._asdict() for change in found.worst]
         run = {
             "name": variant.name,
+            "replicas": options.replicas,
+            "router": variant.router,
             "settings": asdict(variant.settings),
             "figures": summary.to_dict(),
             "against_first": found._asdict() | {"worst": worst},

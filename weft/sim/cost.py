@@ -11,6 +11,7 @@ the simulation gives each request its own number as seed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -119,6 +120,19 @@ class StepMeter:
             self.num_decode_rows += decode_rows
             self.decode_s += seconds
             self.row_s += decode_rows * seconds
+
+    @classmethod
+    def of_all(cls, meters: Sequence[StepMeter]) -> StepMeter:
+        """The steps of several devices. `busy_s` is the mean of theirs."""
+        total = cls()
+        for meter in meters:
+            total.num_steps += meter.num_steps
+            total.busy_s += meter.busy_s / len(meters)
+            total.num_decodes += meter.num_decodes
+            total.num_decode_rows += meter.num_decode_rows
+            total.decode_s += meter.decode_s
+            total.row_s += meter.row_s
+        return total
 
     @property
     def mean_rows(self) -> float:

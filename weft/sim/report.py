@@ -48,6 +48,7 @@ class Summary:
     fairness: float  # Jain's index over tenants, 1: all are served at the same speed
     good_per_s: float  # requests that kept the SLO
     good_share: float
+    busiest: float = 1.0  # of several engines: the time that one worked, divided by the mean
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what never happened is null."""
@@ -88,6 +89,7 @@ def summarize(record: Record, slo: Slo) -> Summary:
         fairness=fairness(record),
         good_per_s=num_good / duration,
         good_share=num_good / max(len(record), 1),
+        busiest=record.busiest,
     )
 
 
@@ -174,6 +176,8 @@ def describe(summary: Summary) -> str:
         "the time",
         f"fairness     {summary.fairness:.3f} (Jain, over tenants)",
     ]
+    if summary.busiest != 1.0:
+        facts.append(f"replicas     the busiest works {summary.busiest:.2f} times the mean")
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
 
 

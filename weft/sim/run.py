@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -55,6 +55,66 @@ class SteppableEngine(Protocol):
     def step(self) -> list[FromEngine]: ...
 
 
+class Target(Protocol):
+    """What a trace is sent to: an engine, or several behind a router."""
+
+    @property
+    def now_s(self) -> float:
+        """What came until then may be sent."""
+        ...
+
+    @property
+    def outputs_s(self) -> float:
+        """When the outputs of the last step were there."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def wait_until(self, time_s: float) -> None:
+        """Without work, time passes so."""
+        ...
+
+    def submit(self, message: GenerateRequest, time_s: float) -> None:
+        """A request that came at `time_s`, which is not later than `now_s`."""
+        ...
+
+    def step(self) -> list[FromEngine]: ...
+
+
+class EngineTarget:
+    """An engine and its clock."""
+
+    def __init__(self, engine: SteppableEngine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._has_sent = False  # since the last step
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
+    def outputs_s(self) -> float:
+        return self._clock()
+
+    @property
+    def has_work(self) -> bool:
+        # A refusal is in the next step's output, also of an engine without work.
+        return self._engine.has_work or self._has_sent
+
+    def wait_until(self, time_s: float) -> None:
+        self._clock.wait_until(time_s)
+
+    def submit(self, message: GenerateRequest, time_s: float) -> None:
+        self._engine.submit(message)
+        self._has_sent = True
+
+    def step(self) -> list[FromEngine]:
+        self._has_sent = False
+        return self._engine.step()
+
+
 @dataclass
 class Record:
     """What became of N requests. Times are those of the run's clock;
@@ -77,6 +137,7 @@ class Record:
     evicted_tokens: int = 0
     num_expected: int = 0  # first tokens whose time was estimated
     num_within: int = 0  # of these, within the band around the estimate
+    busiest: float = 1.0  # of several engines: the time that one worked, divided by the mean
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -94,19 +155,16 @@ class Run:
 
     def __init__(
         self,
-        engine: SteppableEngine,
-        clock: Clock,
+        target: Target,
         tokens: TokenSource,
         lengths: TrueLengths | None = None,
     ) -> None:
-        self._engine = engine
-        self._clock = clock
+        self._target = target
         self._tokens = tokens
         self._lengths = lengths
         self._columns = RequestColumns()
         self._gaps = Gaps()
         self._tenants: dict[str, int] = {}
-        self._has_sent = False  # since the last step
         self._due: list[tuple[float, int, Arrival]] = []  # heap: next turns whose time is known
         # Next turns, by the request that they wait for.
         self._parked: dict[int, list[NumberedArrival]] = {}
@@ -116,26 +174,23 @@ class Run:
     def play(self, arrivals: Iterable[Arrival]) -> Record:
         """Send everything, and wait for the last token."""
         source = enumerate(arrivals)
-        engine = self._engine
-        clock = self._clock
-        self._began = clock()
+        target = self._target
+        self._began = target.now_s
         self._pull(source)
         while True:
             next_s = self._send_due(source)
-            # A refusal is in the next step's output, also of an engine without work.
-            if engine.has_work or self._has_sent:
-                self._has_sent = False
-                for message in engine.step():
+            if target.has_work:
+                for message in target.step():
                     if type(message) is StepOutput:
                         self._take(message)
             elif next_s is not None:
-                clock.wait_until(next_s)
+                target.wait_until(next_s)
             else:
                 return self._record()
 
     def _send_due(self, source: Iterator[NumberedArrival]) -> float | None:
         """Send what has arrived by now. Returns when the next request does, if that is known."""
-        now = self._clock()
+        now = self._target.now_s
         while True:
             first_s = math.inf  # when the next request of the trace comes
             if self._next is not None:
@@ -199,11 +254,10 @@ class Run:
             adapter=arrival.adapter,
             ttft_ms=arrival.ttft_ms,
         )
-        self._engine.submit(message)
-        self._has_sent = True
+        self._target.submit(message, time_s)
 
     def _take(self, output: StepOutput) -> None:
-        now = self._clock()
+        now = self._target.outputs_s
         columns = self._columns
         if output.ids:
             ids = np.frombuffer(output.ids, dtype=np.int64)
@@ -319,14 +373,15 @@ def simulate(
         runner,
         clock=clock,
         overlap=overlap,
-        on_failure=_fail,
+        on_failure=fail,
     )
     tokens = TokenSource(settings.vocab_size)
     feature = engine.services.adapters.feature
     steppable: SteppableEngine = engine
     if around is not None:
         steppable = around(engine, clock)
-    record = Run(steppable, clock, tokens, lengths).play(_with_adapters(feature, arrivals))
+    target = EngineTarget(steppable, clock)
+    record = Run(target, tokens, lengths).play(with_adapters([feature], arrivals))
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests
     stats = engine.scheduler.stats()
@@ -340,13 +395,22 @@ def simulate(
     return record
 
 
-def _with_adapters(feature: AdaptersFeature, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """The arrivals. Their adapters are loaded before they come: loading takes no virtual time."""
+def with_adapters(
+    features: Sequence[AdaptersFeature], arrivals: Iterable[Arrival]
+) -> Iterator[Arrival]:
+    """The arrivals. Their adapters are loaded before they come, into every engine: loading takes
+    no virtual time."""
     for arrival in arrivals:
-        if arrival.adapter and arrival.adapter not in feature.loaded:
-            feature.add(LoadedAdapter(arrival.adapter, len(feature.loaded), arrival.adapter))
+        if arrival.adapter:
+            for feature in features:
+                _load(feature, arrival.adapter)
         yield arrival
 
 
-def _fail(exc: Exception) -> None:
+def _load(feature: AdaptersFeature, uid: str) -> None:
+    if uid not in feature.loaded:
+        feature.add(LoadedAdapter(uid, len(feature.loaded), uid))
+
+
+def fail(exc: Exception) -> None:
     raise exc

@@ -1,0 +1,156 @@
+"""Several engines in virtual time, each on a clock of its own, behind the router that a server with
+`--dp-size` has.
+
+    arrival ─▶ EngineRouter ─┬─▶ engine 0 ─▶ its clock
+                             ├─▶ engine 1 ─▶ its clock
+                             └─▶ ...
+
+The engine whose clock is furthest behind steps next. So a request is sent when every engine that
+works has come to its time, and one that rests begins at exactly that time. What the router knows of
+an engine is as new as the end of that engine's last step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from weft.engine.engine import Engine
+from weft.messages.codec import FromEngine
+from weft.messages.replies import StepOutput
+from weft.messages.requests import GenerateRequest
+from weft.route.policy import EngineRouter, RoutedRequest
+from weft.scheduler.pace.step_cost import CostModel
+from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
+from weft.sim.run import Record, Run, fail, with_adapters
+from weft.sim.trace import Arrival, TokenSource
+
+
+class SimulatedReplica:
+    """An engine, its clock and its device."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        cost: CostModel,
+        lengths: TrueLengths,
+        overlap: bool,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.runner = CostRunner(cost, self.clock, lengths)
+        self.engine = Engine(
+            settings,
+            self.runner,
+            clock=self.clock,
+            overlap=overlap,
+            on_failure=fail,
+        )
+
+
+class Cluster:
+    """The engines as one target of a trace."""
+
+    def __init__(
+        self,
+        replicas: Sequence[SimulatedReplica],
+        router: EngineRouter,
+    ) -> None:
+        self._replicas = replicas
+        self._router = router
+        self._ranks = range(len(replicas))
+        self._idle_s = 0.0  # what has been reached while no engine works
+        self._busy: list[tuple[float, int]] = []  # heap of clocks and ranks of those that work
+        self._is_busy = [False] * len(replicas)
+        self._unbegun: set[int] = set()  # requests without a first token
+        self.outputs_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        if self._busy:
+            return self._busy[0][0]
+        return self._idle_s
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._busy)
+
+    def wait_until(self, time_s: float) -> None:
+        self._idle_s = max(self._idle_s, time_s)
+
+    def submit(self, message: GenerateRequest, time_s: float) -> None:
+        namespace = f"{message.adapter}\x1f{message.cache_salt}"
+        routed = RoutedRequest(message.input_ids, namespace)
+        rank = self._router.open(message.id, routed, self._ranks)
+        self._unbegun.add(message.id)
+        replica = self._replicas[rank]
+        if not self._is_busy[rank]:
+            replica.clock.wait_until(time_s)
+            self._queue(rank)
+        replica.engine.submit(message)
+
+    def step(self) -> list[FromEngine]:
+        """One step of the engine that is furthest behind."""
+        _, rank = heapq.heappop(self._busy)
+        self._is_busy[rank] = False
+        replica = self._replicas[rank]
+        messages = replica.engine.step()
+        self.outputs_s = replica.clock.now
+        for message in messages:
+            if type(message) is StepOutput:
+                self._note(message)
+        if replica.engine.has_work:
+            self._queue(rank)
+        else:
+            self.wait_until(replica.clock.now)
+        return messages
+
+    def _queue(self, rank: int) -> None:
+        self._is_busy[rank] = True
+        heapq.heappush(self._busy, (self._replicas[rank].clock.now, rank))
+
+    def _note(self, output: StepOutput) -> None:
+        """Tell the router of first tokens and ends."""
+        if self._unbegun:
+            ids = np.frombuffer(output.ids, dtype=np.int64).tolist()
+            for id in self._unbegun.intersection(ids):
+                self._unbegun.discard(id)
+                self._router.began(id)
+        for finish in output.finished:
+            self._unbegun.discard(finish.id)
+            self._router.ended(finish.id)
+
+
+def simulate_cluster(
+    settings: SchedulerSettings,
+    cost: CostModel,
+    arrivals: Iterable[Arrival],
+    *,
+    num_replicas: int,
+    method: str,
+    overlap: bool = True,
+) -> Record:
+    """Play a trace on `num_replicas` engines of these settings, as `simulate` does on one.
+
+    `method` is a key of `weft.route.policy.METHODS`.
+    """
+    lengths = TrueLengths()
+    replicas = [SimulatedReplica(settings, cost, lengths, overlap) for _ in range(num_replicas)]
+    router = EngineRouter(method, num_replicas, settings.num_pages * settings.page_size)
+    features = [replica.engine.services.adapters.feature for replica in replicas]
+    tokens = TokenSource(settings.vocab_size)
+    run = Run(Cluster(replicas, router), tokens, lengths)
+    record = run.play(with_adapters(features, arrivals))
+    meters = [replica.runner.meter for replica in replicas]
+    record.meter = StepMeter.of_all(meters)
+    record.num_rows = settings.max_running_requests
+    record.busiest = max(meter.busy_s for meter in meters) / max(record.meter.busy_s, 1e-9)
+    for replica in replicas:
+        stats = replica.engine.scheduler.stats()
+        assert not stats.total_faults, (
+            "the books of memory did not balance: what was simulated means nothing"
+        )
+        record.evicted_tokens += stats.total_evicted_tokens
+    return record
