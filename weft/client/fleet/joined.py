@@ -85,7 +85,7 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
         reply = replies[rank]
         if isinstance(reply, SuccessReply) and not reply.success:
             return replace(reply, message=f"engine {rank}: {reply.message}")
-    joiner = _JOINERS.get(type(first))
+    joiner = JOINERS.get(type(first))
     return first if joiner is None else joiner(in_order)
 
 
@@ -282,7 +282,7 @@ def _cache(replies: Replies) -> GetCacheReply:
     )
 
 
-_JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
+JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
     AbortRequestReply: _summed("aborted"),
     AdapterReply: _adapters,
     AuditReply: _audit,
