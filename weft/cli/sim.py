@@ -352,7 +352,7 @@ def _run(
     if variant.router:
         record = simulate_cluster(
             variant.settings,
-            step_cost,
+            cost,
             arrivals,
             num_replicas=options.replicas,
             method=variant.router,

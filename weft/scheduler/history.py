@@ -74,12 +74,14 @@ class Counters:
     def totals(self) -> dict[str, int]:
         """By the names that they have in `Stats`."""
         drafts: dict[str, int] = {}
+        num_draft_runs = 0
         for source, count in self.drafts.items():
+            num_draft_runs += count.num_runs
             drafts[f"total_drafts_{source}"] = count.num_drafts
             drafts[f"total_accepted_{source}"] = count.num_right
         return {
             **drafts,
-            "total_draft_runs": sum(count.num_runs for count in self.drafts.values()),
+            "total_draft_runs": num_draft_runs,
             "total_steps": self.num_steps,
             "total_prefill_steps": self.num_prefill_steps,
             "total_split_steps": self.num_split_steps,

@@ -153,4 +153,7 @@ def simulate_cluster(
             "the books of memory did not balance: what was simulated means nothing"
         )
         record.evicted_tokens += stats.total_evicted_tokens
+        calibration = replica.engine.services.deadlines.calibration
+        record.num_expected += calibration.num_seen
+        record.num_within += calibration.num_within
     return record

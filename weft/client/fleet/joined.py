@@ -67,7 +67,6 @@ _NO_SUMS = {
     "batch_is_full",
     "adapter_slots",
     "num_adapters",
-    "policy_fault",
 }
 
 
@@ -95,11 +94,9 @@ def join_stats(found: Sequence[Stats]) -> Stats:
     for name in Stats.__struct_fields__:
         if name not in _NO_SUMS:
             totals[name] = sum(getattr(one, name) for one in found)
-    policy_faults = [one.policy_fault for one in found if one.policy_fault]
     return replace(
         found[0],
         **totals,
-        policy_fault=policy_faults[0] if policy_faults else "",
         new_token_ratio=sum(one.new_token_ratio for one in found) / len(found),
         batch_is_full=all(one.batch_is_full for one in found),
     )
