@@ -13,7 +13,7 @@ from tests.executor.driver import Driver, make_driver
 from weft.config.model import ModelConfig
 from weft.executor.ranks.follower import follow
 from weft.executor.wire.followers import Followers, Ranks
-from weft.ops.sharding import Place
+from weft.ops.sharding import RankPlace
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
 
@@ -64,9 +64,11 @@ def running(
     with ThreadPoolExecutor(size) as threads:
         for rank, (_, end) in enumerate(pairs, start=1):
             link = SocketLink(end)
-            ranks = Ranks(Place(rank, size), None, TIMEOUT_S, comms[rank])
+            ranks = Ranks(RankPlace(rank, size), None, TIMEOUT_S, comms[rank])
             followers.append(threads.submit(_follow, model, folder, ranks, link, settings))
-        ranks = Ranks(Place(0, size), Followers([mine for mine, _ in pairs]), TIMEOUT_S, comms[0])
+        ranks = Ranks(
+            RankPlace(0, size), Followers([mine for mine, _ in pairs]), TIMEOUT_S, comms[0]
+        )
         driver = make_driver(model, folder, ranks, **settings)
         try:
             yield driver, comms

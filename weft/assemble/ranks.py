@@ -30,7 +30,7 @@ from weft.executor.wire.followers import READY, Followers, Ranks
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.sharded import shared_bytes
-from weft.ops.sharding import Place, RankLost
+from weft.ops.sharding import RankLost, RankPlace
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
 from weft.parallel.shared_memory import SharedSegment, anonymous_file
@@ -77,7 +77,7 @@ class StartedRanks:
         """Meet all others. Raises RankLost if one of them ends instead."""
         self._await_all()
         ranks = joined(
-            Place(0, self._size),
+            RankPlace(0, self._size),
             Followers(self._links),
             self._timeout_s,
             meeting=self._meeting / "ranks",
@@ -213,7 +213,7 @@ def _stays_stopped(pid: int) -> bool:
 
 
 def joined(
-    place: Place,
+    place: RankPlace,
     followers: Followers | None,
     timeout_s: float,
     *,

@@ -43,7 +43,7 @@ def run(args: FollowerArgs) -> int:
     from weft.executor.ranks.follower import follow
     from weft.executor.wire.followers import FAILED, READY
     from weft.observe import garbage, log
-    from weft.ops.sharding import Place, RankLost
+    from weft.ops.sharding import RankLost, RankPlace
     from weft.parallel.links import SocketLink
 
     log.setup(args.log_level, format=args.log_format)
@@ -52,7 +52,7 @@ def run(args: FollowerArgs) -> int:
     try:
         link.send(READY)
         ranks = joined(
-            Place(args.rank, config.tp_size),
+            RankPlace(args.rank, config.tp_size),
             None,
             config.dist_timeout,
             meeting=Path(args.meeting),

@@ -16,7 +16,7 @@ from weft.ops.elementwise import scaled_logits
 from weft.ops.lora import AdapterOps, LoraPart, LoraParts
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Divided, Matrix, Shard
-from weft.ops.sharding import Collective, Place, ShardedMatrix, part_of
+from weft.ops.sharding import Collective, RankPlace, ShardedMatrix, part_of
 
 MakeMatrix = Callable[[int, tuple[int, ...], bool], Matrix]  # in_size, sizes, bias
 
@@ -27,7 +27,7 @@ def shard_matrix(
     sizes: tuple[int, ...],
     bias: bool,
     shard: Shard,
-    place: Place,
+    place: RankPlace,
 ) -> ShardedMatrix:
     """A matrix whose part of this rank `make` makes."""
     rank, num_ranks = place
@@ -51,7 +51,7 @@ class ShardedPlainOps(PlainOps):
     ) -> None:
         super().__init__(dtype, device, format)
         self._ranks = ranks
-        self._place = Place(ranks.rank, ranks.size)
+        self._place = RankPlace(ranks.rank, ranks.size)
 
     def matrix(
         self,

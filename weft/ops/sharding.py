@@ -28,7 +28,7 @@ class CannotShard(ValueError):
     """Stored codes cannot be divided; the message says between which inputs."""
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Which of the ranks this process is."""
 
     rank: int  # 0..size-1
@@ -39,7 +39,7 @@ class Collective(Protocol):
     """What ranks do together. Every rank calls the same functions in the same order, with tensors
     of the same sizes. Raises `RankLost` where others do not take part."""
 
-    rank: int  # as in `Place`
+    rank: int  # as in `RankPlace`
     size: int
 
     def all_reduce(self, x: Tensor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.executor.wire.pack import unpack
-from weft.ops.sharding import Collective, Place, RankLost
+from weft.ops.sharding import Collective, RankLost, RankPlace
 from weft.parallel.links import Link
 from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
@@ -76,7 +76,7 @@ class Followers:
 class Ranks:
     """The processes that hold a model together, as one of them sees them."""
 
-    place: Place
+    place: RankPlace
     followers: Followers | None  # None: this is one
     timeout_s: float  # for which they wait for each other
     collective: Collective | None = None  # by a library of torch; None: they share memory

@@ -19,7 +19,7 @@ from weft.ops.fusion import Product, Source, Value
 from weft.ops.fusion import activation as activation_of
 from weft.ops.protocol import Matrix, Shard
 from weft.ops.sharded import shard_matrix
-from weft.ops.sharding import Collective, Place, RankLost, ShardedMatrix
+from weft.ops.sharding import Collective, RankLost, RankPlace, ShardedMatrix
 
 CHUNK_FLOATS = 1 << 18  # of a buffer that a rank shows, at least
 
@@ -34,7 +34,9 @@ class SharedMemory(Protocol):
 class RankLink:
     """How the programs of this rank meet the others."""
 
-    def __init__(self, place: Place, timeout_s: float, memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self, place: RankPlace, timeout_s: float, memory: SharedMemory | None = None
+    ) -> None:
         self.place = place
         self._memory = memory  # as long as programs run
         self._meetings = np.zeros(1, np.int64)
@@ -50,7 +52,7 @@ class RankLink:
         return ctypes.addressof(self.struct)
 
 
-def by_memory(place: Place, memory: SharedMemory, timeout_s: float) -> RankLink:
+def by_memory(place: RankPlace, memory: SharedMemory, timeout_s: float) -> RankLink:
     """Ranks of one machine, which show each other what they have in memory that they share."""
     link = RankLink(place, timeout_s, memory)
     link.struct.shared = memory.address
@@ -75,7 +77,7 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
             _floats(out, found.numel()).copy_(found.flatten())
         return 0
 
-    link = RankLink(Place(collective.rank, collective.size), timeout_s)
+    link = RankLink(RankPlace(collective.rank, collective.size), timeout_s)
     link.struct.call = abi.RankCall(call)
     return link
 
