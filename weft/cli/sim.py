@@ -240,6 +240,8 @@ def sim(argv: Sequence[str]) -> int:
     filmed: list[FilmedEngine] = []
     if options.page and len(variants) > 1:
         raise SettingsError("--page shows one run: leave --compare out")
+    if options.page and options.replicas > 1:
+        raise SettingsError("--page shows one engine: leave --replicas out")
     for variant in variants:
         arrivals = _arrivals(options, traffic, journal)
         if options.ttft_ms:
