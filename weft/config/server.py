@@ -95,7 +95,6 @@ class ServerConfig:
         "engine processes behind this server, each with the whole model; --threads and memory are "
         "for each of them",
         group="replicas",
-        everyday=True,
         low=1,
         high=MAX_ENGINES,
         elsewhere=("data_parallel_size",),
