@@ -1,0 +1,53 @@
+"""A prefill and a decode server, as processes: the answers of one server, whatever becomes of the other one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.handoff_proof import Trio, ask, come_to_rest, compare, numbers, plain
+
+PROMPT = [10 + number * 37 % 4_000 for number in range(200)]
+BODY = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+
+
+@pytest.fixture(scope="module")
+def trio() -> Iterator[Trio]:
+    made = Trio()
+    yield made
+    made.stop()
+
+
+def test_both_answer_as_one_server_does(trio: Trio) -> None:
+    assert not compare(trio, random.Random(5), 12)
+    assert numbers(trio.decode)["handoff_tokens_total"] > 0
+    assert come_to_rest(trio)
+
+
+def test_vllms_fields_lead_from_one_server_to_the_other(trio: Trio) -> None:
+    first = {**BODY, "kv_transfer_params": {"do_remote_decode": True}, "cache_salt": "vllm"}
+    place = ask(trio.prefill.url, "/generate", first)["kv_transfer_params"]
+    assert place["do_remote_prefill"]
+    second = {**BODY, "kv_transfer_params": place, "cache_salt": "vllm"}
+    answer = ask(trio.decode.url, "/generate", second)
+    assert answer["meta_info"]["cached_tokens"] == 192
+    assert plain(answer) == plain(ask(trio.alone.url, "/generate", BODY))
+
+
+def test_what_cannot_be_handed_over_is_refused_by_name(trio: Trio) -> None:
+    assert ask(trio.alone.url, "/generate", {**BODY, **trio.place()}) == 400
+    session = {"session_params": {"id": "s"}}
+    assert ask(trio.decode.url, "/generate", {**BODY, **trio.place(), **session}) == 400
+    for wrong in ({"bootstrap_room": -1}, {"bootstrap_port": 0}, {"bootstrap_host": 7}):
+        assert ask(trio.decode.url, "/generate", {**BODY, **trio.place(), **wrong}) == 400
+
+
+def test_without_the_prefill_server_prompts_are_computed(trio: Trio) -> None:
+    trio.prefill.stop()
+    body = {**BODY, "cache_salt": "alone"}
+    answer = ask(trio.decode.url, "/generate", {**body, **trio.place()})
+    assert answer["meta_info"]["cached_tokens"] == 0
+    assert plain(answer) == plain(ask(trio.alone.url, "/generate", body))
+    assert numbers(trio.decode)["handoff_fallback_totalunreachable"] == 1
