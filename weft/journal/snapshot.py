@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from types import MethodType
@@ -79,6 +79,7 @@ class Kind(IntEnum):
     ARRAY = 6
     OBJECTS = 7  # an array of these
     MESSAGE = 8
+    COUNTER = 9
 
 
 class SnapshotError(Exception):
@@ -172,6 +173,8 @@ class _Taker:
             return [Kind.DICT, self._pairs(thing)]
         if kind is OrderedDict:
             return [Kind.ORDERED, self._pairs(thing)]
+        if kind is Counter:
+            return [Kind.COUNTER, self._pairs(thing)]
         if kind is set or kind is frozenset:
             return [Kind.SET, self._values(thing)]
         if kind is deque:
@@ -265,6 +268,8 @@ class _Restorer:
                 return deque(maxlen=content[0])
             case Kind.ORDERED:
                 return OrderedDict()
+            case Kind.COUNTER:
+                return Counter()
             case Kind.BYTES:
                 return content
             case Kind.ARRAY:
@@ -301,7 +306,7 @@ class _Restorer:
                 flat[at] = self._value(value)
 
     def _hash(self, thing: Any, kind: int, content: Any) -> None:
-        if kind in (Kind.DICT, Kind.ORDERED):
+        if kind in (Kind.DICT, Kind.ORDERED, Kind.COUNTER):
             keys, values = content
             for key, value in zip(keys, values, strict=True):
                 thing[self._value(key)] = self._value(value)
