@@ -9,6 +9,7 @@ import argparse
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,18 @@ WEFT = Path(__file__).parents[2] / "weft"
 
 
 def entered(path: str, body: dict[str, Any]) -> dict[str, set[str]]:
-    """The functions that a request enters, by file. The same request ran once before."""
+    """The functions that a request enters, by file: those of each of two. The same request ran once
+    before; what happens once in some seconds, such as a line in the log, is part of neither."""
+    with serving((WEFT / "bundled" / "weft-nano").resolve(), kv_tokens=4096) as server:
+        assert server.post(path, **body).status_code == 200
+        first = _traced(lambda: server.post(path, **body))
+        second = _traced(lambda: server.post(path, **body))
+    both = {file: first[file] & second[file] for file in first if file in second}
+    return {file: functions for file, functions in both.items() if functions}
+
+
+def _traced(work: Callable[[], object]) -> dict[str, set[str]]:
+    """The functions that are entered meanwhile, by file."""
     found: dict[str, set[str]] = defaultdict(set)
     root = f"{WEFT}/"
 
@@ -29,17 +41,15 @@ def entered(path: str, body: dict[str, Any]) -> dict[str, set[str]]:
             name = f"{frame.f_code.co_qualname}:{frame.f_code.co_firstlineno}"
             found[file.removeprefix(root)].add(name)
 
-    with serving((WEFT / "bundled" / "weft-nano").resolve(), kv_tokens=4096) as server:
-        assert server.post(path, **body).status_code == 200
-        threading.settrace(trace)
-        if hasattr(threading, "settrace_all_threads"):
-            threading.settrace_all_threads(trace)
-        sys.settrace(trace)
-        server.post(path, **body)
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
-        if hasattr(threading, "settrace_all_threads"):
-            threading.settrace_all_threads(None)
+    threading.settrace(trace)
+    if hasattr(threading, "settrace_all_threads"):
+        threading.settrace_all_threads(trace)
+    sys.settrace(trace)
+    work()
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
+    if hasattr(threading, "settrace_all_threads"):
+        threading.settrace_all_threads(None)
     return found
 
 
