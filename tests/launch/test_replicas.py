@@ -11,6 +11,10 @@ import pytest
 
 from tests.launch.server_process import ServerProcess, StreamError, eventually, is_alive
 from tests.launch.tiny_model import write_tiny_model
+from weft.config.engine import EngineConfig
+from weft.config.machine import Machine
+from weft.config.options import SettingsError
+from weft.launch.engine_group import part_of
 
 ENDLESS = 200  # tokens; the context of the tiny model has 256
 
@@ -102,3 +106,10 @@ def test_an_engine_can_be_named_in_header_and_body(model: Path) -> None:
         ):
             assert wrong.status_code == 400
             assert wrong.json()["error"]["param"] == "routed_dp_rank"
+
+
+def test_several_engines_are_not_one_side_of_a_handoff() -> None:
+    machine = Machine(cores=2, free_bytes=1, total_bytes=1, gpus=(), no_gpu_reason="none")
+    with pytest.raises(SettingsError, match="start several servers"):
+        part_of(machine, 2, EngineConfig(disaggregation_mode="decode"))
+    assert part_of(machine, 2, EngineConfig()).cores == 1

@@ -42,7 +42,7 @@ async def embedded(
     with contextlib.ExitStack() as started:
         group = EngineGroup(server.dp_size)
         started.callback(group.stop, STOP_S)
-        machine = part_of(probe(), server.dp_size, engine.device)
+        machine = part_of(probe(), server.dp_size, engine)
         prepared = await asyncio.to_thread(prepare, engine, machine)
         context = LaunchContext(
             prepared=prepared,

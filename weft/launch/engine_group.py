@@ -107,14 +107,20 @@ def environment(
 def part_of(
     machine: Machine,
     num_engines: int,
-    device: str,
+    engine: EngineConfig,
 ) -> Machine:
     """What one of several engines has of a machine: its part of the cores and of the memory, or a
-    GPU. Raises SettingsError where there are fewer GPUs than engines."""
+    GPU. Raises SettingsError where there are fewer GPUs than engines, or where the settings are for
+    one engine alone."""
     num_gpus = len(machine.gpus)
     if num_engines == 1:
         return machine
-    if num_gpus and device != "cpu" and num_gpus < num_engines:
+    if engine.disaggregation_mode != "none":
+        raise SettingsError(
+            f"--dp-size is {num_engines}, but --disaggregation-mode {engine.disaggregation_mode} "
+            "is for one engine, which others know by one port: start several servers"
+        )
+    if num_gpus and engine.device != "cpu" and num_gpus < num_engines:
         raise SettingsError(
             f"--dp-size is {num_engines}, and torch can use {num_gpus} of this machine's GPUs: "
             "each engine needs one of its own (--device cpu computes without)"

@@ -74,7 +74,7 @@ def serve(argv: Sequence[str]) -> int:
             limits = fit(asked)
             with listen(config.host, config.port) as listener:
                 engine = share_sessions(settings.make(EngineConfig), digests)
-                machine = part_of(probe(), config.dp_size, engine.device)
+                machine = part_of(probe(), config.dp_size, engine)
                 prepared = prepare(engine, machine)
                 console = Console(config, began, requires_key=bool(digests.user))
                 if limits is not asked:
