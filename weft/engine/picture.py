@@ -31,7 +31,7 @@ from weft.scheduler.request import NO_ROW, Request, RequestState
 WATCH_S = 10.0  # without a question, after which nobody looks any more
 MAX_STEPS = 2_048  # that are remembered
 MAX_QUEUED = 50  # waiting requests in a picture
-NODES_PER_PICTURE = 256  # that a picture walks on in the prefix tree
+NODES_PER_PICTURE = 128  # that a picture walks on in the prefix tree
 ROUND_S = 1.0  # from one walk over the tree to the next, at least
 
 
@@ -136,21 +136,14 @@ class Pictures(Service):
         columns = self._core.scheduler.kv.columns
         prompt_len = columns.prompt_len[rows]
         decoding = RequestState.DECODING
-        rids: list[str] = []
-        tenants: list[str] = []
-        is_decoding: list[bool] = []
-        cached_len: list[int] = []
-        kv_len: list[int] = []
-        fill_len: list[int] = []
-        age_s: list[float] = []
-        for one in requests:
-            rids.append(one.message.rid)
-            tenants.append(one.message.tenant)
-            is_decoding.append(one.state is decoding)
-            cached_len.append(one.cached_tokens)
-            kv_len.append(one.kv_len)
-            fill_len.append(one.fill_len)
-            age_s.append(now - one.spec.arrival_s)
+        # A list in one go takes half the time of one that grows: this is most of a picture.
+        rids = [one.message.rid for one in requests]
+        tenants = [one.message.tenant for one in requests]
+        is_decoding = [one.state is decoding for one in requests]
+        cached_len = [one.cached_tokens for one in requests]
+        kv_len = [one.kv_len for one in requests]
+        fill_len = [one.fill_len for one in requests]
+        age_s = [now - one.spec.arrival_s for one in requests]
         num_output = columns.known_len[rows] - prompt_len
         max_len = columns.max_len[rows]
         return RowColumns(

@@ -1,0 +1,104 @@
+"""The chat of the live page, with a real server: ask, stop, go wrong, and text that stays text."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.server import Server, wait_until
+from tests.page.conftest import Look
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)> [x](javascript:alert(3)) "
+    "**<b>bold</b>** `</code><svg onload=alert(4)>`"
+)
+
+
+def test_an_answer_streams_in_and_the_request_has_a_story(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.page.fill("#text", "what does os.path.join do?")
+    page.page.press("#text", "Enter")
+    page.see(".it .after", "tokens")
+    assert len(page.text(".it")) > 20
+    page.see(".after button", "Story").click()
+    story = page.see("#story .times li", "finished")
+    assert "tokens" in str(story.text_content())
+    rid = page.text("#story .rid")
+    assert rid.startswith("page-")
+    assert server.get(f"/requests/{rid}")["requests"][0]["state"] == "finished"
+    page.page.keyboard.press("Escape")
+    page.page.locator("#story").wait_for(state="hidden")
+
+
+def test_a_second_question_goes_on_from_the_first(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    for number in (1, 2):
+        page.page.fill("#text", "hello")
+        page.page.click("#send")
+        page.page.locator(".it .after").nth(number - 1).wait_for()
+    page.see(".it:nth-of-type(4) .after, .it .after", "cached")
+
+
+def test_stop_ends_the_request_in_the_engine(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.page.click("#chat-more")
+    page.page.fill("#max-tokens", "1500")
+    with server.slowed():
+        page.page.fill("#text", "count to a thousand")
+        page.page.press("#text", "Enter")
+        page.see(".it.busy p")
+        page.see(".lane.mine")
+        page.page.click("#stop")
+        page.see(".it .after", "stopped")
+    assert wait_until(lambda: server.load()["num_running_reqs"] == 0)
+
+
+def test_what_goes_wrong_is_said(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.expected.append("400")
+    page.page.click("#chat-more")
+    page.page.fill("#max-tokens", "99999999")
+    page.page.fill("#text", "hello")
+    page.page.press("#text", "Enter")
+    page.see(".it.bad .err", "max_tokens is 99,999,999")
+    page.page.fill("#schema", "{nonsense")
+    page.page.fill("#text", "hello")
+    page.page.press("#text", "Enter")
+    page.see(".err", "the JSON schema is not JSON")
+
+
+def test_an_answer_keeps_to_a_json_schema(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.page.click("#chat-more")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    page.page.fill("#schema", json.dumps({**schema, "additionalProperties": False}))
+    page.page.fill("#text", "is it so?")
+    page.page.press("#text", "Enter")
+    page.see(".it .after", "tokens")
+    assert json.loads(page.text(".it p"))["ok"] in (True, False)
+
+
+def test_hostile_answers_prompts_and_names_stay_text(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    delta = {
+        "reasoning_content": HOSTILE,
+        "content": f"{HOSTILE}\n```\n{HOSTILE}\n```\n- {HOSTILE}",
+    }
+    body = f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\ndata: [DONE]\n\n"
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+    page.page.fill("#text", HOSTILE)
+    page.page.press("#text", "Enter")
+    page.see(".it .after")
+    assert "<script>alert(1)</script>" in page.text(".it pre")
+    assert page.text(".me") == HOSTILE
+    page.see(".it summary", "Reasoning").click()
+    assert HOSTILE in page.text(".it details")
+    inside = page.page.locator("#log script, #log img, #log svg, #log a, #log b b")
+    assert inside.count() == 0
+    # In the engine, too: the tree shows what was asked.
+    page.page.unroute("**/v1/chat/completions")
+    server.post("/v1/completions", prompt=HOSTILE * 3, max_tokens=1)
+    page.see("#tree button", "<script>")
+    assert page.page.locator("#tree script, #tree img").count() == 0

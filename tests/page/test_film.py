@@ -1,0 +1,52 @@
+"""The live page over a recording: every step can be gone to, forwards and backwards."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.page.conftest import Look
+
+
+@pytest.fixture(scope="module")
+def film() -> Iterator[str]:
+    """The page over a simulated run."""
+    command = [sys.executable, "-m", "weft", "sim", "--requests", "30", "--rate", "20", "--page"]
+    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = ""
+    for line in process.stdout:
+        found = re.search(r"pictures, of each step: (http://\S+)", line)
+        if found is not None:
+            url = found[1]
+            break
+    yield url
+    process.terminate()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_film_is_scrubbed_step_by_step_and_tells_stories(film: str, look: Look) -> None:
+    page = look(film)
+    page.expected.append("404")
+    page.see("#film-text", "step 0 of")
+    page.page.locator("#film-at").fill("60")
+    page.see("#film-text", "step 60 of")
+    running = page.text("#rows-text")
+    steps = page.text("#steps-text")
+    page.page.click("#film-on")
+    page.see("#film-text", "step 61 of")
+    page.page.click("#film-back")
+    page.see("#film-text", "step 60 of")
+    assert page.text("#rows-text") == running
+    assert page.text("#steps-text") == steps
+    page.see(".lane").click()
+    page.see("#story .times li", "finished")
+    page.page.click("#film-play")
+    page.see("#film-text", "step 63 of")
+    page.page.click("#film-play")
+    assert page.page.locator("#chat").is_hidden()
