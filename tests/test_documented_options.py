@@ -33,6 +33,7 @@ FOREIGN = {  # programs of others that a page shows a command of
         *("--random-input-len", "--random-output-len", "--tokenizer"),
     },
     "guidellm": {"--backend", "--constraint", "--data", "--model", "--profile", "--tokenizer"},
+    "sglang-router": {"--pd-disaggregation", "--prefill", "--decode"},
     "aiperf": {
         *(
             "--concurrency",
