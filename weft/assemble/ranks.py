@@ -195,7 +195,9 @@ def _why_lost(rank: int, process: subprocess.Popen[bytes]) -> str:
         assert event is not None, "waitid has waited"
         if event.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
             return explain_end(rank, process.wait())
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        # This event alone: the next one may be there already.
+        seen = os.WSTOPPED if event.si_code == os.CLD_STOPPED else os.WCONTINUED
+        os.waitid(os.P_PID, process.pid, seen | os.WNOHANG)
         if event.si_code == os.CLD_STOPPED and _stays_stopped(process.pid):
             name = signal.Signals(event.si_status).name
             return f"rank {rank} was stopped by {name} (signal {event.si_status})"
