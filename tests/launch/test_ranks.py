@@ -73,12 +73,11 @@ def one() -> Loaded:
     return load()
 
 
-@pytest.fixture(scope="module", params=["shm", "gloo"])
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Loaded]:
-    journal = tmp_path_factory.mktemp("journals") / request.param
-    loaded = load(tp_size=2, dist_backend=request.param, journal=str(journal))
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    """Over shared memory; `tests/executor/test_ranks.py` has gloo."""
+    journal = tmp_path_factory.mktemp("journals") / "two"
+    loaded = load(tp_size=2, dist_backend="shm", journal=str(journal))
     yield loaded
     loaded.close()
 
