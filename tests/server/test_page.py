@@ -77,22 +77,24 @@ def picture(number: int) -> Picture:
 
 
 @pytest.fixture
-def watched(server: RunningServer) -> RunningServer:
-    """A server whose engine makes pictures; `asked` has the questions."""
-    server.asked = []  # type: ignore[attr-defined]
-    send = server.engine.send
+def watched() -> Iterator[RunningServer]:
+    """A server of one test, which may end it, whose engine makes pictures; `asked` has the
+    questions."""
+    with running(ServerConfig(drain_s=1.0)) as server:
+        server.asked = []  # type: ignore[attr-defined]
+        send = server.engine.send
 
-    def answer(message: ToEngine) -> None:
-        if not isinstance(message, Watch):
-            send(message)
-            return
-        asked = server.asked  # type: ignore[attr-defined]
-        made = picture(len(asked))
-        asked.append(message)
-        server.engine.answer(msgspec.structs.replace(made, call=message.call))
+        def answer(message: ToEngine) -> None:
+            if not isinstance(message, Watch):
+                send(message)
+                return
+            asked = server.asked  # type: ignore[attr-defined]
+            made = picture(len(asked))
+            asked.append(message)
+            server.engine.answer(msgspec.structs.replace(made, call=message.call))
 
-    server.engine.send = answer  # type: ignore[method-assign]
-    return server
+        server.engine.send = answer  # type: ignore[method-assign]
+        yield server
 
 
 def events(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
