@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.fake import RunningServer
 from weft.config.options import SettingsError
-from weft.launch import supervisor
+from weft.launch import front
 from weft.server import limits as memory
 
 USED_PAGES = 100_000
@@ -50,11 +50,11 @@ def test_a_server_without_room_for_requests_does_not_start(
 ) -> None:
     limit(monkeypatch, tmp_path, 999_000_000)
     with pytest.raises(SettingsError, match=r"999 MB are left .* at least 1,000 MB"):
-        supervisor._require_memory()
+        front._require_memory()
 
 
 def test_address_space_without_limit_is_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(memory.resource, "getrlimit", {resource.RLIMIT_AS: unlimited}.__getitem__)
     assert memory.spare_bytes() == math.inf
-    supervisor._require_memory()
+    front._require_memory()
