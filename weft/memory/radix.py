@@ -311,15 +311,18 @@ class RadixCache:
     def forget(self, handle: Node | None) -> IntArray:
         gone: list[Node] = []
         for node in path_up(handle):
-            if node.children or node.locks or node.pins:
+            if len(node.children) > len(gone[-1:]) or node.locks or node.pins:
                 break
+            node.is_queued = True  # and stays out of the heap while what is below it goes
             gone.append(node)
-            self._remove(node)
         if not gone:
             return NO_PAGES
-        # They must not be found by eviction either. This is rare: no need for a quicker way.
+        # They must not be found by eviction either, and one that goes may be as old as its parent,
+        # which is queued next. This is rare: no need for a quicker way.
         self._heap = [entry for entry in self._heap if entry[2] not in gone]
         heapq.heapify(self._heap)
+        for node in gone:
+            self._remove(node)
         pages = np.frombuffer(b"".join(node.pages for node in gone), dtype=np.int32)
         self.evictable_pages -= len(pages)
         return pages
