@@ -157,6 +157,11 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def forget_pages(self, pages: IntArray) -> IntArray:
+        """`forget` every sequence that ends where one of these pages is. Returns the dropped
+        pages; they belong to the caller."""
+        ...
+
     def reset(self) -> IntArray:
         """Drop all, when nothing is locked or pinned. The pages returned are the caller's."""
         ...
@@ -234,6 +239,9 @@ class NoPrefixCache:
         return NO_PAGES
 
     def forget(self, handle: Handle) -> IntArray:
+        return NO_PAGES
+
+    def forget_pages(self, pages: IntArray) -> IntArray:
         return NO_PAGES
 
     def reset(self) -> IntArray:

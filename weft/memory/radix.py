@@ -327,6 +327,17 @@ class RadixCache:
         self.evictable_pages -= len(pages)
         return pages
 
+    def forget_pages(self, pages: IntArray) -> IntArray:
+        wanted = set(pages.tolist())
+        dropped = [NO_PAGES]
+        # Children first: with them goes what is above them, and its pages are not wanted any more.
+        for node in reversed(list(self.nodes())):
+            if not wanted.isdisjoint(np.frombuffer(node.pages, INT32).tolist()):
+                gone = self.forget(node)
+                wanted.difference_update(gone.tolist())
+                dropped.append(gone)
+        return np.concatenate(dropped)
+
     def reset(self) -> IntArray:
         assert not self.protected_pages, "a locked cache cannot be dropped"
         assert not self.pinned_pages, "a pinned cache cannot be dropped"

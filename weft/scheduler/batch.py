@@ -20,6 +20,7 @@ from weft.plan.step import ForwardMode, Plan, Result
 from weft.scheduler.request import Columns, Request
 
 NO_ROWS = np.empty(0, dtype=np.int32)
+NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
 class RunningBatch:
@@ -217,6 +218,19 @@ def commit(
         ids = np.concatenate([ids, columns.ids[more_rows]])
         tokens = np.concatenate([tokens, more_tokens])
     return Outcome(ids, tokens, [*errors, *found.values()])
+
+
+def left_behind(columns: Columns, batch: Batch, result: Result) -> IntArray:
+    """The slots that a step wrote for requests that ended meanwhile, and whose outputs were not
+    finite. They may be in the cache: it was not known when these requests ended."""
+    if result.invalid is None or not result.invalid.any():
+        return NO_SLOTS
+    is_worthless = result.invalid & ~batch.is_live(columns)
+    if not is_worthless.any():
+        return NO_SLOTS
+    is_row = np.isin(batch.rows, batch.sample_rows[is_worthless])
+    slots: IntArray = batch.plan.slots[np.repeat(is_row, batch.lens)]
+    return slots
 
 
 def _note_reported(batch: Batch) -> None:

@@ -227,6 +227,10 @@ class KvMemory:
         request.prefix = NO_PREFIX
         request.kv_len = 0
 
+    def forget_written(self, slots: IntArray) -> None:
+        """Drop from the cache what holds these slots, as far as nobody uses it."""
+        self.allocator.free(self.cache.forget_pages(slots // self.page_size))
+
     def reset_cache(self) -> None:
         """Empty the prefix cache. No request may have locked any of it; pins and leases are
         lost."""

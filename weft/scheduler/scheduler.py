@@ -32,7 +32,7 @@ from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.step import Result
-from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit
+from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, left_behind
 from weft.scheduler.composed.build import build_policy
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
@@ -531,6 +531,7 @@ class Scheduler:
         is_eos = self.limits.is_eos
         result = self.planner.settle(batch, result, is_eos)
         effects = self.hooks.commit(batch, columns, result)
+        worthless = left_behind(columns, batch, result)
         outcome = commit(columns, batch, result, is_eos, effects.ends, effects.forced)
         # From here on the tokens are known, so they must be reported whatever raises.
         self.outbox.put(
@@ -551,6 +552,9 @@ class Scheduler:
                 self.history.first_token(request.id, self._now, batch.plan.step)
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
+        if len(worthless):
+            with self.outbox.whole():
+                self.kv.forget_written(worthless)
         return self.outbox.take_output()
 
     def _end(self, end: End) -> None:
