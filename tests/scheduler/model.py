@@ -553,7 +553,7 @@ class Model:
         """Whose place the first that waits takes: of a far lower class, none that waited too long before, and only if
         that is enough."""
         settings, queue = self.scheduler.settings, self.scheduler.waiting_queue
-        if settings.schedule_policy != "priority":
+        if settings.schedule_policy.split(" > ")[0] != "priority":
             return []
         first = next(iter(queue.order(now)), None)
         if first is None or self.is_held(first):
