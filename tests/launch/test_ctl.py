@@ -19,9 +19,11 @@ from weft.cli.ctl import COMMANDS, arguments_of, readable
 from weft.config.server import ServerConfig
 from weft.messages import codec
 from weft.messages.calls import ControlRequest
+from weft.messages.requests import GenerateRequest
 from weft.server.app import OPERATIONS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "control.md"
+WITHOUT_COMMAND = {"GET /events"}  # what a page in a browser listens to, without an end
 
 
 class Listener:
@@ -48,6 +50,7 @@ class Listener:
                 self.wfile.write(outer.answer)
 
             do_POST = do_GET
+            do_DELETE = do_GET
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -86,6 +89,19 @@ REQUESTS = [
     ("cache show", "GET", "/cache", None),
     ("cache clear", "POST", "/cache/clear", {}),
     ("cache save --timeout 3", "POST", "/cache/save?timeout=3.0", {}),
+    (
+        "cache pin text --ttl 60 --name system --tenant a --cache-salt b",
+        "POST",
+        "/cache/pin",
+        {"prompt": "text", "ttl_s": 60.0, "name": "system", "tenant": "a", "cache_salt": "b"},
+    ),
+    (
+        'cache pin --messages [{"role":"user","content":"a"}]',
+        "POST",
+        "/cache/pin",
+        {"messages": [{"role": "user", "content": "a"}]},
+    ),
+    ("cache unpin system", "DELETE", "/cache/pin/system", {}),
     ("abort my-request", "POST", "/abort_request", {"rid": "my-request"}),
     ("abort --all", "POST", "/abort_request", {"abort_all": True}),
     ("pause", "POST", "/pause_generation", {}),
@@ -404,16 +420,21 @@ def routes_of_administration() -> set[str]:
 def test_every_control_request_is_in_the_table_and_has_a_command() -> None:
     assert len(table()) >= 18
     assert not routes_of_administration() - {row[1] for row in table()}
-    assert not routes_of_administration() - {f"{verb.method} {verb.route}" for verb in COMMANDS}
+    commands = {f"{verb.method} {verb.route}" for verb in COMMANDS}
+    assert routes_of_administration() - commands == WITHOUT_COMMAND
 
 
 def test_every_row_of_the_table_is_true() -> None:
     commands = {verb.words: f"{verb.method} {verb.route}" for verb in COMMANDS}
     routes = {f"{one.method} {re.sub(r':path}', '}', one.path)}" for one in OPERATIONS}
-    known = {kind.__name__ for kind in codec.REQUESTS.values()} | {ControlRequest.__name__}
+    known = {kind.__name__ for kind in codec.REQUESTS.values()}
+    known |= {ControlRequest.__name__, GenerateRequest.__name__}
     for message, route, command, effect, answers in table():
         assert route in routes
-        assert commands[command] == route
+        if command == "–":
+            assert route in WITHOUT_COMMAND
+        else:
+            assert commands[command] == route
         assert message in known
         assert effect
         assert answers
