@@ -29,6 +29,8 @@ from weft.messages.weights import UpdateWeightsFromDisk
 from weft.scheduler.settings import SchedulerSettings, TierSettings
 from weft.scheduler.tiers.kv import TieredKv
 
+GIVE_UP = (54, 108)  # seeds of worlds in which a read is given up, which few of them are
+
 
 class TieredWorld(RecordedWorld):
     """A world with a store."""
@@ -148,7 +150,7 @@ def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> N
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
     reached = Counter[str]()
-    for seed in range(24):
+    for seed in (*range(24), *GIVE_UP):
         for world in run_tiered(seed):
             reached["read"] += world.tiers.num_read
             reached["landed"] += world.service.num_landed
