@@ -14,12 +14,23 @@ import numpy as np
 
 from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
 from weft.memory.allocator import slots_of
-from weft.memory.prefix_cache import PrefixCache
+from weft.memory.prefix_cache import CacheKey, PrefixCache
 
 
 def adapter_of(namespace: str) -> str:
     """The adapter whose K and V are below the root of a namespace (`Request.cache_key`)."""
     return namespace.split("\0")[1] if namespace.startswith("\0") else ""
+
+
+def states_of(runner: OracleRunner, key: CacheKey) -> list[int]:
+    """What a runner computes at each token of a sequence."""
+    weights = runner.weights + adapter_weights(adapter_of(key.namespace))
+    state = 0
+    states = []
+    for token in np.frombuffer(key.tokens, dtype=np.int32).tolist():
+        state = extend_hash(state, token, weights)
+        states.append(state)
+    return states
 
 
 class CacheCheck:

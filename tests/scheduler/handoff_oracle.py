@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.scheduler.cache_check import adapter_of
-from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
+from tests.scheduler.cache_check import states_of
+from tests.scheduler.oracle_runner import OracleRunner
 from weft.arrays import IntArray
 from weft.config.handoff import REASONS
 from weft.memory.allocator import slots_of
@@ -77,7 +77,7 @@ class OracleHandoff(NoHandoff):
     def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES
         self.lent[room] = (key, pages.copy())
-        self.states[room] = self._states(key)
+        self.states[room] = states_of(self.runner, key)
         self.num_lent += len(pages)
         self.look_at_all()
 
@@ -211,16 +211,6 @@ class OracleHandoff(NoHandoff):
         assert not any(np.isin(step.plan.slots, slots).any() for step in self.runner.pending)
         self.runner.state[slots] = RUBBISH
 
-    def _states(self, key: CacheKey) -> list[int]:
-        assert self.runner is not None
-        weights = self.runner.weights + adapter_weights(adapter_of(key.namespace))
-        state = 0
-        states = []
-        for token in np.frombuffer(key.tokens, dtype=np.int32).tolist():
-            state = extend_hash(state, token, weights)
-            states.append(state)
-        return states
-
     def _read(self, coming: Coming) -> int:
         """Returns the tokens that have come, from the first one on."""
         assert self.runner is not None
@@ -229,6 +219,6 @@ class OracleHandoff(NoHandoff):
             num_pages = self.rng.randrange(num_pages)
         num_tokens = num_pages * self.page_size
         slots = slots_of(coming.pages, self.page_size)[:num_tokens]
-        self.runner.state[slots] = self._states(coming.key)[coming.start :][:num_tokens]
+        self.runner.state[slots] = states_of(self.runner, coming.key)[coming.start :][:num_tokens]
         self.num_read += num_tokens
         return num_tokens

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.scheduler.cache_check import adapter_of
-from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
+from tests.scheduler.cache_check import states_of
+from tests.scheduler.oracle_runner import OracleRunner
 from weft.arrays import IntArray
 from weft.memory.allocator import slots_of
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
@@ -153,16 +153,9 @@ class OracleTiers(NoTiers):
     def _look_at(self, job: Job) -> None:
         assert self.runner is not None
         found = self.runner.state[self._slots(job)].tolist()
-        assert found == self._states(job.key)[job.start :], "pages changed while they were written"
-
-    def _states(self, key: CacheKey) -> list[int]:
-        assert self.runner is not None
-        weights = self.runner.weights + adapter_weights(adapter_of(key.namespace))
-        state, states = 0, []
-        for token in np.frombuffer(key.tokens, dtype=np.int32).tolist():
-            state = extend_hash(state, token, weights)
-            states.append(state)
-        return states
+        assert found == states_of(self.runner, job.key)[job.start :], (
+            "pages changed while they were written"
+        )
 
     def _read(self, job: Job) -> int:
         assert self.runner is not None
@@ -184,7 +177,7 @@ class OracleTiers(NoTiers):
         return num_tokens
 
     def _write(self, job: Job) -> int:
-        states = self._states(job.key)
+        states = states_of(self.runner, job.key)
         num_bytes = 0
         for end in range(job.start + self.block_len, len(states) + 1, self.block_len):
             if self.mood != "quick" and self.rng.random() < 0.1:
