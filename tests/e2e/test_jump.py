@@ -4,32 +4,33 @@ ends the reasoning before a grammar."""
 from __future__ import annotations
 
 import json
-
-import jsonschema
+import re
 
 from weft import LLM, Grammar, SamplingParams
 from weft.messages.sampling import ThinkingMarks
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "first_name_of_the_person": {"type": "string", "maxLength": 12},
-        "age_in_years": {"type": "integer", "minimum": 0, "maximum": 150},
-        "favourite_colours": {
-            "type": "array",
-            "items": {"enum": ["dark red", "light green"]},
-            "maxItems": 3,
-        },
-    },
-    "required": ["first_name_of_the_person", "age_in_years", "favourite_colours"],
-    "additionalProperties": False,
-}
+# JSON without free whitespace: a machine's arithmetic decides between few things only, and so the
+# steps hardly depend on it.
+COLOURS = r'\[("dark red",){0,2}"light green"\]'
+PERSON = (
+    r'\{"first_name_of_the_person":"(Ann|Bartholomew|Christopher)",'
+    r'"age_in_years":[1-9][0-9]?,'
+    rf'"favourite_colours":{COLOURS}\}}'
+)
+NAMES = ["first_name_of_the_person", "age_in_years", "favourite_colours"]
 
 
 def run(*, jump: bool) -> tuple[list[list[int]], int]:
     """The tokens of some answers, and how many steps they took."""
-    llm = LLM(grammar_jump=jump, threads=1, kv_tokens=8_192)
-    grammar = Grammar("json_schema", json.dumps(PERSON))
+    # Guesses and the bound of `max_slowdown` follow measured times, and so would the steps.
+    llm = LLM(
+        grammar_jump=jump,
+        threads=1,
+        kv_tokens=8_192,
+        speculative="off",
+        max_slowdown=-1.0,
+    )
+    grammar = Grammar("regex", PERSON)
     params = [
         SamplingParams(max_new_tokens=250, temperature=temperature, seed=i, grammar=grammar)
         for i, temperature in enumerate([0, 0, 0, 1, 1, 1])
@@ -39,7 +40,8 @@ def run(*, jump: bool) -> tuple[list[list[int]], int]:
     )
     for answer in answers:
         assert answer.finish_reason == "stop"
-        jsonschema.validate(json.loads(answer.text), PERSON)
+        assert re.fullmatch(PERSON, answer.text)
+        assert list(json.loads(answer.text)) == NAMES
     stats = llm._engine.services.stats()  # type: ignore[attr-defined]
     assert (stats.total_forced_tokens > 0) is jump
     return [answer.token_ids for answer in answers], stats.total_steps
@@ -49,7 +51,7 @@ def test_jumps_save_steps_and_change_no_token() -> None:
     jumped, few = run(jump=True)
     stepped, many = run(jump=False)
     assert jumped == stepped
-    assert few < 0.7 * many
+    assert few < 0.5 * many
 
 
 def test_a_budget_ends_the_reasoning_before_a_grammar() -> None:
