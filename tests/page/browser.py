@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 HANG_MS = 120_000  # whatever takes so long does not come any more
+HANG_S = 280.0  # the same for all that one test does
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,24 +33,34 @@ def find() -> str | None:
     return None
 
 
-class Watched:
-    """A page, with everything that it complained of and asked for."""
+SIZE = {"width": 1380, "height": 900}
 
-    def __init__(self, context: Any, url: str) -> None:
+
+class Watched:
+    """A page in a tab, with everything that it complained of and asked for."""
+
+    def __init__(self, tab: Any, url: str) -> None:
         self.url = url.rstrip("/") + "/"
-        self.page = context.new_page()
+        self.page = tab
         self.page.set_default_timeout(HANG_MS)
         self.complaints: list[str] = []
         self.expected: list[str] = []  # parts of complaints that the test brings about
         self.outside: list[str] = []
-        self.page.on("console", self._said)
-        self.page.on("pageerror", lambda error: self.complaints.append(f"raised {error}"))
-        self.page.on("dialog", self._asked)
-        self.page.on("request", self._requested)
+        self._listeners = {
+            "console": self._said,
+            "pageerror": self._raised,
+            "dialog": self._asked,
+            "request": self._requested,
+        }
+        for name, listener in self._listeners.items():
+            self.page.on(name, listener)
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(f"{message.type}: {message.text}")
+
+    def _raised(self, error: Any) -> None:
+        self.complaints.append(f"raised {error}")
 
     def _asked(self, dialog: Any) -> None:
         self.complaints.append(f"dialog: {dialog.message}")
@@ -73,6 +88,15 @@ class Watched:
         self.see("#dot.live")
         return self
 
+    def leave(self) -> None:
+        """Nothing of the page stays in its tab."""
+        if self.page.url.startswith(self.url):
+            self.page.evaluate("() => { sessionStorage.clear(); localStorage.clear(); }")
+        self.page.unroute_all()
+        self.page.goto("about:blank")
+        for name, listener in self._listeners.items():
+            self.page.remove_listener(name, listener)
+
     def check(self) -> None:
         found = [one for one in self.complaints if not any(part in one for part in self.expected)]
         assert found == []
@@ -81,10 +105,63 @@ class Watched:
 
 @contextlib.contextmanager
 def started(path: str) -> Iterator[Any]:
-    """A browser. Its contexts are as separate as those of different users."""
+    """A browser, for this thread alone, in which no other event loop can run meanwhile. Its
+    contexts are as separate as those of different users."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+class BrowserThread:
+    """A thread with a browser: what is done with it has to be done there (`do`).
+
+    Playwright leaves an event loop running in the thread that uses it. In the thread of pytest,
+    it would stand in the way of all tests that run one of their own.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.tabs: list[Any] = []  # that are open, and show nothing
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._browser: Future[Any] = Future()
+        self._thread = threading.Thread(target=self._run, args=(path,), daemon=True)
+        self._thread.start()
+        self.browser = self._browser.result(HANG_S)
+
+    def do(self, call: Callable[[], T]) -> T:
+        """What `call()` returns or raises there."""
+        if threading.current_thread() is self._thread:
+            return call()
+        done: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as exc:
+                done.set_exception(exc)
+
+        self._work.put(work)
+        return done.result(HANG_S)
+
+    def tab(self) -> Any:
+        """A page that shows nothing, of a user of its own."""
+        if self.tabs:
+            return self.tabs.pop()
+        return self.browser.new_context().new_page()
+
+    def end(self) -> None:
+        self._work.put(None)
+        self._thread.join(HANG_S)
+
+    def _run(self, path: str) -> None:
+        try:
+            with started(path) as browser:
+                self._browser.set_result(browser)
+                while (work := self._work.get()) is not None:
+                    work()
+        except BaseException as exc:
+            if self._browser.done():
+                raise
+            self._browser.set_exception(exc)

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 
 from tests.e2e.server import Server
-from tests.page.browser import Watched, find, started
+from tests.page.browser import SIZE, BrowserThread, Watched, find
 
 SMALL = ("--kv-tokens", "8192", "--max-running-requests", "4", "--threads", "1")
 
 Look = Callable[..., Watched]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that looks at pages runs in the browser's thread."""
+    thread = pyfuncitem.funcargs.get("browser")
+    if not isinstance(thread, BrowserThread):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    thread.do(lambda: pyfuncitem.obj(**arguments))
+    return True
+
+
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[BrowserThread]:
     path = find()
     if path is None or find_spec("playwright") is None:
         pytest.skip("there is no browser: apt install chromium, pip install playwright")
-    with started(path) as browser:
-        yield browser
+    thread = BrowserThread(path)
+    yield thread
+    thread.end()
 
 
 @pytest.fixture(scope="package")
-def server(browser: Any) -> Iterator[Server]:
+def server(browser: BrowserThread) -> Iterator[Server]:
     """The bundled model, with four rows."""
     server = Server("weft-nano", small=SMALL)
     yield server
@@ -34,19 +46,23 @@ def server(browser: Any) -> Iterator[Server]:
 
 
 @pytest.fixture
-def look(browser: Any) -> Iterator[Look]:
+def look(browser: BrowserThread) -> Iterator[Look]:
     """Opens a page of a server; at the end none has complained, or asked anybody else."""
     opened: list[Watched] = []
-    contexts: list[Any] = []
 
-    def look(url: str, **options: Any) -> Watched:
-        values = {"viewport": {"width": 1380, "height": 900}, "reduced_motion": "reduce", **options}
-        contexts.append(browser.new_context(**values))
-        opened.append(Watched(contexts[-1], url))
+    def look(url: str, size: dict[str, int] = SIZE, scheme: str = "light") -> Watched:
+        tab = browser.tab()
+        tab.set_viewport_size(size)
+        tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        opened.append(Watched(tab, url))
         return opened[-1].open()
 
+    def leave() -> None:
+        for page in opened:
+            page.leave()
+            browser.tabs.append(page.page)
+
     yield look
+    browser.do(leave)
     for page in opened:
         page.check()
-    for context in contexts:
-        context.close()

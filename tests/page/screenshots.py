@@ -63,7 +63,7 @@ class Load:
 
 def shoot(browser: Any, server: Server, name: str, scheme: str, size: dict[str, int]) -> None:
     context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
-    page = Watched(context, server.url).open().live()
+    page = Watched(context.new_page(), server.url).open().live()
     if size is SIZE:
         page.page.fill("#text", QUESTIONS[0])
         page.page.press("#text", "Enter")

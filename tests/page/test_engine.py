@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.server import Server, wait_until
-from tests.page.conftest import SMALL, Look
+from tests.page.conftest import Look
+from tests.server.fake import running
+from tests.server.pictured import pictured
 
 
 def numbers(text: str) -> list[int]:
@@ -84,8 +86,8 @@ def test_a_node_of_the_tree_shows_its_text(server: Server, look: Look) -> None:
     page.see("#node", "The old harbour lay in the fog.")
 
 
-def test_ten_tabs_show_the_same(server: Server, look: Look) -> None:
-    pages = [look(server.url) for _ in range(10)]
+def test_several_tabs_show_the_same(server: Server, look: Look) -> None:
+    pages = [look(server.url) for _ in range(3)]
     for page in pages:
         page.live()
     server.post("/v1/completions", prompt="hello", max_tokens=4, ignore_eos=True)
@@ -94,18 +96,19 @@ def test_ten_tabs_show_the_same(server: Server, look: Look) -> None:
         page.see(f"#steps[aria-valuemax='{total - 1}']")
 
 
-def test_a_page_comes_back_when_the_server_does(look: Look, server: Server) -> None:
-    first = Server("weft-nano", small=SMALL)
-    port = first.url.rpartition(":")[2]
-    page = look(first.url).live()
-    page.expected += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"]
-    page.expected += ["ERR_CONNECTION_RESET", "503"]
-    first.stop()
+def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
+    with running() as first:
+        pictured(first)
+        page = look(first.url).live()
+        page.expected += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"]
+        page.expected += ["ERR_CONNECTION_RESET", "503"]
+        first.call(first.readiness.drain)
     page.see("#dot.away")
-    again = Server("weft-nano", small=(*SMALL, "--port", port))
-    page.live()
-    page.see("#state", "up")
-    again.stop()
+    with running(port=first.port) as again:
+        pictured(again)
+        page.live()
+        page.see("#state", "up")
+        page.leave()
 
 
 @pytest.mark.parametrize("size", [(1380, 900), (390, 844)], ids=["desktop", "phone"])
@@ -114,7 +117,7 @@ def test_names_roles_and_contrast_are_right(
     server: Server, look: Look, scheme: str, size: tuple[int, int]
 ) -> None:
     width, height = size
-    page = look(server.url, color_scheme=scheme, viewport={"width": width, "height": height}).live()
+    page = look(server.url, {"width": width, "height": height}, scheme).live()
     complain: Callable[[str], list[str]] = page.page.evaluate
     assert complain(NAMELESS) == []
     assert complain(PALE) == []

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from tests.page.conftest import Look
 from tests.server.fake import running
-from tests.server.test_page import HOSTILE, picture
+from tests.server.pictured import HOSTILE, pictured
 from weft.config.server import ServerConfig
-from weft.messages.codec import ToEngine
-from weft.messages.picture import Watch
 
 
 def test_the_engine_is_shown_to_who_has_the_key_and_hostile_names_stay_text(look: Look) -> None:
     config = ServerConfig(api_key="user-key", admin_api_key="admin-key", drain_s=1.0)
     with running(config) as server:
-        send = server.engine.send
-        asked: list[Watch] = []
-
-        def answer(message: ToEngine) -> None:
-            if not isinstance(message, Watch):
-                send(message)
-                return
-            asked.append(message)
-            made = msgspec.structs.replace(picture(len(asked)), call=message.call)
-            server.engine.answer(made)
-
-        server.engine.send = answer  # type: ignore[method-assign]
+        asked = pictured(server)
         page = look(server.url)
         page.expected += ["401", "403"]
         page.see("#gate-why", "the API key is missing or wrong")
@@ -51,3 +36,4 @@ def test_the_engine_is_shown_to_who_has_the_key_and_hostile_names_stay_text(look
         assert page.page.evaluate("() => JSON.stringify(localStorage)").find("key") < 0
         page.page.reload()
         page.live()
+        page.leave()

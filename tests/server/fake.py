@@ -279,6 +279,7 @@ class RunningServer:
         tokenizer: Tokenizer | None = None,
         sampling: SamplingParams | None = None,
         processor: MediaProcessor | None = None,
+        port: int = 0,
         **client: Any,
     ) -> None:
         self.tokenizer = tokenizer or byte_tokenizer()
@@ -307,7 +308,7 @@ class RunningServer:
             processor=processor,
         )
         self.server = make_server(app, config, limits, self.client.metrics.refused)
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._loop = new_loop()
@@ -383,9 +384,11 @@ def running(
     tokenizer: Tokenizer | None = None,
     sampling: SamplingParams | None = None,
     processor: MediaProcessor | None = None,
+    port: int = 0,
     **client: Any,
 ) -> Iterator[RunningServer]:
-    """A server for one `with` block. `client`: options of its `EngineClient`."""
+    """A server for one `with` block. `port`: 0 is one that is free; `client`: options of its
+    `EngineClient`."""
     server = RunningServer(
         config or ServerConfig(drain_s=1.0),
         new_loop,
@@ -393,6 +396,7 @@ def running(
         tokenizer,
         sampling,
         processor,
+        port,
         **client,
     )
     server.start()

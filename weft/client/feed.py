@@ -26,6 +26,7 @@ from weft.text.tokenizer import Tokenizer
 RATE = 5.0  # pictures in a second, at most
 REST_S = 1.0  # between two pictures of an engine without work
 CALL_TIMEOUT_S = 10.0
+KEPT_S = 8.0  # after which a picture is old; the engine notes its steps for somewhat longer
 MAX_BEHIND = 16  # pictures that wait for a slow viewer
 MAX_VIEWERS = 64
 MAX_STEPS = 600  # that who comes later sees
@@ -76,6 +77,7 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._since_step = -1
         self._since_round = 0
+        self._told_s = 0.0  # when the last picture came
         self._last: dict[str, Any] | None = None  # picture, with the tree as last told
         self._steps: deque[list[Any]] = deque(maxlen=MAX_STEPS)  # a list of columns for each
 
@@ -84,13 +86,16 @@ class Feed:
         return len(self._viewers) >= MAX_VIEWERS
 
     def join(self) -> Viewer:
-        """Somebody looks. Who is not the first sees at once what the others have seen."""
+        """Somebody looks. Who is not the first sees at once what the others have seen, and who
+        comes back soon, what there was."""
+        loop = asyncio.get_running_loop()
         viewer = Viewer()
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
-            self._forget()
-            self._task = asyncio.create_task(self._run())
-        elif self._last is not None:
+            if loop.time() - self._told_s > KEPT_S:
+                self._forget()
+            self._task = loop.create_task(self._run())
+        if self._last is not None:
             steps = dict(
                 zip(
                     STEP_COLUMNS,
@@ -108,6 +113,9 @@ class Feed:
 
     def leave(self, viewer: Viewer) -> None:
         self._viewers.discard(viewer)
+        if not self._viewers and self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     def _forget(self) -> None:
         self._last = None
@@ -196,6 +204,7 @@ class Feed:
         elif picture.stats.total_steps <= self._since_step:
             self._forget()  # it counts anew
         self._last = {**(self._last or {}), **fields}
+        self._told_s = asyncio.get_running_loop().time()
         return fields
 
     def _show(self, told: bytes) -> None:
