@@ -1,7 +1,9 @@
 """Random requests through a prefill and a decode server, compared with one server bit for bit, and what becomes of them
 when either side is killed or stopped.
 
-python -m tests.e2e.handoff_proof [--requests 500] [--kills 20] [--seed 1]
+python -m tests.e2e.handoff_proof [--requests 500] [--kills 20] [--seed 1] [--front]
+
+With `--front` all requests go through `weft route`.
 """
 
 from __future__ import annotations
@@ -9,8 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -48,13 +53,26 @@ class Trio:
         self.decode = Server(*self.options, "--disaggregation-mode", "decode")
         self._rooms = random.Random("rooms")
 
+        self.front: Front | None = None
+
+    def open_front(self) -> None:
+        """From here on, requests for both go through `weft route`."""
+        self.front = Front(
+            *("--prefill", self.prefill.url, str(self.port)),
+            *("--decode", self.decode.url),
+        )
+
     def stop(self) -> None:
+        if self.front is not None:
+            self.front.stop()
         for server in (self.alone, self.prefill, self.decode):
             server.stop()
 
     def restart_prefill(self) -> None:
+        """At the same address."""
+        port = self.prefill.url.rpartition(":")[2]
         self.prefill.stop(signal.SIGKILL)
-        self.prefill = Server(*self.options, "--disaggregation-mode", "prefill")
+        self.prefill = Server(*self.options, "--port", port, "--disaggregation-mode", "prefill")
 
     def place(self) -> dict[str, Any]:
         """The fields of a room that nobody has used."""
@@ -66,12 +84,43 @@ class Trio:
 
     def both(self, path: str, body: dict[str, Any]) -> Any:
         """What the decode server answers; the prefill server is asked at the same time."""
+        if self.front is not None:
+            return ask(self.front.url, path, body)
         shared = {**body, **self.place()}
         threading.Thread(target=ask, args=(self.prefill.url, path, shared), daemon=True).start()
         return ask(self.decode.url, path, shared)
 
     def agrees(self, path: str, body: dict[str, Any]) -> bool:
         return plain(self.both(path, body)) == plain(ask(self.alone.url, path, body))
+
+
+class Front:
+    """`weft route` as a child process."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "weft", "route", "--port", "0", "--probe-s", "0.2"]
+        self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        found = re.search(r"ready in .* (http://\S+)", self.process.stderr.readline())
+        assert found is not None
+        self.url = found[1]
+        self._rest = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self._rest.start()  # so that it never waits for a reader
+        assert wait_until(lambda: route_numbers(self).count('"} 1.0') >= 2)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(HANG_S)
+        self._rest.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+def route_numbers(front: Front) -> str:
+    """Which servers get requests, as its metrics say it."""
+    with urllib.request.urlopen(front.url + "/metrics", timeout=HANG_S) as answer:
+        lines: list[str] = answer.read().decode().splitlines()
+    return "\n".join(line for line in lines if line.startswith("weft:route_server_up{"))
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> Any:
@@ -213,9 +262,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--front", action="store_true")
     asked = parser.parse_args()
     rng = random.Random(asked.seed)
     trio = Trio()
+    if asked.front:
+        trio.open_front()
     different = compare(trio, rng, asked.requests)
     print(f"{asked.requests} requests, {len(different)} with another answer")
     for path, body in different[:3]:

@@ -44,6 +44,17 @@ def test_what_cannot_be_handed_over_is_refused_by_name(trio: Trio) -> None:
         assert ask(trio.decode.url, "/generate", {**BODY, **trio.place(), **wrong}) == 400
 
 
+def test_through_the_front_both_answer_as_one_server_does(trio: Trio) -> None:
+    trio.open_front()
+    before = numbers(trio.decode)["handoff_tokens_total"]
+    assert not compare(trio, random.Random(6), 8)
+    assert numbers(trio.decode)["handoff_tokens_total"] > before
+    assert come_to_rest(trio)
+    assert trio.front is not None
+    trio.front.stop()
+    trio.front = None
+
+
 def test_without_the_prefill_server_prompts_are_computed(trio: Trio) -> None:
     trio.prefill.stop()
     body = {**BODY, "cache_salt": "alone"}

@@ -21,6 +21,10 @@ VERBS = {
         "weft.launch.serve:serve",
         "serve a model over HTTP (OpenAI API, native API, metrics)",
     ),
+    "route": (
+        "weft.launch.route:route",
+        "a front before several servers, of prompts and of answers",
+    ),
     "chat": ("weft.cli.chat:chat", "chat in the terminal, with a model or with a running server"),
     "generate": (
         "weft.cli.generate:generate",

@@ -320,9 +320,12 @@ class Command:
                 raise SettingsError(f"unknown option {word.partition('=')[0]}{self._hint(word)}")
         if unknown:
             raise SettingsError(f"unexpected argument {unknown[0]!r}")
-        written: dict[str, str] = {
-            name: text for name, text in vars(parsed).items() if text is not None
-        }
+        written: dict[str, str] = {}
+        for name, text in vars(parsed).items():
+            if isinstance(text, list):  # of an option of several lines, given several times
+                text = "\n".join(text)
+            if text is not None:
+                written[name] = text
         if "positional" in written:
             if self._positional in written:
                 raise SettingsError(
@@ -429,14 +432,19 @@ class Command:
             text = argparse.SUPPRESS
             if option.name in shown and option.name != self._positional:
                 text = _described(option)
-            groups[option.group].add_argument(option.flag, metavar=_metavar(option), help=text)
+            groups[option.group].add_argument(
+                option.flag,
+                metavar=_metavar(option),
+                help=text,
+                action="append" if option.several else "store",
+            )
         parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
         return parser
 
 
 def _is_item(word: str) -> bool:
     """Whether a word of the command line is another item of the list before it."""
-    return "=" in word or word.startswith("{")
+    return "=" in word or word.startswith("{") or "://" in word or word.isdecimal()
 
 
 def _metavar(option: Option) -> str:

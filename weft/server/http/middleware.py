@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weft.config.limits import Limits
 from weft.observe.garbage import Trim
 from weft.observe.log import EventLog
-from weft.observe.metrics import Metrics
+from weft.observe.metrics import HttpMetrics
 from weft.observe.request_context import RequestContext, current, is_safe_name
 from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Caller, Keys, key_fingerprint
@@ -36,6 +36,15 @@ _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
 
 
+class EdgeMetrics(Protocol):
+    """What is counted here."""
+
+    http: HttpMetrics
+
+    def refused(self, limit: str) -> None:
+        """Something exceeded this limit, a field of `config.limits.Limits`."""
+
+
 class RequestMiddleware:
     """The outermost application. `route_of` returns a path's template and its access."""
 
@@ -43,7 +52,7 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         keys: Keys,
-        metrics: Metrics,
+        metrics: EdgeMetrics,
         limits: Limits,
         route_of: Callable[[str], tuple[str, Access]],
     ) -> None:

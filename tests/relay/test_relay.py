@@ -1,0 +1,281 @@
+"""The front before several servers: where requests go, and what becomes of answers that break off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.relay.scripted import PROMPT, ScriptedServer, Serving, Stage, serving, staged
+from tests.server.fake import HANG_S, eventually
+from weft.config.options import Command, SettingsError
+from weft.config.relay import RelayConfig, ServerAddress, relay_servers
+
+BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0.5}
+
+
+class Pair:
+    """A prefill and a decode server, and the front."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.prefill = ScriptedServer()
+        self.decode = ScriptedServer()
+        self.decode.pieces = [b'{"text": "an answer"}']
+        self.servers = stack.enter_context(serving(self.prefill, self.decode))
+        self.stage: Stage = stack.enter_context(
+            staged(prefill=self.servers[:1], decode=self.servers[1:])
+        )
+
+    def ask(self, path: str = "/v1/completions", **body: object) -> httpx.Response:
+        return httpx.post(self.stage.url + path, json=BODY | body, timeout=HANG_S)
+
+    def number(self, name: str) -> float:
+        for line in httpx.get(self.stage.url + "/metrics").text.splitlines():
+            if line.startswith(f"weft:{name} "):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(name)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(stack)
+
+
+def test_a_prompt_goes_to_a_prefill_server_and_then_to_a_decode_server(pair: Pair) -> None:
+    content = b'{"prompt": "%b", "temperature": 0.50, "stream": true}' % PROMPT.encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer k"}
+    answer = httpx.post(pair.stage.url + "/generate?a=1", content=content, headers=headers)
+    assert answer.json() == {"text": "an answer"}
+    (first,) = pair.prefill.bodies
+    (second,) = pair.decode.bodies
+    assert first == {"prompt": PROMPT, "temperature": 0.5, "stream": False} | {
+        "bootstrap_room": second["bootstrap_room"]
+    }
+    assert second["stream"]
+    assert (second["bootstrap_host"], second["bootstrap_port"]) == ("127.0.0.1", 7)
+    assert b'"temperature":0.50' in pair.decode.raw[0]
+    for server in (pair.prefill, pair.decode):
+        assert server.targets == ["/generate?a=1"]
+        assert server.heads[0]["authorization"] == "Bearer k"
+        assert server.heads[0]["x-request-id"] == answer.headers["x-request-id"]
+        assert server.heads[0]["x-forwarded-for"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("fault", ["refused", "lost", "no_server"])
+def test_without_a_prefill_server_the_decode_server_gets_the_whole_request(
+    pair: Pair, fault: str
+) -> None:
+    if fault == "refused":
+        pair.prefill.status = 503
+    elif fault == "lost":
+        pair.prefill.pieces = [None]
+    else:
+        pair.servers[0].stop()
+    assert pair.ask().status_code == 200
+    assert pair.decode.bodies == [BODY]
+    assert pair.number(f'route_alone_total{{reason="{fault}"}}') == 1
+
+
+def test_a_prefill_server_that_takes_too_long_is_not_waited_for() -> None:
+    with ExitStack() as stack:
+        servers = stack.enter_context(serving(ScriptedServer(), ScriptedServer()))
+        stage = stack.enter_context(
+            staged(prefill=servers[:1], decode=servers[1:], prefill_wait_s=0.1)
+        )
+        prefill = servers[0].app
+        prefill.go.clear()
+        assert httpx.post(stage.url + "/generate", json=BODY).status_code == 200
+        assert eventually(lambda: prefill.num_left == 1)
+        assert servers[1].app.bodies == [BODY]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "short"}),
+        ("/v1/completions", {"echo": True}),
+        ("/generate", {"session_params": {"id": "s"}}),
+        ("/generate", {"bootstrap_room": 5, "bootstrap_host": "h"}),
+        ("/v1/messages", {}),
+        ("/tokenize", {}),
+    ],
+)
+def test_what_is_not_handed_over_goes_to_the_decode_server_alone(
+    pair: Pair, path: str, body: dict[str, object]
+) -> None:
+    assert pair.ask(path, **body).status_code == 200
+    assert pair.decode.bodies == [BODY | body]
+    assert not pair.prefill.bodies
+
+
+def test_a_stream_is_passed_on_piece_by_piece(pair: Pair) -> None:
+    pair.decode.kind = "text/event-stream"
+    pair.decode.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
+    pair.decode.go.clear()
+    with httpx.stream("POST", pair.stage.url + "/generate", json=BODY, timeout=HANG_S) as answer:
+        pieces = answer.iter_raw()
+        assert next(pieces) == b"data: 1\n\n"
+        pair.decode.go.set()
+        assert b"".join(pieces) == b"data: 2\n\n"
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_and_other_answers_with_the_connection(
+    pair: Pair,
+) -> None:
+    pair.decode.kind = "text/event-stream"
+    pair.decode.pieces = [b"data: 1\n\n", None]
+    assert '"code":502' in pair.ask(stream=True).text
+    pair.decode.kind = "application/json"
+    with pytest.raises(httpx.RemoteProtocolError):
+        pair.ask()
+    pair.decode.pieces = [None]
+    assert pair.ask().status_code == 502
+    assert pair.number('route_broken_total{role="decode"}') == 3
+
+
+def test_when_the_client_leaves_the_server_hears_of_it(pair: Pair) -> None:
+    pair.decode.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
+    pair.decode.go.clear()
+    with httpx.stream("POST", pair.stage.url + "/generate", json=BODY, timeout=HANG_S) as answer:
+        next(answer.iter_raw())
+    assert eventually(lambda: pair.decode.num_left == 1)
+
+
+def test_without_a_decode_server_there_is_503_until_it_comes_back(pair: Pair) -> None:
+    pair.decode.is_ready = False
+    assert pair.stage.is_up("decode", 0)
+    answer = pair.ask()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "no decode server is ready" in answer.json()["error"]["message"]
+    assert httpx.get(pair.stage.url + "/health").status_code == 503
+    pair.decode.is_ready = True
+    assert pair.stage.is_up("decode", 1)
+    assert httpx.get(pair.stage.url + "/health").status_code == 200
+    assert pair.ask().status_code == 200
+
+
+def test_administration_is_not_passed_on(pair: Pair) -> None:
+    answer = httpx.post(pair.stage.url + "/flush_cache")
+    assert answer.status_code == 403
+    assert "each server's own" in answer.json()["error"]["message"]
+    assert not pair.decode.targets
+
+
+def test_a_body_that_is_no_json_is_the_servers_to_judge(pair: Pair) -> None:
+    pair.decode.status = 400
+    answer = httpx.post(pair.stage.url + "/generate", content=b"[1, 2]")
+    assert answer.status_code == 400
+    assert pair.decode.raw == [b"[1, 2]"]
+
+
+class Several:
+    """Workers, and the front."""
+
+    def __init__(self, stack: ExitStack, num: int) -> None:
+        self.workers = [ScriptedServer() for _ in range(num)]
+        self.servers: list[Serving] = stack.enter_context(serving(*self.workers))
+        self.stage: Stage = stack.enter_context(staged(worker=self.servers))
+
+    def counts(self) -> list[int]:
+        return [len(one.bodies) for one in self.workers]
+
+
+@pytest.fixture
+def several() -> Iterator[Several]:
+    with ExitStack() as stack:
+        yield Several(stack, 3)
+
+
+def test_requests_with_a_common_prompt_go_to_one_worker_and_others_elsewhere(
+    several: Several,
+) -> None:
+    for number in range(6):
+        for _ in range(2):
+            messages = [{"role": "user", "content": f"{number} {PROMPT * 3}"}]
+            httpx.post(several.stage.url + "/v1/chat/completions", json={"messages": messages})
+    assert several.counts() == [4, 4, 4]
+
+
+def test_a_worker_that_cannot_be_reached_gets_nothing_and_no_request_fails(
+    several: Several,
+) -> None:
+    several.servers[0].stop()
+    for number in range(9):
+        answer = httpx.post(several.stage.url + "/generate", json={"text": f"{number}"})
+        assert answer.status_code == 200
+    assert several.counts()[0] == 0
+    assert sum(several.counts()) == 9
+
+
+def test_requests_of_a_session_and_responses_of_a_key_go_to_one_worker(several: Several) -> None:
+    opened = httpx.post(several.stage.url + "/open_session", json={"capacity": 7})
+    assert opened.status_code == 200
+    (server,) = [one for one in several.workers if one.bodies]
+    name = server.bodies[0]["session_id"]
+    for _ in range(5):
+        body = {"text": "a", "session_params": {"id": name}}
+        httpx.post(several.stage.url + "/generate", json=body)
+    assert len(server.bodies) == 6
+    before = several.counts()
+    headers = {"authorization": "Bearer k"}
+    httpx.post(several.stage.url + "/v1/responses", json={"input": "a"}, headers=headers)
+    httpx.get(several.stage.url + "/v1/responses/resp_1", headers=headers)
+    after = several.counts()
+    assert sorted(new - old for new, old in zip(after, before, strict=True)) == [0, 0, 2]
+
+
+def test_a_request_on_a_kept_connection_that_was_closed_is_sent_again() -> None:
+    worker = ScriptedServer()
+    with ExitStack() as stack:
+        first = Serving(worker)
+        stage = stack.enter_context(staged(worker=[first]))
+        assert httpx.post(stage.url + "/generate", json=BODY).status_code == 200
+        first.stop()
+        again = Serving(worker, first.port)
+        stack.callback(again.stop)
+        assert stage.is_up("worker", 1)
+        assert httpx.post(stage.url + "/generate", json=BODY).status_code == 200
+    assert len(worker.bodies) == 2
+
+
+# The command line
+
+
+def read(*argv: str) -> RelayConfig:
+    return Command("weft route", "", RelayConfig).read(argv, {}).make(RelayConfig)
+
+
+def test_servers_stand_side_by_side_and_prefill_servers_have_their_ports_behind_them() -> None:
+    config = read(
+        *("--prefill", "http://a:1", "9001", "http://b:1/", "--prefill", "http://c:1"),
+        *("--decode", "https://d", "http://e:2"),
+    )
+    servers = relay_servers(config)
+    assert servers.prefill == (
+        ServerAddress("http://a:1", "a", 9001),
+        ServerAddress("http://b:1", "b"),
+        ServerAddress("http://c:1", "c"),
+    )
+    assert [one.url for one in servers.decode] == ["https://d", "http://e:2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "no server is named"),
+        (("--prefill", "http://a:1"), "--prefill needs --decode"),
+        (("--worker", "http://a:1", "--decode", "http://b:1"), "--worker excludes"),
+        (("--worker", "a:1"), "--worker: 'a:1' is no URL"),
+        (("--worker", "http://a:b"), "is no URL"),
+        (("--worker", "http://u:p@a:1"), "keys come with requests"),
+        (("--worker", "http://a:1", "http://a:1/"), "given twice"),
+        (("--decode", "http://a:1", "8998"), "--decode: 8998 is no URL"),
+        (("--decode", "http://d:1", "--prefill", "http://a:1", "99999"), "99999 is no URL"),
+    ],
+)
+def test_servers_that_make_no_sense_are_refused(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        relay_servers(read(*argv))

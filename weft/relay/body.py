@@ -1,0 +1,106 @@
+"""What the front sees of a request's body, and what it writes into it.
+
+Fields keep the bytes that the client has sent; only those that are added are new. A body that is no
+JSON object is passed on as it is: the server says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import NamedTuple
+
+import msgspec
+
+from weft.config.relay import ServerAddress
+from weft.route.policy import RoutedRequest
+
+# Paths whose bodies take a room for KV.
+HANDED = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
+# What comes first in a prompt, first. A server's template may put it elsewhere, but alike.
+PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input_ids", "text")
+NAMESPACE_FIELDS = ("model", "cache_salt", "extra_key", "lora_path")
+# Requests with one of these have their prompt computed where they are generated.
+COMPUTED_THERE = ("session_params", "input_embeds", "lora_path", "prompt_logprobs", "echo")
+OWN_ROOM = ("bootstrap_room", "kv_transfer_params")
+# A prompt of fewer bytes, as JSON, has hardly a page of KV.
+LEAST_BYTES = 64
+NOTHING = (b"null", b"false", b"0", b"[]", b"{}", b'""')
+
+Fields = dict[str, msgspec.Raw]
+
+_fields = msgspec.json.Decoder(Fields)
+_encode = msgspec.json.encode
+
+
+class SeenBody(NamedTuple):
+    """A body, as far as it says where it is to go."""
+
+    fields: Fields
+    routed: RoutedRequest
+
+    def asks(self, *names: str) -> bool:
+        """Whether one of these fields asks for something."""
+        return any(
+            name in self.fields and bytes(self.fields[name]) not in NOTHING for name in names
+        )
+
+    def may_be_handed(self, path: str) -> bool:
+        """Whether another server may compute the prompt."""
+        is_long = len(self.routed.tokens) >= LEAST_BYTES
+        return path in HANDED and is_long and not self.asks(*COMPUTED_THERE, *OWN_ROOM)
+
+    @property
+    def session(self) -> str:
+        """The session that it belongs to, if it names one."""
+        named = self.fields.get("session_params")
+        try:
+            if named is not None:
+                found = msgspec.json.decode(named, type=dict[str, msgspec.Raw]).get("id")
+            else:
+                found = self.fields.get("session_id")
+            return "" if found is None else msgspec.json.decode(found, type=str)
+        except msgspec.DecodeError:
+            return ""
+
+
+def look_at(body: bytes) -> SeenBody:
+    """What is in a body. Its text stands for its tokens: four bytes of it are about one."""
+    try:
+        fields = _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = {}
+    prompt = b"".join(bytes(fields[name]) for name in PROMPT_FIELDS if name in fields)
+    namespace = b" ".join(bytes(fields[name]) for name in NAMESPACE_FIELDS if name in fields)
+    return SeenBody(fields, RoutedRequest(prompt, namespace.decode("utf-8", "replace")))
+
+
+def new_room() -> int:
+    """That nobody can guess."""
+    return secrets.randbits(63)
+
+
+def for_prefill(seen: SeenBody, room: int) -> bytes:
+    """The body for the server that computes the prompt: it answers when that is done."""
+    fields = dict(seen.fields)
+    fields.pop("stream_options", None)
+    fields["stream"] = msgspec.Raw(b"false")
+    fields["bootstrap_room"] = msgspec.Raw(b"%d" % room)
+    return _encode(fields)
+
+
+def for_decode(seen: SeenBody, room: int, lender: ServerAddress) -> bytes:
+    """The body for the server that goes on with what `lender` has computed."""
+    added = {
+        "bootstrap_host": msgspec.Raw(_encode(lender.host)),
+        "bootstrap_port": msgspec.Raw(b"%d" % lender.bootstrap_port),
+        "bootstrap_room": msgspec.Raw(b"%d" % room),
+    }
+    return _encode(seen.fields | added)
+
+
+def with_session(seen: SeenBody) -> tuple[bytes, str]:
+    """The body of a call that opens a session, which has a name then, and the name."""
+    name = seen.session or uuid.uuid4().hex
+    fields = seen.fields | {"session_id": msgspec.Raw(_encode(name))}
+    return _encode(fields), name

@@ -1,0 +1,243 @@
+"""Just enough HTTP/1.1 to pass a request on to a server and its answer back, as it comes.
+
+Connections are kept and used again. A request that goes out on a kept one, which the server has
+closed meanwhile, is sent once more on a new one. Nothing here knows what a request means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import httptools
+
+Headers = list[tuple[bytes, bytes]]
+
+READ_BYTES = 262_144
+CONNECT_S = 3.0
+KEPT_S = 15.0  # for which a connection is kept; servers close theirs after 30 s
+MAX_KEPT = 64
+MAX_HEAD_BYTES = 1 << 20
+
+
+class ServerGone(Exception):
+    """The server cannot be reached, or its answer has broken off. The message says why."""
+
+
+class NotReached(ServerGone):
+    """The server has not had the request."""
+
+
+class RelayedAnswer:
+    """The answer of a server: its head, then its body piece by piece."""
+
+    def __init__(self, line: ServerLine) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.is_whole = False
+        self._line = line
+        self._pieces: deque[bytes] = deque()
+        self._has_head = False
+        self._has_end = False  # the body says where it ends
+        self._head_bytes = 0
+        self._parser = httptools.HttpResponseParser(self)
+
+    async def read(self) -> bytes:
+        """The next piece; nothing at the end. Raises `ServerGone`."""
+        while not self._pieces and not self.is_whole:
+            await self._receive()
+        piece = b"".join(self._pieces)
+        self._pieces.clear()
+        return piece
+
+    async def read_all(self, most: int) -> bytes:
+        """The whole body. Raises `ServerGone`, also where it has more than `most` bytes."""
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.read():
+            size += len(piece)
+            if size > most:
+                raise ServerGone(f"it answers with more than {most:,} bytes")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def read_head(self) -> None:
+        """Raises `ServerGone`, and EOFError if the connection ends before the first byte."""
+        while not self._has_head:
+            await self._receive()
+
+    def close(self) -> None:
+        """Nothing more is wanted. The connection is kept, if the answer has come to its end."""
+        if self.is_whole and self._has_end and self._parser.should_keep_alive():
+            self._line.keep()
+        else:
+            self._line.close()
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._line.reader.read(READ_BYTES)
+        except OSError as exc:
+            if not self._head_bytes:
+                raise EOFError from exc
+            raise ServerGone(f"the connection broke off: {exc}") from exc
+        if not data:
+            self._ended()
+            return
+        if not self._has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise ServerGone("the head of its answer has no end")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as exc:
+            raise ServerGone(f"it does not answer in HTTP: {exc}") from exc
+
+    def _ended(self) -> None:
+        if self._has_head and not self._has_end:
+            self.is_whole = True
+        elif self._head_bytes:
+            raise ServerGone("the connection broke off")
+        else:
+            raise EOFError
+
+    # Called by the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status: int = self._parser.get_status_code()
+        if status < 200:  # an answer that goes before the answer
+            self.headers.clear()
+            return
+        self.status = status
+        self._has_head = True
+        names = {name for name, _ in self.headers}
+        is_empty = status in (204, 304)
+        self._has_end = is_empty or bool(names & {b"content-length", b"transfer-encoding"})
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self.is_whole = True
+
+
+class ServerLine:
+    """One connection to a server."""
+
+    def __init__(
+        self,
+        lines: ServerLines,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.kept_at = 0.0
+        self._lines = lines
+
+    @property
+    def is_closed(self) -> bool:
+        return self.reader.at_eof() or self.writer.is_closing()
+
+    def keep(self) -> None:
+        self._lines.keep(self)
+
+    def close(self) -> None:
+        self._lines.closed(self)
+        self.writer.close()
+
+
+class ServerLines:
+    """The connections to one server."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        self._prefix = parts.path.encode()
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._kept: list[ServerLine] = []
+        self._open: set[ServerLine] = set()  # on which an answer is awaited, or comes
+
+    async def ask(
+        self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> RelayedAnswer:
+        """Send a request, and wait for the head of its answer. Close the answer afterwards.
+
+        `headers` have no length of the body. Raises `NotReached` and `ServerGone`.
+        """
+        lines = [b"%s %s%s HTTP/1.1" % (method.encode(), self._prefix, target)]
+        for name, value in headers:
+            lines.append(b"%s: %s" % (name, value))
+        lines.append(b"content-length: %d" % len(body))
+        head = b"\r\n".join([*lines, b"", b""])
+        while True:
+            line = self._kept_line()
+            is_kept = line is not None
+            if line is None:
+                line = await self._connect()
+            self._open.add(line)
+            answer = RelayedAnswer(line)
+            try:
+                line.writer.write(head + body)
+                await line.writer.drain()
+                await answer.read_head()
+            except (OSError, EOFError) as exc:
+                line.close()
+                if not is_kept:
+                    raise ServerGone("the connection was closed before an answer") from exc
+            except BaseException:
+                line.close()
+                raise
+            else:
+                return answer
+
+    def keep(self, line: ServerLine) -> None:
+        if line.is_closed or len(self._kept) >= MAX_KEPT:
+            line.close()
+            return
+        self._open.discard(line)
+        line.kept_at = time.monotonic()
+        self._kept.append(line)
+
+    def closed(self, line: ServerLine) -> None:
+        self._open.discard(line)
+
+    def break_off(self, why: str) -> None:
+        """End all that is open with `ServerGone`."""
+        for line in self._open:
+            line.reader.set_exception(ServerGone(why))
+
+    def close(self) -> None:
+        """Close the connections that nothing is sent on."""
+        while self._kept:
+            self._kept.pop().close()
+
+    def _kept_line(self) -> ServerLine | None:
+        while self._kept:
+            line = self._kept.pop()
+            if not line.is_closed and time.monotonic() - line.kept_at < KEPT_S:
+                return line
+            line.close()
+        return None
+
+    async def _connect(self) -> ServerLine:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    self._host,
+                    self._port,
+                    ssl=self._ssl,
+                )
+        except TimeoutError as exc:
+            raise NotReached(f"no connection in {CONNECT_S:g} s") from exc
+        except OSError as exc:
+            raise NotReached(f"no connection: {exc.strerror or exc}") from exc
+        return ServerLine(self, reader, writer)

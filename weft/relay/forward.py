@@ -1,0 +1,265 @@
+"""Passes requests on, and answers through.
+
+    client ─▶ body ─▶ a prefill server computes the prompt, and lends its KV (or not: then the next
+                      server computes it)
+                   ─▶ a decode server, or a worker ─▶ its answer, piece by piece ─▶ client
+
+A request that no server has had goes to the next one. One that a server has had is never sent
+again, because nobody knows what has become of it: it ends with an error. When the client leaves,
+the connections to the servers are closed, which aborts the request there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from weft.config.limits import Limits
+from weft.observe import request_context
+from weft.observe.log import EventLog
+from weft.relay.body import SeenBody, for_decode, for_prefill, look_at, new_room, with_session
+from weft.relay.connection import Headers, NotReached, RelayedAnswer, ServerGone
+from weft.relay.metrics import RelayMetrics
+from weft.relay.pool import RelayPool, RelayServer
+from weft.server.body import read_body
+from weft.server.errors import ApiError, error_json
+
+# Of one connection, and what is written anew for the next one.
+HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length"),
+    }
+)
+# Written by the front: the middleware, and uvicorn.
+OWN_HEADERS = frozenset({b"x-request-id", b"x-content-type-options", b"date"})
+MAX_PREFILL_BYTES = 1 << 20  # of the answer of a prefill server, which has no token in it
+SESSION_PATHS = ("/open_session", "/close_session")
+RESPONSES = "/v1/responses"
+
+log = EventLog("route")
+
+
+class Destination(NamedTuple):
+    """Where a request goes, and what it has there."""
+
+    path: str
+    seen: SeenBody
+    bound_to: str  # what it has in common with others that must go to the same server
+
+
+class Forwarder:
+    """The handler of all requests that are passed on. Without `prefill`, `targets` are asked for
+    whole answers."""
+
+    def __init__(
+        self,
+        prefill: RelayPool | None,
+        targets: RelayPool,
+        metrics: RelayMetrics,
+        limits: Limits,
+        prefill_wait_s: float,
+    ) -> None:
+        self._prefill = prefill
+        self._targets = targets
+        self._metrics = metrics
+        self._limits = limits
+        self._prefill_wait_s = prefill_wait_s
+        self._ids = count()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        most = int(self._limits.max_body_mb * 1_000_000)
+        body = await read_body(request, most, self._limits.body_timeout_s)
+        work = asyncio.create_task(self._pass_on(scope, body, send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+
+    async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
+        path = scope["path"]
+        seen = look_at(body)
+        bound_to = seen.session
+        if path in SESSION_PATHS and seen.fields:
+            body, bound_to = with_session(seen)
+        elif path.startswith(RESPONSES):
+            bound_to = _sender(scope)  # responses are stored on one server
+        where = Destination(path, seen, bound_to)
+        if self._prefill is not None and seen.may_be_handed(path):
+            body = await self._with_prompt(scope, self._prefill, where, body)
+        await self._answer_through(scope, where, body, send)
+
+    # The prompt
+
+    async def _with_prompt(
+        self, scope: Scope, pool: RelayPool, where: Destination, body: bytes
+    ) -> bytes:
+        """Let a prefill server compute the prompt. Returns the body for the decode server: the
+        same as before, if that has come to nothing."""
+        began_s = time.perf_counter()
+        room = new_room()
+        reason = "no_server"
+        why = "none is ready"
+        while True:
+            id = next(self._ids)
+            server = pool.choose(id, where.seen.routed)
+            if server is None:
+                break
+            try:
+                async with asyncio.timeout(self._prefill_wait_s):
+                    status = await self._status_of(server, scope, for_prefill(where.seen, room))
+            except NotReached as exc:
+                server.set_state(f"{exc}")
+                continue
+            except TimeoutError:
+                reason, why = "late", f"{server.address.url} took too long"
+                break
+            except (ServerGone, EOFError) as exc:
+                reason, why = "lost", f"{server.address.url}: {exc}"
+                break
+            finally:
+                pool.router.ended(id)
+            if status != 200:
+                reason, why = "refused", f"{server.address.url} answers {status}"
+                break
+            self._metrics.prefill_s.observe_one(time.perf_counter() - began_s)
+            return for_decode(where.seen, room, server.address)
+        self._metrics.alone(reason)
+        log.seldom("computed_by_decode", reason=why)
+        return body
+
+    async def _status_of(self, server: RelayServer, scope: Scope, body: bytes) -> int:
+        """Ask a prefill server for a prompt, and wait until it has been computed."""
+        answer = await server.lines.ask(scope["method"], _target(scope), _headers(scope), body)
+        try:
+            await answer.read_all(MAX_PREFILL_BYTES)
+        finally:
+            answer.close()
+        return answer.status
+
+    # The answer
+
+    async def _answer_through(
+        self, scope: Scope, where: Destination, body: bytes, send: Send
+    ) -> None:
+        pool = self._targets
+        while True:
+            id = next(self._ids)
+            server = pool.choose(id, where.seen.routed, where.bound_to)
+            if server is None:
+                raise _no_server(pool)
+            try:
+                await self._answer_of(server, id, scope, body, send)
+                return
+            except NotReached as exc:
+                server.set_state(f"{exc}")
+            finally:
+                pool.router.ended(id)
+
+    async def _answer_of(
+        self, server: RelayServer, id: int, scope: Scope, body: bytes, send: Send
+    ) -> None:
+        """Raises `NotReached`, and `ApiError` where there is no answer to the request."""
+        try:
+            answer = await server.lines.ask(scope["method"], _target(scope), _headers(scope), body)
+        except NotReached:
+            raise
+        except ServerGone as exc:
+            self._metrics.broken(self._targets.role)
+            log.warning("no_answer", server=server.address.url, reason=exc)
+            raise ApiError(502, f"the server that had the request has not answered: {exc}") from exc
+        try:
+            await self._send_through(server, id, answer, scope, send)
+        finally:
+            answer.close()
+
+    async def _send_through(
+        self, server: RelayServer, id: int, answer: RelayedAnswer, scope: Scope, send: Send
+    ) -> None:
+        headers: Headers = []
+        is_stream = False
+        for name, value in answer.headers:
+            if name == b"content-length" or name not in HOP_BY_HOP | OWN_HEADERS:
+                headers.append((name, value))
+            is_stream |= name == b"content-type" and value.startswith(b"text/event-stream")
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        try:
+            while piece := await answer.read():
+                self._targets.router.began(id)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except (ServerGone, EOFError) as exc:
+            self._metrics.broken(self._targets.role)
+            log.warning("answer_broken", server=server.address.url, reason=exc)
+            await _break_off(scope, send, is_stream)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _break_off(scope: Scope, send: Send, is_stream: bool) -> None:
+    """End an answer that the server has not ended: a stream with an event that says so, any other
+    one with its connection."""
+    if is_stream:
+        error = error_json(ApiError(502, "the server has ended in the midst of the answer"))
+        event = b"data: " + error + b"\n\n"
+        await send({"type": "http.response.body", "body": event, "more_body": False})
+        return
+    connection = scope.get("weft.connection")
+    if connection is not None:
+        connection.transport.abort()
+
+
+async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+def _no_server(pool: RelayPool) -> ApiError:
+    message = f"no {pool.role} server is ready"
+    return ApiError(503, message, headers={"retry-after": "1"})
+
+
+def _target(scope: Scope) -> bytes:
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+def _headers(scope: Scope) -> Headers:
+    """What the server gets: also the host that the client has asked, so that the server judges
+    pages and names as if it had been asked itself."""
+    headers: Headers = []
+    for name, value in scope["headers"]:
+        if name not in HOP_BY_HOP and name != b"x-request-id":
+            headers.append((name, value))
+    client = scope.get("client")
+    if client is not None:
+        headers.append((b"x-forwarded-for", client[0].encode()))
+    headers.append((b"via", b"1.1 weft"))
+    headers.append((b"x-request-id", request_context.rid().encode()))
+    return headers
+
+
+def _sender(scope: Scope) -> str:
+    """Whoever sends a request: by the key, else by the address."""
+    for name, value in scope["headers"]:
+        if name in (b"authorization", b"x-api-key"):
+            return str(value.decode("latin-1"))
+    client = scope.get("client")
+    return str(client[0]) if client else "local"

@@ -1,0 +1,119 @@
+"""The servers of one kind, which of them are well, and which gets a request.
+
+A server is asked at intervals whether it is ready. One that cannot be reached is out at once, until
+it says that it is ready again; what it is still answering goes on, but for a server that gives no
+sign of life for a while: then its open requests end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from weft.config.relay import ServerAddress
+from weft.observe.log import EventLog
+from weft.relay.connection import ServerGone, ServerLines
+from weft.route.policy import EngineRouter, RoutedRequest
+
+PROBE_TIMEOUT_S = 5.0
+LOST_AFTER = 3  # questions without an answer
+PROBE_BYTES = 65_536
+
+log = EventLog("route")
+
+
+class RelayServer:
+    """One server. `why_not` says why it gets no requests; nothing if it does."""
+
+    def __init__(self, address: ServerAddress, rank: int) -> None:
+        self.address = address
+        self.rank = rank
+        self.lines = ServerLines(address.url)
+        self.why_not = "it has not been asked yet"
+        self.num_sent = 0
+        self._num_silent = 0
+
+    @property
+    def is_up(self) -> bool:
+        return not self.why_not
+
+    async def probe(self) -> None:
+        """Ask whether it is ready."""
+        why_not = ""
+        is_silent = False
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                headers = [(b"host", self.address.host.encode()), (b"connection", b"close")]
+                answer = await ServerLines(self.address.url).ask("GET", b"/ready", headers, b"")
+                try:
+                    await answer.read_all(PROBE_BYTES)
+                finally:
+                    answer.close()
+            if answer.status != 200:
+                why_not = f"it is not ready (status {answer.status})"
+        except TimeoutError:
+            is_silent = True
+            why_not = f"it has said nothing for {PROBE_TIMEOUT_S:g} s"
+        except (ServerGone, EOFError) as exc:
+            is_silent = True
+            why_not = f"{exc}"
+        self.set_state(why_not)
+        self._num_silent = self._num_silent + 1 if is_silent else 0
+        if self._num_silent >= LOST_AFTER:
+            self.lines.break_off("it gives no sign of life")
+
+    def set_state(self, why_not: str) -> None:
+        """Nothing: it takes requests; else why it does not."""
+        if why_not and not self.why_not:
+            log.warning("server_out", server=self.address.url, reason=why_not)
+        elif self.why_not and not why_not:
+            log.info("server_in", server=self.address.url)
+        self.why_not = why_not
+
+
+class RelayPool:
+    """Servers that do the same."""
+
+    def __init__(
+        self, role: str, addresses: Sequence[ServerAddress], method: str, kv_tokens: int
+    ) -> None:
+        self.role = role
+        self.servers = [RelayServer(address, rank) for rank, address in enumerate(addresses)]
+        self.router = EngineRouter(method, max(len(self.servers), 1), kv_tokens)
+
+    @property
+    def num_up(self) -> int:
+        return sum(server.is_up for server in self.servers)
+
+    def choose(self, id: int, request: RoutedRequest, bound_to: str = "") -> RelayServer | None:
+        """The server for a request, which is booked there: tell the router its end. `bound_to`:
+        requests that have that in common go to one server, as long as it is there. None if there
+        is no server."""
+        up = [server.rank for server in self.servers if server.is_up]
+        if not up:
+            return None
+        if bound_to:
+            up = [max(up, key=lambda rank: self._weight(rank, bound_to))]
+        server = self.servers[self.router.open(id, request, up)]
+        server.num_sent += 1
+        return server
+
+    def _weight(self, rank: int, name: str) -> bytes:
+        """Of a server for a name: without it, only its names go to others (rendezvous hashing)."""
+        url = self.servers[rank].address.url
+        return blake2b(f"{url} {name}".encode(), digest_size=8).digest()
+
+    async def watch(self, interval_s: float) -> None:
+        """Ask all servers at intervals, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for server in self.servers:
+                tasks.create_task(self._watch(server, interval_s))
+
+    async def _watch(self, server: RelayServer, interval_s: float) -> None:
+        while True:
+            was_up = server.is_up
+            await server.probe()
+            if server.is_up and not was_up:
+                self.router.forget_cache(server.rank)  # it may have been started again
+            await asyncio.sleep(interval_s)
