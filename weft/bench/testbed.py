@@ -29,7 +29,7 @@ from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import StepMeter, decode_rows_of
 from weft.sim.fit import StepTime
-from weft.sim.run import REFUSED, EngineTarget, Record, Run
+from weft.sim.run import REFUSED, Around, EngineTarget, Record, Run, SteppableEngine
 from weft.sim.trace import Arrival, TokenSource
 
 MAX_KEYS = 100_000  # prompts of one run; those of another share no prefix with them
@@ -165,8 +165,15 @@ class Testbed:
             grammars=grammars,
         )
 
-    def play(self, arrivals: Iterable[Arrival], **changed: Any) -> Record:
-        """Run a trace in real time, with some of the scheduler's settings changed.
+    def play(
+        self,
+        arrivals: Iterable[Arrival],
+        *,
+        around: Around | None = None,
+        **changed: Any,
+    ) -> Record:
+        """Run a trace in real time, with some of the scheduler's settings changed, and perhaps
+        something `around` the engine.
 
         Raises SettingsError if a request does not fit into the context or the KV cache.
         """
@@ -174,7 +181,11 @@ class Testbed:
         clock = RealClock()
         runner = MeasuredRunner(self._runner)
         engine = Engine(settings, runner, clock=clock, overlap=self.overlap, on_failure=_fail)
-        record = Run(EngineTarget(engine, clock), TokenSource(settings.vocab_size)).play(arrivals)
+        steppable: SteppableEngine = engine
+        if around is not None:
+            steppable = around(engine, clock)
+        target = EngineTarget(steppable, clock)
+        record = Run(target, TokenSource(settings.vocab_size)).play(arrivals)
         if (record.state == REFUSED).any():
             longest = int((record.prompt_len + record.output_len).max())
             raise SettingsError(

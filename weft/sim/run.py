@@ -55,6 +55,10 @@ class SteppableEngine(Protocol):
     def step(self) -> list[FromEngine]: ...
 
 
+# What stands around the engine of a run: it looks on, or has a say in what the engine gets when.
+Around: TypeAlias = Callable[[Engine, Clock], SteppableEngine]
+
+
 class Target(Protocol):
     """What a trace is sent to: an engine, or several behind a router."""
 
@@ -358,10 +362,10 @@ def simulate(
     arrivals: Iterable[Arrival],
     *,
     overlap: bool = True,
-    around: Callable[[Engine, Clock], SteppableEngine] | None = None,
+    around: Around | None = None,
 ) -> Record:
     """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence
-    token. `around` may put something around the engine that looks on.
+    token. `around` may put something around the engine.
 
     Raises AssertionError if the engine's own checks find a fault.
     """

@@ -150,6 +150,18 @@ def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
                 number = number + 1
 
 
+def gaps_s(rng: np.random.Generator, process: str, rate: float, n: int) -> NDArray[np.float64]:
+    """[n] seconds between arrivals, of which `rate` come in a second; 0: all at once. `process` as
+    `--arrivals` names it."""
+    if rate == 0:
+        return np.zeros(n)
+    if process == "constant":
+        return np.full(n, 1 / rate)
+    if process == "burst":
+        return rng.gamma(BURST_SHAPE, 1 / (rate * BURST_SHAPE), n)
+    return rng.exponential(1 / rate, n)
+
+
 def at_once(lengths: Iterable[tuple[int, int]], *, first_key: int = 0) -> list[Arrival]:
     """Requests that come at once, with exactly these lengths (input,
     output) and nothing in common.
@@ -192,7 +204,7 @@ class _Source:
         """The next n conversations."""
         rng = self._rng
         traffic = self._traffic
-        since_now = np.cumsum(self._gaps(n))
+        since_now = np.cumsum(gaps_s(rng, traffic.arrivals, traffic.rate, n))
         starts = (self._now + since_now).tolist()
         self._now = starts[-1]
         num_turns = rng.integers(1, 2 * traffic.turns, n).tolist()
@@ -235,18 +247,6 @@ class _Source:
             tenant=f"tenant-{turn.tenant}",
             after=-1 if previous is None else number - 1,
         )
-
-    def _gaps(self, n: int) -> NDArray[np.float64]:
-        """Seconds between arrivals."""
-        rng = self._rng
-        rate = self._traffic.rate
-        if rate == 0:
-            return np.zeros(n)
-        if self._traffic.arrivals == "constant":
-            return np.full(n, 1 / rate)
-        if self._traffic.arrivals == "burst":
-            return rng.gamma(BURST_SHAPE, 1 / (rate * BURST_SHAPE), n)
-        return rng.exponential(1 / rate, n)
 
 
 def _zipf(n: int, exponent: float) -> NDArray[np.float64]:
