@@ -604,6 +604,29 @@ def test_late_output_for_a_request_that_ended_is_counted_and_ignored() -> None:
     world = World()
     world.step((99, 1), finished=[Finish(id=99, reason="stop")])
     assert world.client.num_late_tokens == 1
+    assert abandoned(world, "late") == 1
+
+
+def test_tokens_of_clients_that_have_left_are_counted_as_far_as_they_had_not_got_them() -> None:
+    world = World()
+    stream = world.submit()
+    whole = world.submit(stream=False)
+    world.say(world.requests[0].id, "taken")
+    stream.take()
+    for request in world.requests:
+        world.say(request.id, "not")
+    stream.close()
+    whole.close()
+    assert abandoned(world, "disconnect") == 3 + 3
+    assert abandoned(world, "late") == 0
+
+
+def abandoned(world: World, reason: str) -> float:
+    """Tokens that no client got."""
+    metrics = world.client.metrics
+    value = metrics.registry.get_sample_value("weft:abandoned_tokens_total", {"reason": reason})
+    assert value is not None
+    return value
 
 
 def test_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(

@@ -12,12 +12,13 @@ from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
 from weft.observe.metrics import Metrics
+from weft.observe.savings import MAX_TENANTS
 
 ARRIVED_S = 100.0
 ENDED_S = 104.0
 
 
-def record(metrics: Metrics, finish: Finish, first_token_at: float) -> None:
+def record(metrics: Metrics, finish: Finish, first_token_at: float, *, tenant: str = "") -> None:
     """Record a completion of four tokens, or of none, that arrives and ends at the times above."""
     spec = CompletionSpec(
         id=1,
@@ -26,6 +27,7 @@ def record(metrics: Metrics, finish: Finish, first_token_at: float) -> None:
         prompt_len=30,
         params=SamplingParams(),
         latency=metrics.completions.latencies[0],
+        tenant=tenant,
         started_s=ARRIVED_S + 0.25,
         arrived_s=ARRIVED_S,
     )
@@ -93,3 +95,36 @@ def test_a_completion_that_failed_without_a_token_has_no_stages_of_the_model() -
     assert found["queue_time_seconds_sum"] == 3.0
     assert found["request_inference_time_seconds_count"] == 0
     assert found["per_stage_req_latency_seconds_count decode"] == 0
+
+
+def saved(metrics: Metrics, name: str) -> dict[str, float]:
+    """By tenant."""
+    found: dict[str, float] = {}
+    for family in parse(metrics.render().decode()):
+        for sample in family.samples:
+            if sample.name == f"weft:cache_saved_{name}_total":
+                found[sample.labels["tenant"]] = sample.value
+    return found
+
+
+def test_cached_tokens_count_for_their_tenant_as_tokens_and_as_the_time_of_computed_ones() -> None:
+    metrics = Metrics("m")
+    finish = Finish(
+        id=1, reason="stop", prompt_tokens=30, completion_tokens=4, cached_tokens=10, prefill_s=0.5
+    )
+    record(metrics, finish, ARRIVED_S + 2.0, tenant="alice")
+    record(metrics, finish, ARRIVED_S + 2.0)
+    assert saved(metrics, "tokens") == {"alice": 10, "(none)": 10}
+    # 20 tokens were computed in half a second.
+    assert saved(metrics, "seconds") == pytest.approx({"alice": 0.25, "(none)": 0.25})
+
+
+def test_however_many_tenants_there_are_the_page_names_no_more_than_a_bound() -> None:
+    metrics = Metrics("m")
+    savings = metrics.completions.savings
+    for number in range(MAX_TENANTS + 5):
+        savings.add(f"tenant-{number}", 2, 0.001)
+    savings.add("tenant-0", 2, 0.001)
+    found = saved(metrics, "tokens")
+    assert len(found) == MAX_TENANTS + 1
+    assert (found["tenant-0"], found["other"]) == (4, 10)

@@ -165,6 +165,19 @@ def test_outputs_do_not_depend_on_retraction_chunks_overlap_or_jumps(bench: Benc
     assert outputs(bench, 1, **tight) == plain
 
 
+def test_requests_that_wait_for_a_compilation_of_another_are_counted(bench: Bench) -> None:
+    world = make_world(bench)
+    bench.gate.opened.clear()
+    for i in range(3):
+        world.send([*PROMPT, i], grammar=choice(), max_new_tokens=60)
+    bench.gate.opened.set()
+    until_compiled(world, bench)
+    world.send(PROMPT, grammar=choice(), max_new_tokens=60)  # from the cache
+    world.run_dry()
+    stats = world.engine.services.stats()
+    assert (stats.total_grammars, stats.total_grammar_shared, stats.total_grammar_hits) == (4, 2, 1)
+
+
 def test_the_end_token_is_allowed_only_at_the_end_and_a_longer_choice_may_go_on(
     bench: Bench,
 ) -> None:

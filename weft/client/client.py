@@ -168,6 +168,7 @@ class EngineClient:
             prompt_len=len(prompt.ids),
             params=prompt.params,
             latency=self.metrics.completions.latencies[prompt.priority],
+            tenant=prompt.tenant,
             pins=prompt.pins,
             tells_cache=prompt.tells_cache,
             num_embed_bytes=num_embed_bytes,
@@ -322,6 +323,7 @@ class EngineClient:
             completion = find(id)
             if completion is None or completion.stopped_by is not None:
                 self.num_late_tokens += 1
+                self.metrics.completions.abandoned["late"].inc()
                 continue
             spec = completion.spec
             if completion.last_token_at:
@@ -457,6 +459,9 @@ class EngineClient:
                 continue
             id = completion.spec.id
             left.append(id)
+            # A stream has got what it has taken; an answer in one piece is not there yet.
+            lost = len(completion.pending_ids) if generation.stream else completion.num_tokens
+            self.metrics.completions.abandoned["disconnect"].inc(lost)
             finish = Finish(id=id, reason="abort", message=message)
             end = completion.break_off(finish)
             self._open.remove(completion)

@@ -75,6 +75,8 @@ class CompletionRecorder:
         metrics.inference.observe_one(stages["prefill"] + decode_s, spec.rid)
         if end.completion_tokens > 1:
             metrics.time_per_token.observe_one(decode_s / (end.completion_tokens - 1), spec.rid)
+        if end.cached_tokens:
+            metrics.savings.add(spec.tenant, end.cached_tokens, metrics.prompt_token_s)
 
     def _log(
         self,

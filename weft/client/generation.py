@@ -70,6 +70,7 @@ class CompletionSpec:
     prompt_len: int
     params: SamplingParams  # as the user gave them
     latency: Latency  # where its times are recorded
+    tenant: str = ""  # whose savings it counts among
     pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached
     tells_cache: bool = False  # where cached tokens were is told with the end
     num_embed_bytes: int = 0  # of input embeddings that the engine keeps for it

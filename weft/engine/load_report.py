@@ -72,6 +72,7 @@ class LoadReporter(Service):
             num_grammar_queue=len(grammar.queue),
             total_grammars=grammar.num_asked,
             total_grammar_hits=grammar.num_hits,
+            total_grammar_shared=grammar.num_shared,
             total_grammar_refused=grammar.num_refused,
             total_forced_tokens=grammar.num_forced,
             encoder_tokens=encoded.num_tokens,

@@ -84,6 +84,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_duplicate_requests: int = 0  # with the number of an open one
     total_grammars: int = 0  # that requests have asked for
     total_grammar_hits: int = 0  # of these, found in the cache
+    total_grammar_shared: int = 0  # that waited for a compilation begun for another one
     total_grammar_refused: int = 0  # and invalid, or too much to compile
     total_forced_tokens: int = 0  # generated tokens that a grammar left no choice about
     # Guessed tokens that were computed, by where they came from,

@@ -173,6 +173,10 @@ _COUNTERS = {
     ),
     "num_grammar": ("total_grammars", "Grammars that requests have asked for."),
     "num_grammar_cache_hit": ("total_grammar_hits", "Of these, found in the cache."),
+    "num_grammar_shared": (
+        "total_grammar_shared",
+        "Requests that waited for a compilation begun for another: compilations avoided.",
+    ),
     "num_grammar_aborted": ("total_grammar_refused", "And invalid, or too much to compile."),
     "forced_tokens": (
         "total_forced_tokens",

@@ -31,6 +31,7 @@ from prometheus_client.samples import Exemplar
 
 from weft.observe.compat import Renamed
 from weft.observe.engine_numbers import PREFIX, EngineNumbers, NumbersOfEngines
+from weft.observe.savings import Savings
 
 MAX_PRIORITIES = 16  # that have latencies of their own
 MAX_ENDPOINTS = 200
@@ -187,6 +188,9 @@ class Maker:
         self._registry.register(histograms)
         return histograms.of("")
 
+    def savings(self) -> Savings:
+        return Savings(self._registry, PREFIX)
+
 
 class CompletionMetrics:
     """What the client sees of completions, from their parameters to their ends."""
@@ -245,6 +249,20 @@ class CompletionMetrics:
         self.failed = make.counter(
             "num_failed_requests", "Completions that failed.", "model_name", "status_code"
         )
+        self.savings = make.savings()
+        # Of a completion that its client has left, and of one that has ended here already.
+        abandoned = make.counter(
+            "abandoned_tokens",
+            "Generated tokens that no client got: it had left before (disconnect), or they came "
+            "behind the end of their completion (late).",
+            "reason",
+        )
+        self.abandoned = {reason: abandoned.labels(reason) for reason in ("disconnect", "late")}
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Seconds from admission to first token, for each prompt token that was computed."""
+        return self.stages["prefill"].sum / max(self.uncached_tokens.sum, 1.0)
 
 
 class HttpMetrics:

@@ -58,6 +58,7 @@ class GrammarFeature(Feature):
         self.queue: dict[int, Key] = {}  # requests whose grammar is being compiled, as they came
         self.num_asked = 0
         self.num_hits = 0
+        self.num_shared = 0  # that waited for a compilation that another request had begun
         self.num_refused = 0
         self.num_forced = 0
 
@@ -80,8 +81,13 @@ class GrammarFeature(Feature):
         The caller ends the requests whose grammar is refused.
         """
         results = [result for result in self._grammars.take() if result.id in self.queue]
+        compiled: set[Key] = set()
         for result in results:
             self.num_hits += not result.compile_s
+            if result.compile_s:
+                key = self.queue[result.id]
+                self.num_shared += key in compiled
+                compiled.add(key)
             self.num_refused += result.constraint is None
             if result.constraint is not None:
                 del self.queue[result.id]
