@@ -46,7 +46,8 @@ def page_of_command_line() -> Iterator[str]:
     yield "`weft serve [MODEL] [options]`. Each option is also an environment variable and a key of the TOML file that"
     yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line goes"
     yield "before the environment, the environment before the file. A switch is `--overlap on`, `--overlap off`,"
-    yield "`--overlap` or `--no-overlap`. The last column has the names of the same option in other engines."
+    yield "`--overlap` or `--no-overlap`. The last column has the names of the same option in other engines;"
+    yield "those that are taken may be used here, too."
     options: list[Option] = []
     for config in (EngineConfig, ServerConfig, Limits):
         options += options_of(config)
@@ -67,7 +68,8 @@ def page_of_command_line() -> Iterator[str]:
 
 
 def _option_row(option: Option) -> str:
-    elsewhere = ", ".join(f"`{name}`" for name in option.elsewhere)
+    same = [f"`{name}` (taken)" for name in option.aliases]
+    elsewhere = ", ".join([*same, *(f"`{name}`" for name in option.elsewhere)])
     cells = [f"`{option.flag}`", _default(option), _meaning(option), elsewhere]
     return "| " + " | ".join(cells) + " |"
 

@@ -196,8 +196,28 @@ def test_every_setting_is_an_option_with_a_help_text() -> None:
         assert all(item.help and item.group for item in options_of(config))
 
 
+def test_names_and_words_of_other_engines_that_mean_the_same_are_taken(tmp_path: Path) -> None:
+    command = Command("weft serve", "", EngineConfig)
+    file = tmp_path / "weft.toml"
+    file.write_text('hicache-write-policy = "write_back"\n')
+    for argv, expected in (
+        (["--hicache-write-policy", "write_through"], "through"),
+        (["--hicache_write_policy=write_through_selective"], "selective"),
+        (["--cache-write", "write_back"], "back"),
+        (["--config", str(file)], "back"),
+    ):
+        assert command.read(argv, {}).make(EngineConfig).cache_write == expected
+    settings = command.read(["--disaggregation-mode", "null"], {})
+    assert settings.make(EngineConfig).disaggregation_mode == "none"
+    with pytest.raises(SettingsError, match="--cache-write is 'write'"):
+        command.read(["--hicache-write-policy", "write"], {})
+
+
 def test_names_of_other_engines_are_not_names_of_ours() -> None:
-    ours = {item.name for config in (EngineConfig, ServerConfig) for item in options_of(config)}
+    ours = set[str]()
+    for config in (EngineConfig, ServerConfig):
+        for item in options_of(config):
+            ours |= {item.name, *item.aliases}
     theirs = [
         name
         for config in (EngineConfig, ServerConfig)

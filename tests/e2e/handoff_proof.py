@@ -74,6 +74,12 @@ class Trio:
         self.prefill.stop(signal.SIGKILL)
         self.prefill = Server(*self.options, "--port", port, "--disaggregation-mode", "prefill")
 
+    def restart_decode(self) -> None:
+        """At the same address."""
+        port = self.decode.url.rpartition(":")[2]
+        self.decode.stop(signal.SIGKILL)
+        self.decode = Server(*self.options, "--port", port, "--disaggregation-mode", "decode")
+
     def place(self) -> dict[str, Any]:
         """The fields of a room that nobody has used."""
         return {
@@ -229,7 +235,8 @@ def come_to_rest(trio: Trio) -> bool:
 
 
 def torture(trio: Trio, rng: random.Random, num_kills: int) -> Counter[str]:
-    """Kill or stop the prefill server while requests are under way. Every answer must be right."""
+    """Kill either server, or stop the prefill server, while requests are under way. Every answer that
+    comes must be right, and none is missing but those of a decode server that was killed."""
     count = Counter[str]()
     for _ in range(num_kills):
         families = [[rng.randrange(10, 4_000) for _ in range(1_500)] for _ in range(4)]
@@ -237,22 +244,33 @@ def torture(trio: Trio, rng: random.Random, num_kills: int) -> Counter[str]:
         for family in families:
             sampling = {"max_new_tokens": 12, "temperature": 0.0}
             requests.append({"input_ids": family, "sampling_params": sampling})
-        how = rng.choice(["kill", "stop"])
+        how = rng.choice(["kill", "stop", "kill decode"])
         count[how] += 1
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(trio.both, "/generate", one) for one in requests]
             time.sleep(rng.choice([0.0, 0.05, 0.2, 0.5, 1.0]))
             if how == "kill":
                 trio.prefill.engine.kill()
+            elif how == "kill decode":
+                trio.decode.process.kill()
             else:
                 trio.prefill.engine.suspend()
             told = [answer.result() for answer in answers]
         for one, answer in zip(requests, told, strict=True):
+            if how == "kill decode" and not isinstance(answer, dict):
+                count["died"] += 1
+                continue
             count["answers"] += 1
             count["wrong"] += plain(answer) != plain(ask(trio.alone.url, "/generate", one))
         if how == "stop":
             trio.prefill.engine.resume()
-        trio.restart_prefill()
+        if how == "kill decode":
+            count["held"] += not wait_until(
+                lambda: not numbers(trio.prefill)["kv_lent_tokens"], 90.0
+            )
+            trio.restart_decode()
+        else:
+            trio.restart_prefill()
         count["unclean"] += not come_to_rest(trio)
     return count
 

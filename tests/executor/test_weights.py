@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
+from weft.assemble.cache import weights_digest
 from weft.config.model import BadCheckpoint
 from weft.executor.weights import store, stream
 from weft.executor.weights.load import randomize
@@ -293,6 +294,32 @@ def test_tensors_replace_just_the_weights_that_they_name(plain: Driver) -> None:
     assert after[UP].eq(0.5).all()
     assert after[NORM].eq(2).all()
     assert all(torch.equal(after[name], before[name]) for name in before if name not in new)
+
+
+def test_the_origin_of_weights_says_whether_they_are_the_same(
+    plain: Driver, tmp_path: Path
+) -> None:
+    store = plain.runner._store
+    store.follows_origin = True
+    first = store.origin
+    digests = [weights_digest(first, None)]
+    for request in (
+        UpdateFromDisk("new"),
+        UpdateFromTensors(save({NORM: torch.full((16,), 2.0)})),
+        UpdateFromTensors(save({NORM: torch.full((16,), 3.0)})),
+    ):
+        assert ask(plain, request).ok
+        digests.append(weights_digest(store.origin, None))
+    assert len(set(digests)) == 4
+    assert ask(plain, ReleaseMemory(("weights",))).ok
+    assert ask(plain, ResumeMemory(("weights",))).is_reloaded
+    assert weights_digest(store.origin, None) == digests[1]
+    assert ask(plain, UpdateFromDisk("old")).ok
+    assert store.origin == first
+    assert weights_digest(store.origin, None) == digests[0]
+    write(tmp_path / "old", checkpoint(2.0))
+    with pytest.raises(OSError, match="were changed since they were loaded"):
+        weights_digest(first, None)
 
 
 @pytest.mark.parametrize(

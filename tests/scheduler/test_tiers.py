@@ -317,9 +317,17 @@ def test_new_weights_end_what_is_on_its_way_and_nothing_old_is_found() -> None:
     world.tiers.let_all_end()
     world.run_dry()
     assert world.finished[id].cached_tokens == 0
-    assert world.tiers.is_stopped
+    world.tiers.mood = "quick"
+    assert run(world, PROMPT) == 40  # of memory
+    world.come_to_rest()
+    assert {weights for weights, _, _ in world.tiers.blocks} == {0, 5}
+    world.tell(FlushCache(call=2))
+    world.step()
     assert run(world, PROMPT) == 40
-    assert not world.service.feature.worthy
+    assert world.service.numbers()["total_disk_hit_tokens"] == 40
+    *_, of_memory, of_disk = world.outputs.values()
+    assert of_memory == of_disk
+    world.replay(check=True)
 
 
 def test_all_that_is_cached_is_written_when_it_is_asked_for() -> None:

@@ -28,7 +28,8 @@ from weft.memory.tiers.protocol import (
 
 RUBBISH = -77
 
-Blocks = dict[tuple[str, bytes], list[int]]  # states by namespace and all tokens up to the end
+# States by weights, namespace and all tokens up to the end.
+Blocks = dict[tuple[int, str, bytes], list[int]]
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Job:
     pages: IntArray
     is_read: bool
     turns: float  # until it ends, in calls of `take`
+    weights: int
     is_cancelled: bool = False
 
 
@@ -56,6 +58,7 @@ class OracleTiers(NoTiers):
         self.runner: OracleRunner | None = None
         self.jobs: dict[int, Job] = {}
         self.turns_to_open = self.rng.choice([0, 1, 10])
+        self.weights = 0  # those that it stores for
         self.is_stopped = False
         self.num_read = 0
         self.num_written = 0
@@ -63,6 +66,7 @@ class OracleTiers(NoTiers):
         self.num_silent = 0
 
     def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+        assert self.turns_to_open < 0, "it is asked before it has opened"
         num_tokens = self._stored(key)
         if self.is_stopped or num_tokens <= have:
             return NOT_STORED
@@ -74,19 +78,22 @@ class OracleTiers(NoTiers):
     def _stored(self, key: CacheKey) -> int:
         num_tokens = 0
         while (end := num_tokens + self.block_len) <= len(key.tokens) // TOKEN_BYTES:
-            if (key.namespace, key.tokens[: end * TOKEN_BYTES]) not in self.blocks:
+            name = self.weights, key.namespace, key.tokens[: end * TOKEN_BYTES]
+            if name not in self.blocks:
                 break
             num_tokens = end
         return num_tokens
 
     def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
-        self.jobs[ticket] = Job(ticket, key, start, pages.copy(), True, self._turns())
+        self.jobs[ticket] = Job(ticket, key, start, pages.copy(), True, self._turns(), self.weights)
         self._spoil(self.jobs[ticket])
 
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
-        self.jobs[ticket] = Job(ticket, key, start, pages.copy(), False, self._turns())
+        self.jobs[ticket] = Job(
+            ticket, key, start, pages.copy(), False, self._turns(), self.weights
+        )
         self._look_at(self.jobs[ticket])
 
     def cancel(self, ticket: int) -> None:
@@ -99,6 +106,11 @@ class OracleTiers(NoTiers):
 
     def clear(self) -> None:
         self.blocks.clear()
+
+    def renew(self, why: str) -> None:
+        assert self.runner is not None
+        self.weights = self.runner.weights
+        self.turns_to_open = self.rng.choice([0, 1, 10])
 
     def stop(self, why: str) -> None:
         self.is_stopped = True
@@ -167,7 +179,8 @@ class OracleTiers(NoTiers):
             if self.mood != "quick" and self.rng.random() < 0.1:
                 self.num_faults += 1
                 break
-            name = job.key.namespace, job.key.tokens[: (at + self.block_len) * TOKEN_BYTES]
+            tokens = job.key.tokens[: (at + self.block_len) * TOKEN_BYTES]
+            name = job.weights, job.key.namespace, tokens
             if name not in self.blocks:
                 break
             here = slots[num_tokens : num_tokens + self.block_len]
@@ -183,7 +196,7 @@ class OracleTiers(NoTiers):
             if self.mood != "quick" and self.rng.random() < 0.1:
                 self.num_faults += 1
                 break
-            name = job.key.namespace, job.key.tokens[: end * TOKEN_BYTES]
+            name = job.weights, job.key.namespace, job.key.tokens[: end * TOKEN_BYTES]
             self.blocks[name] = states[end - self.block_len : end]
             num_bytes += self.block_len
         self.num_written += num_bytes

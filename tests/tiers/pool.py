@@ -61,6 +61,8 @@ class WaitedTiers(DiskTiers):
         identify: Callable[[], bytes] | None = None,
     ) -> None:
         self.pool = BytesPool()
+        self.fingerprint = fingerprint
+        self.identify = identify
         self._rung = threading.Event()
         self._tickets = iter(range(1_000_000))
         super().__init__(
@@ -69,7 +71,7 @@ class WaitedTiers(DiskTiers):
             page_size=PAGE_SIZE,
             block_len=BLOCK_LEN,
             max_bytes=max_bytes,
-            identify=identify or (lambda: fingerprint),
+            weights=lambda: self.identify or (lambda: self.fingerprint),
             notify=self._rung.set,
             floor_bytes=floor_bytes,
         )

@@ -6,7 +6,9 @@ import os
 import random
 import shutil
 import stat
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,14 @@ import pytest
 from tests.tiers.pool import (
     BLOCK_LEN,
     FINGERPRINT,
+    HANG_S,
     BytesPool,
     WaitedTiers,
     key_of,
     pages,
 )
 from weft.memory.prefix_cache import CacheKey
+from weft.tiers.disk import rest_s
 from weft.tiers.files import ALIGNMENT
 from weft.tiers.keys import digest_of_files
 
@@ -294,6 +298,53 @@ def test_a_store_that_was_stopped_finds_and_writes_nothing(tmp_path: Path, store
     assert tiers.read(key_of(24), pages(0, 6)).num_tokens == 0
     assert tiers.write(key_of(8, 3), pages(0, 2)).num_bytes == 0
     assert tiers.report().state == "for a test"
+
+
+def test_after_new_weights_nothing_of_the_old_is_found_until_they_are_back(
+    tmp_path: Path, stored: bytes
+) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    tiers.fingerprint = b"n" * 32
+    tiers.renew("for a test")
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    tiers.opened()
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    assert tiers.write(key_of(8), pages(0, 2)).num_bytes == BLOCK_BYTES
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 8
+    assert tiers.report().num_blocks == 1
+    tiers.fingerprint = FINGERPRINT
+    tiers.renew("for a test")
+    tiers.opened()
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 24
+    assert tiers.read(key_of(24), pages(30, 6)).num_tokens == 24
+    assert tiers.pool.content(pages(30, 6)) == stored
+
+
+def test_of_new_weights_that_come_in_a_row_only_the_last_count(
+    tmp_path: Path, stored: bytes
+) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    may_go_on = threading.Event()
+    for name in (b"a", FINGERPRINT[:1]):
+        tiers.identify = partial(_slowly, may_go_on, name * 32)
+        tiers.renew("for a test")
+    # What was asked for before goes on under the weights of its time.
+    tiers.keep(1_000, key_of(8, 5), 0, pages(0, 2))
+    may_go_on.set()
+    tiers.opened()
+    assert tiers.seek(0, key_of(24), 0).num_tokens == 24
+    assert tiers.seek(0, key_of(8, 5), 0).num_tokens == 0
+
+
+def _slowly(may_go_on: threading.Event, fingerprint: bytes) -> bytes:
+    assert may_go_on.wait(HANG_S)
+    return fingerprint
+
+
+def test_blocks_are_written_slowly_beside_requests_and_fast_without() -> None:
+    assert rest_s(0.001, 0.01) == pytest.approx(0.009)
+    assert rest_s(1.0, 0.01) == 0.02
+    assert rest_s(0.001, 1.0) == 0.0
 
 
 def test_weights_that_cannot_be_read_leave_it_closed(tmp_path: Path) -> None:

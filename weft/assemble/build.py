@@ -129,7 +129,7 @@ def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Bu
         tiers = make_tiers(config, model, folder, cache_folder, runner, wakeup.notify)
     handoff: Handoff = NoHandoff()
     if settings.handoff is not None:
-        handoff = make_handoff(config, model, folder, cache_folder, runner, wakeup.notify)
+        handoff = make_handoff(config, model, cache_folder, runner, wakeup.notify)
     engine = _engine(
         config, settings, runner, profiler, journal, grammars, processors, tiers, handoff
     )

@@ -3,6 +3,7 @@ model that computes here."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from weft.config.options import SettingsError
 from weft.config.resolve import kept_as, size
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.runner import TorchRunner
+from weft.executor.weights.origin import WeightOrigin, files_of, origin_of
 from weft.executor.weights.store import WeightStore
 from weft.memory.tiers.protocol import Tiers
 from weft.scheduler.settings import TierSettings
@@ -24,7 +26,6 @@ from weft.tiers.disk import FLOOR_BYTES, DiskTiers
 from weft.tiers.keys import digest_of_files, fingerprint_of
 from weft.version import __version__
 
-WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 REMEMBERED = "weights.json"  # digests of weights, in the folder
 # Raised when files are laid out in another way, or K and V are computed differently.
 LAYOUT = "1"
@@ -90,36 +91,42 @@ def make_tiers(
     assert isinstance(store, WeightStore)
     described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
     described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
-    identify: Callable[[], bytes] = partial(fingerprint_of, described, b"dummy")
-    if config.load_format != "dummy":
-        files = weight_files(folder)
-        if not files:
-            raise SettingsError(f"--cache-dir: there is no file of weights in {folder}")
-        identify = partial(_identify, described, files, cache_folder / REMEMBERED)
+    if config.load_format != "dummy" and not files_of(folder):
+        raise SettingsError(f"--cache-dir: there is no file of weights in {folder}")
+    store.follows_origin = True
+
+    def weights() -> Callable[[], bytes]:
+        """What computes the fingerprint of the weights that are in use now."""
+        return partial(_identify, described, store.origin, cache_folder / REMEMBERED)
+
     tiers = DiskTiers(
         cache_folder,
         KvPages(store.kv_cache, config.page_size),
         page_size=config.page_size,
         block_len=config.cache_block,
         max_bytes=int(config.cache_disk_gb * 1e9),
-        identify=identify,
+        weights=weights,
         notify=notify,
     )
     tiers.start()
     return tiers
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's folder that hold weights, and what says how they are read."""
-    weights = [path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES]
-    described = folder / "config.json"
-    if weights and described.exists():
-        return [*weights, described]
-    return weights
+def _identify(described: list[str], origin: WeightOrigin, remembered: Path) -> bytes:
+    return fingerprint_of(described, weights_digest(origin, remembered))
 
 
-def _identify(described: list[str], files: list[Path], remembered: Path) -> bytes:
-    return fingerprint_of(described, digest_of_files(files, remembered))
+def weights_digest(origin: WeightOrigin, remembered: Path | None) -> bytes:
+    """The digest of the weights of an origin. Takes as long as all of them take to be read, unless
+    it is `remembered` in that file. Raises OSError, also where the files are others by now."""
+    base = b"dummy"
+    if origin.folder is not None:
+        base = digest_of_files(files_of(origin.folder), remembered)
+        if origin_of(origin.folder).files != origin.files:
+            raise OSError("their files were changed since they were loaded")
+    if not origin.added:
+        return base
+    return hashlib.sha256(base + origin.added).digest()
 
 
 def kernels_of(config: EngineConfig, runner: TorchRunner) -> str:

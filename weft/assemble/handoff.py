@@ -9,19 +9,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from weft.assemble.cache import REMEMBERED, kernels_of, weight_files
+from weft.assemble.cache import REMEMBERED, kernels_of, weights_digest
 from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.runner import TorchRunner
+from weft.executor.weights.origin import WeightOrigin
 from weft.executor.weights.store import WeightStore
 from weft.handoff.decode import DecodeSide
 from weft.handoff.prefill import BACKLOG, PrefillSide
 from weft.memory.handoff.protocol import Handoff
 from weft.scheduler.settings import HandoffSettings
-from weft.tiers.keys import digest_of_files, fingerprint_of
+from weft.tiers.keys import fingerprint_of
 from weft.version import __version__
 
 
@@ -40,17 +41,16 @@ def handoff_settings(config: EngineConfig) -> HandoffSettings | None:
 def make_handoff(
     config: EngineConfig,
     model: ModelConfig,
-    folder: Path,
     cache_folder: Path | None,
     runner: TorchRunner,
     notify: Callable[[], None],
 ) -> Handoff:
-    """The side of an engine that has loaded `model` from `folder`. Raises SettingsError where it
-    cannot listen."""
+    """The side of an engine that has loaded `model`. Raises SettingsError where it cannot
+    listen."""
     _, store, _ = runner.parts
     assert isinstance(store, WeightStore)
     pool = KvPages(store.kv_cache, config.page_size)
-    facts = partial(_facts, config, model, folder, cache_folder, kernels_of(config, runner))
+    facts = partial(_facts, config, model, store.origin, cache_folder, kernels_of(config, runner))
     side: PrefillSide | DecodeSide
     if config.disaggregation_mode == PREFILL:
         side = PrefillSide(
@@ -89,16 +89,14 @@ def _listen(config: EngineConfig) -> socket.socket:
 def _facts(
     config: EngineConfig,
     model: ModelConfig,
-    folder: Path,
+    origin: WeightOrigin,
     cache_folder: Path | None,
     kernels: str,
 ) -> Mapping[str, str]:
     """What has to be the same on both sides, by the names that an error has for it. Takes as long
     as all weights take to be read."""
-    weights = b"dummy"
-    if config.load_format != "dummy":
-        remembered = None if cache_folder is None else cache_folder / REMEMBERED
-        weights = digest_of_files(weight_files(folder), remembered)
+    remembered = None if cache_folder is None else cache_folder / REMEMBERED
+    weights = weights_digest(origin, remembered)
     # A model has the same bits below every name.
     shape = fingerprint_of([repr(replace(model, name=""))], b"")
     return {

@@ -304,7 +304,12 @@ class CacheOptions:
         "nothing",
         group="cache",
         choices=("selective", "through", "back", "off"),
-        elsewhere=("hicache_write_policy",),
+        aliases=("hicache_write_policy",),
+        words=(
+            ("write_through", "through"),
+            ("write_through_selective", "selective"),
+            ("write_back", "back"),
+        ),
     )
     cache_wait_ms: float = option(
         2000.0,
@@ -365,6 +370,7 @@ class HandoffOptions:
         group="handoff",
         choices=("none", "prefill", "decode"),
         elsewhere=("disaggregation_transfer_backend", "kv_role"),
+        words=(("null", "none"),),
     )
     disaggregation_bootstrap_port: int = option(
         8998,

@@ -64,6 +64,8 @@ def option(
     high: float | None = None,
     several: bool = False,
     elsewhere: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    words: tuple[tuple[str, str], ...] = (),
 ) -> Any:
     """A dataclass field that users can set; its type is that of `default`, and a switch that is
     left to the machine has the default None.
@@ -74,6 +76,8 @@ def option(
     when the choices are asked for. `several`: a text of several lines, each of which is a word of
     the command line, an item of a TOML list, or of a Python list or dictionary. `elsewhere` are the
     names of the same thing in other engines, so that an error can point from there to here.
+    `aliases` are those that mean exactly the same and are taken, and `words` are other words for
+    values, each with ours.
     """
     spec = Option(
         "",
@@ -88,6 +92,8 @@ def option(
         high,
         several,
         elsewhere,
+        aliases,
+        dict(words),
     )
     return field(default=default, metadata={"option": spec})
 
@@ -106,6 +112,8 @@ class Option:
     high: float | None
     several: bool
     elsewhere: tuple[str, ...]
+    aliases: tuple[str, ...]
+    words: Mapping[str, str]
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -131,6 +139,7 @@ class Option:
         """The value that `text` writes. Raises SettingsError, which names `source`:
         the flag or variable as given.
         """
+        text = self.words.get(text, text)
         if self.is_switch:
             if text.lower() not in SWITCH_WORDS:
                 raise SettingsError(f"{source} is {text!r}; on or off is expected")
@@ -148,6 +157,8 @@ class Option:
 
     def from_toml(self, value: object, source: str) -> Value:
         """`value` of a TOML file, if its type fits. Raises SettingsError."""
+        if isinstance(value, str):
+            value = self.words.get(value, value)
         if self.several and isinstance(value, list):
             value = "\n".join(_line(item) for item in value)
         if isinstance(self.default, float) and type(value) is int:
@@ -279,6 +290,9 @@ class Command:
         self._about = about
         self._positional = positional
         self._options = {option.name: option for config in configs for option in options_of(config)}
+        self._aliases = {
+            alias: option.name for option in self._options.values() for alias in option.aliases
+        }
         assert len(self._options) == sum(len(fields(config)) for config in configs), (
             "two fields of one name"
         )
@@ -348,6 +362,7 @@ class Command:
         values = {}
         for key, value in content.items():
             name = key.replace("-", "_")
+            name = self._aliases.get(name, name)
             if name not in self._options:
                 raise SettingsError(
                     f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}"
@@ -381,6 +396,9 @@ class Command:
             flag, equals, text = word.partition("=")
             if flag.startswith("--"):
                 flag = flag.replace("_", "-")
+                name = flag[2:].replace("-", "_")
+                if name in self._aliases:
+                    flag = self._options[self._aliases[name]].flag
             if not equals and flag in switches:
                 follows = bool(pending) and pending[0].lower() in SWITCH_WORDS
                 equals = "="

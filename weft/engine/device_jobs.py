@@ -146,6 +146,8 @@ class DeviceJobs(Service):
             scheduler.kv.weights_changed()
             num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
             scheduler.recompute(set(), "", "the weights were updated")
+        elif reply.is_reloaded:
+            scheduler.kv.weights_reloaded()
         # An update that failed half way makes the KV stale, too, but it is no new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version

@@ -63,11 +63,12 @@ class TierService(Service):
         kv = core.scheduler.kv
         assert isinstance(kv, TieredKv), "there is a store, and memory that does not know of it"
         kv.tiers = tiers
+        kv.opens_again = True
         self._core = core
         self.feature = feature
         self._kv = kv
         self.tiers = tiers
-        self._is_open = False
+        self._has_opened = False
         self._is_shut = False  # for good
         self._token_s = 0.0  # to compute a token of a prompt; 0: not known yet
         self._num_prefilled = 0  # tokens, before the present step
@@ -80,6 +81,11 @@ class TierService(Service):
     def block_len(self) -> int:
         """Tokens of a block: only whole ones are stored."""
         return self._settings.block_len
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether what is stored is known, and of the weights in use."""
+        return self._has_opened and not self._is_shut and not self._kv.is_stale
 
     @property
     def _settings(self) -> TierSettings:
@@ -173,8 +179,9 @@ class TierService(Service):
 
     def _take(self, now: float) -> None:
         news = self.tiers.take()
-        if news.has_opened and not self._is_shut and not self._kv.is_stale:
-            self._is_open = True
+        if news.has_opened:
+            self._has_opened = True
+            self._kv.reopened()
         for ticket, num_bytes in news.written:
             self._kv.written(ticket)
             self.num_bytes_written += num_bytes
@@ -235,7 +242,6 @@ class TierService(Service):
 
     def _shut(self, why: str) -> None:
         """Ask the store no more."""
-        self._is_open = False
         self._is_shut = True
         self.feature.worthy.clear()
         self.tiers.stop(why)
@@ -256,7 +262,7 @@ class TierService(Service):
         """Write the next piece of what is worth it: one at a time, and none while requests wait
         for the disk."""
         feature = self.feature
-        if self._is_shut or self._kv.is_stale:
+        if self._is_shut:
             feature.worthy.clear()
         if not feature.worthy or not self._is_open:
             return

@@ -173,6 +173,9 @@ class DecodeSide(NoHandoff):
     def dismiss(self, place: MeetingPlace) -> None:
         self._thread.soon(self._say_goodbye, place)
 
+    def renew(self, why: str) -> None:
+        self.stop(why)
+
     def stop(self, why: str) -> None:
         self._stopped = why
         log.warning("stopped", reason=why)

@@ -417,6 +417,9 @@ class RecordedTiers:
     def clear(self) -> None:
         self._tiers.clear()
 
+    def renew(self, why: str) -> None:
+        self._tiers.renew(why)
+
     def stop(self, why: str) -> None:
         self._tiers.stop(why)
 
@@ -466,6 +469,9 @@ class RecordedHandoff:
 
     def cancel(self, ticket: int) -> None:
         self._handoff.cancel(ticket)
+
+    def renew(self, why: str) -> None:
+        self._handoff.renew(why)
 
     def stop(self, why: str) -> None:
         self._handoff.stop(why)

@@ -256,6 +256,9 @@ class KvMemory:
         """What was computed until now, wherever it is, is of other weights than what will be."""
         self.leases.is_stale = True
 
+    def weights_reloaded(self) -> None:
+        """The weights are those of the checkpoint again, and nothing is cached."""
+
     def known_tokens(self, request: Request) -> bytes:
         """The tokens of a request whose ids are known, packed."""
         row = request.row

@@ -46,6 +46,11 @@ FLOOR_BYTES = 1_000_000_000  # that stay free on the file system
 REST_S = 60.0  # after a write that failed, before the next one
 LOOK_S = 60.0  # between two scans, while the store is used: others may share the folder
 SETTLE_S = 10.0
+# Beside requests that run, the writing thread rests behind each block for so many times as long as
+# the block has taken: it takes processor time of theirs. Without turns of the engine it does not.
+REST_SHARE = 9.0
+LONGEST_REST_S = 0.02
+IDLE_S = 0.2
 OPENING = "it is being looked what is stored"
 
 log = EventLog("cache")
@@ -66,6 +71,7 @@ class TransferJob:
     """A ticket, for a thread."""
 
     ticket: int
+    chain: KeyChain | None  # whose blocks it is about; None: there are none
     key: CacheKey
     start: int
     pages: IntArray
@@ -82,9 +88,17 @@ class UncheckedBlock(NamedTuple):
     check: Future[None]  # raises DamagedBlock
 
 
+class Reopen(NamedTuple):
+    """The weights are others: what is stored of them is to be looked up."""
+
+    number: int  # of the weights
+    identify: Callable[[], bytes]
+
+
 class DiskTiers:
-    """`identify` computes the fingerprint, on a thread. `notify` is called when there is news, on
-    any thread. `folder` exists."""
+    """`weights` is asked on the engine's thread, once for all weights that there are in turn, and
+    returns what computes their fingerprint, on another thread. `notify` is called when there is
+    news, on any thread. `folder` exists."""
 
     def __init__(
         self,
@@ -94,7 +108,7 @@ class DiskTiers:
         page_size: int,
         block_len: int,
         max_bytes: int,
-        identify: Callable[[], bytes],
+        weights: Callable[[], Callable[[], bytes]],
         notify: Callable[[], None],
         floor_bytes: int = FLOOR_BYTES,
     ) -> None:
@@ -103,12 +117,13 @@ class DiskTiers:
         self._page_size = page_size
         self._block_len = block_len
         self._max_bytes = max_bytes
-        self._identify = identify
+        self._weights = weights
+        self._num_renewed = 0
         self._notify = notify
         self._floor_bytes = floor_bytes
         self._chain: KeyChain | None = None  # None: nothing is found
-        self._model = ""  # the folder of its blocks
         self._state = OPENING
+        self._is_stopped = False
         self._jobs: dict[int, TransferJob] = {}  # that have not been reported
         # Guards what threads write and the engine reads: jobs, news, numbers.
         self._lock = threading.Condition()
@@ -123,12 +138,14 @@ class DiskTiers:
         self._faults = 0
         self._rests_until_s = -math.inf
         self._reads: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
-        self._writes: queue.SimpleQueue[TransferJob | list[Path]] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[TransferJob | Reopen | list[Path]] = queue.SimpleQueue()
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="weft-cache-checks")
         self._was_asked = False  # since the last scan
+        self._turned_s = -math.inf  # when the engine asked for news last
 
     def start(self) -> None:
         """Begin to look what is stored."""
+        self._writes.put(Reopen(0, self._weights()))
         for name, work in (("reads", self._read_all), ("writes", self._write_all)):
             threading.Thread(target=work, name=f"weft-cache-{name}", daemon=True).start()
 
@@ -161,6 +178,7 @@ class DiskTiers:
                 job.is_cancelled = True
 
     def take(self) -> TierNews:
+        self._turned_s = time.monotonic()
         if not self._has_news:
             return NO_NEWS
         with self._lock:
@@ -174,9 +192,21 @@ class DiskTiers:
     def clear(self) -> None:
         self._writes.put(self._index.drop_all())
 
+    def renew(self, why: str) -> None:
+        with self._lock:
+            self._chain = None
+            self._has_opened = False
+            self._num_renewed += 1
+            if not self._is_stopped:
+                self._state = OPENING
+        log.info("renewed", reason=why)
+        self._writes.put(Reopen(self._num_renewed, self._weights()))
+
     def stop(self, why: str) -> None:
-        self._chain = None
-        self._state = why
+        with self._lock:
+            self._is_stopped = True
+            self._chain = None
+            self._state = why
         log.warning("stopped", reason=why)
 
     def settle(self) -> None:
@@ -192,10 +222,11 @@ class DiskTiers:
         self._notify()
 
     def report(self) -> TierReport:
+        chain = self._chain
         return TierReport(
             state=self._state,
             folder=str(self._index.folder),
-            num_blocks=self._index.num_of(self._model),
+            num_blocks=0 if chain is None else self._index.num_of(chain.model),
             num_bytes=self._index.num_bytes,
             max_bytes=self._max_bytes,
             read_bytes=self._read_bytes,
@@ -217,7 +248,7 @@ class DiskTiers:
         return num_tokens
 
     def _enter(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> TransferJob:
-        job = TransferJob(ticket, key, start, pages, time.monotonic())
+        job = TransferJob(ticket, self._chain, key, start, pages, time.monotonic())
         with self._lock:
             self._jobs[ticket] = job
         return job
@@ -239,8 +270,8 @@ class DiskTiers:
 
     def _read(self, job: TransferJob) -> int:
         """Returns the tokens that have come."""
-        chain = self._chain
-        if chain is None:
+        chain = job.chain
+        if chain is None or self._is_stopped:
             return 0
         num_tokens = 0
         began_s = 0.0
@@ -274,7 +305,7 @@ class DiskTiers:
         key: bytes,
     ) -> UncheckedBlock | None:
         """Read a block, and begin to check it. None if it cannot be read."""
-        path = self._index.path(self._model, key)
+        path = self._index.path(chain.model, key)
         try:
             tokens = self._tokens(chain, job, number)
             found = read_block(path, key, tokens, self._pieces(job, number))
@@ -315,9 +346,7 @@ class DiskTiers:
     # The writing thread
 
     def _write_all(self) -> None:
-        if not self._open():
-            return
-        scanned_s = time.monotonic()
+        scanned_s = -math.inf
         while True:
             try:
                 job = self._writes.get(timeout=LOOK_S)
@@ -327,6 +356,10 @@ class DiskTiers:
                 self._was_asked = False
                 self._index.scan()
                 scanned_s = time.monotonic()
+            if isinstance(job, Reopen):
+                self._open(job)
+                scanned_s = time.monotonic()
+                continue
             if isinstance(job, list):
                 _unlink(job)
                 continue
@@ -341,37 +374,40 @@ class DiskTiers:
                     self._written_jobs.append(Written(job.ticket, num_bytes))
             self._tell()
 
-    def _open(self) -> bool:
-        """Find out whose blocks are to be found, and which there are. Returns whether that is
-        known."""
+    def _open(self, asked: Reopen) -> None:
+        """Find out whose blocks are to be found, and which there are."""
         try:
-            chain = KeyChain(self._identify(), self._block_len)
+            chain = KeyChain(asked.identify(), self._block_len)
         except Exception as exc:
             log.exception("not_opened", exc)
-            self._state = f"the weights could not be read: {exc}"
-            return False
-        self._model = chain.fingerprint.hex()[:16]
+            with self._lock:
+                if self._is_wanted(asked):
+                    self._state = f"the weights could not be read: {exc}"
+            return
         self._index.scan()
-        if self._state != OPENING:
-            return False  # stopped meanwhile
-        self._state = "open"
-        self._chain = chain
+        with self._lock:
+            if not self._is_wanted(asked):
+                return
+            self._state = "open"
+            self._chain = chain
+            self._has_opened = True
         log.info(
             "opened",
             folder=self._index.folder,
-            model=self._model,
-            blocks=self._index.num_of(self._model),
+            model=chain.model,
+            blocks=self._index.num_of(chain.model),
             bytes=self._index.num_bytes,
         )
-        with self._lock:
-            self._has_opened = True
         self._tell()
-        return True
+
+    def _is_wanted(self, asked: Reopen) -> bool:
+        """Whether the weights are still those, and the store is in use."""
+        return asked.number == self._num_renewed and not self._is_stopped
 
     def _write(self, job: TransferJob) -> int:
         """Returns the bytes that were written."""
-        chain = self._chain
-        if chain is None or time.monotonic() < self._rests_until_s:
+        chain = job.chain
+        if chain is None or self._is_stopped or time.monotonic() < self._rests_until_s:
             return 0
         total = 0
         for number, key in enumerate(chain.keys(job.key)):
@@ -379,19 +415,22 @@ class DiskTiers:
                 continue
             if job.is_cancelled:
                 break
+            began_s = time.monotonic()
             pieces = self._pieces(job, number)
             tokens = self._tokens(chain, job, number)
             size = file_bytes(len(tokens), sum(len(piece) for piece in pieces))
             if not self._make_room(size):
                 break
-            path = self._index.path(self._model, key)
+            path = self._index.path(chain.model, key)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             num_bytes = write_block(path, key, tokens, pieces, lambda: self._is_whole(job))
             if not num_bytes:
                 break
-            self._index.add(self._model, key, num_bytes)
+            self._index.add(chain.model, key, num_bytes)
             total += num_bytes
             self._written_bytes += num_bytes
+            ended_s = time.monotonic()
+            time.sleep(rest_s(ended_s - began_s, ended_s - self._turned_s))
         return total
 
     def _is_whole(self, job: TransferJob) -> bool:
@@ -449,6 +488,14 @@ class DiskTiers:
             self._has_news = True
             self._lock.notify_all()
         self._notify()
+
+
+def rest_s(took_s: float, since_turn_s: float) -> float:
+    """For how long the writing thread rests behind a block that has taken `took_s`, when the engine
+    had its last turn `since_turn_s` ago."""
+    if since_turn_s > IDLE_S:
+        return 0.0
+    return min(REST_SHARE * took_s, LONGEST_REST_S)
 
 
 def _unlink(paths: Sequence[Path]) -> None:

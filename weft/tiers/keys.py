@@ -28,6 +28,11 @@ class KeyChain:
         self.fingerprint = fingerprint
         self.block_bytes = block_len * TOKEN_BYTES  # of tokens
 
+    @property
+    def model(self) -> str:
+        """The folder of its blocks."""
+        return self.fingerprint.hex()[:16]
+
     def root(self, namespace: str) -> bytes:
         """What the first block of a namespace continues."""
         digest = hashlib.sha256(self.fingerprint)

@@ -26,6 +26,7 @@ from weft.executor.experts.recorder import ExpertCounts, ExpertError, ExpertReco
 from weft.executor.weights import release
 from weft.executor.weights.contents import open_contents
 from weft.executor.weights.load import load_weights, randomize, unread_of
+from weft.executor.weights.origin import WeightOrigin, digest_of, origin_of
 from weft.executor.weights.pieces import is_finite
 from weft.executor.weights.root import WeightsRoot
 from weft.executor.weights.safetensors import BytesContent
@@ -128,6 +129,9 @@ class WeightStore:
         counts these, if the model has any. `adapters`: where they are loaded, if they may be."""
         self.kv_cache = memory.kv_cache
         self._memory = memory
+        self.origin = origin_of(source)
+        # Whether the origin is told of weights that come over the network, which takes time.
+        self.follows_origin = False
         self._source = source
         self._root = root
         self._experts = experts
@@ -158,8 +162,9 @@ class WeightStore:
             with ExitStack() as stack:
                 paths = self._root.weight_files(folder)
                 self._require_same_model(folder)
+                origin = origin_of(folder)
                 if isinstance(self._memory.model, TransformersModel):
-                    return self._update_by_library(self._memory.model, folder)
+                    return self._update_by_library(self._memory.model, origin)
                 files = open_contents(stack, paths)
                 found = matched(
                     self._weights,
@@ -169,7 +174,7 @@ class WeightStore:
                     unread=unread_of(self._memory.config),
                 )
                 require_finite(found)
-                return self._put(lambda: put_all(found), _sizes(found), source=folder)
+                return self._put(lambda: put_all(found), _sizes(found), origin)
         except ModelError as exc:
             # The reply names the folder as it was asked for, never where it lies.
             message = str(exc).replace(str(folder), request.folder[:200])
@@ -188,7 +193,8 @@ class WeightStore:
         if not found:
             raise Refused("there is no tensor")
         require_finite(found)
-        return self._put(lambda: put_all(found), _sizes(found))
+        origin = self._added([request.content])
+        return self._put(lambda: put_all(found), _sizes(found), origin)
 
     def _receive_weights(self, request: ReceiveWeights) -> DeviceReply:
         """Everything is received before anything is put in, so that a sender that breaks off does
@@ -219,7 +225,17 @@ class WeightStore:
             for (weight, _), tensor in zip(wanted.values(), tensors, strict=True):
                 put_tensor(weight, tensor)
 
-        return self._put(put, [tensor.nbytes for tensor in tensors])
+        pieces: list[bytes | memoryview] = []
+        for name, tensor in zip(wanted, tensors, strict=True):
+            pieces.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            pieces.append(tensor.cpu().view(torch.uint8).numpy().data)
+        return self._put(put, [tensor.nbytes for tensor in tensors], self._added(pieces))
+
+    def _added(self, pieces: Sequence[bytes | memoryview]) -> WeightOrigin:
+        """The origin with what has come over the network."""
+        if not self.follows_origin:
+            return self.origin
+        return self.origin.with_added(digest_of(pieces))
 
     def _announced(self, request: ReceiveWeights) -> dict[str, tuple[Weight, torch.dtype]]:
         """The weights that are going to come, in order, with their types. Raises Refused."""
@@ -246,19 +262,19 @@ class WeightStore:
         self,
         put: Callable[[], None],
         sizes: Sequence[int],
-        *,
-        source: Path | None = None,
+        origin: WeightOrigin,
     ) -> DeviceReply:
         """Let content that was looked at go into the model: `sizes` are the bytes of its
-        tensors."""
+        tensors, `origin` is that of all weights then."""
         try:
             put()
         except Exception as exc:
             log.exception("update_broke_off")
             reason = f"the new weights broke off while they were put in ({type(exc).__name__})"
             return self._after_failure(reason)
-        if source is not None:
-            self._source = source
+        self.origin = origin
+        if origin.folder is not None and not origin.added:
+            self._source = origin.folder
             self._released.discard(WEIGHTS)
         return self._reply(
             kv_is_stale=True,
@@ -291,6 +307,7 @@ class WeightStore:
     def _reload(self) -> None:
         """Load the weights from where they last came. Raises ModelError, and what the device
         raises."""
+        self.origin = origin_of(self._source)
         if self._source is None:
             randomize(iter(self._weights.values()), self._memory.device)
         elif isinstance(self._memory.model, TransformersModel):
@@ -333,16 +350,17 @@ class WeightStore:
             config = replace(config, vision=None)
         return config
 
-    def _update_by_library(self, model: TransformersModel, folder: Path) -> DeviceReply:
+    def _update_by_library(self, model: TransformersModel, origin: WeightOrigin) -> DeviceReply:
         """Let the library read a folder: it knows what its checkpoints rename and merge. For that
         time the weights are in memory twice."""
-        module = model.read(folder)
+        assert origin.folder is not None
+        module = model.read(origin.folder)
         sizes: list[int] = []
         for name, parameter in module.named_parameters():
             if not is_finite(parameter.data):
                 raise BadCheckpoint(f"{name} has values that are not finite")
             sizes.append(parameter.nbytes)
-        return self._put(lambda: model.adopt(module), sizes, source=folder)
+        return self._put(lambda: model.adopt(module), sizes, origin)
 
     # Adapters
 

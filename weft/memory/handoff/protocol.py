@@ -120,6 +120,10 @@ class Handoff(Protocol):
         still land."""
         ...
 
+    def renew(self, why: str) -> None:
+        """The weights here are others: nothing is taken any more."""
+        ...
+
     # Both
 
     def stop(self, why: str) -> None:
@@ -165,6 +169,9 @@ class NoHandoff:
         raise AssertionError("nothing is stored by another server")
 
     def cancel(self, ticket: int) -> None:
+        pass
+
+    def renew(self, why: str) -> None:
         pass
 
     def stop(self, why: str) -> None:

@@ -49,7 +49,8 @@ class TierNews(NamedTuple):
 
     landed: tuple[Landed, ...] = ()
     written: tuple[Written, ...] = ()
-    has_opened: bool = False  # it is known what is stored: it may be asked from now on
+    # It is known what is stored, after `renew` of the new weights: it may be asked from now on.
+    has_opened: bool = False
 
 
 NO_NEWS = TierNews()
@@ -78,7 +79,10 @@ class Mover(Protocol):
 
     def cancel(self, ticket: int) -> None: ...
 
-    def stop(self, why: str) -> None: ...
+    def renew(self, why: str) -> None:
+        """The weights are others from now on: nothing that was stored before is of use. `why` is
+        for people."""
+        ...
 
 
 class Tiers(Mover, Protocol):
@@ -119,6 +123,11 @@ class Tiers(Mover, Protocol):
         """Forget all that is stored, of this model and of others."""
         ...
 
+    def renew(self, why: str) -> None:
+        """Find nothing of the weights so far, and nothing at all until the store has opened again,
+        with what it has of the new ones. What is under way goes on under the old ones."""
+        ...
+
     def stop(self, why: str) -> None:
         """Find and store nothing any more: `why` is for people."""
         ...
@@ -152,6 +161,9 @@ class NoTiers:
         return NO_NEWS
 
     def clear(self) -> None:
+        pass
+
+    def renew(self, why: str) -> None:
         pass
 
     def stop(self, why: str) -> None:

@@ -73,7 +73,7 @@ class Transfer:
 
 
 class TieredKv(KvMemory):
-    """`tiers` is the engine's, which sets it."""
+    """`tiers` and `opens_again` are the engine's, which sets them."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class TieredKv(KvMemory):
         self.settings = settings
         self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
         self.num_read_pages = 0  # being read
-        self.is_stale = False  # what is stored is of other weights
+        self.is_stale = False  # what is stored is of other weights, as far as is known
+        self.opens_again = False  # the store, after new weights
         self._num_tickets = 0
 
     # Transfers
@@ -275,8 +276,15 @@ class TieredKv(KvMemory):
 
     def weights_changed(self) -> None:
         super().weights_changed()
-        self.is_stale = True
-        self.tiers.stop(OTHER_WEIGHTS)
+        self._renew()
+
+    def weights_reloaded(self) -> None:
+        if self.opens_again:
+            self._renew()
+
+    def reopened(self) -> None:
+        """It is known what is stored of the weights that are in use."""
+        self.is_stale = False
 
     # Accounting
 
@@ -292,6 +300,10 @@ class TieredKv(KvMemory):
         return owned
 
     # Inside
+
+    def _renew(self) -> None:
+        self.is_stale = True
+        self.tiers.renew(OTHER_WEIGHTS)
 
     def _enter(self, transfer: Transfer) -> int:
         ticket = self._num_tickets

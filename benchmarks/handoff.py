@@ -1,0 +1,306 @@
+"""What handing KV over costs and gives on this machine, as ratios within one run.
+
+    python benchmarks/handoff.py                  pages over loopback, against a plain copy of as many bytes
+    python benchmarks/handoff.py --model MODEL    time between tokens of a decode server, beside prompts
+
+Pages: a pool of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a page), from one side to the other, with
+checksums, in turns with `sendall` and `recv_into` of the same bytes between two threads.
+
+With a model: streams on a decode server alone; the same while prompts go through `weft route` to a prefill server and
+on to it; and streams and prompts on one server. Every server has one thread. The prompts want one token each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.bench.http import HttpClient, HttpError
+from weft.handoff.decode import DecodeSide
+from weft.handoff.prefill import PrefillSide
+from weft.memory.handoff.protocol import MeetingPlace
+from weft.memory.prefix_cache import CacheKey
+
+PAGE_SIZE = 16
+PIECE_BYTES = 32_768
+NUM_PIECES = 56
+NUM_TOKENS = 1_024
+ROUNDS = 9
+HANG_S = 60.0
+COPY_BYTES = 1 << 20
+WARM_TOKENS = 16  # of a stream, before its gaps count
+
+
+# ---- pages
+
+
+class ShapedPool:
+    """Memory of the layout of a KV pool of a 0.6B model."""
+
+    page_bytes = PIECE_BYTES * NUM_PIECES
+
+    def __init__(self, num_pages: int, fill: int) -> None:
+        size = num_pages * PIECE_BYTES
+        self._tensors = [np.full(size, fill, dtype=np.uint8) for _ in range(NUM_PIECES)]
+
+    def pieces(self, page: int) -> list[memoryview]:
+        start = page * PIECE_BYTES
+        return [tensor.data[start : start + PIECE_BYTES] for tensor in self._tensors]
+
+
+def measure_pages() -> None:
+    num_pages = NUM_TOKENS // PAGE_SIZE
+    pages: IntArray = np.arange(num_pages, dtype=np.int32)
+    key = CacheKey("", np.arange(NUM_TOKENS, dtype=np.int32).tobytes())
+    bell = threading.Condition()
+
+    def ring() -> None:
+        with bell:
+            bell.notify_all()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    prefill = PrefillSide(
+        listener,
+        ShapedPool(num_pages, 7),
+        page_size=PAGE_SIZE,
+        secret="",
+        lease_s=HANG_S,
+        facts=dict,
+        notify=ring,
+    )
+    decode = DecodeSide(
+        ShapedPool(num_pages, 0), page_size=PAGE_SIZE, secret="", facts=dict, notify=ring
+    )
+    prefill.start()
+    decode.start()
+    time.sleep(0.5)  # until both have their facts
+
+    def news(kind: str) -> None:
+        with bell:
+            while True:
+                found = decode.take()
+                assert not found.missed, found
+                if getattr(found, kind):
+                    return
+                assert bell.wait(HANG_S)
+
+    number = 0
+
+    def hand_over() -> float:
+        nonlocal number
+        number += 1
+        room = f"room {number}"
+        prefill.lend(room, key, pages)
+        decode.ask(number, MeetingPlace("127.0.0.1", listener.getsockname()[1], room), key, 0)
+        news("found")
+        decode.bind(number, number)
+        began = time.perf_counter()
+        decode.fetch(number, key, 0, pages)
+        news("landed")
+        took_s = time.perf_counter() - began
+        decode.leave(number)
+        return took_s
+
+    num_bytes = num_pages * ShapedPool.page_bytes
+    times: dict[str, list[float]] = {"handoff": [], "copy": []}
+    for _ in range(ROUNDS):
+        times["handoff"].append(hand_over())
+        times["copy"].append(copy_over_loopback(num_bytes))
+    rates = {name: num_bytes / statistics.median(found) / 1e9 for name, found in times.items()}
+    ratios = [b / a for a, b in zip(times["handoff"], times["copy"], strict=True)]
+    print(
+        f"{num_bytes / 1e6:,.0f} MB: {rates['handoff']:.2f} GB/s from pool to pool, plain copy "
+        f"{rates['copy']:.2f} GB/s, ratio {statistics.median(ratios):.2f}"
+    )
+    decode.close()
+    prefill.close()
+
+
+def copy_over_loopback(num_bytes: int) -> float:
+    """Seconds for as many bytes from one thread to another, from memory to memory."""
+    source = memoryview(bytearray(num_bytes))
+    sink = memoryview(bytearray(num_bytes))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    for sock in (near, far):
+        for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, which, 4 << 20)
+
+    def send() -> None:
+        for start in range(0, num_bytes, COPY_BYTES):
+            near.sendall(source[start : start + COPY_BYTES])
+
+    began = time.perf_counter()
+    sender = threading.Thread(target=send)
+    sender.start()
+    rest = sink
+    while rest:
+        rest = rest[far.recv_into(rest) :]
+    took_s = time.perf_counter() - began
+    sender.join()
+    near.close()
+    far.close()
+    return took_s
+
+
+# ---- time between tokens
+
+
+class Process:
+    """`weft` with a verb, until it is ready."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "weft", *words, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.url = ""
+        for line in self.process.stderr:
+            if found := re.search(r"ready in .* (http://\S+)", line):
+                self.url = found[1]
+                break
+        if not self.url:
+            raise SystemExit(f"weft {' '.join(words)} has not started")
+        self._rest = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self._rest.start()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def serve(model: str, load_format: str, *options: str) -> Process:
+    small = ("--threads", "1", "--kv-tokens", "24576", "--max-running-requests", "16")
+    return Process("serve", model, "--load-format", load_format, *small, *options)
+
+
+class Traffic:
+    """Streams that are measured, and prompts beside them."""
+
+    def __init__(
+        self, num_streams: int, num_tokens: int, prompt_len: int, num_prompts: int
+    ) -> None:
+        self._num_streams = num_streams
+        self._num_tokens = num_tokens
+        self._prompt_len = prompt_len
+        self._num_prompts = num_prompts
+        self._rng = np.random.default_rng(0)
+        self.num_computed = 0  # prompts
+
+    async def gaps(self, url: str, prompts_to: str = "") -> list[float]:
+        """Milliseconds between tokens of the streams at `url`, while prompts go elsewhere."""
+        loads = [asyncio.create_task(self._prompts(prompts_to)) for _ in range(self._num_prompts)]
+        if not prompts_to:
+            for load in loads:
+                load.cancel()
+        await asyncio.sleep(0.3)
+        streams = [self._stream(url) for _ in range(self._num_streams)]
+        found = await asyncio.gather(*streams)
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+        return [gap for one in found for gap in one]
+
+    async def _stream(self, url: str) -> list[float]:
+        times: list[float] = []
+        body = self._body(16, self._num_tokens, stream=True)
+        await HttpClient(url).stream(
+            "/generate", body, lambda data: times.append(time.perf_counter())
+        )
+        times = times[WARM_TOKENS:]
+        return [1e3 * (b - a) for a, b in itertools.pairwise(times)]
+
+    async def _prompts(self, url: str) -> None:
+        while True:
+            body = self._body(self._prompt_len, 1, stream=True)
+            try:
+                await HttpClient(url).stream("/generate", body, lambda data: None)
+            except HttpError as exc:
+                print(exc, file=sys.stderr)
+                return
+            self.num_computed += 1
+
+    def _body(self, num_tokens: int, max_new: int, *, stream: bool) -> bytes:
+        ids = self._rng.integers(10, 4_000, num_tokens).tolist()
+        sampling = {"temperature": 0.0, "max_new_tokens": max_new, "ignore_eos": True}
+        return json.dumps(
+            {"input_ids": ids, "sampling_params": sampling, "stream": stream}
+        ).encode()
+
+
+def measure_gaps(model: str, load_format: str, traffic: Traffic, rounds: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    mode = "--disaggregation-mode"
+    started: list[Process] = []
+    try:
+        prefill = serve(
+            model, load_format, mode, "prefill", "--disaggregation-bootstrap-port", port
+        )
+        started.append(prefill)
+        decode = serve(model, load_format, mode, "decode")
+        started.append(decode)
+        alone = serve(model, load_format)
+        started.append(alone)
+        front = Process("route", "--prefill", prefill.url, port, "--decode", decode.url)
+        started.append(front)
+        time.sleep(1.0)  # until the front has asked both
+        cases: dict[str, Callable[[], list[float]]] = {
+            "decode server alone": lambda: asyncio.run(traffic.gaps(decode.url)),
+            "beside prompts on the prefill server": lambda: asyncio.run(
+                traffic.gaps(decode.url, front.url)
+            ),
+            "one server with both": lambda: asyncio.run(traffic.gaps(alone.url, alone.url)),
+        }
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+        for _ in range(rounds):
+            for name, measure in cases.items():
+                gaps = measure()
+                found[name].append((float(np.median(gaps)), float(np.quantile(gaps, 0.99))))
+        base = [p99 for _, p99 in found["decode server alone"]]
+        for name, pairs in found.items():
+            ratios = [p99 / one for (_, p99), one in zip(pairs, base, strict=True)]
+            print(
+                f"{name}: p50 {statistics.median(p50 for p50, _ in pairs):.2f} ms, "
+                f"p99 {statistics.median(p99 for _, p99 in pairs):.2f} ms, "
+                f"{statistics.median(ratios):.2f} times the decode server alone"
+            )
+        print(f"{traffic.num_computed} prompts meanwhile")
+    finally:
+        for process in reversed(started):
+            process.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="", help="folder or name of a model")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=300, help="of each stream")
+    parser.add_argument("--prompt-len", type=int, default=1_500)
+    parser.add_argument("--prompts", type=int, default=1, help="that are computed at a time")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    if not args.model:
+        measure_pages()
+        return 0
+    traffic = Traffic(args.streams, args.tokens, args.prompt_len, args.prompts)
+    measure_gaps(args.model, args.load_format, traffic, args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
