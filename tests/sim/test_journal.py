@@ -47,15 +47,20 @@ class Records(list[bytes]):
         pass
 
 
-def record(clock_s: float = 0.0, arrivals: list[Arrival] | None = None) -> Records:
+def record(
+    clock_s: float = 0.0,
+    arrivals: list[Arrival] | None = None,
+    settings: SchedulerSettings = SETTINGS,
+    overlap: int = 1,
+) -> Records:
     """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s` when it begins."""
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
     clock.wait_until(clock_s)
     engine = RecordedEngine(
-        SETTINGS,
+        settings,
         CostRunner(COST, clock, lengths),
         clock=clock,
-        overlap=1,
+        overlap=overlap,
         on_failure=lambda exc: None,
         sink=records,
         max_bytes=1 << 30,
@@ -86,6 +91,26 @@ def test_journal_gives_the_requests_that_were_served() -> None:
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
     assert times == sorted(times)
+
+
+def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were() -> None:
+    guessing = replace(SETTINGS, speculative="ngram")
+    sent = []
+    for number in range(8):
+        # Each output repeats itself here and there, each one elsewhere.
+        tokens = np.random.default_rng(number).integers(2, 6, 60, dtype=np.int32)
+        prompt = np.arange(2 + number, 30 + number, dtype=np.int32).tobytes()
+        arrival = Arrival(0.05 * number, prompt, 60, 60, ignore_eos=True, output=tokens.tobytes())
+        sent.append(arrival)
+    journal = read_journal(record(arrivals=sent, settings=guessing, overlap=0))
+    known = [one.output[:-4] for one in journal.arrivals]  # the last one is that which ended it
+    assert known == [one.output[:-4] for one in sent]
+    again = simulate(guessing, COST, journal.arrivals, overlap=False)
+    fillers = [one._replace(output=b"") for one in journal.arrivals]
+    upper_bound = simulate(guessing, COST, fillers, overlap=False)
+    assert again.meter.num_steps == len(journal.steps)
+    assert again.end_s.tolist() == pytest.approx(journal.record.end_s.tolist())
+    assert upper_bound.meter.num_steps < len(journal.steps)
 
 
 def test_a_request_for_no_token_asks_for_none_again() -> None:

@@ -73,22 +73,47 @@ class StepCost(Protocol):
 
 
 class TrueLengths:
-    """Where each request's output will end, by the request's number."""
+    """Where each request's output will end, by the request's number; and its tokens, if they are
+    known: then what is guessed of them is right where it was right when they were recorded."""
 
     def __init__(self) -> None:
         self._last: IntArray = np.full(1_024, -1, dtype=np.int32)
+        self._known: dict[int, tuple[int, IntArray]] = {}  # position of the first, and the tokens
 
-    def add(self, number: int, last_position: int) -> None:
-        """The last token of the output of request `number` will stand at this position."""
+    def add(self, number: int, last_position: int, output: bytes = b"") -> None:
+        """The last token of the output of request `number` will stand at this position. `output`:
+        its tokens, int32 each."""
         while number >= len(self._last):
             more = np.full(len(self._last), -1, dtype=np.int32)
             self._last = np.concatenate([self._last, more])
         self._last[number] = last_position
+        if output:
+            tokens = np.frombuffer(output, dtype=np.int32)
+            # Only the last may end it: whatever ended the output then stands there.
+            tokens = np.where(tokens == EOS, np.int32(FILLER), tokens)
+            self._known[number] = (last_position + 1 - len(tokens), tokens)
 
     def reached(self, numbers: LongArray, positions: IntArray) -> BoolArray:
         """[n] whether the token at this position is its request's last."""
         reached: BoolArray = self._last[numbers] == positions
         return reached
+
+    def tokens(self, numbers: LongArray, positions: IntArray) -> IntArray:
+        """[n] the tokens at these positions of these requests."""
+        ends = self.reached(numbers, positions)
+        tokens: IntArray = np.where(ends, np.int32(EOS), np.int32(FILLER))
+        if not self._known:
+            return tokens
+        for place, (number, position) in enumerate(
+            zip(numbers.tolist(), positions.tolist(), strict=True)
+        ):
+            start, known = self._known.get(number, NOTHING_KNOWN)
+            if start <= position < start + len(known) and not ends[place]:
+                tokens[place] = known[position - start]
+        return tokens
+
+
+NOTHING_KNOWN = (0, np.zeros(0, dtype=np.int32))
 
 
 def decode_rows_of(plan: Plan) -> int:
@@ -161,7 +186,7 @@ class SimulatedStep:
 
 
 class CostRunner:
-    """Samples `FILLER` for every request, and `EOS` as its last token."""
+    """Samples the known output of a request, else `FILLER`, and `EOS` as its last token."""
 
     def __init__(self, cost: StepCost, clock: VirtualClock, lengths: TrueLengths) -> None:
         self.meter = StepMeter()
@@ -178,9 +203,7 @@ class CostRunner:
         begins_s = max(self._free_s, self._clock.now)
         self._free_s = begins_s + seconds
         sampling = plan.sampling
-        ends = self._lengths.reached(sampling.seeds, sampling.positions)
-        tokens = np.where(ends, np.int32(EOS), np.int32(FILLER))
-        result = Result(tokens=tokens)
+        result = Result(tokens=self._lengths.tokens(sampling.seeds, sampling.positions))
         return SimulatedStep(self._clock, self._free_s, result)
 
     def control(self, request: DeviceRequest) -> Pending:

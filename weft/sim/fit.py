@@ -100,23 +100,29 @@ def fit_usual(steps: Sequence[StepTime]) -> CostFit:
 
 class DisturbedCost:
     """A cost model on a machine that is disturbed as it was when steps were measured: the n-th step
-    takes as many times longer than the model says as the n-th measured one did.
+    takes as many seconds longer than the model says as the n-th measured one did, or is faster by
+    the same factor.
 
-    So slow moments come as often, and last as long, as then. A run begins with a new one.
+    So slow moments come as often, and last as long, as then: what held up a short step for a moment
+    would hold up a long one for as long, and not for as many times its own. A run begins with a new
+    one.
     """
 
     def __init__(self, cost: CostModel, steps: Sequence[StepTime]) -> None:
         self._cost = cost
-        self._ratios: list[float] = []
+        self._delays_s: list[float] = []
+        self._ratios: list[float] = []  # at most 1
         for step in steps:
             load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
-            self._ratios.append(step.seconds / max(cost.seconds(load), LEAST_S))
+            usual_s = max(cost.seconds(load), LEAST_S)
+            self._delays_s.append(max(step.seconds - usual_s, 0.0))
+            self._ratios.append(min(step.seconds / usual_s, 1.0))
         self._num_steps = 0
 
     def seconds(self, load: StepLoad) -> float:
-        ratio = self._ratios[self._num_steps % len(self._ratios)]
+        place = self._num_steps % len(self._ratios)
         self._num_steps += 1
-        return self._cost.seconds(load) * ratio
+        return self._cost.seconds(load) * self._ratios[place] + self._delays_s[place]
 
 
 def _least_squares(

@@ -30,7 +30,7 @@ from weft.sim.trace import Arrival
 
 class Journal(NamedTuple):
     settings: SchedulerSettings  # of the engine that wrote it
-    arrivals: list[Arrival]  # with their prompts as they were; outputs will be fillers
+    arrivals: list[Arrival]  # with their prompts and outputs as they were
     num_left_out: int  # requests that got no token, or were open at the end
     num_aborted: int  # of `arrivals`, that end where their client left them, or they failed
     steps: list[StepTime]  # that ran
@@ -73,6 +73,9 @@ def read_journal(records: Iterable[bytes]) -> Journal:
             finish.completion_tokens,
             settings.context_length,
         )
+        output = tap.outputs.get(message.id, [])
+        if len(output) == arrival.output_len:
+            arrival = arrival._replace(output=np.array(output, dtype=np.int32).tobytes())
         arrivals.append(arrival)
     num_left_out = len(tap.sent) - len(arrivals)
     return Journal(
@@ -115,6 +118,7 @@ class _Tap:
         self.finished: dict[int, Finish] = {}
         self.first_s: dict[int, float] = {}  # when the first token came, by id
         self.ended_s: dict[int, float] = {}
+        self.outputs: dict[int, list[int]] = {}  # tokens, by id
         self.gaps = Gaps()
         self._last_s: dict[int, float] = {}  # when the last token of an open request came
         self._replay = replay
@@ -144,7 +148,11 @@ class _Tap:
         for reply in replies:
             if not isinstance(reply, StepOutput):
                 continue
-            self._note_tokens(np.frombuffer(reply.ids, dtype=np.int64).tolist())
+            ids = np.frombuffer(reply.ids, dtype=np.int64).tolist()
+            tokens = np.frombuffer(reply.tokens, dtype=np.int32).tolist()
+            for id, token in zip(ids, tokens, strict=True):
+                self.outputs.setdefault(id, []).append(token)
+            self._note_tokens(ids)
             for finish in reply.finished:
                 self.finished[finish.id] = finish
                 self.ended_s[finish.id] = self._replay.last_s

@@ -240,7 +240,8 @@ class Run:
         tenant = self._tenants.setdefault(arrival.tenant, len(self._tenants))
         self._columns.enter(number, time_s, prompt_len, tenant)
         if self._lengths is not None:
-            self._lengths.add(number, prompt_len + arrival.output_len - 1)
+            last_position = prompt_len + arrival.output_len - 1
+            self._lengths.add(number, last_position, arrival.output)
         sampling = SamplingParams(
             max_new_tokens=arrival.max_new_tokens,
             temperature=0.0,

@@ -51,6 +51,8 @@ class Arrival(NamedTuple):
     salt: str = ""  # prefixes are shared only with equal salts
     adapter: str = ""  # uid of its adapter; nothing: none
     ttft_ms: int = 0  # to its first token, as it asks; 0: any time
+    # The token ids of its output, int32 each, `output_len` of them; nothing: they are fillers.
+    output: bytes = b""
 
     @property
     def prompt_len(self) -> int:

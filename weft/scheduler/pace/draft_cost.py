@@ -16,7 +16,7 @@ FORGET = 0.95
 TOKENS_UNIT = 32.0  # so that both terms are of one size
 # In the first ones memory is touched and programs are made: they say nothing of later steps.
 NUM_IGNORED = 2
-REFIT_STEPS = 16  # measured steps between two fits
+DRAFT_REFIT_STEPS = 16  # measured steps between two fits
 NUM_TRIED = 6  # measured steps behind which the cost is known
 
 
@@ -44,7 +44,7 @@ class DraftCost:
         num_tokens = plan.num_tokens + len(drafting.slots)
         row = (float(num_passes), num_tokens / TOKENS_UNIT)
         self._equations.add(row, seconds, 1 / max(seconds, MIN_STEP_S))
-        if self.num_seen > NUM_TRIED and self.num_seen % REFIT_STEPS:
+        if self.num_seen > NUM_TRIED and self.num_seen % DRAFT_REFIT_STEPS:
             return
         self.pass_s, per_unit = solve_not_negative(self._equations.matrix, self._equations.vector)
         self.token_s = per_unit / TOKENS_UNIT
