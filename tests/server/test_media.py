@@ -296,6 +296,33 @@ def test_a_video_has_frames(web: httpx.Client, seeing: RunningServer) -> None:
     assert (details["video_tokens"], details["image_tokens"]) == (6, 2)
 
 
+ANTHROPIC_WIDE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": text_of(WIDE)},
+}
+INPUT_WIDE = {"type": "input_image", "image_url": url_of(WIDE)}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", {"messages": user(image_part(WIDE))}),
+        ("/v1/messages", {"messages": user(ANTHROPIC_WIDE), "max_tokens": 4}),
+        ("/v1/responses", {"input": user(INPUT_WIDE)}),
+        ("/generate", {"text": "<image>", "image_data": text_of(WIDE)}),
+    ],
+)
+def test_a_request_says_how_large_its_pictures_are(
+    web: httpx.Client, seeing: RunningServer, route: str, body: dict[str, Any]
+) -> None:
+    answer = web.post(route, json={**body, "mm_processor_kwargs": {"max_width": 8}})
+    assert answer.status_code == 200, answer.text
+    check(seeing, 2)
+    answer = web.post(route, json={**body, "mm_processor_kwargs": {"depth": 8}})
+    assert answer.status_code == 400
+    assert "mm_processor_kwargs has 'depth'" in answer.json()["error"]["message"]
+
+
 def test_tokens_are_counted_with_those_of_pictures(
     web: httpx.Client, seeing: RunningServer
 ) -> None:

@@ -21,15 +21,16 @@ VIDEO_MARK = "<video>"
 
 
 class FakeProcessor:
-    """A picture stands for one token for each 4 of its pixels in width, between < and >; its value
-    is its mean colour. A video has a part for each frame, with text between."""
+    """A picture stands for one token for each 4 of its pixels in width (up to `max_width`), between
+    < and >; its value is its mean colour. A video has a part for each frame, with text between."""
 
     marks: Mapping[MediaKind, str] = {"image": MARK, "video": VIDEO_MARK}
     placeholders: Mapping[MediaKind, str] = {"image": PAD, "video": PAD}
     audio_rate = 0
 
-    def __init__(self) -> None:
+    def __init__(self, max_width: int = 100_000) -> None:
         self.seen: list[Image.Image] = []
+        self._max_width = max_width
 
     def image(self, image: Image.Image) -> PreparedMedia:
         assert image.mode == "RGB"
@@ -52,15 +53,14 @@ class FakeProcessor:
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
-        return {}
+        return {"max_width": self._max_width}
 
     def adjusted(self, changes: Mapping[str, Knob]) -> FakeProcessor:
-        assert not changes, "it has no knobs"
-        return self
+        return FakeProcessor(int(changes["max_width"]))
 
     def _part(self, kind: MediaKind, image: Image.Image) -> MediaPart:
         values = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))
-        length = max(image.width // 4, 1)
+        length = max(min(image.width, self._max_width) // 4, 1)
         return MediaPart(kind, length, (1, 1, length), values)
 
 

@@ -156,7 +156,7 @@ def test_a_video_comes_as_an_animation_or_as_pictures() -> None:
             "size",
         ),
         ("data:video/jpeg;base64," + ",".join([TEXT] * 5), "5 frames; 4 are allowed"),
-        ("data:video/mp4;base64,AAAAIGZ0eXBpc29t", "an MP4"),
+        ("data:video/mp4;base64,AAAAIGZ0eXBpc29t", "cannot be decoded as a video"),
     ],
 )
 def test_a_video_that_is_none_is_refused(url: str, words: str) -> None:

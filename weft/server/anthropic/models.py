@@ -88,6 +88,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
 
 
 class MessagesRequest(CountRequest, kw_only=True):

@@ -32,6 +32,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
         messages += _messages(message, f"messages[{index}]")
     request = ChatRequest(messages=messages, model=body.model)
     request.chat_template_kwargs = body.chat_template_kwargs
+    request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.tools is not None:
         request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
     if body.thinking is not None:

@@ -126,7 +126,13 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
         given = {name: getattr(body, name) for name in KINDS}
         is_batch = isinstance(texts, list) and not isinstance(texts[0], int)
         prompts = [part for part in parts if not isinstance(part, tuple)]
-        media = await load_media(context, given, prompts, is_batch=is_batch)
+        media = await load_media(
+            context,
+            given,
+            prompts,
+            is_batch=is_batch,
+            kwargs=body.mm_processor_kwargs,
+        )
         parts = list(media.sources)
     inputs = await encoded(
         context,

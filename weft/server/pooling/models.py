@@ -105,6 +105,7 @@ class EncodeRequest(PooledRequest, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
     dimensions: int | None = None
 
 

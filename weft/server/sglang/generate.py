@@ -68,6 +68,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same
@@ -115,7 +116,13 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
             raise ApiError(400, message, param="input_embeds")
         require_uncut(body.truncate_prompt_tokens)
         given = {name: getattr(body, name) for name in KINDS}
-        media = await load_media(context, given, sources, is_batch=is_batch)
+        media = await load_media(
+            context,
+            given,
+            sources,
+            is_batch=is_batch,
+            kwargs=body.mm_processor_kwargs,
+        )
         sources = media.sources
     prompts = await _prompts(
         context,

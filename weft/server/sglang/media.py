@@ -47,8 +47,10 @@ async def load_media(
     prompts: Sequence[str | list[int]],
     *,
     is_batch: bool,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> NativeMedia:
-    """`given`: the values of the fields in `KINDS`. Raises `ApiError`, or `ContextExceeded`."""
+    """`given`: the values of the fields in `KINDS`; `kwargs`: `mm_processor_kwargs` of the request.
+    Raises `ApiError`, or `ContextExceeded`."""
     of_prompts: list[list[MediaSource]] = [[] for _ in prompts]
     for name, value in given.items():
         entries = _entries(name, value, len(prompts), is_batch=is_batch)
@@ -62,7 +64,7 @@ async def load_media(
     for prompt, sources in zip(prompts, of_prompts, strict=True):
         in_order: list[ReadyMedia] = []
         if sources:
-            media = require_media(context.media, sources)
+            media = require_media(context.media, sources, kwargs)
             before = sum(value_bytes(one) for of_prompt in loaded for one in of_prompt)
             in_order = await media.load(sources, context.info.context_length, before)
             if isinstance(prompt, str):

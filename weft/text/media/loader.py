@@ -26,13 +26,13 @@ from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens
 from weft.text.media.processor import MediaProcessor, PreparedMedia
 from weft.text.media.sound import MAX_SECONDS, decode_sound
 from weft.text.media.sources import MediaSource, Raw, read_inline
+from weft.text.media.video import FRAMES_PER_S, FilmLimits, container_of, decode_video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Key: TypeAlias = tuple[MediaKind, bytes, float, str]
 
-FRAMES_PER_S = 2.0  # of a video that does not say it
 LONG_PIXELS = 1_000_000  # from which on a picture is long work
 
 
@@ -53,7 +53,7 @@ class Opened(NamedTuple):
     kind: MediaKind
     key: Key
     raw: Raw
-    images: tuple[Image, ...]  # of a picture or a video; nothing of a sound
+    images: tuple[Image, ...]  # of a picture or an animation; nothing of an MP4 or a sound
     found: ReadyMedia | None = None  # it was made ready before
 
     @property
@@ -151,7 +151,7 @@ class MediaLoader:
         key = (source.kind, digest.digest(), raw.frames_per_s, self._changes)
         found = self._cache.get(key)
         images: tuple[Image, ...] = ()
-        if found is None and source.kind != "audio":
+        if found is None and not _is_decoded_at_once(source.kind, raw):
             most = self.limits.max_image_pixels
             try:
                 images = tuple(open_picture(file, most) for file in raw.files)
@@ -216,9 +216,13 @@ class MediaLoader:
                 return self._audio(opened)
 
     def _video(self, opened: Opened) -> PreparedMedia:
-        """An animation, or a picture for each frame."""
+        """An MP4 or its like, an animation, or a picture for each frame."""
         frames_per_s = opened.raw.frames_per_s
         limits = self.limits
+        if not opened.images:
+            [file] = opened.raw.files
+            most = FilmLimits(limits.max_video_frames, limits.max_video_pixels)
+            return self._processor.video(*decode_video(file, container_of(file), most))
         if len(opened.images) == 1:
             image = opened.images[0]
             frames, told = decode_frames(image, limits.max_video_frames, limits.max_video_pixels)
@@ -244,6 +248,13 @@ class MediaLoader:
         [file] = opened.raw.files
         rate = self._processor.audio_rate
         return self._processor.audio(decode_sound(file, rate, self.limits.max_audio_s))
+
+
+def _is_decoded_at_once(kind: MediaKind, raw: Raw) -> bool:
+    """Whether there is no picture in it that could be opened first."""
+    if kind == "video":
+        return len(raw.files) == 1 and bool(container_of(raw.files[0]))
+    return kind == "audio"
 
 
 class MediaRefusal(Exception):

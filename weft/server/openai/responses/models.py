@@ -79,6 +79,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
 
 
 class ResponseItemList(msgspec.Struct, kw_only=True):

@@ -26,6 +26,7 @@ _SAME = (  # fields beside those of sampling that mean the same in both
     "priority",
     "cache_salt",
     "chat_template_kwargs",
+    "mm_processor_kwargs",
     "return_cached_tokens_details",
 )
 

@@ -1,0 +1,183 @@
+"""Videos as files hold them: MP4, MOV, WebM and Matroska, by the package av (PyAV, FFmpeg's
+decoders), where it is installed.
+
+A file is walked through once without decoding, for the times of its frames; then as many frames as
+a model wants are kept of what is decoded, spread evenly over its time. How many there are and how
+large is held against the limits before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.text.media.errors import MediaError, MediaTooLarge
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FRAMES_PER_S = 2.0  # that are kept, as Qwen's own tools do
+MIN_FRAMES = 4
+# Pixels that are decoded for each pixel that may be kept: about a minute of 1080p.
+DECODED_PER_KEPT = 64
+MARGIN_PIXELS = 1 << 20  # FFmpeg counts more than there are, for what it adds around a frame
+# FFmpeg knows hundreds of formats and decoders; only these ever see a byte.
+CODECS = "h264,hevc,mpeg4,vp8,libvpx,vp9,libvpx-vp9,av1,libdav1d,mjpeg"
+PICTURE_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")
+EBML = b"\x1a\x45\xdf\xa3"
+
+Times: TypeAlias = NDArray[np.float64]
+
+
+class FilmLimits(NamedTuple):
+    """How large a video may be: `max_frames` and `max_pixels` of all frames that are kept."""
+
+    max_frames: int
+    max_pixels: int
+
+
+def container_of(data: bytes) -> str:
+    """FFmpeg's name of the container that the bytes begin as; nothing for what is no video."""
+    if data[4:8] == b"ftyp" and data[8:12] not in PICTURE_BRANDS:
+        return "mov"
+    if data.startswith(EBML):
+        return "matroska"
+    return ""
+
+
+def decode_video(
+    data: bytes,
+    format: str,
+    limits: FilmLimits,
+) -> tuple[list[Image], float]:
+    """Frames of a file, in RGB and upright, and how many of them it shows in a second.
+
+    `format`: from `container_of`. Two frames a second are kept, at least 4 where the file has
+    them, and fewer where they would be more than `limits`. Raises `MediaError` for a file that is
+    damaged, or decoded by nothing that is allowed, and for one that is too large.
+    """
+    try:
+        import av
+    except (ImportError, OSError):  # OSError: without a library that it calls
+        raise MediaError(
+            "it is an MP4, MOV, WebM or Matroska video, and this server reads only animations "
+            "and frames: the package av is not installed (pip install 'weft[video]')"
+        ) from None
+    try:
+        times = _times(av, data, format, limits)
+        with _opened(av, data, format, limits) as container:
+            stream = container.streams.video[0]
+            size = (stream.codec_context.width, stream.codec_context.height)
+            wanted, frames_per_s = _wanted(times, size, limits)
+            return _decoded(container, stream, size, wanted), frames_per_s
+    except av.FFmpegError as exc:
+        raise MediaError(f"it cannot be decoded as a video: {exc.strerror}") from exc
+
+
+def _opened(
+    av: Any,
+    data: bytes,
+    format: str,
+    limits: FilmLimits,
+) -> Any:
+    """One core decodes it: the others serve. Nothing outside of `data` is opened, and no frame is
+    given memory that is larger than all together may be (FFmpeg decodes some to look at them)."""
+    largest = {"max_pixels": str(limits.max_pixels + MARGIN_PIXELS)}
+    options = {"codec_whitelist": CODECS, "enable_drefs": "0", "use_absolute_path": "0", **largest}
+    container = av.open(io.BytesIO(data), format=format, options=options, metadata_errors="ignore")
+    if not container.streams.video:
+        container.close()
+        raise MediaError("it has no pictures: it is no video")
+    context = container.streams.video[0].codec_context
+    context.options = largest
+    context.thread_type = "NONE"
+    context.thread_count = 1
+    return container
+
+
+def _times(
+    av: Any,
+    data: bytes,
+    format: str,
+    limits: FilmLimits,
+) -> Times:
+    """When each frame is shown, in seconds, in order; nothing is decoded."""
+    with _opened(av, data, format, limits) as container:
+        packets = container.demux(container.streams.video[0])
+        shown = [packet for packet in packets if packet.size and packet.pts is not None]
+        found = [float(packet.pts * packet.time_base) for packet in shown]
+    times = np.sort(np.asarray(found, np.float64))
+    if not len(times):
+        raise MediaError("it has no frames")
+    return times
+
+
+def _wanted(
+    times: Times,
+    size: tuple[int, int],
+    limits: FilmLimits,
+) -> tuple[NDArray[np.intp], float]:
+    """Which frames are kept, as indices into `times` (some more than once where the file shows few
+    of them for long), and how many of them there are in a second."""
+    width, height = size
+    if width < 1 or height < 1:
+        raise MediaError(f"its frames are {width} x {height} pixels large")
+    num_pixels = width * height
+    if num_pixels * min(len(times), MIN_FRAMES) > limits.max_pixels:
+        message = (
+            f"its frames of {width:,} x {height:,} pixels are too large: "
+            f"{limits.max_pixels:,} pixels are allowed in all that are kept, at least {MIN_FRAMES}"
+        )
+        raise MediaTooLarge("max_video_pixels", message)
+    if num_pixels * len(times) > DECODED_PER_KEPT * limits.max_pixels:
+        message = (
+            f"its {len(times):,} frames of {width:,} x {height:,} pixels have "
+            f"{num_pixels * len(times):,} pixels; "
+            f"{DECODED_PER_KEPT * limits.max_pixels:,} are allowed: cut it, or make it smaller"
+        )
+        raise MediaTooLarge("max_video_pixels", message)
+    if len(times) == 1:
+        return np.zeros(1, np.intp), FRAMES_PER_S
+    # The last frame is shown as long as the others are on average.
+    duration_s = (times[-1] - times[0]) * len(times) / (len(times) - 1)
+    if duration_s <= 0:
+        raise MediaError("its frames are all shown at the same time")
+    most = min(len(times), limits.max_frames, limits.max_pixels // num_pixels)
+    num_frames = int(min(max(round(duration_s * FRAMES_PER_S), MIN_FRAMES), most))
+    at = np.linspace(times[0], times[-1], num_frames)
+    wanted = np.searchsorted(times, at + 1e-6, side="right") - 1
+    return wanted, num_frames / float(duration_s)
+
+
+def _decoded(
+    container: Any,
+    stream: Any,
+    size: tuple[int, int],
+    wanted: NDArray[np.intp],
+) -> list[Image]:
+    """The frames at `wanted`, which ascend."""
+    found: list[Image] = []
+    for index, frame in enumerate(container.decode(stream)):
+        if (frame.width, frame.height) != size:
+            raise MediaError(f"its frame {index} has another size than the first")
+        repeats = int(np.count_nonzero(wanted == index))
+        if repeats:
+            found += [_upright(frame.to_image(), int(frame.rotation))] * repeats
+        if len(found) == len(wanted):
+            return found
+    raise MediaError(
+        f"it is cut off or damaged: of the {len(wanted):,} frames that are looked at, "
+        f"{len(found):,} can be decoded"
+    )
+
+
+def _upright(image: Image, degrees: int) -> Image:
+    """Turned against the clock by a multiple of 90 degrees, as telephones hold their cameras."""
+    from PIL.Image import Transpose
+
+    turns = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
+    turn = turns.get(degrees % 360)
+    return image if turn is None else image.transpose(turn)
