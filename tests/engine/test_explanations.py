@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -176,13 +177,17 @@ class Watched(RecordedWorld):
         check_reasons(self, self.reasons)
 
 
-def run_watched(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[Lack]]:
+NUM_WORLDS = 40
+
+
+@cache
+def run_watched(seed: int) -> tuple[Counter[str], Counter[Lack]]:
     """The reasons that were told in a random world, and what was lacking where requests were refused."""
     rng = random.Random(f"explanations {seed}")
     chosen = replace(
         random_settings(rng), schedule_policy=policies.names()[seed % len(policies.names())]
     )
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         witness = Witness(patch)
         world = Watched(chosen, depth=rng.choice([0, 1, 2]))
         world.reasons = Counter()
@@ -190,18 +195,16 @@ def run_watched(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str
     return world.reasons, witness.count
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_whoever_waits_has_a_reason_with_the_numbers_of_its_moment(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reasons, _ = run_watched(seed, monkeypatch)
+@pytest.mark.parametrize("seed", range(NUM_WORLDS))
+def test_whoever_waits_has_a_reason_with_the_numbers_of_its_moment(seed: int) -> None:
+    reasons, _ = run_watched(seed)
     assert reasons
 
 
-def test_the_random_worlds_reach_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_random_worlds_reach_every_reason() -> None:
     reasons, lacks = Counter[str](), Counter[Lack]()
-    for seed in range(40):
-        told, lacking = run_watched(seed, monkeypatch)
+    for seed in range(NUM_WORLDS):
+        told, lacking = run_watched(seed)
         reasons += told
         lacks += lacking
     assert all(lacks[lack] > 5 for lack in (Lack.MEMORY, Lack.TOKENS, Lack.TIME)), lacks

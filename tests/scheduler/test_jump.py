@@ -142,7 +142,7 @@ def check(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "drafts"),
-    [*((seed, False) for seed in range(40)), *((seed, True) for seed in range(9))],
+    [*((seed, False) for seed in range(28)), *((seed, True) for seed in range(9))],
 )
 def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(
     seed: int, drafts: bool
@@ -153,14 +153,15 @@ def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_b
     if drafts:
         settings = with_drafts(settings, guesses)
     world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), grammars=Whims())
-    if seed >= 36:
+    puts_aside = seed >= 26  # which makes a file of each step
+    if puts_aside:
         world.put_aside_in_every_step()
     if drafts:
         world.let_steps_cost(lambda plan: 0.001 + 0.0001 * plan.num_tokens)
     elif world.settings.max_step_s:
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
-    for number in range(40):
+    for number in range(12 if puts_aside else 40):
         prompt = random_prompt(rng, families, world.scheduler.limits.max_len - 2)
         world.send(
             prompt,

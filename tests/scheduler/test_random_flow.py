@@ -115,14 +115,15 @@ class FlowWorld(RecordedWorld):
         self.check_outputs()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(28))
 def test_blocks_and_pauses_lose_nothing_and_are_replayed_bit_for_bit(seed: int) -> None:
     world = FlowWorld(seed)
-    if seed >= 36:
+    puts_aside = seed >= 26  # which makes a file of each step
+    if puts_aside:
         world.put_aside_in_every_step()
-    world.drive(40)
+    world.drive(12 if puts_aside else 40)
     replay = world.replay(check=True)
-    assert seed >= 36 or replay.num_requests == len(world.sent)
+    assert puts_aside or replay.num_requests == len(world.sent)
 
 
 def test_the_random_flow_reaches_what_it_is_meant_to() -> None:
