@@ -69,8 +69,9 @@ def test_signal_while_loading_stops_at_once(model: Path) -> None:
         assert_nothing_left(server)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("engine", ["loading", "loading stubborn"])
+@pytest.mark.parametrize(
+    ("number", "engine"), [(signal.SIGINT, "loading"), (signal.SIGTERM, "loading stubborn")]
+)
 def test_signal_while_the_front_is_imported_stops_in_order(
     model: Path, number: int, engine: str
 ) -> None:

@@ -31,7 +31,7 @@ from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 
 TOLERANCE = 2e-4  # of log probabilities, float32
-NUM_GREEDY = 24
+NUM_GREEDY = 12
 
 Drive = Callable[..., Driver]
 

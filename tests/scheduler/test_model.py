@@ -17,7 +17,7 @@ from weft.scheduler import policies
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
 from weft.scheduler.settings import SchedulerSettings
 
-NUM_SMALL = 60
+NUM_SMALL = 40
 
 
 class Switched(World):

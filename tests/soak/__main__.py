@@ -1,7 +1,8 @@
 """`python -m tests.soak --minutes 20 --seed 1`: prints a table, and ends with 1 if anything was wrong.
 
 `--schedules 10000` runs so many random schedules of models with windows and states instead, without a server;
-`--stored 200` so many with a store of KV that answers late, wrongly or never, and with pinned prompts."""
+`--stored 200` so many with a store of KV that answers late, wrongly or never, and with pinned prompts;
+`--planted` plants faults into the server, and ends with 1 if one is not noticed."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tests.soak.driver import soak
+from tests.soak.planted import try_all
 from tests.soak.report import as_json, as_table
 from tests.soak.schedules import run_schedules, run_stored
 
@@ -42,7 +44,12 @@ def main() -> int:
         default=0,
         help="without a server: so many random schedules with a store of KV that answers late, wrongly or never",
     )
+    parser.add_argument(
+        "--planted", action="store_true", help="try whether the run notices faults that are planted"
+    )
     args, options = parser.parse_known_args()
+    if args.planted:
+        return 1 if try_all() else 0
     if args.stored:
         run_stored(args.stored, args.seed)
         return 0
