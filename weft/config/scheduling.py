@@ -75,7 +75,8 @@ class SchedulingOptions:
     )
     chunked_prefill_size: int = option(
         0,
-        "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts",
+        "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts "
+        "unless a bound on the time of steps does",
         group="scheduling",
         changeable=True,
         everyday=True,
@@ -115,8 +116,8 @@ class SchedulingOptions:
     )
     max_step_ms: float = option(
         0.0,
-        "bound on the time between two tokens of a running request: prompts are cut to fit; 0: "
-        "none",
+        "bound on the time between two tokens of a running request: prompts and drafts are cut to "
+        "fit; 0: none",
         group="scheduling",
         everyday=True,
         low=0.0,

@@ -72,7 +72,7 @@ class PrefillScheduler:
         counters: Counters,
     ) -> None:
         self._settings = settings
-        self._chunk_len = settings.chunk_len  # None: prompts are never cut
+        self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
         self._queue = queue
         self._running = running
@@ -93,7 +93,7 @@ class PrefillScheduler:
         if settings.schedule_conservativeness != self._settings.schedule_conservativeness:
             self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._settings = settings
-        self._chunk_len = settings.chunk_len
+        self._piece_len = settings.piece_len
         self.is_full = False  # there may be room now, or another first one may fit
 
     def reset(self) -> None:
@@ -217,7 +217,7 @@ class PrefillScheduler:
             kv,
             reserved=expected_tokens(kv.columns, running_rows, self._ratio(now)),
             max_prefill_tokens=settings.max_prefill_tokens,
-            chunked_prefill_size=self._chunk_len,
+            chunked_prefill_size=self._piece_len,
             is_alone=not len(running_rows) and self.chunked_req is None,
             mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=kv.decode_pages(decode_rows) * settings.page_size if mixes else 0,
@@ -245,12 +245,12 @@ class PrefillScheduler:
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if they are to and memory allows."""
         settings = self._settings
-        if not settings.mixed_chunk or self._chunk_len is None:
+        if not settings.mixed_chunk or self._piece_len is None:
             return NO_ROWS
         rows = self._kv.columns.unfinished(self._running.rows)
         if not len(rows):
             return NO_ROWS
-        budget = min(self._chunk_len, settings.max_prefill_tokens)
+        budget = min(self._piece_len, settings.max_prefill_tokens)
         if not self._kv.decode_fits(rows):
             return NO_ROWS
         if self._kv.decode_tokens(rows) + settings.page_size > budget:

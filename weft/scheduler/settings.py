@@ -123,12 +123,21 @@ class SchedulerSettings(SchedulingOptions):
 
     @property
     def chunk_len(self) -> int | None:
-        """The longest piece of a prompt in one step, in tokens; None: prompts are never cut."""
+        """The longest piece of a prompt in one step, in tokens; None: no length cuts prompts."""
         if self.chunked_prefill_size <= 0:
             return None
         if self.media is None or not self.media.longest_whole:
             return self.chunked_prefill_size
         return max(self.chunked_prefill_size, self.media.longest_whole + 2 * self.page_size)
+
+    @property
+    def piece_len(self) -> int | None:
+        """The longest piece of a prompt in one step, in tokens; None: prompts are never cut. Where
+        running requests are to have their tokens in time, prompts are cut whatever a chunk has."""
+        if self.chunk_len is not None or not self.bounds_steps or self.pooling is not None:
+            return self.chunk_len
+        longest = self.media.longest_whole if self.media is not None else 0
+        return max(self.max_prefill_tokens, longest + 2 * self.page_size)
 
     @property
     def max_step_tokens(self) -> int:

@@ -123,7 +123,7 @@ class MediaFeature(Feature):
             self.books,
             num_tokens=settings.encoder_tokens,
             page_size=settings.page_size,
-            cuts_prompts=settings.chunk_len is not None,
+            cuts_prompts=settings.piece_len is not None,
             keeps_items_whole=settings.keeps_items_whole,
             # What is in doubt is dropped by the next step that takes something.
             works_ahead=budget is not None and not self.books.is_in_doubt,

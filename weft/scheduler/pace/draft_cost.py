@@ -33,6 +33,11 @@ class DraftCost:
     def is_known(self) -> bool:
         return self.num_seen >= NUM_TRIED
 
+    def seconds(self, num_tokens: int, num_passes: int) -> float:
+        """Of a step that computes so many tokens, drafts included; 0 as long as nothing is
+        known."""
+        return self.pass_s * num_passes + self.token_s * num_tokens
+
     def observe(self, plan: Plan, drafting: Drafting, seconds: float) -> None:
         """A step has taken `seconds`."""
         if not (math.isfinite(seconds) and seconds > 0):
@@ -40,11 +45,16 @@ class DraftCost:
         self.num_seen += 1
         if self.num_seen <= NUM_IGNORED:
             return
-        num_passes = max(int(drafting.counts.max(initial=0)), 1)
-        num_tokens = plan.num_tokens + len(drafting.slots)
+        num_tokens, num_passes = size_of(plan, drafting)
         row = (float(num_passes), num_tokens / TOKENS_UNIT)
         self._equations.add(row, seconds, 1 / max(seconds, MIN_STEP_S))
         if self.num_seen > NUM_TRIED and self.num_seen % DRAFT_REFIT_STEPS:
             return
         self.pass_s, per_unit = solve_not_negative(self._equations.matrix, self._equations.vector)
         self.token_s = per_unit / TOKENS_UNIT
+
+
+def size_of(plan: Plan, drafting: Drafting) -> tuple[int, int]:
+    """The tokens and the passes of a step of the draft model."""
+    num_passes = max(int(drafting.counts.max(initial=0)), 1)
+    return plan.num_tokens + len(drafting.slots), num_passes

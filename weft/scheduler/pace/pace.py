@@ -7,6 +7,9 @@ prompt that is worth a step may always run between two turns, so prompts are not
 The bound is a time (`max_step_ms`), or a multiple of what the running requests' own step takes
 (`max_slowdown`). The second protects a request from prompts that came after it had begun, and not
 from those of its own burst: these shall soon run beside it, for a full batch is the fastest.
+
+The first holds for nine of ten steps by itself, because so much is taken off it as steps have been
+longer than expected (`Margin`); and it holds for drafts as for prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.plan.step import Plan
 from weft.scheduler.batch import Batch, RunningBatch
-from weft.scheduler.pace.draft_cost import DraftCost
+from weft.scheduler.pace.draft_cost import DraftCost, size_of
 from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
@@ -31,6 +34,10 @@ MIN_TOKENS = 16  # of a prompt, worth a step
 # A bound by `max_slowdown` is never below this: nobody reads 100 tokens a second, and smaller
 # pieces cost prompts more than they give to streams.
 LEAST_BOUND_S = 0.01
+# Of the steps with prompts, one in so many may take longer than the margin allows for.
+RARE = 10
+MARGIN_RATE = 0.05  # by which a step that was longer moves the margin
+MAX_MARGIN = 2.0
 NUM_KEPT = 32  # measured decode steps that wait to be learnt from
 REFIT_STEPS = 64  # measured steps between two fits for who asks in every step
 
@@ -63,10 +70,14 @@ class StepBudget:
 
     def layers(self, load: StepLoad) -> float:
         """How many layers fit of a prefill of this load, where rates are those of a layer."""
-        layer_s = self._token_s * load.tokens + self._pair_s * load.pairs
+        layer_s = self._layer_s(load)
         if layer_s <= 0:
             return math.inf
         return max(self.left_s, 0.0) / layer_s
+
+    def spend_layers(self, load: StepLoad, num_layers: int) -> None:
+        """The tokens of this load, one layer of which is spent, are computed in so many."""
+        self.left_s -= (num_layers - 1) * self._layer_s(load)
 
     def spend(self, start: int, num_tokens: int) -> None:
         linear_s = self._token_s * num_tokens
@@ -74,6 +85,26 @@ class StepBudget:
         self.left_s -= linear_s + pairs_s
         self._max_tokens -= num_tokens
         self._min_tokens = 0
+
+    def _layer_s(self, load: StepLoad) -> float:
+        return self._token_s * load.tokens + self._pair_s * load.pairs
+
+
+class Margin:
+    """How many times as long as expected steps take, nine of ten of them. It is learnt online: a
+    step that was longer moves it up, each that was not moves it down by a ninth of that."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def observe(self, expected_s: float, seconds: float) -> None:
+        """A step was expected to take so long, and has taken `seconds`."""
+        if not math.isfinite(seconds) or expected_s <= 0:
+            return
+        change = -MARGIN_RATE / (RARE - 1)
+        if seconds > self.factor * expected_s:
+            change = MARGIN_RATE
+        self.factor = min(max(self.factor + change, 1.0), MAX_MARGIN)
 
 
 class Waiting(NamedTuple):
@@ -94,6 +125,7 @@ class Pace:
         self, settings: SchedulerSettings, columns: Columns, running: RunningBatch
     ) -> None:
         self.cost = CostEstimator()
+        self._margin = Margin()
         self.draft_cost = DraftCost()
         self._max_step_s = settings.max_step_s or math.inf
         self._max_slowdown = settings.max_slowdown
@@ -111,6 +143,7 @@ class Pace:
         self._num_since_fit = 0  # measured steps
         # What the steps take that were planned since the running requests' last one.
         self._since_s = 0.0
+        self._budget: StepBudget | None = None  # of the last pass
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long on the device, without the work of an encoder."""
@@ -121,7 +154,10 @@ class Pace:
         has_prefill = bool(batch.prefills) or plan.layers is not None
         if has_prefill or self._max_step_s < math.inf:
             self._learn()
-            self.cost.observe(StepLoad.of(plan), seconds, has_prefill=has_prefill)
+            load = StepLoad.of(plan)
+            if has_prefill and self.cost.is_known:
+                self._margin.observe(self.cost.seconds(load), seconds)
+            self.cost.observe(load, seconds, has_prefill=has_prefill)
         else:
             self._decodes.append((plan, seconds))
         self._largest = max(self._largest, plan.num_tokens)
@@ -129,17 +165,22 @@ class Pace:
 
     def planned(self, batch: Batch) -> None:
         """This is the next step."""
-        if batch.plan.drafting is not None:
-            return  # the running requests wait on
-        has_decodes = batch.plan.layers is None and len(batch.rows) > len(batch.prefills)
+        plan = batch.plan
+        if plan.drafting is not None:
+            # The running requests wait on.
+            self._since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
+            return
+        has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
         if has_decodes or not self._load(self._next_rows()).tokens:
             self._since_s = 0.0
             return
         self._learn()
         if self.cost.is_known:
-            self._since_s += self.cost.seconds(StepLoad.of(batch.plan))
+            self._since_s += self.cost.seconds(StepLoad.of(plan))
         else:
             self._since_s = math.inf
+        if plan.ahead is not None:
+            self._since_s += plan.ahead.seconds
 
     def model(self) -> CostModel | None:
         """What steps cost, without the last few; None as long as too little is known."""
@@ -157,12 +198,16 @@ class Pace:
 
     def decode_is_due(self, waiting: Waiting) -> bool:
         """Whether the running requests must have their turn before any more of a prompt."""
-        budget = self.budget(waiting, mixes=False)
+        budget = self._new_budget(waiting, mixes=False)
         return budget is not None and budget.limit(0) < self._min_tokens
 
     def budget(self, waiting: Waiting, *, mixes: bool) -> StepBudget | None:
         """What prompts may take of the next step; None: anything. `mixes`: the running requests are
         in that step."""
+        self._budget = self._new_budget(waiting, mixes=mixes)
+        return self._budget
+
+    def _new_budget(self, waiting: Waiting, *, mixes: bool) -> StepBudget | None:
         rows = self._next_rows()
         if not len(rows):
             return None
@@ -172,12 +217,15 @@ class Pace:
         self._learn()
         max_tokens = 2 * self._largest
         min_tokens = 0 if self._since_s else self._min_tokens
+        if self.cost.lacks_decodes:
+            # Prompts that never end would never let it see a step without them.
+            return StepBudget(0.0, (1.0, 0.0), max_tokens, min_tokens=0)
         if not self.cost.is_known:
             left_s = 0.0 if self._since_s else math.inf
             return StepBudget(left_s, (1.0, 0.0), max_tokens, min_tokens)
         cost = self.cost.model()
         decode_s = cost.seconds(self._load(rows))
-        bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._max_step_s)
+        bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._longest_s)
         left_s = bound_s - self._since_s - decode_s
         if not mixes:
             # The running requests then have a step of their own, behind this one.
@@ -185,13 +233,56 @@ class Pace:
         rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
         return StepBudget(left_s, rates, max_tokens, min_tokens)
 
+    def draft_room(self, num_before: int) -> float:
+        """How many drafts the next step of the running requests has time for, behind `num_before`
+        tokens of prompts. Only a bound in milliseconds is one for drafts: they cost a stream time,
+        and give it tokens."""
+        rows = self._next_rows()
+        if self._max_step_s == math.inf or not self.cost.is_known or not len(rows):
+            return math.inf
+        if num_before and self._budget is not None:
+            left_s = self._budget.left_s
+        else:
+            left_s = self._left_s(rows)
+        cost = self.cost.model()
+        longest = int(self._columns.seq_len[rows].max())
+        token_s = cost.token_s + cost.pair_s * longest
+        return max(left_s, 0.0) / token_s if token_s > 0 else math.inf
+
+    def drafting_room(self, num_passes: int) -> float:
+        """How many tokens a step of the draft model has time for, before the next one of the
+        running requests."""
+        rows = self._next_rows()
+        if self._max_step_s == math.inf or not self.cost.is_known or not len(rows):
+            return math.inf
+        left_s = self._left_s(rows) - self.draft_cost.seconds(0, num_passes)
+        token_s = self.draft_cost.token_s
+        if token_s <= 0:
+            return math.inf if left_s > 0 else 0.0
+        return max(left_s, 0.0) / token_s
+
     def layers_in_time(self, load: StepLoad, waiting: Waiting) -> float:
         """How many layers of a prefill, which is this load as a whole, fit before the running
         requests' next step."""
-        budget = self.budget(waiting, mixes=False)
+        budget = self._new_budget(waiting, mixes=False)
         if budget is None:
             return math.inf
         return budget.layers(load)
+
+    def takes_layers(self, load: StepLoad, num_layers: int) -> None:
+        """So many layers are computed of what the last pass chose, which is this load as a
+        whole."""
+        if self._budget is not None:
+            self._budget.spend_layers(load, num_layers)
+
+    @property
+    def _longest_s(self) -> float:
+        """What a step may be expected to take, so that nine of ten keep to the bound."""
+        return self._max_step_s / self._margin.factor
+
+    def _left_s(self, rows: IntArray) -> float:
+        """What is left of the bound beside the next step of `rows`, which wait for it."""
+        return self._longest_s - self._since_s - self.cost.seconds(self._load(rows))
 
     def _slowdown(self, rows: IntArray, waiting: Waiting) -> float:
         """How many times as long the next step of `rows` may take because of the prompts.

@@ -119,6 +119,11 @@ class CostEstimator:
     def is_known(self) -> bool:
         return all(self._num)
 
+    @property
+    def lacks_decodes(self) -> bool:
+        """Whether decode steps are all that it has not seen."""
+        return self._num[1] > 0 and not self._num[0]
+
     def observe(self, load: StepLoad, seconds: float, *, has_prefill: bool) -> None:
         """A step has taken `seconds`."""
         if not (math.isfinite(seconds) and seconds > 0):

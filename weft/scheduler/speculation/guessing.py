@@ -167,7 +167,9 @@ class Guesser:
             self._rest()
             return []
         found: list[Guess] = []
-        room = self._longest_piece
+        room = int(min(self._longest_piece, speculator.pace.drafting_room(self._num_own)))
+        if room < 1:
+            return []
         for row in ready.tolist():
             guess = self._guess(row, self._share(model, load, len(rows), row), room, is_trial)
             if guess is None:

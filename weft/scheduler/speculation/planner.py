@@ -11,6 +11,8 @@ overlap, for the next one begins where the last right draft ends.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, consecutive
@@ -113,12 +115,15 @@ class SpeculativePlanner(Planner):
         return DraftedBatch(mode, prefills, work, self._columns, self._drafts)
 
     def _beside(self, rows: IntArray, num_before: int, drafts: list[Draft]) -> list[Draft]:
-        """The drafts that a step has room for beside `num_before` tokens of prompts."""
-        if not num_before:
+        """The drafts that a step has room and time for beside `num_before` tokens of prompts."""
+        room = self._speculator.pace.draft_room(num_before)
+        if num_before:
+            columns = self._columns
+            num_others = num_before + int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
+            room = min(room, self._max_tokens - num_others)
+        if room == math.inf:
             return drafts
-        columns = self._columns
-        num_others = num_before + int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
-        return _first_of(drafts, self._max_tokens - num_others)
+        return _first_of(drafts, int(room))
 
     def _fitting(self, rows: IntArray, drafts: list[Draft]) -> list[Draft]:
         """The first of the drafts for which there is memory besides that of the step itself."""

@@ -87,7 +87,10 @@ class SplitPlanner(Planner):
         assert not self.open, "a prefill is open"
         starts = np.array([request.kv_len for request in prefills], dtype=np.int32)
         lens = np.array([request.extend_len for request in prefills], dtype=np.int32)
-        piece = self._piece(StepLoad.of_tokens(starts, lens), self._num_layers)
+        load = StepLoad.of_tokens(starts, lens)
+        piece = self._piece(load, self._num_layers)
+        if self._pace is not None:
+            self._pace.takes_layers(load, piece.num_layers)
         if piece.num_layers == self._num_layers:
             self._last_piece = self.num_steps
             return super().make_batch(prefills, decode_rows)
