@@ -155,7 +155,8 @@ class Pace:
         if has_prefill or self._max_step_s < math.inf:
             self._learn()
             load = StepLoad.of(plan)
-            if has_prefill and self.cost.is_known:
+            is_cut = has_prefill or plan.drafts is not None  # to fit into its time
+            if is_cut and self._max_step_s < math.inf and self.cost.is_known:
                 self._margin.observe(self.cost.seconds(load), seconds)
             self.cost.observe(load, seconds, has_prefill=has_prefill)
         else:
@@ -198,16 +199,13 @@ class Pace:
 
     def decode_is_due(self, waiting: Waiting) -> bool:
         """Whether the running requests must have their turn before any more of a prompt."""
-        budget = self._new_budget(waiting, mixes=False)
+        budget = self.budget(waiting, mixes=False)
         return budget is not None and budget.limit(0) < self._min_tokens
 
     def budget(self, waiting: Waiting, *, mixes: bool) -> StepBudget | None:
         """What prompts may take of the next step; None: anything. `mixes`: the running requests are
         in that step."""
-        self._budget = self._new_budget(waiting, mixes=mixes)
-        return self._budget
-
-    def _new_budget(self, waiting: Waiting, *, mixes: bool) -> StepBudget | None:
+        self._budget = None
         rows = self._next_rows()
         if not len(rows):
             return None
@@ -219,10 +217,12 @@ class Pace:
         min_tokens = 0 if self._since_s else self._min_tokens
         if self.cost.lacks_decodes:
             # Prompts that never end would never let it see a step without them.
-            return StepBudget(0.0, (1.0, 0.0), max_tokens, min_tokens=0)
+            self._budget = StepBudget(0.0, (1.0, 0.0), max_tokens, min_tokens=0)
+            return self._budget
         if not self.cost.is_known:
             left_s = 0.0 if self._since_s else math.inf
-            return StepBudget(left_s, (1.0, 0.0), max_tokens, min_tokens)
+            self._budget = StepBudget(left_s, (1.0, 0.0), max_tokens, min_tokens)
+            return self._budget
         cost = self.cost.model()
         decode_s = cost.seconds(self._load(rows))
         bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._longest_s)
@@ -231,7 +231,8 @@ class Pace:
             # The running requests then have a step of their own, behind this one.
             left_s -= cost.step_s
         rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
-        return StepBudget(left_s, rates, max_tokens, min_tokens)
+        self._budget = StepBudget(left_s, rates, max_tokens, min_tokens)
+        return self._budget
 
     def draft_room(self, num_before: int) -> float:
         """How many drafts the next step of the running requests has time for, behind `num_before`
@@ -264,7 +265,9 @@ class Pace:
     def layers_in_time(self, load: StepLoad, waiting: Waiting) -> float:
         """How many layers of a prefill, which is this load as a whole, fit before the running
         requests' next step."""
-        budget = self._new_budget(waiting, mixes=False)
+        of_pass = self._budget
+        budget = self.budget(waiting, mixes=False)
+        self._budget = of_pass
         if budget is None:
             return math.inf
         return budget.layers(load)
