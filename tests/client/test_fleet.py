@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -32,6 +33,14 @@ from weft.messages.control import (
     SetPolicy,
     SetPolicyReply,
     UnblockInput,
+)
+from weft.messages.picture import (
+    Picture,
+    QueueColumns,
+    RowColumns,
+    Seen,
+    StepColumns,
+    Watch,
 )
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
@@ -303,6 +312,34 @@ def test_each_engine_has_a_rank_of_its_own_in_a_group_that_sends_weights() -> No
     assert [world.got[rank][-1].rank_offset for rank in range(2)] == [1, 2]
 
 
+def test_who_looks_at_pictures_gets_each_engines_own_since_what_was_seen_of_it() -> None:
+    world = World(3)
+    seen = {0: Seen(7, 1), 2: Seen(40, 3)}
+    pictures = [drawn(rank) for rank in range(3)]
+    told = world.call(Watch(call=1, since_step=7, since_round=1, seen=seen), *pictures)
+    assert isinstance(told, Picture)
+    assert [told.rank, *(one.rank for one in told.others)] == [0, 1, 2]
+    asked = [got[-1] for got in world.got]
+    assert [(one.rank, one.since_step, one.since_round) for one in asked] == [
+        (0, 7, 1),
+        (1, -1, 0),
+        (2, 40, 3),
+    ]
+    assert not any(one.seen for one in asked)
+
+
+def drawn(rank: int) -> Picture:
+    return Picture(
+        call=1,
+        at_s=0.0,
+        stats=Stats(),
+        steps=StepColumns(),
+        rows=RowColumns(),
+        queue=QueueColumns(),
+        rank=rank,
+    )
+
+
 def test_numbers_are_told_for_all_together() -> None:
     world = World()
     world.fleet.take(0, Stats(num_running=3, kv_tokens=100, new_token_ratio=0.5))
@@ -326,13 +363,15 @@ def _made(kind: type[ControlReply]) -> dict[str, Any]:
     """Values for the fields of a reply that must be given."""
     from weft.messages.control import QueueStatus
 
+    if kind is Picture:
+        return msgspec.structs.asdict(drawn(0))
     queue = QueueStatus(
         waiting_queue_size=1, running_batch_size=1, prefilling=0, max_queued_requests=9,
         max_running_requests=4, batch_is_full=False, chunked_rid=None, free_tokens=10,
     )  # fmt: skip
     values = {
         "stats": Stats(), "queue": queue, "state": "none", "success": True, "server_args": {},
-        "before_s": None, "methods": {},
+        "before_s": None, "methods": {}, 
     }  # fmt: skip
     if kind.__name__ in ("InputReply", "GetInternalStateReply"):
         values["state"] = "open" if kind.__name__ == "InputReply" else {}

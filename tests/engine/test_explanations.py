@@ -155,7 +155,7 @@ def check_reasons(world: World, reasons: Counter[str]) -> None:
     scheduler = world.scheduler
     rows = {row.id: row for row in insight.list_requests(scheduler, world.time, 10_000)}
     for request in scheduler.waiting_queue:
-        why = insight.why(scheduler, request)
+        why = insight.Reasons(scheduler).of(request)
         assert why
         assert rows[request.id].why == why
         wait = scheduler.history.trace(request.id).waits[-1]  # type: ignore[union-attr]

@@ -10,7 +10,8 @@ import pytest
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
-from weft.engine.picture import MAX_QUEUED, WATCH_S
+from weft.engine.picture.queue import MAX_QUEUED
+from weft.engine.picture.service import WATCH_S
 from weft.memory.index.survey import MAX_FOUND
 from weft.messages.control import ListRequests, ListRequestsReply
 from weft.messages.picture import Picture, StepColumns, Watch
@@ -57,9 +58,9 @@ def test_rows_and_reasons_are_those_of_the_list_of_requests(depth: int) -> None:
     assert ints(rows.prompt_len) == [row.prompt_tokens for row in running]
     assert ints(rows.num_output) == [row.output_tokens for row in running]
     assert ints(rows.cached_len) == [row.cached_tokens for row in running]
-    assert [row.rid for row in picture.queue] == [row.rid for row in waiting]
-    assert [row.why for row in picture.queue] == [row.why for row in waiting]
-    assert all(row.why for row in picture.queue)
+    assert picture.queue.rids == [row.rid for row in waiting]
+    assert picture.queue.reasons == [row.why for row in waiting]
+    assert all(picture.queue.reasons)
     stats = picture.stats
     assert (stats.num_running, stats.num_waiting, stats.max_running_requests) == (4, 5, 4)
 
@@ -95,7 +96,7 @@ def test_each_step_is_told_once_with_what_it_ran(depth: int) -> None:
 def test_a_picture_without_work_comes_at_once_and_nobody_is_asked_any_more_afterwards() -> None:
     world = EngineWorld(settings())
     picture = look(world)
-    assert (picture.rows.rids, picture.queue, numbers(picture.steps)) == ([], [], [])
+    assert (picture.rows.rids, picture.queue.rids, numbers(picture.steps)) == ([], [], [])
     hooks = world.engine.core.hooks
     pictures = world.engine.services.pictures
     assert pictures in hooks.attached
@@ -134,7 +135,7 @@ def test_a_long_queue_and_a_large_tree_make_no_larger_picture() -> None:
     for _ in range(300):
         world.send([rng.randrange(200) for _ in range(9)], max_new_tokens=1)
     picture = look(world)
-    assert len(picture.queue) == MAX_QUEUED
+    assert len(picture.queue.rids) == MAX_QUEUED
     assert picture.stats.num_waiting > MAX_QUEUED
     world.run_dry()
     tree = None

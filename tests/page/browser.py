@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ class Watched:
         self.page.goto(self.url)
         return self
 
-    def see(self, selector: str, text: str = "") -> Any:
+    def see(self, selector: str, text: str | re.Pattern[str] = "") -> Any:
         """The first element there with this text, when it is to be seen."""
         found = self.page.locator(selector, has_text=text).first
         found.wait_for()

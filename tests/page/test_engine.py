@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
+import urllib.request
+from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server import Server, wait_until
 from tests.page.conftest import Look
 from tests.server.fake import running
-from tests.server.pictured import pictured
+from tests.server.pictured import HOSTILE, pictured
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "weft.json"
+PANELS = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+NAMES = "all => all.map(one => one.firstChild.textContent.trim())"
 
 
 def numbers(text: str) -> list[int]:
     return [int(word.replace(",", "")) for word in re.findall(r"\d[\d,]*", text)]
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """The numbers of /metrics, summed up over their labels."""
+    with urllib.request.urlopen(server.url + "/metrics") as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found: dict[str, float] = defaultdict(float)
+    for family in families:
+        for sample in family.samples:
+            found[sample.name] += sample.value
+    return found
 
 
 def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look) -> None:
@@ -54,6 +74,17 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         assert [numbers(text)[0] for text in legend] == [*owners, free]
         last = int(page.page.locator("#steps").get_attribute("aria-valuemax") or -1)
         assert last == stats["total_steps"] - 1
+        # As Prometheus gets them, and Grafana shows them.
+        told = metrics(server)
+        assert (told["weft:num_running_reqs"], told["weft:num_queue_reqs"]) == (4, 36)
+        assert figures[5] == f"{100 * told['weft:token_usage']:.0f}%"
+        of_owner = ["num_used", "kv_evictable", "kv_held", "kv_available"]
+        assert [told[f"weft:{name}_tokens"] for name in of_owner] == [*owners, free]
+        stats_of = {panel["title"] for panel in PANELS if panel["type"] == "stat"}
+        assert set(page.page.locator("#figures dt").all_text_contents()) <= stats_of
+        (kv,) = [panel for panel in PANELS if panel["title"] == "KV tokens"]
+        names = page.page.locator(".memory-legend li").evaluate_all(NAMES)
+        assert names == [target["legendFormat"] for target in kv["targets"]]
     finally:
         server.post("/continue_generation")
         server.post("/slow_down", forward_sleep_time=None)
@@ -108,6 +139,20 @@ def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
         pictured(again)
         page.live()
         page.see("#state", "up")
+        page.leave()
+
+
+def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: Look) -> None:
+    with running() as server:
+        asked = pictured(server, num_engines=3)
+        page = look(server.url).live()
+        page.see("#engines button:nth-child(3)", "1 running")
+        page.see(".pins li", HOSTILE)
+        page.page.click("#engines button:nth-child(2)")
+        page.see("#rows .lane[aria-label^='of engine 1']")
+        page.see("#engines [aria-pressed=true]", "Engine 1")
+        # Each is asked for what is new.
+        assert wait_until(lambda: len(asked[-1].seen) == 3)
         page.leave()
 
 

@@ -47,6 +47,7 @@ def test_a_film_is_scrubbed_step_by_step_and_tells_stories(film: str, look: Look
     page.see(".lane").click()
     page.see("#story .times li", "finished")
     page.page.click("#film-play")
-    page.see("#film-text", "step 63 of")
+    # Whatever passes while nobody looks: it stays at the last one.
+    page.see("#film-text", re.compile(r"step (6[3-9]|[789]\d|\d{3,}) of"))
     page.page.click("#film-play")
     assert page.page.locator("#chat").is_hidden()

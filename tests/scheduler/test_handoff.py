@@ -357,7 +357,7 @@ def test_a_request_waits_for_memory_that_running_ones_need_and_says_so() -> None
     waiting = world.service.feature
     request = world.scheduler.requests[second]
     assert waiting.why_waits(request) == "room for 30 tokens of KV that are ready on there:8998"
-    assert explain.why(world.scheduler, request)
+    assert explain.Reasons(world.scheduler).of(request)
     world.run_dry()
     assert world.finished[first].completion_tokens == 90
     assert world.finished[second].completion_tokens == 5

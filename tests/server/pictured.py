@@ -7,7 +7,15 @@ import numpy as np
 
 from tests.server.fake import RunningServer
 from weft.messages.codec import ToEngine
-from weft.messages.picture import Picture, RowColumns, StepColumns, TreeColumns, Watch
+from weft.messages.picture import (
+    Picture,
+    QueueColumns,
+    RowColumns,
+    StepColumns,
+    TreeColumns,
+    Watch,
+)
+from weft.messages.pins import PinStatus
 from weft.messages.status import Stats
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e"
@@ -25,10 +33,11 @@ def floats(*values: float) -> bytes:
     return np.array(values, dtype=np.float32).tobytes()
 
 
-def picture(number: int) -> Picture:
+def picture(number: int, rank: int = 0) -> Picture:
     """The `number`th of an engine with one row, one step a picture and a node of bytes."""
     return Picture(
         at_s=float(number),
+        rank=rank,
         stats=Stats(num_running=1, kv_tokens=100, kv_used=10, total_steps=number + 1),
         steps=StepColumns(
             numbers=longs(number),
@@ -40,7 +49,7 @@ def picture(number: int) -> Picture:
             seconds=floats(0.0021),
         ),
         rows=RowColumns(
-            rids=[HOSTILE],
+            rids=[HOSTILE if rank == 0 else f"of engine {rank}"],
             tenants=["alice"],
             is_decoding=ints(1),
             prompt_len=ints(9),
@@ -51,7 +60,18 @@ def picture(number: int) -> Picture:
             max_len=ints(20),
             age_s=floats(1.5),
         ),
-        queue=[],
+        queue=QueueColumns(),
+        pins=[
+            PinStatus(
+                name=HOSTILE,
+                tenant="alice",
+                tokens=64,
+                state="firm",
+                ttl_s=300.0,
+                expires_in_s=120.0,
+                uses=3,
+            )
+        ],
         tree=TreeColumns(
             round=number + 1,
             num_nodes=1,
@@ -66,9 +86,9 @@ def picture(number: int) -> Picture:
     )
 
 
-def pictured(server: RunningServer) -> list[Watch]:
-    """From now on the fake engine of `server` answers questions for pictures. Returns the list of
-    these, which grows."""
+def pictured(server: RunningServer, num_engines: int = 1) -> list[Watch]:
+    """From now on the fake engine of `server` answers questions for pictures, as so many engines
+    would. Returns the list of these, which grows."""
     asked: list[Watch] = []
     send = server.engine.send
 
@@ -76,9 +96,10 @@ def pictured(server: RunningServer) -> list[Watch]:
         if not isinstance(message, Watch):
             send(message)
             return
-        made = picture(len(asked))
+        first, *others = [picture(len(asked), rank) for rank in range(num_engines)]
         asked.append(message)
-        server.engine.answer(msgspec.structs.replace(made, call=message.call))
+        made = msgspec.structs.replace(first, call=message.call, others=others)
+        server.engine.answer(made)
 
     server.engine.send = answer  # type: ignore[method-assign]
     return asked

@@ -1,4 +1,4 @@
-"""One question to the engine for all who look at the page: ten viewers cost it as much as one.
+"""One question to the engines for all who look at the page: ten viewers cost as much as one.
 
     viewers ◀── pictures ── Feed ══ Watch ══▶ engine         nobody looks: no question is asked
 
@@ -20,14 +20,14 @@ from weft.client.calls import EngineFault
 from weft.client.client import EngineClient
 from weft.client.engine_state import EngineUnavailable
 from weft.client.pictures import NO_STEPS, STEP_COLUMNS, HeadTexts, shown
-from weft.messages.picture import Picture, Watch
+from weft.messages.picture import Picture, Seen, Watch
 from weft.text.tokenizer import Tokenizer
 
 RATE = 5.0  # pictures in a second, at most
 REST_S = 1.0  # between two pictures of an engine without work
 CALL_TIMEOUT_S = 10.0
 KEPT_S = 8.0  # after which a picture is old; the engine notes its steps for somewhat longer
-MAX_BEHIND = 16  # pictures that wait for a slow viewer
+MAX_BEHIND = 64  # pictures that wait for a slow viewer
 MAX_VIEWERS = 64
 MAX_STEPS = 600  # that who comes later sees
 
@@ -63,8 +63,52 @@ class Viewer:
                 return
 
 
+class _Watched:
+    """What has been seen of one engine."""
+
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self.last: dict[str, Any] = {}  # picture, with the tree as last told
+        self.steps: deque[list[Any]] = deque(maxlen=MAX_STEPS)  # a list of columns for each
+
+    def take(self, fields: dict[str, Any]) -> None:
+        """The next picture."""
+        steps = fields["steps"]
+        tree = fields.get("tree")
+        step = self.seen.step
+        round = self.seen.round
+        if tree is not None:
+            round = tree["round"]
+        if steps["number"]:
+            step = steps["number"][-1]
+            columns = [steps[name] for name in STEP_COLUMNS]
+            self.steps += map(
+                list,
+                zip(*columns, strict=True),
+            )
+        elif fields["stats"]["total_steps"] <= step:
+            # It counts anew.
+            self.steps.clear()
+            step = -1
+            round = 0
+        self.seen = Seen(step, round)
+        self.last = {**self.last, **fields}
+
+    def whole(self) -> dict[str, Any]:
+        """The last picture, for who has seen none."""
+        steps = dict(
+            zip(
+                STEP_COLUMNS,
+                map(list, zip(*self.steps, strict=True)),
+                strict=False,
+            )
+        )
+        return {**self.last, "steps": steps or NO_STEPS}
+
+
 class Feed:
-    """Asks the engine of `client` while there are viewers, and as long as the server takes work."""
+    """Asks the engines of `client` while there are viewers, and as long as the server takes
+    work."""
 
     def __init__(
         self, client: EngineClient, tokenizer: Tokenizer, is_draining: Callable[[], bool]
@@ -75,11 +119,8 @@ class Feed:
         self._texts: HeadTexts | None = None
         self._viewers: set[Viewer] = set()
         self._task: asyncio.Task[None] | None = None
-        self._since_step = -1
-        self._since_round = 0
         self._told_s = 0.0  # when the last picture came
-        self._last: dict[str, Any] | None = None  # picture, with the tree as last told
-        self._steps: deque[list[Any]] = deque(maxlen=MAX_STEPS)  # a list of columns for each
+        self._engines: dict[int, _Watched] = {}  # by rank
 
     @property
     def is_full(self) -> bool:
@@ -93,20 +134,13 @@ class Feed:
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
             if loop.time() - self._told_s > KEPT_S:
-                self._forget()
+                self._engines.clear()
             self._task = loop.create_task(self._run())
-        if self._last is not None:
-            steps = dict(
-                zip(
-                    STEP_COLUMNS,
-                    map(list, zip(*self._steps, strict=True)),
-                    strict=False,
-                )
-            )
+        for rank in sorted(self._engines):
             viewer.show(
                 event(
                     "picture",
-                    {**self._last, "steps": steps or NO_STEPS},
+                    self._engines[rank].whole(),
                 )
             )
         return viewer
@@ -116,12 +150,6 @@ class Feed:
         if not self._viewers and self._task is not None:
             self._task.cancel()
             self._task = None
-
-    def _forget(self) -> None:
-        self._last = None
-        self._steps.clear()
-        self._since_step = -1
-        self._since_round = 0
 
     async def _run(self) -> None:
         while self._viewers:
@@ -138,13 +166,14 @@ class Feed:
             except (EngineUnavailable, EngineFault) as exc:
                 self._show(event("away", {"why": str(exc)}))
             else:
-                self._show(
-                    event(
-                        "picture",
-                        await self._take(picture),
+                for one in (picture, *picture.others):
+                    self._show(
+                        event(
+                            "picture",
+                            await self._take(one),
+                        )
                     )
-                )
-                is_busy = picture.stats.num_running > 0
+                    is_busy = is_busy or one.stats.num_running > 0
             await self._pause(began_s, is_busy=is_busy)
 
     async def _pause(self, began_s: float, *, is_busy: bool) -> None:
@@ -172,9 +201,12 @@ class Feed:
             viewer.end()
 
     def _question(self) -> Watch:
+        first = self._engines.get(0)
+        seen = Seen() if first is None else first.seen
         return Watch(
-            since_step=self._since_step,
-            since_round=self._since_round,
+            since_step=seen.step,
+            since_round=seen.round,
+            seen={rank: one.seen for rank, one in self._engines.items()},
         )
 
     async def _take(self, picture: Picture) -> dict[str, Any]:
@@ -192,18 +224,7 @@ class Feed:
                 picture,
                 self._texts,
             )
-            self._since_round = picture.tree.round
-        steps = fields["steps"]
-        if steps["number"]:
-            self._since_step = steps["number"][-1]
-            columns = [steps[name] for name in STEP_COLUMNS]
-            self._steps += map(
-                list,
-                zip(*columns, strict=True),
-            )
-        elif picture.stats.total_steps <= self._since_step:
-            self._forget()  # it counts anew
-        self._last = {**(self._last or {}), **fields}
+        self._engines.setdefault(picture.rank, _Watched()).take(fields)
         self._told_s = asyncio.get_running_loop().time()
         return fields
 

@@ -15,7 +15,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from weft.messages.picture import Picture, RowColumns, StepColumns, TreeColumns
+from weft.messages.picture import (
+    Picture,
+    QueueColumns,
+    RowColumns,
+    StepColumns,
+    TreeColumns,
+)
 from weft.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 2_048  # heads of nodes whose text is kept
@@ -86,11 +92,10 @@ def ids_as_text(head: bytes) -> str:
 def shown(
     picture: Picture,
     text_of: TextOf,
-    rank: int = 0,
 ) -> dict[str, Any]:
-    """A picture as the page reads it. `rank`: which engine it is of."""
+    """A picture of one engine as the page reads it."""
     fields: dict[str, Any] = {
-        "rank": rank,
+        "rank": picture.rank,
         "at_s": picture.at_s,
         "paused": picture.paused,
         "input": picture.input_state,
@@ -98,7 +103,8 @@ def shown(
         "stats": msgspec.structs.asdict(picture.stats),
         "steps": _steps(picture.steps),
         "rows": _rows(picture.rows),
-        "queue": [msgspec.structs.asdict(row) for row in picture.queue],
+        "queue": _queue(picture.queue),
+        "pins": [msgspec.structs.asdict(pin) for pin in picture.pins],
     }
     if picture.tree is not None:
         fields["tree"] = _tree(picture.tree, text_of)
@@ -129,6 +135,14 @@ def _rows(rows: RowColumns) -> dict[str, Any]:
         "output": _ints(rows.num_output),
         "max": _ints(rows.max_len),
         "age": _rounded(rows.age_s, 1.0),
+    }
+
+
+def _queue(queue: QueueColumns) -> dict[str, Any]:
+    return {
+        "rid": queue.rids,
+        "why": queue.reasons,
+        "age": _rounded(queue.age_s, 1.0),
     }
 
 

@@ -78,11 +78,12 @@ def list_requests(
     """
     running = [request for request in scheduler.requests.values() if request.row != NO_ROW]
     running.sort(key=lambda request: request.spec.arrival_order)
-    rows = [row_of(scheduler, one, None, now, compiling) for one in running[:limit]]
+    reasons = Reasons(scheduler, compiling)
+    rows = [row_of(scheduler, one, None, now, reasons) for one in running[:limit]]
     for position, request in enumerate(list_waiting(scheduler, now)):
         if len(rows) == limit:
             break
-        rows.append(row_of(scheduler, request, position, now, compiling))
+        rows.append(row_of(scheduler, request, position, now, reasons))
     return [msgspec.structs.replace(row, session=session_of(row.id)) for row in rows]
 
 
@@ -152,14 +153,12 @@ def row_of(
     request: Request,
     position: int | None,
     now: float,
-    compiling: Container[int] = (),
+    reasons: Reasons,
 ) -> RequestRow:
-    """An open request, without its session. `compiling` as in `list_requests`."""
+    """An open request, without its session."""
     state = request.state.value
-    reason = why(scheduler, request)
-    if request.id in compiling:
+    if request.id in reasons.compiling:
         state = "grammar"
-        reason = "its grammar is being compiled"
     return RequestRow(
         id=request.id,
         rid=request.message.rid,
@@ -174,7 +173,7 @@ def row_of(
         user=request.message.user,
         timeout_s=_time_left(scheduler, request, now),
         retractions=request.retractions,
-        why=reason,
+        why=reasons.of(request),
         shadow=shadow_words(scheduler, request.id),
     )
 
@@ -205,32 +204,51 @@ def _time_left(scheduler: Scheduler, request: Request, now: float) -> float | No
     return None if end_s == math.inf else end_s - now
 
 
-def why(scheduler: Scheduler, request: Request) -> str:
-    """Why an open request makes no progress: never empty for one that waits, empty for one that
-    runs.
+class Reasons:
+    """Why open requests make no progress, between two steps. `compiling` has the ids of requests
+    whose grammar is being compiled."""
 
-    For a request that waits, it is what the last walk over the queue has found, or why there was no
-    walk; for an open prompt that got no piece of the last step, what it lacked.
-    """
-    trace = scheduler.history.trace(request.id)
-    assert trace is not None, "an open request has no trace"
-    event = trace.events[-1]
-    if request.row != NO_ROW:
-        is_kept = event.kind in (EventKind.WAITING_REASON, EventKind.STALLED)
-        return event.detail if is_kept else ""
-    if scheduler.waiting_queue.is_blocked(request):
-        return input_gate.WHY
-    last = scheduler.history.last_pass
-    if last is not None and not trace.waits[-1].has_seen(last):
-        last = None
-    # Passed over for its own sake, in the last walk or after it.
-    if event.kind in PASSED_OVER and (last is None or event.last_walk >= last.last_walk):
-        return event.detail
-    if last is not None:
-        return _reason(scheduler, last, trace)
-    if event.kind is EventKind.RETRACTED:
-        return f"taken back: {event.detail}"
-    return NOT_LOOKED_AT
+    def __init__(self, scheduler: Scheduler, compiling: Container[int] = ()) -> None:
+        self._scheduler = scheduler
+        self.compiling = compiling
+        self._last = scheduler.history.last_pass
+        self._behind = ""  # what holds for all behind the place where the last pass stopped
+
+    def of(self, request: Request) -> str:
+        """Never empty for one that waits, empty for one that runs.
+
+        For a request that waits, it is what the last walk over the queue has found, or why there
+        was no walk; for an open prompt that got no piece of the last step, what it lacked.
+        """
+        if request.id in self.compiling:
+            return "its grammar is being compiled"
+        scheduler = self._scheduler
+        trace = scheduler.history.trace(request.id)
+        assert trace is not None, "an open request has no trace"
+        event = trace.events[-1]
+        if request.row != NO_ROW:
+            is_kept = event.kind in (EventKind.WAITING_REASON, EventKind.STALLED)
+            return event.detail if is_kept else ""
+        if scheduler.waiting_queue.is_blocked(request):
+            return input_gate.WHY
+        last = self._last
+        if last is not None and not trace.waits[-1].has_seen(last):
+            last = None
+        # Passed over for its own sake, in the last walk or after it.
+        if event.kind in PASSED_OVER and (last is None or event.last_walk >= last.last_walk):
+            return event.detail
+        if last is not None:
+            return self._of_pass(last, trace)
+        if event.kind is EventKind.RETRACTED:
+            return f"taken back: {event.detail}"
+        return NOT_LOOKED_AT
+
+    def _of_pass(self, last: SchedulingPass, trace: RequestTrace) -> str:
+        if last.id == trace.id:
+            return _reason(self._scheduler, last, trace)
+        if not self._behind:
+            self._behind = _reason(self._scheduler, last, trace)
+        return self._behind
 
 
 def _num_output(scheduler: Scheduler, request: Request) -> int:
@@ -266,7 +284,7 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
         state=request.state.value,
         position=_position(scheduler, request, now),
         output_tokens=_num_output(scheduler, request),
-        why=why(scheduler, request),
+        why=Reasons(scheduler).of(request),
     )
 
 

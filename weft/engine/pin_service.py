@@ -110,9 +110,26 @@ class PinService(Service):
         """The reply, with the pins."""
         kv = self._core.scheduler.kv
         book = self.feature.book
-        pins = []
-        for entry in book.by_name.values():
-            status = PinStatus(
+        return msgspec.structs.replace(
+            reply,
+            pinned_tokens=book.num_pages(kv) * kv.page_size,
+            max_pinned_tokens=book.max_pages * kv.page_size,
+            pins=self.statuses(now),
+        )
+
+    def statuses(
+        self,
+        now: float,
+        most: int | None = None,
+    ) -> list[PinStatus]:
+        """The pins, the least recently used first; `most`: so many of those that were used last."""
+        kv = self._core.scheduler.kv
+        book = self.feature.book
+        entries = list(book.by_name.values())
+        if most is not None:
+            entries = entries[-most:]
+        return [
+            PinStatus(
                 name=entry.name,
                 tenant=entry.tenant,
                 tokens=entry.pin.num_tokens,
@@ -121,13 +138,8 @@ class PinService(Service):
                 expires_in_s=entry.until_s - now,
                 uses=entry.num_uses,
             )
-            pins.append(status)
-        return msgspec.structs.replace(
-            reply,
-            pinned_tokens=book.num_pages(kv) * kv.page_size,
-            max_pinned_tokens=book.max_pages * kv.page_size,
-            pins=pins,
-        )
+            for entry in entries
+        ]
 
     # Inside
     @property

@@ -23,7 +23,7 @@ from weft.engine.input_gate import InputGate
 from weft.engine.kv_audit import KvAuditor
 from weft.engine.load_report import KvNumbers, LoadReporter
 from weft.engine.pause import Pause
-from weft.engine.picture import Pictures
+from weft.engine.picture.service import Pictures
 from weft.engine.pin_service import PinService
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
@@ -72,7 +72,7 @@ class Services:
             stored.append(self.handoff)
         self.idle = Idle(core, held)
         self.load = LoadReporter(core, features, stored)
-        self.pictures = Pictures(core, features, self.load, self.pause, self.input_gate)
+        self.pictures = Pictures(core, features, self.load, self.pins, self.pause, self.input_gate)
         self._attach()
 
     def _handoff(

@@ -6,10 +6,12 @@ that a picture costs the engine next to nothing. Nothing here decides anything.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from weft.messages.calls import ControlReply, ControlRequest
-from weft.messages.control import RequestRow
+from weft.messages.pins import PinStatus
 from weft.messages.status import Stats
 
 
@@ -40,6 +42,14 @@ class RowColumns(msgspec.Struct, frozen=True, kw_only=True):
     age_s: bytes = b""  # float32 [R] since they arrived
 
 
+class QueueColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The first Q requests that wait, as they came; retracted ones before them."""
+
+    rids: list[str] = []  # [Q]
+    reasons: list[str] = []  # [Q] why each waits
+    age_s: bytes = b""  # float32 [Q] since they arrived
+
+
 class TreeColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The N heaviest nodes of the prefix cache, parents before their children.
 
@@ -65,10 +75,20 @@ class Picture(ControlReply, kw_only=True):
     stats: Stats
     steps: StepColumns  # since the last that the sender has seen, as far as they are remembered
     rows: RowColumns
-    queue: list[RequestRow]  # the first that wait, as they came; retracted ones before them
+    queue: QueueColumns
+    pins: list[PinStatus] = []  # those that were used last, the last of all at the end
     tree: TreeColumns | None = None  # None: the sender has seen it
     input_state: str = "unblocked"  # or blocked
     paused: str = ""  # the way in which generation is paused, if it is
+    rank: int = 0  # of the engine, where several serve together
+    others: list[Picture] = []  # of the engines with higher ranks
+
+
+class Seen(NamedTuple):
+    """What the sender has of one engine."""
+
+    step: int = -1  # the last one
+    round: int = 0  # the last walk over the tree
 
 
 class Watch(ControlRequest[Picture]):
@@ -77,3 +97,16 @@ class Watch(ControlRequest[Picture]):
 
     since_step: int = -1  # the last step that the sender has seen
     since_round: int = 0  # the last walk over the tree that it has seen
+    rank: int = 0  # of the engine that is asked
+    seen: dict[int, Seen] = {}  # of each engine, where several are asked at once
+
+    def for_rank(self, rank: int) -> Watch:
+        """The question to one of several engines."""
+        seen = self.seen.get(rank, Seen())
+        return msgspec.structs.replace(
+            self,
+            since_step=seen.step,
+            since_round=seen.round,
+            rank=rank,
+            seen={},
+        )

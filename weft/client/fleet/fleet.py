@@ -62,6 +62,7 @@ from weft.messages.control import (
     GetState,
     GetStateReply,
 )
+from weft.messages.picture import Watch
 from weft.messages.replies import (
     Finish,
     StepOutput,
@@ -525,7 +526,10 @@ def _for_rank(
     request: ControlRequest[Any],
     rank: int,
 ) -> ControlRequest[Any]:
-    """In a group that sends weights, each engine has a rank of its own."""
+    """In a group that sends weights, each engine has a rank of its own; who looks at pictures has
+    seen other steps of each."""
+    if isinstance(request, Watch):
+        return request.for_rank(rank)
     if isinstance(request, InitWeightsUpdateGroup):
         return replace(request, rank_offset=request.rank_offset + rank)
     return request

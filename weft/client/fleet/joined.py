@@ -52,6 +52,7 @@ from weft.messages.control import (
     StartProfileReply,
     StopProfileReply,
 )
+from weft.messages.picture import Picture
 from weft.messages.status import (
     EngineReady,
     Stats,
@@ -279,6 +280,10 @@ def _cache(replies: Replies) -> GetCacheReply:
     )
 
 
+def _pictures(replies: Replies) -> Picture:
+    return cast(Picture, replace(replies[0], others=list(replies[1:])))
+
+
 JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
     AbortRequestReply: _summed("aborted"),
     AdapterReply: _adapters,
@@ -294,6 +299,7 @@ JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
     InputReply: _summed("held_requests"),
     ListRequestsReply: _requests,
     LogRequestTimesReply: _summed("num_requests"),
+    Picture: _pictures,
     SaveCacheReply: _summed("written_bytes"),
     StartProfileReply: _profile_begins,
     StopProfileReply: _profile_ends,

@@ -47,17 +47,21 @@ class Survey(NamedTuple):
 class _Frame:
     """A node whose children are being looked at."""
 
-    __slots__ = ("children", "next", "num_below", "number")
+    __slots__ = ("children", "next", "node", "num_below", "number", "parent")
 
     def __init__(
         self,
+        node: Node | None,
         children: list[Node],
         number: int,
+        parent: int,
         num_below: int,
     ) -> None:
+        self.node = node  # None above all
         self.children = children
         self.next = 0
         self.number = number  # of the node in this walk; TOP above all
+        self.parent = parent
         self.num_below = num_below  # tokens of the node and of what has been seen below it
 
 
@@ -67,66 +71,91 @@ class TreeSurvey:
     def __init__(self, tops: Iterable[Node]) -> None:
         self._frames = [
             _Frame(
+                None,
                 list(islice(tops, MAX_NODES)),
+                TOP,
                 TOP,
                 0,
             )
         ]
-        self._nodes: list[Node] = []
-        self._parents: list[int] = []
+        self._num_nodes = 0
         # Heap of the heaviest so far: tokens, and the number, so that of equal ones the first
         # counts as the heavier: no child is chosen without its parent.
-        self._heaviest: list[tuple[int, int]] = []
+        self._heaviest: list[tuple[int, int, int, Node]] = []
+        self._least = 0  # what a node must have to be among them
 
     def look(self, num_nodes: int) -> Survey | None:
         """Look at so many nodes more. Returns what was found, when the walk is over."""
-        nodes = self._nodes
-        frame = self._frames[-1]
-        for _ in range(num_nodes):
-            while frame.next == len(frame.children):
-                if frame.number == TOP:
-                    return self._survey(is_whole=True)
-                frame = self._leave()
-            if len(nodes) == MAX_NODES:
-                return self._cut_short()
-            node = frame.children[frame.next]
-            frame.next += 1
-            number = len(nodes)
-            nodes.append(node)
-            self._parents.append(frame.number)
-            num_tokens = len(node.key) // TOKEN_BYTES
-            if node.children:
-                children = list(
-                    islice(
-                        node.children.values(),
-                        MAX_NODES,
-                    )
-                )
-                frame = _Frame(children, number, num_tokens)
-                self._frames.append(frame)
+        end = min(self._num_nodes + num_nodes, MAX_NODES)
+        while True:
+            frame = self._frames[-1]
+            if frame.next < len(frame.children):
+                if self._num_nodes == MAX_NODES:
+                    return self._cut_short()
+                if self._num_nodes >= end:
+                    return None
+                self._look_below(frame, end - self._num_nodes)
+            elif frame.number == TOP:
+                return self._survey(is_whole=True)
             else:
-                frame.num_below += num_tokens
-                self._weigh(num_tokens, number)
-        return None
+                self._leave()
 
-    def _leave(self) -> _Frame:
-        """All below a node has been seen. Returns the frame above it."""
+    def _look_below(self, frame: _Frame, num_nodes: int) -> None:
+        """Look at the next children of a node, up to the first one that has children of its own.
+
+        Most nodes of a large tree are light leaves side by side: of these nothing is kept.
+        """
+        number = self._num_nodes
+        least = self._least
+        num_bytes = 0
+        begin = frame.next
+        children = frame.children[begin : begin + num_nodes]
+        for node in children:
+            if node.children:
+                break
+            size = len(node.key)
+            num_bytes += size
+            if size >= least * TOKEN_BYTES:
+                self._weigh(size // TOKEN_BYTES, number, frame.number, node)
+                least = self._least
+            number += 1
+        num_leaves = number - self._num_nodes
+        frame.num_below += num_bytes // TOKEN_BYTES
+        frame.next = begin + num_leaves
+        self._num_nodes = number
+        if num_leaves < len(children):
+            self._enter(frame, children[num_leaves])
+
+    def _enter(self, frame: _Frame, node: Node) -> None:
+        """The next child has children: they come first."""
+        frame.next += 1
+        below = list(islice(node.children.values(), MAX_NODES))
+        num_tokens = len(node.key) // TOKEN_BYTES
+        self._frames.append(_Frame(node, below, self._num_nodes, frame.number, num_tokens))
+        self._num_nodes += 1
+
+    def _leave(self) -> None:
+        """All below a node has been seen."""
         frame = self._frames.pop()
-        above = self._frames[-1]
-        above.num_below += frame.num_below
-        self._weigh(frame.num_below, frame.number)
-        return above
+        assert frame.node is not None
+        self._frames[-1].num_below += frame.num_below
+        self._weigh(frame.num_below, frame.number, frame.parent, frame.node)
 
     def _weigh(
         self,
         num_below: int,
         number: int,
+        parent: int,
+        node: Node,
     ) -> None:
         heaviest = self._heaviest
+        one = (num_below, -number, parent, node)
         if len(heaviest) < MAX_FOUND:
-            heapq.heappush(heaviest, (num_below, -number))
-        elif num_below >= heaviest[0][0]:
-            heapq.heappushpop(heaviest, (num_below, -number))
+            heapq.heappush(heaviest, one)
+        else:
+            heapq.heappushpop(heaviest, one)
+        if len(heaviest) == MAX_FOUND:
+            self._least = heaviest[0][0]
 
     def _cut_short(self) -> Survey:
         """The walk has seen as many as it may."""
@@ -135,19 +164,14 @@ class TreeSurvey:
         return self._survey(is_whole=False)
 
     def _survey(self, *, is_whole: bool) -> Survey:
-        weights = {-number: num_below for num_below, number in self._heaviest}
-        numbers = sorted(weights)
-        places = {number: place for place, number in enumerate(numbers)}
+        by_number = sorted(self._heaviest, key=_number)
+        places = {-minus: place for place, (_, minus, _, _) in enumerate(by_number)}
         found = []
-        for number in numbers:
-            node = self._nodes[number]
+        for num_below, _, parent, node in by_number:
             one = SurveyedNode(
-                parent=places.get(
-                    self._parents[number],
-                    TOP,
-                ),
+                parent=places.get(parent, TOP),
                 num_tokens=len(node.key) // TOKEN_BYTES,
-                num_below=weights[number],
+                num_below=num_below,
                 used=node.used,
                 locks=node.locks,
                 pins=node.pins,
@@ -156,6 +180,10 @@ class TreeSurvey:
             found.append(one)
         return Survey(
             tuple(found),
-            len(self._nodes),
+            self._num_nodes,
             is_whole,
         )
+
+
+def _number(one: tuple[int, int, int, Node]) -> int:
+    return -one[1]

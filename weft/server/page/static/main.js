@@ -1,8 +1,9 @@
 // Puts the page together: pictures of the live engine or of a recording come in, and each part
 // draws what is its own.
 
-import { $, button, forgetColours, isCalm, keepKey, num, span } from "./parts.js";
+import { $, forgetColours, headers, keepKey, num, span } from "./parts.js";
 import { Chat } from "./chat.js";
+import { Engines } from "./engines.js";
 import { Feed } from "./feed.js";
 import { Figures } from "./figures.js";
 import { Film } from "./film.js";
@@ -19,6 +20,11 @@ const isFilm = root.dataset.mode === "film";
 const film = isFilm ? new Film(show) : null;
 const steps = new Steps(film ? (number) => film.seek(number) : null);
 const figures = new Figures();
+const engines = new Engines(() => {
+	steps.clear();
+	figures.clear();
+	draw(latest.get(engines.rank));
+});
 const memory = new Memory();
 const tree = new Tree();
 const story = new Story(film ? (rid) => film.story(rid) : liveStory);
@@ -27,23 +33,25 @@ const chat = film ? null : new Chat({ open: (rid) => story.open(rid), mine: (rid
 
 let hello = null;
 let offset = 0; // of the server's clock, in seconds
-let rank = 0; // of the engine that is shown
 let isPaused = false;
 let saidAt = 0;
-const ranks = new Set();
+const latest = new Map(); // pictures by the rank of the engine, each with its last tree
 
 // ---- pictures
 
 function show(picture) {
-	const of = picture.rank || 0;
-	if (!ranks.has(of)) meet(of);
-	if (of !== rank || isPaused) return;
+	if (isPaused) return;
+	latest.set(picture.rank, { ...latest.get(picture.rank), ...picture });
+	if (engines.show(picture)) draw(picture);
+}
+
+function draw(picture) {
 	if (isFilm) steps.clear();
 	steps.add(picture.steps);
 	if (isFilm) steps.finish();
 	figures.show(picture.at_s, picture.stats);
 	rows.show(picture);
-	memory.show(picture.stats);
+	memory.show(picture.stats, picture.pins);
 	if (picture.tree) tree.show(picture.tree);
 	if (!isFilm) live();
 	speak(picture.stats);
@@ -55,23 +63,6 @@ function speak(stats) {
 	saidAt = now;
 	const words = figures.words(stats);
 	if ($("words").textContent !== words) $("words").textContent = words;
-}
-
-// Of several engines one is shown.
-function meet(of) {
-	ranks.add(of);
-	$("engines").hidden = ranks.size < 2;
-	const choices = [...ranks].sort((a, b) => a - b).map((one) => {
-		const choice = button(`Engine ${one}`, () => {
-			rank = one;
-			steps.clear();
-			figures.clear();
-			for (const other of $("engines").children) other.setAttribute("aria-pressed", String(other === choice));
-		});
-		choice.setAttribute("aria-pressed", String(one === rank));
-		return choice;
-	});
-	$("engines").replaceChildren(...choices);
 }
 
 // ---- how the stream is
@@ -94,7 +85,8 @@ const feed = film ? null : new Feed({
 		introduce(facts);
 		chat.facts(facts);
 		steps.clear();
-		ranks.clear();
+		latest.clear();
+		engines.clear();
 	},
 	picture: show,
 	away({ why }) { state("away", why); },
@@ -117,7 +109,6 @@ function introduce(facts) {
 // Without the engine's word, the name of the model comes from the API that everybody uses.
 async function introduceChat() {
 	try {
-		const { headers } = await import("./parts.js");
 		const answer = await fetch("v1/models", { headers: headers("user") });
 		if (!answer.ok) return;
 		const model = (await answer.json()).data[0].id;

@@ -1,7 +1,8 @@
 // Memory by owner: the sums of GET /v1/loads as a bar, and a thin one for each other store.
 
-import { $, bytes, el, num } from "./parts.js";
+import { $, bytes, el, num, plural, span } from "./parts.js";
 
+const MOST_PINS = 8; // that are listed
 const OWNERS = [
 	["requests", "c-decode", "owned by requests, or locked by them in the prefix cache"],
 	["cached", "c-cached", "kept for prompts that begin alike, until memory is needed"],
@@ -11,9 +12,9 @@ const OWNERS = [
 ];
 
 // Tokens of each owner, in the order of OWNERS.
-export function owners(stats) {
+function owners(stats) {
 	const out = stats.kv_quarantined || 0;
-	const taken = stats.kv_used + stats.kv_evictable + stats.kv_held;
+	const taken = stats.kv_used + stats.kv_evictable + stats.kv_held + out;
 	return [stats.kv_used, stats.kv_evictable, stats.kv_held, out, Math.max(stats.kv_tokens - taken, 0)];
 }
 
@@ -33,10 +34,12 @@ export class Memory {
 		});
 		this.meters = el("div", "meters");
 		this.lines = new Map();
-		$("memory").append(this.pool, this.legend, this.meters);
+		this.pinned = el("ul", "pins");
+		this.pinned.setAttribute("aria-label", "Pinned prompts");
+		$("memory").append(this.pool, this.legend, this.meters, this.pinned);
 	}
 
-	show(stats) {
+	show(stats, pins) {
 		const counts = owners(stats);
 		const total = Math.max(counts.reduce((sum, count) => sum + count, 0), 1);
 		counts.forEach((count, i) => {
@@ -48,6 +51,7 @@ export class Memory {
 		$("memory-text").textContent = `KV of ${num(stats.kv_tokens)} tokens · ${Math.round((100 * stats.kv_used) / Math.max(stats.kv_tokens, 1))} % in use`;
 		this.pool.setAttribute("aria-label", OWNERS.map(([name], i) => `${name} ${num(counts[i])}`).join(", ") + " tokens");
 		this.others(stats);
+		this.pins(pins);
 	}
 
 	others(stats) {
@@ -77,6 +81,19 @@ export class Memory {
 			const right = stats["total_accepted_" + source];
 			if (guessed) this.meter("guess-" + source, `guesses (${source}): ${num(right)} of ${num(guessed)} right`, right / guessed, "c-decode");
 		}
+	}
+
+	// Each by its name, the one that was used last at the top.
+	pins(pins) {
+		this.pinned.hidden = !pins.length;
+		const lines = pins.slice(-MOST_PINS).reverse().map((pin) => {
+			const line = el("li", pin.state === "firm" ? "c-pinned" : "c-warn", pin.name);
+			const words = [`${num(pin.tokens)} tokens`, pin.tenant, `used ${plural(pin.uses, "time")}`, `for ${span(pin.expires_in_s)}`];
+			if (pin.state !== "firm") words.push(pin.state);
+			line.append(el("small", "", words.filter(Boolean).join(" · ")));
+			return line;
+		});
+		this.pinned.replaceChildren(...lines);
 	}
 
 	meter(name, words, share, kind) {

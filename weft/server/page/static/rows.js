@@ -1,7 +1,7 @@
 // Who runs and who waits: a bar for each request that has a row, and the reason for each that has
 // none. With many, the bars become cells.
 
-import { $, brief, el, hue, num, plural, span } from "./parts.js";
+import { $, brief, button, el, hue, num, plural, span } from "./parts.js";
 
 const MANY = 14;
 
@@ -44,14 +44,13 @@ export class Rows {
 
 	lane(rid) {
 		const item = el("li");
-		const button = el("button", "lane");
+		const lane = button("", () => this.open(rid), "lane");
 		const bar = el("span", "bar");
 		const parts = ["k", "f", "d"].map((kind) => bar.appendChild(el("i", kind)));
 		const said = el("span", "so");
-		button.append(el("span", "rid", brief(rid)), bar, said);
-		button.addEventListener("click", () => this.open(rid));
-		item.append(button);
-		return { item, button, parts, said };
+		lane.append(el("span", "rid", brief(rid)), bar, said);
+		item.append(lane);
+		return { item, button: lane, parts, said };
 	}
 
 	fill(lane, rows, i) {
@@ -79,28 +78,25 @@ export class Rows {
 		if (picture.input === "blocked") held.push("the input is blocked");
 		let words = plural(stats.num_waiting, "request");
 		if (stats.num_waiting) words += ` with ${num(stats.num_waiting_tokens)} prompt tokens`;
-		if (stats.num_waiting > queue.length) words += ` · the first ${queue.length} that came`;
+		if (stats.num_waiting > queue.rid.length) words += ` · the first ${queue.rid.length} that came`;
 		$("queue-text").textContent = [words, ...held].join(" · ");
 		const kept = new Set();
-		for (const one of queue) {
-			kept.add(one.rid);
-			let line = this.waiting.get(one.rid);
+		queue.rid.forEach((rid, i) => {
+			kept.add(rid);
+			let line = this.waiting.get(rid);
 			if (!line) {
-				line = { item: el("li"), button: el("button"), why: el("span", "why"), said: el("span", "so") };
-				line.button.append(el("span", "rid", brief(one.rid)), line.why, line.said);
-				line.button.addEventListener("click", () => this.open(one.rid));
-				line.item.append(line.button);
-				this.waiting.set(one.rid, line);
+				line = { item: el("li"), why: el("span", "why"), said: el("span", "so") };
+				const row = button("", () => this.open(rid), "");
+				row.append(el("span", "rid", brief(rid)), line.why, line.said);
+				line.item.append(row);
+				this.waiting.set(rid, line);
 				this.queue.append(line.item);
 			}
-			line.why.textContent = one.why;
-			line.why.title = one.why;
-			let said = span(one.age_s);
-			if (typeof one.wait_s === "number") said += `, about ${span(one.wait_s)} more`;
-			line.said.textContent = said;
-		}
+			line.why.textContent = line.why.title = queue.why[i];
+			line.said.textContent = span(queue.age[i]);
+		});
 		sweep(this.waiting, kept);
-		this.none(this.queue, queue.length, "Nobody waits.");
+		this.none(this.queue, queue.rid.length, "Nobody waits.");
 	}
 
 	none(list, count, words) {

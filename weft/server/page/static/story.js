@@ -62,6 +62,10 @@ export class Story {
 		const facts = `${state} · ${num(one.prompt_tokens)} prompt tokens, ${num(one.cached_tokens)} cached · ${num(one.output_tokens)} output tokens · ${times.join(", ")} · ${span(one.stages.total_s)} in all`;
 		box.append(stages, el("p", "facts", facts));
 		if (one.why) box.append(el("p", "why", one.why));
+		if (one.first_token_in_s) {
+			const [low, middle, high] = one.first_token_in_s.map(span);
+			box.append(el("p", "facts", `first token expected in ${middle} (${low} to ${high})`));
+		}
 		if (one.retractions) {
 			box.append(el("p", "facts", `${num(one.retractions)} retractions: ${num(one.recomputed_tokens)} tokens computed again, ${num(one.refound_tokens)} still cached`));
 		}

@@ -1,0 +1,1 @@
+"""The engine's pictures for the live page, made while somebody looks."""

@@ -1,0 +1,112 @@
+"""The engine's picture for the live page: made while somebody looks, and costing nothing otherwise.
+
+    Watch ─▶ ask ─▶ (the step that runs ends) ─▶ after_step ─▶ Picture
+
+The first question attaches the service. From then on it notes each step, which takes a microsecond,
+and answers every question behind a step; when none has come for `WATCH_S`, it goes. No decision
+depends on it, and it reads no clock of its own: journals leave its questions out, and a replay
+makes the same pictures from a journal.
+"""
+
+from __future__ import annotations
+
+from weft.engine.core import EngineCore
+from weft.engine.hooks import Service
+from weft.engine.input_gate import InputGate
+from weft.engine.load_report import LoadReporter
+from weft.engine.pause import Pause
+from weft.engine.picture.queue import queue_columns
+from weft.engine.picture.rows import RowWatch
+from weft.engine.picture.steps import StepWatch
+from weft.engine.picture.tree import TreeWatch
+from weft.engine.pin_service import PinService
+from weft.messages.picture import Picture, Watch
+from weft.scheduler.features.registry import Features
+
+WATCH_S = 10.0  # without a question, after which nobody looks any more
+MAX_PINS = 50  # in a picture, those that were used last
+
+
+class Pictures(Service):
+    """Attached while somebody looks."""
+
+    name = "the pictures"
+
+    def __init__(
+        self,
+        core: EngineCore,
+        features: Features,
+        load: LoadReporter,
+        pins: PinService,
+        pause: Pause,
+        input_gate: InputGate,
+    ) -> None:
+        self._core = core
+        self._features = features
+        self._load = load
+        self._pins = pins
+        self._pause = pause
+        self._input_gate = input_gate
+        self._asked: list[Watch] = []  # that wait for the end of a step
+        self._steps = StepWatch(core)
+        self._rows = RowWatch(core.scheduler)
+        self._tree = TreeWatch(core)
+        self._stays = False  # whoever asks
+        self._asked_s = 0.0  # when the last question was answered
+
+    def ask(self, question: Watch) -> None:
+        """Answer behind the next step; without work there is one at once."""
+        if self not in self._core.hooks.attached:
+            self._steps = StepWatch(self._core)
+            self._tree = TreeWatch(self._core)
+        self._asked.append(question)
+        self._core.hooks.begin_work(self)
+
+    def stay(self) -> None:
+        """Note every step from now on, though nobody asks: whoever runs the engine takes the
+        pictures (`take`)."""
+        self._stays = True
+        self._core.hooks.attach(self)
+
+    def take(self, question: Watch, now: float) -> Picture:
+        """A picture between two steps."""
+        self._tree.go_on(now)
+        return self._picture(question, now)
+
+    def after_step(self, now: float) -> None:
+        self._steps.look(now)
+        if self._asked:
+            self._answer(now)
+        elif not self._stays and now - self._asked_s > WATCH_S:
+            self._core.hooks.detach(self)
+
+    def _answer(self, now: float) -> None:
+        questions = self._asked
+        self._asked = []
+        self._asked_s = now
+        self._core.hooks.end_work(self)
+        self._tree.go_on(now)
+        for question in questions:
+            self._core.send(self._picture(question, now))
+
+    def _picture(
+        self,
+        question: Watch,
+        now: float,
+    ) -> Picture:
+        tree = None
+        if self._tree.columns.round > question.since_round:
+            tree = self._tree.columns
+        return Picture(
+            call=question.call,
+            rank=question.rank,
+            at_s=now,
+            stats=self._load.stats(),
+            steps=self._steps.columns(question.since_step),
+            rows=self._rows.columns(now),
+            queue=queue_columns(self._core.scheduler, self._features, now),
+            pins=self._pins.statuses(now, MAX_PINS),
+            tree=tree,
+            input_state=self._input_gate.state,
+            paused=self._pause.mode or "",
+        )

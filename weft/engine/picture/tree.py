@@ -1,0 +1,67 @@
+"""Walks over the prefix tree for pictures, some nodes with each."""
+
+from __future__ import annotations
+
+from weft.engine.core import EngineCore
+from weft.engine.picture.columns import ints, longs
+from weft.memory.index.survey import Survey, TreeSurvey
+from weft.messages.picture import TreeColumns
+
+NODES_PER_PICTURE = 128  # that a picture walks on
+ROUND_S = 1.0  # from one walk to the next, at least
+
+
+class TreeWatch:
+    """Walks over the prefix tree, some nodes with each picture."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._walk: TreeSurvey | None = None
+        self._begun_s = -ROUND_S
+        self.columns = TreeColumns()  # of the last walk that is over
+
+    def go_on(self, now: float) -> None:
+        if self._walk is None:
+            if now - self._begun_s < ROUND_S:
+                return
+            self._begun_s = now
+            self._walk = TreeSurvey(self._core.scheduler.kv.cache.tops())
+        survey = self._walk.look(NODES_PER_PICTURE)
+        if survey is not None:
+            self._walk = None
+            self.columns = _tree_columns(
+                survey,
+                self.columns.round + 1,
+            )
+
+
+def _tree_columns(survey: Survey, round: int) -> TreeColumns:
+    found = survey.found
+    last_use = max((one.used for one in found), default=0)
+    parents: list[int] = []
+    num_tokens: list[int] = []
+    num_below: list[int] = []
+    ages: list[int] = []
+    locks: list[int] = []
+    pins: list[int] = []
+    heads: list[bytes] = []
+    for one in found:
+        parents.append(one.parent)
+        num_tokens.append(one.num_tokens)
+        num_below.append(one.num_below)
+        ages.append(last_use - one.used)
+        locks.append(one.locks)
+        pins.append(one.pins)
+        heads.append(one.head)
+    return TreeColumns(
+        round=round,
+        num_nodes=survey.num_nodes,
+        is_whole=survey.is_whole,
+        parents=ints(parents),
+        num_tokens=ints(num_tokens),
+        num_below=longs(num_below),
+        ages=longs(ages),
+        locks=ints(locks),
+        pins=ints(pins),
+        heads=heads,
+    )
