@@ -102,6 +102,7 @@ WITH_TORCH = {
     "assemble.build",
     "assemble.cache",
     "assemble.handoff",
+    "assemble.nodes",
     "assemble.ranks",
 }
 WITH_RAY = {"launch.ray"}  # an extra: nobody else imports it, or Ray

@@ -16,7 +16,7 @@ from tests.nano_adapters import NANO, make_adapter
 from weft import LLM, SamplingParams
 from weft.assemble.build import Built, build_engine
 from weft.assemble.prepare import load_tokenizer, prepare
-from weft.assemble.ranks import explain_end
+from weft.assemble.rank_processes import explain_end
 from weft.cli.main import main
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig

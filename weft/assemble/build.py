@@ -12,7 +12,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,15 +80,15 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
-    with ExitStack() as started:
-        ranks = None
-        if config.tp_size > 1:
-            ranks = StartedRanks(config, folder, choose_model(config, folder, here=True))
-            started.callback(ranks.close)
+    if config.tp_size == 1:
+        return _build(config, folder, None)
+    ranks = StartedRanks(config, folder, choose_model(config, folder, here=True))
+    try:
         built = _build(config, folder, ranks)
-        started.pop_all()
-    if ranks is not None:
-        weakref.finalize(built.engine, ranks.close)
+    except BaseException as exc:
+        ranks.close(str(exc) or type(exc).__name__)
+        raise
+    weakref.finalize(built.engine, ranks.close)
     return built
 
 

@@ -1,43 +1,39 @@
 """Starts the processes that hold a model together with this one (`--tp-size`), and ends them.
 
-    this process, rank 0 ── stdin: one line of JSON, open while rank 0 lives ──▶ rank 1, 2, ...
-                         ◀─ a pair of sockets that only the two have ──────────▶
+    this process, rank 0 ── a pair of sockets that only the two have ──▶ rank 1, 2, ...
+                         ── ZeroMQ with CURVE (`nodes.py`) ────────────▶ ranks of other nodes
 
-Each of them is a child in the process group of rank 0, and dies with it (`launch/follower.py`).
-They meet for sums in memory that they inherit as an open file; or, where gloo joins them, in a file
-of a private folder. What gloo opens to be connected to, it opens on the loopback device.
+Those of this machine meet for sums in memory that they inherit as an open file; or, where gloo
+joins them, in a file of a private folder. What gloo opens to be connected to, it opens on the
+loopback device; with several nodes, on the address that leads to node 0.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from weft.assemble.node_facts import facts_of
+from weft.assemble.nodes import OtherNodes
+from weft.assemble.rank_processes import RankProcesses
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, ModelError
-from weft.config.process import FollowerArgs, module_command
+from weft.config.nodes import ranks_of
+from weft.config.process import FollowerArgs
 from weft.executor.wire.followers import READY, Followers, Ranks
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.sharded import shared_bytes
 from weft.ops.sharding import RankLost, RankPlace
-from weft.parallel.comm import TorchComm, file_store
-from weft.parallel.links import SocketLink, socket_links
+from weft.parallel.comm import TorchComm, address_towards, calling_store, file_store
+from weft.parallel.links import Link, Loss, socket_links
 from weft.parallel.shared_memory import SharedSegment, anonymous_file
-
-COMMAND = module_command("weft.launch.follower")
-END_S = 2.0  # for followers to end by themselves
-STOPPED_S = 2.0  # a rank that somebody has stopped for longer is lost
 
 log = EventLog("engine")
 
@@ -57,30 +53,39 @@ class StartedRanks:
     """The followers of this process."""
 
     def __init__(self, config: EngineConfig, folder: Path, model: ModelConfig) -> None:
-        """Start them. They load their parts of the model in `folder` while this process does."""
+        """Start those of this machine. They load their parts of the model in `folder` while this
+        process does. Raises SettingsError where this one cannot listen for other nodes."""
         self._memory: int | None = None  # number of the open file that all share
         self._segment: SharedSegment | None = None
+        self._loss = Loss()
+        self._lost: Callable[[str], None] | None = None
+        self._config = config
+        self._nodes: OtherNodes | None = None
+        if config.nnodes > 1:
+            self._nodes = OtherNodes(config, facts_of(config, model, folder), self._loss)
         if config.dist_backend == "shm":
             widest = max(model.vocab_size, model.hidden_size)
             self._memory = anonymous_file(shared_bytes(config.tp_size, widest))
-        self._size = config.tp_size
-        self._timeout_s = config.dist_timeout
-        self._is_closed = False
-        self._lost: Callable[[str], None] | None = None
         self._meeting = Path(tempfile.mkdtemp(prefix=f"weft-{os.getpid()}-"))
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._links: list[SocketLink] = []
-        for rank in range(1, self._size):
-            self._start(rank, config, folder)
+        self._processes = RankProcesses(self._note_loss)
+        self._links: list[Link] = []
+        for rank in ranks_of(config, 0)[1:]:
+            self._start(rank, folder)
+        if self._nodes is not None:
+            self._links.extend(self._nodes.links.values())
 
     def join(self) -> Ranks:
-        """Meet all others. Raises RankLost if one of them ends instead."""
+        """Meet all others. Raises RankLost if one of them ends instead, ModelError where a node
+        does not come."""
+        if self._nodes is not None:
+            self._nodes.await_all(self._note_loss)
         self._await_all()
         ranks = joined(
-            RankPlace(0, self._size),
-            Followers(self._links),
-            self._timeout_s,
-            meeting=self._meeting / "ranks",
+            self._config,
+            RankPlace(0, self._config.tp_size),
+            Followers(self._links, self._loss),
+            store=self._store,
+            address="127.0.0.1" if self._nodes is None else self._nodes.host,
             memory=self._memory,
         )
         self._segment = ranks.memory
@@ -91,51 +96,52 @@ class StartedRanks:
         reason that the user can mend, and RankLost."""
         self._await_all()
         self._forget_meeting()
-        for rank, process in enumerate(self._processes, start=1):
-            name = f"rank-{rank}-reaper"
-            threading.Thread(
-                target=self._reap, args=(rank, process), name=name, daemon=True
-            ).start()
+        self._processes.watch()
+        if self._nodes is not None:
+            self._nodes.tell_serving()
 
     @property
     def pids(self) -> list[int]:
-        """Of the followers, from rank 1 on."""
-        return [process.pid for process in self._processes]
+        """Of the followers of this machine, from rank 1 on."""
+        return self._processes.pids
 
     def on_lost(self, call: Callable[[str], None]) -> None:
         """Call this with the reason, on another thread, when a rank has ended unasked."""
         self._lost = call
 
-    def close(self) -> None:
+    def take_leave(self, reason: str = "") -> None:
+        """Tell other nodes that this process ends. `reason`: why, unless somebody has asked for
+        it. From any thread."""
+        if self._nodes is not None:
+            self._nodes.take_leave(reason)
+
+    def close(self, reason: str = "") -> None:
         """End all of them."""
-        self._is_closed = True
-        for link in self._links:
+        self.take_leave(reason)
+        if self._nodes is not None:
+            self._nodes.close()
+        for link in self._links[: len(self._processes.pids)]:
             link.close()
-        for process in self._processes:
-            assert process.stdin is not None
-            with suppress(OSError):
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._processes.close()
         self._forget_meeting()
+
+    def _store(self) -> Any:
+        if self._nodes is not None:
+            return self._nodes.store
+        return file_store(self._meeting / "ranks", self._config.tp_size)
 
     def _forget_meeting(self) -> None:
         """All are connected, or nobody will be: whatever happens from now on, nothing is left."""
         shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def _start(self, rank: int, config: EngineConfig, folder: Path) -> None:
+    def _start(self, rank: int, folder: Path) -> None:
         link, theirs = socket_links()
         with theirs:
             files = [theirs.fileno()]
             if self._memory is not None:
                 files.append(self._memory)
-            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, pass_fds=files)
             args = FollowerArgs(
-                config=config,
+                config=self._config,
                 folder=str(folder),
                 rank=rank,
                 link=theirs.fileno(),
@@ -143,97 +149,78 @@ class StartedRanks:
                 memory=-1 if self._memory is None else self._memory,
                 log_level=get_level(),
                 log_format=get_format(),
+                host="" if self._nodes is None else self._nodes.host,
+                store=0 if self._nodes is None else self._nodes.store_port,
             )
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended already: its link tells
-                process.stdin.write(args.to_json() + b"\n")
-                process.stdin.flush()
-        self._processes.append(process)
+            self._processes.start(args, files)
         self._links.append(link)
 
     def _await_all(self) -> None:
         """Wait for a word of each."""
+        timeout_s = self._config.dist_timeout
         for rank, link in enumerate(self._links, start=1):
             try:
-                kind, data = link.recv(self._timeout_s)
+                kind, data = link.recv(timeout_s)
             except TimeoutError:
                 raise RankLost(
-                    f"rank {rank} was not ready within {self._timeout_s:g} s (--dist-timeout)"
+                    f"rank {rank} was not ready within {timeout_s:g} s (--dist-timeout)"
                 ) from None
-            except RankLost:
-                raise RankLost(self._why_ended(rank)) from None
+            except RankLost as exc:
+                if rank not in ranks_of(self._config, 0):
+                    raise
+                raise RankLost(self._processes.why_ended(rank)) from exc
             if kind != READY:
                 failed = msgspec.json.decode(data, type=FailedRank)
                 if failed.user_error:
                     raise RankFailed(failed.message)
                 raise RankLost(f"rank {rank} failed: {failed.message}")
 
-    def _why_ended(self, rank: int) -> str:
-        process = self._processes[rank - 1]
-        try:
-            return explain_end(rank, process.wait(END_S))
-        except subprocess.TimeoutExpired:
-            return f"rank {rank} has ended"
-
-    def _reap(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a follower, and tell of it unless it was asked for."""
-        why = _why_lost(rank, process)
-        if self._is_closed:
-            return
+    def _note_loss(self, why: str) -> None:
+        """On a thread of its own, as soon as a rank has ended unasked."""
+        self._loss.tell(why)
         log.error("rank_lost", reason=why)
         if self._segment is not None:
             self._segment.set_byte(RANKS_LOST_AT)  # nobody waits for it any more
-        if self._lost is not None:
-            self._lost(why)
-
-
-def _why_lost(rank: int, process: subprocess.Popen[bytes]) -> str:
-    """Wait until a follower ends, or is stopped for longer than `STOPPED_S`."""
-    events = os.WEXITED | os.WSTOPPED | os.WCONTINUED
-    while True:
-        event = os.waitid(os.P_PID, process.pid, events | os.WNOWAIT)
-        assert event is not None, "waitid has waited"
-        if event.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
-            return explain_end(rank, process.wait())
-        # This event alone: the next one may be there already.
-        seen = os.WSTOPPED if event.si_code == os.CLD_STOPPED else os.WCONTINUED
-        os.waitid(os.P_PID, process.pid, seen | os.WNOHANG)
-        if event.si_code == os.CLD_STOPPED and _stays_stopped(process.pid):
-            name = signal.Signals(event.si_status).name
-            return f"rank {rank} was stopped by {name} (signal {event.si_status})"
-
-
-def _stays_stopped(pid: int) -> bool:
-    """Whether nothing happens to a stopped process for `STOPPED_S`."""
-    deadline = time.monotonic() + STOPPED_S
-    while time.monotonic() < deadline:
-        events = os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT
-        if os.waitid(os.P_PID, pid, events) is not None:
-            return False
-        time.sleep(STOPPED_S / 20)
-    return True
+        if self._lost is None:
+            return
+        self.take_leave(why)
+        self._lost(why)
 
 
 def joined(
+    config: EngineConfig,
     place: RankPlace,
     followers: Followers | None,
-    timeout_s: float,
     *,
-    meeting: Path,
+    store: Callable[[], Any],
+    address: str,
     memory: int | None,
 ) -> Ranks:
-    """Meet all other ranks: in the memory of an open file, or else in the file `meeting`. Raises
-    RankLost."""
+    """Meet all other ranks: in the memory of an open file, or else in `store`; gloo then listens
+    on `address` of this machine. Raises RankLost."""
+    timeout_s = config.dist_timeout
     if memory is not None:
         return Ranks(place, followers, timeout_s, memory=SharedSegment(memory))
-    store = file_store(meeting, place.size)
-    comm = TorchComm(store, rank=place.rank, size=place.size, timeout_s=timeout_s)
+    comm = TorchComm(
+        store(), rank=place.rank, size=place.size, timeout_s=timeout_s, address=address
+    )
     return Ranks(place, followers, timeout_s, collective=comm)
 
 
-def explain_end(rank: int, status: int) -> str:
-    """Why a rank ended that said nothing itself. `status` is that of a process, or minus the signal
-    that ended it."""
-    if status < 0:
-        return f"rank {rank} was ended by {signal.Signals(-status).name} (signal {-status})"
-    return f"rank {rank} ended with exit status {status}; what it printed last stands above"
+def joined_as(args: FollowerArgs) -> Ranks:
+    """The same for a rank that follows. Raises RankLost."""
+    config = args.config
+
+    def store() -> Any:
+        if args.host:
+            return calling_store(args.host, args.store, config.tp_size, config.dist_timeout)
+        return file_store(Path(args.meeting), config.tp_size)
+
+    return joined(
+        config,
+        RankPlace(args.rank, config.tp_size),
+        None,
+        store=store,
+        address=address_towards(args.host) if args.host else "127.0.0.1",
+        memory=None if args.memory < 0 else args.memory,
+    )

@@ -357,6 +357,32 @@ class ParallelOptions:
         low=1.0,
         elsewhere=("distributed_timeout_seconds",),
     )
+    nnodes: int = option(
+        1,
+        "machines, called nodes, whose processes hold the model together; each has as many of the "
+        "--tp-size",
+        group="parallel",
+        low=1,
+        high=64,
+    )
+    node_rank: int = option(
+        0,
+        "which of the nodes this is: node 0 serves, each other one waits for it and follows",
+        group="parallel",
+        low=0,
+        high=63,
+    )
+    dist_init_addr: str = option(
+        "",
+        "HOST:PORT on which node 0 waits for the others; any but loopback needs --dist-secret",
+        group="parallel",
+        elsewhere=("nccl_init_addr", "master_addr", "master_port", "data_parallel_address"),
+    )
+    dist_secret: str = option(
+        "",
+        "what all nodes must know (better: WEFT_DIST_SECRET); without it nodes are on one machine",
+        group="parallel",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from weft.config.decoder import LayerSpec, MlpSpec, QkNorm
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
+from weft.config.nodes import check_nodes
 from weft.config.options import SettingsError
 
 MAX_RANKS = 64
@@ -25,6 +26,11 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
     """Raises SettingsError where the model cannot be divided as the settings say. `config` has its
     device."""
     size = config.tp_size
+    check_nodes(config)
+    if config.node_rank:
+        raise SettingsError(
+            f"--node-rank is {config.node_rank}: only weft serve follows another node"
+        )
     if size == 1:
         return
     option = f"--tp-size is {size}"
@@ -47,6 +53,13 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
 def sum_backend(config: EngineConfig, *, can_share: bool) -> str:
     """How ranks meet. `can_share`: our kernels compute, which do it within a program. Raises
     SettingsError."""
+    if config.nnodes > 1:
+        if config.dist_backend == "shm":
+            raise SettingsError(
+                f"--dist-backend is shm, but the {config.nnodes} nodes share no memory (--nnodes); "
+                "gloo does without"
+            )
+        can_share = False
     can_share = can_share and sys.platform == "linux"
     if config.dist_backend == "shm" and not can_share:
         raise SettingsError(

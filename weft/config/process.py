@@ -66,9 +66,12 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig  # resolved
     folder: str  # where the model lies
     rank: int
-    link: int  # number of the open socket whose other end rank 0 has
-    meeting: str  # path of the file in which ranks meet, where gloo joins them
+    link: int  # number of the open socket whose other end rank 0 has; -1: it is on another node
+    meeting: str  # path of the file in which ranks meet, where gloo joins them on one machine
     memory: int  # number of the open file that they share; -1: none
+    host: str = ""  # address of node 0, where there are several
+    store: int = 0  # port there at which ranks meet
+    plans: int = 0  # port there at which this rank gets its plans
     log_level: str
     log_format: str
 

@@ -175,7 +175,7 @@ def resolve(
         config,
         device=device,
         dtype=model.dtype,
-        threads=config.threads or max(machine.cores // config.tp_size, 1),
+        threads=config.threads or max(machine.cores * config.nnodes // config.tp_size, 1),
         context_length=_context_length(config, model),
         page_size=config.page_size or PAGE_SIZE[device],
         overlap=device == "cuda" if config.overlap is None else config.overlap,
@@ -197,7 +197,8 @@ def resolve(
     check_draft_model(filled, draft, _no_drafts(filled, model))
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
-    free = machine.free_bytes
+    # Nodes hold equal parts: what fits into all of them together fits into each.
+    free = machine.free_bytes * config.nnodes
     if device == "cuda":
         free = machine.gpus[0].free_bytes
     if model.is_encoder:

@@ -120,6 +120,11 @@ def part_of(
             f"--dp-size is {num_engines}, but --disaggregation-mode {engine.disaggregation_mode} "
             "is for one engine, which others know by one port: start several servers"
         )
+    if engine.nnodes > 1:
+        raise SettingsError(
+            f"--dp-size is {num_engines}, but the ranks of --nnodes {engine.nnodes} are those of "
+            "one engine: start several servers"
+        )
     if num_gpus and engine.device != "cpu" and num_gpus < num_engines:
         raise SettingsError(
             f"--dp-size is {num_engines}, and torch can use {num_gpus} of this machine's GPUs: "

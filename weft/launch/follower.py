@@ -1,6 +1,6 @@
-"""A process that holds a part of a model and follows rank 0 (`--tp-size`). `assemble/ranks.py`
-starts it, writes one line of JSON to its standard input, and keeps that open: at the end of file,
-rank 0 is gone, and this process ends at once.
+"""A process that holds a part of a model and follows rank 0 (`--tp-size`). Rank 0 starts it, or on
+another node whoever follows node 0 there (`node.py`), writes one line of JSON to its standard
+input, and keeps that open: at the end of file, it is gone, and this process ends at once.
 
 It takes no requests, has no scheduler, and listens on nothing but what gloo opens.
 """
@@ -14,11 +14,16 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import msgspec
+import zmq
 
 from weft.config.process import FollowerArgs
 from weft.launch.start_worker import die_with_parent
+
+if TYPE_CHECKING:
+    from weft.parallel.links import Link
 
 
 def main() -> None:
@@ -35,7 +40,7 @@ def main() -> None:
 def run(args: FollowerArgs) -> int:
     """Follow until rank 0 is gone. Returns the exit status."""
     from weft.assemble.model_config import choose_model
-    from weft.assemble.ranks import FailedRank, joined
+    from weft.assemble.ranks import FailedRank, joined_as
     from weft.config.model import ModelError
     from weft.config.options import SettingsError
     from weft.config.resolve import kept_as, window_tokens
@@ -43,21 +48,14 @@ def run(args: FollowerArgs) -> int:
     from weft.executor.ranks.follower import follow
     from weft.executor.wire.followers import FAILED, READY
     from weft.observe import garbage, log
-    from weft.ops.sharding import RankLost, RankPlace
-    from weft.parallel.links import SocketLink
+    from weft.ops.sharding import RankLost
 
     log.setup(args.log_level, format=args.log_format)
     config = args.config
-    link = SocketLink(socket.socket(fileno=args.link))
+    link = link_of(args)
     try:
         link.send(READY)
-        ranks = joined(
-            RankPlace(args.rank, config.tp_size),
-            None,
-            config.dist_timeout,
-            meeting=Path(args.meeting),
-            memory=None if args.memory < 0 else args.memory,
-        )
+        ranks = joined_as(args)
         folder = Path(args.folder)
         model = kept_as(config, choose_model(config, folder, here=True))
         runner = load_runner(
@@ -81,13 +79,28 @@ def run(args: FollowerArgs) -> int:
         is_users = isinstance(exc, ModelError | SettingsError | MemoryError)
         message = str(exc) if is_users else f"{type(exc).__name__}: {exc}"
         link.send(FAILED, msgspec.json.encode(FailedRank(message or "out of memory", is_users)))
+        link.close()
         return 2 if is_users else 1
     try:
         follow(runner, link, args.rank)
     except Exception:
         log.EventLog("engine").exception("rank_failed", rank=args.rank)
+        link.close()
         return 1
     return 0
+
+
+def link_of(args: FollowerArgs) -> Link:
+    """This rank's end of the link to rank 0."""
+    from weft.parallel.door import address, calling, keys_of
+    from weft.parallel.links import Loss, NodeLink, SocketLink
+
+    if args.link >= 0:
+        return SocketLink(socket.socket(fileno=args.link))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    end = calling(context, keys_of(args.config.dist_secret))
+    end.connect(address(args.host, args.plans))
+    return NodeLink(end, Loss(), context)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ ABOUT = (
     "SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano."
 )
 ENGINE_STOP_S = 2.0
-SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY", "WEFT_HANDOFF_SECRET")
+SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY", "WEFT_HANDOFF_SECRET", "WEFT_DIST_SECRET")
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -53,6 +53,11 @@ def serve(argv: Sequence[str]) -> int:
     media_options(config)
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
+    engine = settings.make(EngineConfig)
+    if engine.node_rank:
+        from weft.launch.node import follow_node
+
+        return follow_node(engine, config)
 
     from weft.launch.engine_group import EngineGroup, part_of
     from weft.launch.open_files import fit
@@ -73,7 +78,7 @@ def serve(argv: Sequence[str]) -> int:
             asked = settings.make(Limits)
             limits = fit(asked)
             with listen(config.host, config.port) as listener:
-                engine = share_sessions(settings.make(EngineConfig), digests)
+                engine = share_sessions(engine, digests)
                 machine = part_of(probe(), config.dp_size, engine)
                 prepared = prepare(engine, machine)
                 console = Console(config, began, requires_key=bool(digests.user))

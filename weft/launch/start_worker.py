@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,9 +24,24 @@ PR_SET_PDEATHSIG = 1
 TORCH_LIBRARY = "lib/libtorch_cpu.so"  # in the folder of torch
 
 
+class LastAct:
+    """What a process does before it ends with its parent; nothing, until somebody says so."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], object] | None = None
+
+    def set(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def do(self) -> None:
+        if self._call is not None:
+            self._call()
+
+
 def main() -> None:
     lines: SimpleQueue[bytes] = SimpleQueue()
-    die_with_parent(lines)
+    last_act = LastAct()
+    die_with_parent(lines, last_act)
     # What is imported and built stays, so looking for garbage in it would be in vain. The engine's
     # start takes a sixth less time without.
     gc.disable()
@@ -33,19 +49,22 @@ def main() -> None:
     from weft.config.process import EngineArgs
     from weft.launch.worker import run
 
-    run(EngineArgs.from_json(lines.get()))
+    run(EngineArgs.from_json(lines.get()), last_act.set)
 
 
-def die_with_parent(lines: SimpleQueue[bytes]) -> None:
-    """End when the launcher does: on Linux the kernel sees to it, elsewhere the closed pipe."""
+def die_with_parent(lines: SimpleQueue[bytes], last_act: LastAct | None = None) -> None:
+    """End when the launcher does: on Linux the kernel sees to it, elsewhere the closed pipe. Where
+    the launcher hangs up and lives on for a moment, there is time for a last act."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    watch = threading.Thread(target=_listen, args=(lines,), name="parent-watch", daemon=True)
+    watch = threading.Thread(
+        target=_listen, args=(lines, last_act or LastAct()), name="parent-watch", daemon=True
+    )
     watch.start()
 
 
-def _listen(lines: SimpleQueue[bytes]) -> None:
+def _listen(lines: SimpleQueue[bytes], last_act: LastAct) -> None:
     """Pass on the launcher's line, then wait for its end."""
     line = sys.stdin.buffer.readline()
     if not line:
@@ -54,6 +73,8 @@ def _listen(lines: SimpleQueue[bytes]) -> None:
     lines.put(line)
     while os.read(sys.stdin.fileno(), 4096):
         pass
+    with suppress(Exception):
+        last_act.do()
     os._exit(0)
 
 

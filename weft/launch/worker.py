@@ -24,6 +24,7 @@ from typing import TypeAlias
 import zmq
 
 from weft.assemble.build import build_engine, recv_weights
+from weft.assemble.ranks import StartedRanks
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
@@ -48,8 +49,9 @@ AnyEngine: TypeAlias = Engine | RecordedEngine
 Send: TypeAlias = Callable[[FromEngine], None]
 
 
-def run(args: EngineArgs) -> None:
-    """Serve until a message asks the engine to stop, or it fails; then the process ends."""
+def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> None:
+    """Serve until a message asks the engine to stop, or it fails; then the process ends. `at_end`
+    takes what is still to be done where it ends with the launcher."""
     garbage.freeze_modules()
     # A terminal may be configured to stop a background process that writes to it.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -60,11 +62,14 @@ def run(args: EngineArgs) -> None:
     rpc = RpcSocket(context, args.rpc)
     heartbeat = HeartbeatSender(context, args.from_engine)
     failure: EngineFailed | None = None
+    ranks: StartedRanks | None = None
     try:
         skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
         built = build_engine(args.config, Path(args.folder))
-        if built.ranks is not None:
-            built.ranks.on_lost(partial(_end_for_lost_rank, args.from_engine))
+        ranks = built.ranks
+        if ranks is not None:
+            ranks.on_lost(partial(_end_for_lost_rank, args.from_engine))
+            at_end(ranks.take_leave)
         gc.enable()  # `start_worker.py` has disabled it
         sender.send(built.ready)
         heartbeat.start()
@@ -73,6 +78,8 @@ def run(args: EngineArgs) -> None:
     except Exception as exc:
         failure = _describe(exc)
         sender.send(failure)
+    if ranks is not None:
+        ranks.close("" if failure is None else failure.message)
     heartbeat.stop()
     sender.close(linger_s=LINGER_S)
     receiver.close()

@@ -7,6 +7,7 @@ listen on is for networks of the operator alone.
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,43 @@ def file_store(path: Path, size: int) -> Any:
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     return FileStore(str(path), size)
+
+
+def listening_store(host: str, size: int, timeout_s: float) -> tuple[Any, int]:
+    """Where ranks of several machines meet: this one listens on one of its addresses, and on no
+    other. Returns the store and its port. Raises OSError."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    port: int = listener.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        size,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        # The store closes it.
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def calling_store(host: str, port: int, size: int, timeout_s: float) -> Any:
+    """The same for all other ranks. Raises RankLost."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        return TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as exc:
+        raise RankLost(f"rank 0 was not reached at {host}:{port} within {timeout_s:g} s") from exc
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine from which `host` is reached. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -2,16 +2,22 @@
 
 On one machine a link is a pair of sockets that only the two processes have: the follower inherits
 its end, so nobody else can write to it, and nothing is left of it when they are gone. The end of
-either process ends the link at once.
+either process ends the link at once. To another machine it is a ZeroMQ socket with CURVE
+(`door.py`); that a rank there is gone is said by whoever watches it.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+import threading
+import time
 from typing import Protocol
 
+import zmq
+
 from weft.ops.sharding import RankLost
+from weft.parallel.door import POLL_MS, ZmqContext, ZmqSocket
 
 HEADER = struct.Struct("<cQ")  # kind and length of a message
 MAX_BYTES = 1 << 40
@@ -31,6 +37,25 @@ class Link(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Loss:
+    """Why a rank is lost: the first that is said of it. Any thread may say it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._said = threading.Event()
+        self._lock = threading.Lock()
+
+    def tell(self, reason: str) -> None:
+        with self._lock:
+            self.reason = self.reason or reason
+        self._said.set()
+
+    def wait(self, timeout_s: float) -> str:
+        """The reason, as soon as there is one; "" if none comes."""
+        self._said.wait(timeout_s)
+        return self.reason
 
 
 class SocketLink:
@@ -75,3 +100,45 @@ def socket_links() -> tuple[SocketLink, socket.socket]:
     """A link, and the socket of its other end, which the other process inherits."""
     mine, theirs = socket.socketpair()
     return SocketLink(mine), theirs
+
+
+class NodeLink:
+    """A `Link` to a rank of another node."""
+
+    def __init__(self, end: ZmqSocket, loss: Loss, context: ZmqContext | None = None) -> None:
+        """`end` has one peer, which may still have to come. `loss`: what is known of its end.
+        `context`: that of the socket, where it has no other."""
+        self._socket = end
+        self._loss = loss
+        self._context = context
+
+    def send(self, kind: bytes, data: bytes = b"") -> None:
+        while True:
+            self._check()
+            try:
+                self._socket.send_multipart([kind, data], zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                self._socket.poll(POLL_MS, zmq.POLLOUT)
+
+    def recv(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._socket.poll(POLL_MS):
+            self._check()
+            if until_s is not None and time.monotonic() > until_s:
+                raise TimeoutError
+        frames = self._socket.recv_multipart()
+        if len(frames) != 2:
+            raise RankLost("another rank has sent what is no message")
+        kind, data = frames
+        return kind, data
+
+    def close(self) -> None:
+        """What was sent last still leaves."""
+        self._socket.close()
+        if self._context is not None:
+            self._context.term()
+
+    def _check(self) -> None:
+        if self._loss.reason:
+            raise RankLost(self._loss.reason)

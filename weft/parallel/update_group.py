@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.parallel.comm import address_towards
+
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}  # and the kind of device that it sends from and to
 RETRY_S = 0.1  # between two looks whether rank 0 is there
 
@@ -108,7 +110,7 @@ class UpdateGroup:
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()
             options._timeout = self._timeout
-            options._devices = [gloo.create_device(hostname=_address_towards(host))]
+            options._devices = [gloo.create_device(hostname=address_towards(host))]
             return store, gloo(keys, rank, world_size, options)
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
@@ -131,11 +133,3 @@ def _await_listener(
             if time.monotonic() + RETRY_S >= deadline:
                 raise
         time.sleep(RETRY_S)
-
-
-def _address_towards(host: str) -> str:
-    """The address of this machine from which `host` is reached. Nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.executor.wire.pack import unpack
 from weft.ops.sharding import Collective, RankLost, RankPlace
-from weft.parallel.links import Link
+from weft.parallel.links import Link, Loss
 from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
 
@@ -18,8 +18,10 @@ LAST_WORDS_S = 0.5  # for what a rank that has ended said last
 class Followers:
     """All other ranks, from rank 1 on."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[Link], loss: Loss | None = None) -> None:
+        """`loss`: what those who watch the ranks know of their ends."""
         self._links = links
+        self._loss = loss or Loss()
         self._lost: RankLost | None = None
 
     def tell(self, kind: bytes, data: bytes) -> None:
@@ -39,7 +41,7 @@ class Followers:
             try:
                 kind, data = link.recv()
             except RankLost:
-                self.lose(f"rank {rank} has ended")
+                self.lose(self._why(rank, link))
             if kind != REPLY:
                 self.lose(f"rank {rank} failed: {data.decode(errors='replace')}")
             found.append(unpack(data, DeviceReply))
@@ -60,15 +62,15 @@ class Followers:
             if kind == FAILED:
                 self._lost = RankLost(f"rank {rank} failed: {data.decode(errors='replace')}")
                 return self._lost
-        self._lost = exc
-        return exc
+        self._lost = RankLost(self._loss.wait(LAST_WORDS_S) or str(exc))
+        return self._lost
 
     def _why(self, rank: int, link: Link) -> str:
         """What a rank that takes nothing any more has said last."""
         try:
             _, data = link.recv(LAST_WORDS_S)
         except (RankLost, TimeoutError):
-            return f"rank {rank} has ended"
+            return self._loss.wait(LAST_WORDS_S) or f"rank {rank} has ended"
         return f"rank {rank} failed: {data.decode(errors='replace')}"
 
 

@@ -37,6 +37,7 @@ HIDDEN_OF_ENGINE = (
     "lora_paths",
     "lora_dir",
     "handoff_secret",
+    "dist_secret",
 )
 HIDDEN_OF_SERVER = (
     "api_key",

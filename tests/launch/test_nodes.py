@@ -1,0 +1,246 @@
+"""A model on several nodes: who belongs to it, who is told why not, and how its nodes end. The nodes are processes of this machine; `nodes_proof.py` has two machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.launch.test_ranks import SETTINGS, answers, load
+from tests.nano_adapters import NANO
+from weft.assemble.model_config import choose_model
+from weft.assemble.node_facts import facts_of
+from weft.assemble.nodes import NodeMissing, OtherNodes
+from weft.assemble.prepare import prepare
+from weft.config.engine import EngineConfig
+from weft.config.nodes import address_of, ranks_of
+from weft.config.options import SettingsError
+from weft.config.server import ServerConfig
+from weft.launch.node import NodeEnd, NodeFollower
+from weft.parallel.door import SILENT_BEATS, Silence
+from weft.parallel.links import Loss
+
+HANG_S = 240.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def settings_of(port: int, **changed: Any) -> EngineConfig:
+    two = {"tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{port}", "dist_secret": "hush"}
+    return EngineConfig(**{**SETTINGS, **two, **changed})
+
+
+@contextmanager
+def node_0(
+    port: int, change: Callable[[dict[str, str]], None] = lambda facts: None
+) -> Iterator[tuple[OtherNodes, Future[None]]]:
+    """Node 0 as far as others see it, waiting for them; `change`s what it knows of its model."""
+    prepared = prepare(settings_of(port))
+    facts = facts_of(prepared.config, choose_model(prepared.config, NANO), NANO)
+    change(facts)
+    nodes = OtherNodes(prepared.config, facts, Loss())
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(nodes.await_all, lambda reason: None)
+        try:
+            yield nodes, waiting
+        finally:
+            nodes._loss.tell("the test is over")
+            waiting.exception(HANG_S)
+            nodes.take_leave()
+            nodes.close()
+
+
+def end_of_node(config: EngineConfig) -> NodeEnd:
+    """How a node ends with such settings."""
+    node = NodeFollower(config, ServerConfig(), NANO, choose_model(config, NANO))
+    try:
+        with pytest.raises(NodeEnd) as caught:
+            node.run()
+    finally:
+        node.close()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"dtype": "bfloat16"}, "--dtype is bfloat16 here, and float32 on node 0"),
+        ({"tp_size": 4}, "--tp-size is 4 here, and 2 on node 0"),
+        ({"nnodes": 3, "tp_size": 3, "node_rank": 2}, "--nnodes is 3 here, and 2 on node 0"),
+        ({"dist_secret": "other"}, "it has another secret"),
+    ],
+)
+def test_a_node_with_other_settings_is_told_which(changed: dict[str, Any], why: str) -> None:
+    port = free_port()
+    with node_0(port) as (_, waiting):
+        end = end_of_node(settings_of(port, **{"node_rank": 1, **changed}))
+        assert why in str(end)
+        assert end.status == 2
+        assert not waiting.done()
+
+
+@pytest.mark.parametrize("name", ["version of weft", "shape of the model", "weights"])
+def test_a_node_with_another_model_or_version_is_told_so(name: str) -> None:
+    port = free_port()
+    with node_0(port, lambda facts: facts.update({name: "another"})):
+        end = end_of_node(settings_of(port, node_rank=1))
+    assert f"the {name} differs: another on node 0" in str(end)
+
+
+def test_nodes_that_do_not_come_are_named() -> None:
+    prepared = prepare(settings_of(free_port()))
+    nodes = OtherNodes(prepared.config, {}, Loss())
+    object.__setattr__(nodes._config, "dist_timeout", 0.2)
+    with pytest.raises(NodeMissing, match=r"node 1 did not come to 127.* within 0.2 s"):
+        nodes.await_all(lambda reason: None)
+    nodes.take_leave()
+    nodes.close()
+
+
+def test_a_node_whose_node_0_does_not_answer_says_so() -> None:
+    config = settings_of(free_port(), node_rank=1, dist_timeout=1.0)
+    end = end_of_node(config)
+    assert "node 0 did not answer at 127.0.0.1" in str(end)
+    assert end.status == 2
+
+
+def test_a_place_that_others_reach_needs_a_secret() -> None:
+    with pytest.raises(SettingsError, match="WEFT_DIST_SECRET"):
+        prepare(settings_of(31400, dist_init_addr="192.0.2.1:31400", dist_secret=""))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"dist_init_addr": ""}, "needs --dist-init-addr"),
+        ({"dist_init_addr": "somewhere"}, "it is HOST:PORT"),
+        ({"tp_size": 3}, "does not divide --tp-size"),
+        ({"node_rank": 2}, "it is 0 to 1"),
+        ({"node_rank": 1}, "only weft serve follows another node"),
+        ({"dist_backend": "shm"}, "the 2 nodes share no memory"),
+        ({"nnodes": 1, "node_rank": 1}, "there is one node alone"),
+        ({"dist_init_addr": "192.0.2.1:31400"}, "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        OtherNodes(prepare(settings_of(31400, **changed)).config, {}, Loss())
+
+
+def test_ranks_are_shared_out_in_order() -> None:
+    config = EngineConfig(tp_size=6, nnodes=3, dist_init_addr="[::1]:5")
+    assert [list(ranks_of(config, node)) for node in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert address_of(config) == ("::1", 5)
+
+
+def test_a_machine_that_stood_still_finds_nobody_silent() -> None:
+    silence = Silence(0.0)
+    assert not any(silence.tick(float(second)) for second in range(1, SILENT_BEATS + 1))
+    assert not silence.tick(100.0)  # it did not run in between
+    assert not any(silence.tick(100.0 + second) for second in range(1, SILENT_BEATS))
+    assert silence.tick(100.0 + SILENT_BEATS)
+
+
+@contextmanager
+def following(port: int) -> Iterator[tuple[NodeFollower, Future[None]]]:
+    """A node that has come, without processes for its ranks."""
+    config = settings_of(port, node_rank=1)
+    node = NodeFollower(config, ServerConfig(), NANO, choose_model(config, NANO))
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as threads:
+        patch.setattr(node, "_start", lambda *args: None)
+        try:
+            yield node, threads.submit(node.run)
+        finally:
+            node._lost.append("the test is over")
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "line"),
+    [
+        ("", 0, "node 0 has ended"),
+        ("rank 1 failed", 1, "node 0 has ended: rank 1 failed"),
+    ],
+)
+def test_a_node_ends_when_node_0_does(reason: str, status: int, line: str) -> None:
+    port = free_port()
+    with node_0(port) as (nodes, waiting), following(port) as (_, running):
+        waiting.result(HANG_S)
+        nodes.take_leave(reason)
+        end = running.exception(HANG_S)
+    assert isinstance(end, NodeEnd)
+    assert (end.status, str(end)) == (status, line)
+
+
+def test_node_0_hears_why_another_node_is_lost_and_takes_no_second_one_for_it() -> None:
+    port = free_port()
+    told = threading.Event()
+    with node_0(port) as (nodes, waiting), following(port) as (node, running):
+        waiting.result(HANG_S)
+        nodes._on_lost = lambda reason: told.set()
+        second = end_of_node(settings_of(port, node_rank=1))
+        assert str(second).endswith("--node-rank is 1, and node 1 has come already")
+        node._lost.append("rank 1 was ended by SIGBUS (signal 7)")
+        assert told.wait(HANG_S)
+        assert nodes._loss.reason == "rank 1 was ended by SIGBUS (signal 7)"
+        end = running.exception(HANG_S)
+        assert isinstance(end, NodeEnd)
+        assert end.status == 1
+
+
+class FollowingNode:
+    """`weft serve` with `--node-rank 1`."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-m", "weft", "serve", str(NANO), "--tp-size", "2"]
+        command += ["--nnodes", "2", "--node-rank", "1", "--threads", "1"]
+        command += ["--dist-init-addr", f"127.0.0.1:{port}"]
+        environ = {**os.environ, "WEFT_DIST_SECRET": "hush"}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+
+    def ranks(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def end(self) -> tuple[int, str]:
+        """The exit status, and the last line."""
+        _, text = self.process.communicate(timeout=HANG_S)
+        return self.process.returncode, text.splitlines()[-1]
+
+
+def test_two_nodes_answer_as_one_rank_and_a_killed_rank_is_named_on_both() -> None:
+    """Node 0 is this process."""
+    port = free_port()
+    one = load()
+    node = FollowingNode(port)
+    try:
+        where = f"127.0.0.1:{port}"
+        two = load(tp_size=2, nnodes=2, dist_init_addr=where, dist_secret="hush")
+        assert answers(two.llm, 14) == answers(one.llm, 14)
+        told = threading.Event()
+        reasons: list[str] = []
+        ranks = two.built.ranks
+        assert ranks is not None
+        ranks.on_lost(lambda reason: (reasons.append(reason), told.set()))
+        (rank,) = node.ranks()
+        rank.send_signal(signal.SIGKILL)
+        assert told.wait(HANG_S)
+        assert reasons == ["rank 1 was ended by SIGKILL (signal 9)"]
+        assert node.end() == (1, "weft: rank 1 was ended by SIGKILL (signal 9)")
+        assert not rank.is_running()
+        two.close()
+    finally:
+        node.process.kill()
+        node.process.communicate()

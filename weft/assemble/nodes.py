@@ -1,0 +1,234 @@
+"""The other nodes that hold a model together with this one, as node 0 sees them (`--nnodes`).
+
+    node 1: greets ─▶ its facts and settings are compared ─▶ welcome, or why not
+            its ranks connect, each to a socket of its own, and load while node 0 does
+            beats, and says when a rank is lost ─▶ watched on a thread
+
+Until all have come, the caller's thread uses the door; afterwards the thread that watches.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import zmq
+
+from weft.assemble.node_facts import difference
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelError
+from weft.config.nodes import address_of, ranks_of, said_otherwise
+from weft.config.options import SettingsError
+from weft.observe.log import EventLog
+from weft.parallel.comm import listening_store
+from weft.parallel.door import (
+    BEAT_S,
+    SILENT_BEATS,
+    Door,
+    DoorError,
+    Farewell,
+    Greeting,
+    Heard,
+    LostRank,
+    NodeBeat,
+    NodeDeclined,
+    NodeWelcome,
+    Parting,
+    Serving,
+    Silence,
+    ZmqContext,
+    ZmqSocket,
+    bind,
+    keys_of,
+    listening,
+    resolved,
+)
+from weft.parallel.links import Loss, NodeLink
+
+FAREWELL_S = 1.0  # for all nodes to answer it
+
+log = EventLog("engine")
+
+
+class NodeMissing(ModelError):
+    """A node did not come, or could not stay."""
+
+
+class OtherNodes:
+    """All nodes but node 0."""
+
+    def __init__(self, config: EngineConfig, facts: dict[str, str], loss: Loss) -> None:
+        """Listen for them. `config` is resolved; what is said of their end is told to `loss`.
+        Raises SettingsError where this node has no such address."""
+        host, port = address_of(config)
+        self._config = config
+        self._facts = facts
+        self._loss = loss
+        self._context: ZmqContext = zmq.Context()
+        self._at_door: ZmqContext = zmq.Context()  # which ends when all has left that was said
+        self._peers: dict[int, bytes] = {}  # of nodes that have come, by their number
+        self._silences: dict[int, Silence] = {}
+        self._next_beat_s = 0.0
+        self._links: dict[int, NodeLink] = {}
+        self._ports: dict[int, int] = {}
+        self._serves = False
+        self._ends = threading.Event()
+        self._reason = ""  # of the end
+        self._has_parted = False
+        self._thread: threading.Thread | None = None
+        self._on_lost: Callable[[str], None] = loss.tell
+        try:
+            self.host = resolved(host)
+            keys = keys_of(config.dist_secret)
+            self._door = Door(self._at_door, keys, self.host, port)
+            for node in range(1, config.nnodes):
+                for rank in ranks_of(config, node):
+                    self._open(rank, listening(self._context, zmq.DEALER, keys))
+            self.store, self.store_port = listening_store(
+                self.host, config.tp_size, config.dist_timeout
+            )
+        except (DoorError, OSError) as exc:
+            for context in (self._at_door, self._context):
+                context.destroy(linger=0)
+            raise SettingsError(f"--dist-init-addr: {exc}") from exc
+        log.info("waits_for_nodes", number=config.nnodes - 1, address=f"{self.host}:{port}")
+
+    @property
+    def links(self) -> Mapping[int, NodeLink]:
+        """To the ranks of other nodes, in their order."""
+        return self._links
+
+    def await_all(self, on_lost: Callable[[str], None]) -> None:
+        """Wait until every node has come, then watch them: `on_lost` is called with the reason, on
+        another thread, when one is lost. Raises NodeMissing."""
+        self._on_lost = on_lost
+        until_s = time.monotonic() + self._config.dist_timeout
+        while len(self._peers) + 1 < self._config.nnodes:
+            if time.monotonic() > until_s:
+                raise NodeMissing(self._missing())
+            self._turn()
+            if self._loss.reason:
+                raise NodeMissing(self._loss.reason)
+        self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
+        self._thread.start()
+
+    def tell_serving(self) -> None:
+        """All ranks have loaded."""
+        self._serves = True
+
+    def take_leave(self, reason: str = "") -> None:
+        """Say farewell, and wait until it has left. `reason`: why, unless somebody has asked for
+        the end. From any thread; a second call does nothing."""
+        if self._ends.is_set():
+            return
+        self._reason = reason
+        self._ends.set()
+        if self._thread is None or self._thread is threading.current_thread():
+            self._part()
+        else:
+            self._thread.join(FAREWELL_S + BEAT_S / 2)
+
+    def close(self) -> None:
+        """The connections of ranks; by the thread that uses them, after the farewell."""
+        self._context.destroy(linger=0)
+        self._links.clear()
+
+    def _open(self, rank: int, socket: ZmqSocket) -> None:
+        self._ports[rank] = bind(socket, self.host)
+        self._links[rank] = NodeLink(socket, self._loss)
+
+    def _take(self, heard: Heard) -> None:
+        peer, word = heard
+        for node, known in self._peers.items():
+            if peer == known:
+                self._silences[node].heard()
+                if isinstance(word, LostRank):
+                    self._lose(word.reason)
+        if not isinstance(word, Greeting):
+            return
+        reason = self._refusal(word)
+        if reason:
+            log.warning("node_declined", node=word.node, reason=reason)
+            self._door.say(peer, NodeDeclined(reason))
+            return
+        self._peers[word.node] = peer
+        self._silences[word.node] = Silence(time.monotonic())
+        ports = [self._ports[rank] for rank in ranks_of(self._config, word.node)]
+        settings = msgspec.json.encode(self._config)
+        self._door.say(peer, NodeWelcome(settings, ports, self.store_port))
+        log.info("node_came", node=word.node)
+
+    def _refusal(self, greeting: Greeting) -> str:
+        """Why a node is not taken; "" if it is."""
+        node = greeting.node
+        different = difference(self._facts, greeting.facts)
+        if different:
+            return different
+        try:
+            theirs = msgspec.json.decode(greeting.settings, type=EngineConfig)
+        except msgspec.DecodeError:
+            return "its settings cannot be read"
+        different = said_otherwise(theirs, self._config)
+        if different:
+            return different
+        if not 0 < node < self._config.nnodes:
+            return f"--node-rank is {node}; node 0 waits for 1 to {self._config.nnodes - 1}"
+        if node in self._peers:
+            return f"--node-rank is {node}, and node {node} has come already"
+        return ""
+
+    def _missing(self) -> str:
+        missing = [node for node in range(1, self._config.nnodes) if node not in self._peers]
+        names = ", ".join(map(str, missing))
+        text = (
+            f"node {names} did not come to {self._config.dist_init_addr} within "
+            f"{self._config.dist_timeout:g} s (--dist-timeout)"
+        )
+        if self._door.num_strangers:
+            text += "; somebody came with another secret (WEFT_DIST_SECRET)"
+        return text
+
+    def _watch(self) -> None:
+        while not self._ends.is_set():
+            self._turn()
+        self._part()
+
+    def _turn(self) -> None:
+        """Hear the next word, and once in `BEAT_S` beat and look who is silent."""
+        heard = self._door.hear()
+        if heard is not None:
+            self._take(heard)
+        now_s = time.monotonic()
+        if now_s < self._next_beat_s or self._ends.is_set():
+            return
+        self._next_beat_s = now_s + BEAT_S
+        word = Serving() if self._serves else NodeBeat()
+        for peer in self._peers.values():
+            self._door.say(peer, word)
+        for node, silence in self._silences.items():
+            if silence.tick(now_s):
+                limit_s = SILENT_BEATS * BEAT_S
+                self._lose(f"node {node} has said nothing for {limit_s:g} s")
+
+    def _lose(self, reason: str) -> None:
+        if not self._loss.reason and not self._ends.is_set():
+            self._loss.tell(reason)
+            self._on_lost(reason)
+
+    def _part(self) -> None:
+        """Say farewell, and wait until it has left."""
+        if self._has_parted:
+            return
+        self._has_parted = True
+        missed = set(self._peers.values())
+        for peer in missed:
+            self._door.say(peer, Farewell(self._reason))
+        until_s = time.monotonic() + FAREWELL_S
+        while missed and time.monotonic() < until_s:
+            heard = self._door.hear()
+            if heard is not None and isinstance(heard.word, Parting):
+                missed.discard(heard.peer)
+        self._door.close()
+        self._at_door.term()

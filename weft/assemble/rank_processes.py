@@ -1,0 +1,122 @@
+"""The processes of the ranks of one machine: started, watched, ended.
+
+    this process ── stdin: one line of JSON, open while this process lives ──▶ rank 1, 2, ...
+
+Each is a child in the process group of this one, and dies with it (`launch/follower.py`). It
+imports no torch: a node that only follows computes nothing in the process that starts its ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from weft.config.process import FollowerArgs, module_command
+
+COMMAND = module_command("weft.launch.follower")
+END_S = 2.0  # for ranks to end by themselves
+STOPPED_S = 2.0  # a rank that somebody has stopped for longer is lost
+
+
+class RankProcesses:
+    """Children that each have a part of a model."""
+
+    def __init__(self, on_end: Callable[[str], None]) -> None:
+        """`on_end` is called with the reason, on another thread, when one of them that is watched
+        has ended unasked."""
+        self._on_end = on_end
+        self._is_closed = False
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """In the order of ranks."""
+        return [process.pid for process in self._processes.values()]
+
+    def start(self, args: FollowerArgs, files: Sequence[int] = ()) -> None:
+        """Start one, which inherits open files."""
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, pass_fds=files)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already, which is noticed
+            process.stdin.write(args.to_json() + b"\n")
+            process.stdin.flush()
+        self._processes[args.rank] = process
+
+    def watch(self) -> None:
+        """From now on `on_end` is called."""
+        for rank, process in self._processes.items():
+            name = f"rank-{rank}-reaper"
+            threading.Thread(
+                target=self._reap, args=(rank, process), name=name, daemon=True
+            ).start()
+
+    def why_ended(self, rank: int) -> str:
+        """Of one that has said that it ends, or whose link is gone. Before they are watched."""
+        process = self._processes[rank]
+        try:
+            return explain_end(rank, process.wait(END_S))
+        except subprocess.TimeoutExpired:
+            return f"rank {rank} has ended"
+
+    def close(self) -> None:
+        """End all of them."""
+        self._is_closed = True
+        for process in self._processes.values():
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.close()
+        for process in self._processes.values():
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _reap(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a rank, and tell of it unless it was asked for."""
+        why = _why_lost(rank, process)
+        if not self._is_closed:
+            self._on_end(why)
+
+
+def _why_lost(rank: int, process: subprocess.Popen[bytes]) -> str:
+    """Wait until a rank ends, or is stopped for longer than `STOPPED_S`."""
+    events = os.WEXITED | os.WSTOPPED | os.WCONTINUED
+    while True:
+        try:
+            event = os.waitid(os.P_PID, process.pid, events | os.WNOWAIT)
+        except ChildProcessError:  # whoever closes it has waited for it
+            return explain_end(rank, process.wait())
+        assert event is not None, "waitid has waited"
+        if event.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+            return explain_end(rank, process.wait())
+        # This event alone: the next one may be there already.
+        seen = os.WSTOPPED if event.si_code == os.CLD_STOPPED else os.WCONTINUED
+        os.waitid(os.P_PID, process.pid, seen | os.WNOHANG)
+        if event.si_code == os.CLD_STOPPED and _stays_stopped(process.pid):
+            name = signal.Signals(event.si_status).name
+            return f"rank {rank} was stopped by {name} (signal {event.si_status})"
+
+
+def _stays_stopped(pid: int) -> bool:
+    """Whether nothing happens to a stopped process for `STOPPED_S`."""
+    deadline = time.monotonic() + STOPPED_S
+    while time.monotonic() < deadline:
+        events = os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT
+        if os.waitid(os.P_PID, pid, events) is not None:
+            return False
+        time.sleep(STOPPED_S / 20)
+    return True
+
+
+def explain_end(rank: int, status: int) -> str:
+    """Why a rank ended that said nothing itself. `status` is that of a process, or minus the signal
+    that ended it."""
+    if status < 0:
+        return f"rank {rank} was ended by {signal.Signals(-status).name} (signal {-status})"
+    return f"rank {rank} ended with exit status {status}; what it printed last stands above"

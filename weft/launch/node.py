@@ -1,0 +1,259 @@
+"""The verb `serve` on a node that follows another one (`--node-rank` above 0): it waits for node 0,
+starts the ranks that it has, and ends when node 0 does, or when one of them is lost.
+
+It serves nothing itself, listens on no port of its own but what gloo opens, and decides nothing:
+settings come from node 0. Only the files of the model are its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from weft.assemble.checkpoint import check_files
+from weft.assemble.model_config import choose_model
+from weft.assemble.model_folder import model_folder
+from weft.assemble.node_facts import facts_of
+from weft.assemble.rank_processes import RankProcesses
+from weft.config.engine import EngineConfig
+from weft.config.machine import probe
+from weft.config.model import ModelConfig
+from weft.config.nodes import address_of, check_nodes, ranks_of
+from weft.config.options import SettingsError
+from weft.config.process import FollowerArgs
+from weft.config.resolve import resolve
+from weft.config.server import ServerConfig
+from weft.launch.signals import StartSignals, Stopped
+from weft.observe import log
+from weft.parallel.door import (
+    BEAT_S,
+    SILENT_BEATS,
+    DoorCaller,
+    DoorClosed,
+    DoorError,
+    DoorLocked,
+    Farewell,
+    Greeting,
+    LostRank,
+    NodeBeat,
+    NodeDeclined,
+    NodeWelcome,
+    Parting,
+    Serving,
+    Silence,
+    Word,
+    keys_of,
+    resolved,
+)
+from weft.version import __version__
+
+OWN = ("model", "tokenizer", "revision", "weights_root", "node_rank", "dist_init_addr")
+
+
+class NodeEnd(Exception):
+    """This node ends: with a line and an exit status."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def follow_node(asked: EngineConfig, server: ServerConfig) -> int:
+    """Follow node 0 until the end. Returns the exit status: 0 if node 0 was asked to end, or this
+    node was; 1 if something failed; 2 if this node does not belong to the others. Raises
+    SettingsError and ModelError for what is wrong here."""
+    check_nodes(asked)
+    log.setup(server.log_level, format=server.log_format)
+    folder = model_folder(asked)
+    has_weights = asked.load_format != "dummy"
+    check_files(folder, weights=has_weights)
+    model = choose_model(asked, folder)
+    try:
+        with StartSignals(), ExitStack() as started:
+            node = NodeFollower(asked, server, folder, model)
+            started.callback(node.close)
+            try:
+                node.run()
+            except Stopped:
+                node.tell_end(f"node {asked.node_rank} was stopped")
+                raise
+    except Stopped:
+        return 0
+    except NodeEnd as end:
+        return _say_end(end, server)
+    return 0
+
+
+def _say_end(end: NodeEnd, server: ServerConfig) -> int:
+    if server.log_format == "json":
+        log.EventLog("serve").error("ended", reason=str(end), status=end.status)
+    elif end.status or server.log_level in ("debug", "info"):
+        print(f"weft: {end}", file=sys.stderr, flush=True)
+    return end.status
+
+
+class NodeFollower:
+    """A node that follows, from its first word to the end."""
+
+    def __init__(
+        self, asked: EngineConfig, server: ServerConfig, folder: Path, model: ModelConfig
+    ) -> None:
+        """Raises SettingsError where the address of node 0 cannot be."""
+        self._asked = asked
+        self._server = server
+        self._folder = folder
+        self._model = model
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._lost: deque[str] = deque()  # what threads have to say
+        self._ranks = RankProcesses(self._lost.append)
+        host, port = address_of(asked)
+        try:
+            self._host = resolved(host)
+            keys = keys_of(asked.dist_secret)
+            self._caller = DoorCaller(self._context, keys, self._host, port)
+        except (DoorError, DoorClosed) as exc:
+            raise SettingsError(f"--dist-init-addr: {exc}") from exc
+
+    def run(self) -> None:
+        """Until NodeEnd is raised."""
+        node = self._asked.node_rank
+        wait_s = self._asked.dist_timeout
+        self._print(
+            f"weft {__version__} · {self._model.name} · node {node} of {self._asked.nnodes} · "
+            f"waits for node 0 at {self._asked.dist_init_addr} for {wait_s:g} s (--dist-timeout)"
+        )
+        welcome = self._greet()
+        config = self._settings(welcome)
+        first, *others = ranks_of(config, node)
+        names = f"rank {first}"
+        if others:
+            names = f"ranks {first} to {others[-1]}"
+        for rank, plans in zip((first, *others), welcome.plans, strict=True):
+            self._start(rank, config, welcome.store, plans)
+        self._ranks.watch()
+        threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
+        self._print(f"  {names} of {config.tp_size} · {threads} for each")
+        self._follow()
+
+    def tell_end(self, reason: str) -> None:
+        """That this node ends before node 0 does."""
+        self._caller.say(LostRank(reason))
+
+    def close(self) -> None:
+        """End its ranks. What was said last still leaves."""
+        self._ranks.close()
+        self._caller.close()
+        self._context.term()
+
+    def _greet(self) -> NodeWelcome:
+        facts = facts_of(self._asked, self._model, self._folder)
+        # The secret stays here: who has another one does not get so far.
+        settings = msgspec.json.encode(replace(self._asked, dist_secret=""))
+        greeting = Greeting(self._asked.node_rank, facts, settings)
+        until_s = time.monotonic() + self._asked.dist_timeout
+        is_said = False
+        while True:
+            is_said = is_said or self._caller.say(greeting)
+            word = self._hear()
+            if isinstance(word, NodeWelcome):
+                return word
+            if isinstance(word, NodeDeclined):
+                raise NodeEnd(f"node 0 declines: {word.reason}", 2)
+            if isinstance(word, Farewell):
+                raise _end_of(word)
+            if time.monotonic() > until_s:
+                where = self._asked.dist_init_addr
+                raise NodeEnd(
+                    f"node 0 did not answer at {where} within {self._asked.dist_timeout:g} s "
+                    "(--dist-timeout)",
+                    2,
+                )
+
+    def _settings(self, welcome: NodeWelcome) -> EngineConfig:
+        """Those of node 0, with what is this machine's own. Raises SettingsError for too little
+        memory."""
+        theirs = msgspec.json.decode(welcome.settings, type=EngineConfig)
+        own = {name: getattr(self._asked, name) for name in OWN}
+        machine = probe()
+        num_ranks = theirs.tp_size // theirs.nnodes
+        threads = self._asked.threads or max(machine.cores // num_ranks, 1)
+        config = replace(theirs, **own, dist_secret=self._asked.dist_secret, threads=threads)
+        try:
+            resolve(replace(config, node_rank=0), self._model, machine)
+        except SettingsError as exc:
+            self.tell_end(f"node {self._asked.node_rank}: {exc}")
+            raise
+        return config
+
+    def _start(self, rank: int, config: EngineConfig, store: int, plans: int) -> None:
+        self._ranks.start(
+            FollowerArgs(
+                config=config,
+                folder=str(self._folder),
+                rank=rank,
+                link=-1,
+                meeting="",
+                memory=-1,
+                log_level=log.get_level(),
+                log_format=log.get_format(),
+                host=self._host,
+                store=store,
+                plans=plans,
+            )
+        )
+
+    def _follow(self) -> None:
+        """NodeBeat and hear, until NodeEnd."""
+        now_s = time.monotonic()
+        silence = Silence(now_s)
+        next_beat_s = now_s
+        serves = False
+        while True:
+            word = self._hear()
+            if word is not None:
+                silence.heard()
+            if isinstance(word, Serving) and not serves:
+                serves = True
+                self._print(f"node 0 serves · process {os.getpid()} follows")
+            if isinstance(word, Farewell):
+                raise _end_of(word)
+            if self._lost:
+                reason = self._lost[0]
+                self.tell_end(reason)
+                raise NodeEnd(reason, 1)
+            now_s = time.monotonic()
+            if now_s < next_beat_s:
+                continue
+            next_beat_s = now_s + BEAT_S
+            self._caller.say(NodeBeat())
+            if silence.tick(now_s):
+                raise NodeEnd(f"node 0 has said nothing for {SILENT_BEATS * BEAT_S:g} s", 1)
+
+    def _hear(self) -> Word | None:
+        try:
+            word = self._caller.hear()
+            if isinstance(word, Farewell):
+                self._caller.say(Parting())
+            return word
+        except DoorLocked as exc:
+            raise NodeEnd(str(exc), 2) from exc
+        except DoorClosed as exc:
+            raise NodeEnd(str(exc), 1) from exc
+
+    def _print(self, line: str) -> None:
+        if self._server.log_level in ("debug", "info") and self._server.log_format != "json":
+            print(line, file=sys.stderr, flush=True)
+
+
+def _end_of(word: Farewell) -> NodeEnd:
+    if word.reason:
+        return NodeEnd(f"node 0 has ended: {word.reason}", 1)
+    return NodeEnd("node 0 has ended", 0)
