@@ -31,6 +31,7 @@ ALLOWED = {
     "scheduler": {"plan", "memory", "grammar", "messages", "config", "observe"},
     "engine": {"scheduler", "plan", "memory", "grammar", "messages", "config", "observe"},
     "tiers": {"memory", "config", "observe"},
+    "kv_events": {"memory", "config", "observe"},
     "handoff": {"tiers", "memory", "config", "observe"},
     "journal": {
         *("engine", "scheduler", "memory", "plan", "grammar", "messages", "config", "observe"),
@@ -89,6 +90,7 @@ WITHOUT_TORCH = (
         "memory",
         "tiers",
         "handoff",
+        "kv_events",
         "grammar",
         "scheduler",
         "engine",

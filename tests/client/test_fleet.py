@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.examples import example_of
 from weft.client.engine_state import HangDetector
 from weft.client.fleet.fleet import Fleet
 from weft.client.fleet.joined import JOINERS, join, join_stats
@@ -25,15 +26,23 @@ from weft.messages.control import (
     AbortRequestReply,
     AuditReply,
     BlockInput,
+    ExplainRequest,
+    ExplainRequestReply,
+    Explanation,
     FlushCache,
     FlushCacheReply,
     GetState,
     GetStateReply,
     InputReply,
+    ListRequests,
+    ListRequestsReply,
+    QueueStatus,
+    RequestRow,
     SetPolicy,
     SetPolicyReply,
     UnblockInput,
 )
+from weft.messages.handoff import HandoffParams
 from weft.messages.picture import (
     Picture,
     QueueColumns,
@@ -413,3 +422,33 @@ def test_nothing_is_remembered_of_requests_that_have_ended(method: str) -> None:
     fleet = world.fleet
     assert not fleet._unbegun | fleet._siblings.keys() | fleet._sibling_key.keys()
     assert not fleet._router._open
+
+
+def test_the_number_of_a_room_says_which_engine_gets_a_request() -> None:
+    world = World(num=3, method="follow_bootstrap_room")
+    for id, room in enumerate(["7", "2", "7/1", "12"]):
+        world.send(id, key=id, handoff=HandoffParams(room))
+    assert [world.ids(rank) for rank in range(3)] == [[3], [0, 2], [1]]
+    world.send(4, key=4, handoff=HandoffParams("a name"))
+    world.send(5, key=5)
+    assert sorted(map(len, (world.ids(rank) for rank in range(3)))) == [2, 2, 2]
+
+
+def test_requests_of_all_engines_say_which_engine_has_them() -> None:
+    world = World()
+    queue = example_of(QueueStatus)
+    rows = [example_of(RequestRow, rid=rid) for rid in ("a", "b", "c")]
+    reply = world.call(
+        ListRequests(call=1),
+        ListRequestsReply(call=1, queue=queue, requests=rows[:2]),
+        ListRequestsReply(call=1, queue=queue, requests=rows[2:]),
+    )
+    assert isinstance(reply, ListRequestsReply)
+    assert [(row.rid, row.dp_rank) for row in reply.requests] == [("a", 0), ("b", 0), ("c", 1)]
+    world.fleet.lose(0, "it is gone")
+    world.told()
+    world.fleet.send(ExplainRequest(call=2, rid="c"))
+    story = example_of(Explanation, rid="c")
+    world.fleet.take(1, ExplainRequestReply(call=2, found=[story]))
+    (reply,) = world.told()
+    assert [one.dp_rank for one in reply.found] == [1], "the first engine is not asked any more"

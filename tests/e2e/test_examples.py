@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +20,25 @@ PRINTS = {
     "json_schema": "'is_builtin': ",
     "many_at_once": "prompt tokens from the cache",
     "explain": "finished: length, 8 tokens",
+    "kv_events": " tokens are cached",
 }
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
+def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where the server tells what its cache holds."""
+    folder = tmp_path_factory.mktemp("events")
+    return {"WEFT_KV_EVENTS": f"ipc://{folder}/events", "WEFT_KV_REPLAY": f"ipc://{folder}/replay"}
+
+
+@pytest.fixture(scope="module")
+def server(events: dict[str, str]) -> Iterator[Server]:
+    config = {
+        "publisher": "zmq",
+        "endpoint": events["WEFT_KV_EVENTS"],
+        "replay_endpoint": events["WEFT_KV_REPLAY"],
+    }
+    server = Server("--kv-events-config", json.dumps(config))
     yield server
     assert server.stop() == 0
 
@@ -37,10 +51,10 @@ def test_every_example_is_run_and_listed() -> None:
 
 
 @pytest.mark.parametrize("name", PRINTS)
-def test_example_prints_what_it_should(server: Server, name: str) -> None:
+def test_example_prints_what_it_should(server: Server, events: dict[str, str], name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
-        env={**os.environ, "WEFT_URL": server.url, "WEFT_KV_TOKENS": "4096"},
+        env={**os.environ, **events, "WEFT_URL": server.url, "WEFT_KV_TOKENS": "4096"},
         capture_output=True,
         text=True,
         check=False,

@@ -108,8 +108,9 @@ def test_an_engine_can_be_named_in_header_and_body(model: Path) -> None:
             assert wrong.json()["error"]["param"] == "routed_dp_rank"
 
 
-def test_several_engines_are_not_one_side_of_a_handoff() -> None:
+def test_several_engines_take_kv_but_do_not_lend_it() -> None:
     machine = Machine(cores=2, free_bytes=1, total_bytes=1, gpus=(), no_gpu_reason="none")
     with pytest.raises(SettingsError, match="start several servers"):
-        part_of(machine, 2, EngineConfig(disaggregation_mode="decode"))
+        part_of(machine, 2, EngineConfig(disaggregation_mode="prefill"))
+    assert part_of(machine, 2, EngineConfig(disaggregation_mode="decode")).cores == 1
     assert part_of(machine, 2, EngineConfig()).cores == 1

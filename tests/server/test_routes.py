@@ -168,6 +168,7 @@ def test_draining_server_is_alive_but_not_ready() -> None:
             assert httpx.get(f"{server.url}/health").status_code == 200
             ready = httpx.get(f"{server.url}/ready")
             assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
+            assert httpx.get(f"{server.url}/v1/models").status_code == 503
             refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
             assert refused.status_code == 503
             assert "shutting down" in refused.json()["error"]["message"]

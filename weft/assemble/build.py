@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
 from weft.assemble.handoff import handoff_settings, make_handoff
+from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.draft_model import draft_settings, runs_as
@@ -43,6 +44,7 @@ from weft.grammar.protocol import Grammars, NoGrammars
 from weft.grammar.sandbox import SandboxProcess
 from weft.journal.file import JournalError, JournalWriter
 from weft.journal.recorder import RecordedEngine
+from weft.memory.events.protocol import CacheEvents
 from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.requests import GenerateRequest, PoolingParams
@@ -129,9 +131,11 @@ def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Bu
     handoff: Handoff = NoHandoff()
     if settings.handoff is not None:
         handoff = make_handoff(config, model, cache_folder, runner, wakeup.notify)
+    events = make_cache_events(config)
     engine = _engine(
-        config, settings, runner, profiler, journal, grammars, processors, tiers, handoff
+        config, settings, runner, profiler, journal, grammars, processors, tiers, handoff, events
     )
+    weakref.finalize(engine, events.stop)
     _warm_up(engine)
     warm_s = time.monotonic()
     # What exists now stays: the garbage collector need not look at it again.
@@ -325,6 +329,7 @@ def _engine(
     processors: Processors,
     tiers: Tiers,
     handoff: Handoff,
+    events: CacheEvents,
 ) -> Engine | RecordedEngine:
     """The engine; with a journal, one that records."""
     make_engine: Callable[..., Engine | RecordedEngine] = Engine
@@ -346,6 +351,7 @@ def _engine(
         processors=processors,
         tiers=tiers,
         handoff=handoff,
+        cache_events=events,
     )
 
 

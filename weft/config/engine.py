@@ -327,6 +327,13 @@ class CacheOptions:
         high=4096,
         elsewhere=("lmcache_chunk_size",),
     )
+    kv_events_config: str = option(
+        "",
+        "tell routers by ZeroMQ what the prefix cache holds, as vLLM and SGLang do, in JSON: "
+        "enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, "
+        "hwm, max_queue_size, topic; also bind, encoding (map or array), data_parallel_rank",
+        group="cache",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

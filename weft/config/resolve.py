@@ -34,6 +34,7 @@ from weft.config.gpu import (
     quantize_by_default,
 )
 from weft.config.handoff import check_handoff
+from weft.config.kv_events import check_kv_events
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -228,6 +229,8 @@ def resolve(
         check_cache(filled, model)
     if filled.disaggregation_mode != "none":
         check_handoff(filled, model)
+    if filled.kv_events_config:
+        check_kv_events(filled)
     if device == "cuda":
         filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
     return Resolved(filled, sizing)

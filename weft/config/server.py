@@ -102,7 +102,8 @@ class ServerConfig:
     load_balance_method: str = option(
         "cache_aware",
         "which engine gets a request: the one that probably has its prompt, or can compute it "
-        "first; in turn; the one with the fewest open requests, or tokens in their prompts",
+        "first; in turn; the one with the fewest open requests, or tokens in their prompts; the "
+        "one that the number of the bootstrap_room stands for",
         group="replicas",
         choices="weft.route.policy:method_names",
     )

@@ -22,6 +22,7 @@ from weft.engine.surroundings import (
     Surroundings,
 )
 from weft.grammar.protocol import Grammars, NoGrammars
+from weft.memory.events.protocol import CacheEvents, NoCacheEvents
 from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.codec import FromEngine, ToEngine
@@ -55,6 +56,7 @@ class Engine:
         processors: ProcessorChecks | None = None,
         tiers: Tiers | None = None,
         handoff: Handoff | None = None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         self.depth = int(overlap)
         self.surroundings = Surroundings(
@@ -66,6 +68,7 @@ class Engine:
             processors=processors or NoProcessors(),
             tiers=tiers or NoTiers(),
             handoff=handoff or NoHandoff(),
+            cache_events=cache_events or NoCacheEvents(),
         )
         self._begin(settings)
 

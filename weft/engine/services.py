@@ -6,10 +6,11 @@ module that knows all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from weft.engine.adapters import AdapterService
 from weft.engine.arrivals import Arrivals
+from weft.engine.cache_events import CacheEventService
 from weft.engine.core import EngineCore
 from weft.engine.deadline_service import DeadlineService
 from weft.engine.device_jobs import DeviceJobs
@@ -73,7 +74,13 @@ class Services:
         self.idle = Idle(core, held)
         self.load = LoadReporter(core, features, stored)
         self.pictures = Pictures(core, features, self.load, self.pins, self.pause, self.input_gate)
-        self._attach()
+        self._attach(self._followers(around))
+
+    def _followers(self, around: Surroundings) -> list[Service]:
+        """What tells others of the prefix cache, where somebody follows it."""
+        if not around.cache_events.is_on:
+            return []
+        return [CacheEventService(self.scheduler.kv.cache, around.cache_events)]
 
     def _handoff(
         self, settings: SchedulerSettings, around: Surroundings
@@ -87,7 +94,7 @@ class Services:
         assert isinstance(feature, PullFeature)
         return PullService(self.core, feature, around.handoff, settings.handoff)
 
-    def _attach(self) -> None:
+    def _attach(self, followers: Sequence[Service]) -> None:
         """Arrange the services, and attach those that look at every step."""
         hooks = self.core.hooks
         # Before a step in this order, after it in the opposite one: a job of the device is answered
@@ -101,6 +108,7 @@ class Services:
             [
                 # Last of all after a step: it sees what the others have done.
                 self.pictures,
+                *followers,
                 self.load,
                 self.kv_auditor,
                 self.health,
@@ -119,7 +127,7 @@ class Services:
         )
         hooks.attach(self.load)
         hooks.attach(self.kv_auditor)
-        for service in stored:
+        for service in (*stored, *followers):
             hooks.attach(service)
 
     @property

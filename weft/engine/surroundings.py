@@ -1,5 +1,5 @@
 """What an engine is handed and does not own: device, clock, profiler, grammars, logit processors,
-the store of KV, another server.
+the store of KV, another server, and whoever follows the prefix cache.
 
 Each is a protocol, so that tests, simulation and replay put others in their place. None of it is
 state of the engine: a snapshot names these things and does not hold them.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from weft.grammar.protocol import Grammars
+from weft.memory.events.protocol import CacheEvents
 from weft.memory.handoff.protocol import Handoff
 from weft.memory.tiers.protocol import Tiers
 from weft.plan.step import Runner
@@ -89,3 +90,4 @@ class Surroundings(NamedTuple):
     processors: ProcessorChecks
     tiers: Tiers
     handoff: Handoff
+    cache_events: CacheEvents

@@ -63,6 +63,7 @@ from weft.journal.records import (
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, take
+from weft.memory.events.protocol import CacheEvents
 from weft.memory.handoff.protocol import (
     NOTHING_NEW,
     Handoff,
@@ -145,6 +146,7 @@ class RecordedEngine:
         processors: ProcessorChecks | None = None,
         tiers: Tiers | None = None,
         handoff: Handoff | None = None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         self._recorder = Recorder(sink, max_bytes, state_bytes)
         self._engine = Engine(
@@ -160,6 +162,7 @@ class RecordedEngine:
             processors=RecordedProcessors(processors or NoProcessors(), self._recorder),
             tiers=RecordedTiers(tiers or NoTiers(), self._recorder),
             handoff=RecordedHandoff(handoff or NoHandoff(), self._recorder),
+            cache_events=cache_events,
         )
 
     @property

@@ -10,6 +10,8 @@ import os
 from dataclasses import replace
 
 from weft.config.engine import EngineConfig
+from weft.config.handoff import PREFILL
+from weft.config.kv_events import check_ports, of_engine
 from weft.config.machine import Machine
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
@@ -70,7 +72,7 @@ class EngineGroup:
             mark = f".dp{rank}"
         start = f"{mark}.{self._num_starts[rank]}"  # the front has sockets for every start
         args = EngineArgs(
-            config=_config_of(self._context.prepared.config, mark),
+            config=_config_of(self._context.prepared.config, mark, rank),
             folder=str(self._context.prepared.folder),
             to_engine=sockets.address(f"to_engine{start}"),
             from_engine=sockets.address(f"from_engine{start}"),
@@ -84,10 +86,13 @@ class EngineGroup:
 def _config_of(
     config: EngineConfig,
     mark: str,
+    rank: int,
 ) -> EngineConfig:
-    """The settings of one engine: a file that engines cannot share has the engine's mark."""
+    """The settings of one engine: files and ports that engines cannot share are its own."""
     if config.journal:
-        return replace(config, journal=f"{config.journal}{mark}")
+        config = replace(config, journal=f"{config.journal}{mark}")
+    if config.kv_events_config:
+        config = replace(config, kv_events_config=of_engine(config.kv_events_config, rank))
     return config
 
 
@@ -115,9 +120,10 @@ def part_of(
     num_gpus = len(machine.gpus)
     if num_engines == 1:
         return machine
-    if engine.disaggregation_mode != "none":
+    check_ports(engine.kv_events_config, num_engines)
+    if engine.disaggregation_mode == PREFILL:
         raise SettingsError(
-            f"--dp-size is {num_engines}, but --disaggregation-mode {engine.disaggregation_mode} "
+            f"--dp-size is {num_engines}, but --disaggregation-mode {PREFILL} "
             "is for one engine, which others know by one port: start several servers"
         )
     if engine.nnodes > 1:

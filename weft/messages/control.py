@@ -96,6 +96,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int = 0
     why: str = ""  # the reason why it waits, or why its open prompt does not go on
     shadow: str = ""  # what the shadow policy would have changed for it
+    dp_rank: int = 0  # the engine that has it; the front says so
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +179,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # Of one that waits, from now on: nine of ten times lie between the outer two.
     first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # where something is left out, an entry says so
+    dp_rank: int = 0  # the engine that has it, or had it; the front says so
 
 
 class ExplainRequestReply(ControlReply):

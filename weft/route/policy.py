@@ -220,5 +220,10 @@ METHODS: dict[str, Method] = {
 
 
 def method_names() -> tuple[str, ...]:
-    """Those that a server offers. No field of its requests is a room yet."""
+    """Those that a server offers."""
+    return tuple(METHODS)
+
+
+def simulated_names() -> tuple[str, ...]:
+    """Those that make a difference where requests have no rooms."""
     return tuple(name for name in METHODS if name != "follow_bootstrap_room")

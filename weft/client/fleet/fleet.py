@@ -62,6 +62,7 @@ from weft.messages.control import (
     GetState,
     GetStateReply,
 )
+from weft.messages.handoff import HandoffParams
 from weft.messages.picture import Watch
 from weft.messages.replies import (
     Finish,
@@ -175,6 +176,7 @@ class Fleet:
             tokens=request.input_ids,
             namespace=f"{request.adapter}\x1f{request.cache_salt}",
             shares_kv=request.shares_kv,
+            room=_room_number(request.handoff),
         )
         rank = self._router.open(request.id, routed, ranks)
         self._unbegun.add(request.id)
@@ -520,6 +522,15 @@ class Fleet:
         ]
         if finished:
             self._tell(StepOutput(finished=finished))
+
+
+def _room_number(handoff: HandoffParams | None) -> int | None:
+    """The number of a room; None where it has a name, or where there is none. Prompts of one
+    request that share a number stand behind a slash."""
+    if handoff is None:
+        return None
+    number = handoff.room.partition("/")[0]
+    return int(number) if number.isdecimal() else None
 
 
 def _for_rank(

@@ -73,7 +73,7 @@ _NO_SUMS = {
 
 def join(replies: Mapping[int, ControlReply]) -> ControlReply:
     """The replies of several engines, by their ranks, as one. There must be one at least."""
-    in_order = [replies[rank] for rank in sorted(replies)]
+    in_order = [_with_rank(replies[rank], rank) for rank in sorted(replies)]
     for rank in sorted(replies):
         reply = replies[rank]
         if isinstance(reply, CallFailed):
@@ -87,6 +87,17 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
             return replace(reply, message=f"engine {rank}: {reply.message}")
     joiner = JOINERS.get(type(first))
     return first if joiner is None else joiner(in_order)
+
+
+def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
+    """The reply of an engine, with its rank at each of its requests."""
+    if isinstance(reply, ListRequestsReply):
+        rows = [replace(row, dp_rank=rank) for row in reply.requests]
+        return replace(reply, requests=rows)
+    if isinstance(reply, ExplainRequestReply):
+        found = [replace(one, dp_rank=rank) for one in reply.found]
+        return replace(reply, found=found)
+    return reply
 
 
 def join_stats(found: Sequence[Stats]) -> Stats:

@@ -25,7 +25,7 @@ from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.openai.models import ModelCard, ModelList
 from weft.server.operation import get
-from weft.server.submit import adapter_named, require_model
+from weft.server.submit import adapter_named, require_accepting, require_model
 
 METRICS_TYPE = "text/plain; version=0.0.4"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0"
@@ -53,8 +53,10 @@ HIDDEN_OF_SERVER = (
 
 
 async def models(context: ServerContext, request: Request) -> ASGIApp:
-    """The models that can be asked now: none, while the engine loads."""
+    """The models that can be asked now: none, while the engine loads, and while the server
+    drains."""
     _ = context.client.engine
+    require_accepting(context)
     found = [_model(context), *map(partial(_adapter, context), context.adapters.by_name.values())]
     return json_response(ModelList(data=found, first_id=found[0].id, last_id=found[-1].id))
 

@@ -1,0 +1,177 @@
+"""`--kv-events-config`: what vLLM and SGLang say of KV events in JSON, read and checked.
+
+{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
+ "replay_endpoint": "tcp://*:5558", "topic": "kv@pod-1@my-model"}
+
+Of several engines each has ports of its own: the number in an endpoint, plus its rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError, did_you_mean
+
+FLAG = "--kv-events-config"
+PUBLISHERS = ("null", "zmq")
+ENCODINGS = ("map", "array")
+TRANSPORTS = ("tcp", "ipc", "inproc")
+MAX_PORT = 65_535
+# Whose names mean that others come to us, and not that we go to them.
+_BOUND = ("*", "::", "ipc://", "inproc://")
+_TCP = re.compile(r"tcp://(?P<host>.+):(?P<port>\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvEventsConfig:
+    """The fields are vLLM's, up to `topic`; the others are weft's own."""
+
+    enable_kv_cache_events: bool | None = None  # None: if there is a publisher
+    publisher: str = ""  # one of PUBLISHERS; nothing: as `enable_kv_cache_events` says
+    endpoint: str = ""  # where batches go; nothing: this machine alone, port 5557
+    replay_endpoint: str | None = None  # where subscribers ask for what they have missed
+    buffer_steps: int = 10_000  # batches that are kept for them
+    hwm: int = 100_000  # batches that wait for a slow subscriber; it misses those beyond
+    max_queue_size: int = 100_000  # batches that wait to be published, before they become one
+    topic: str = ""
+    bind: bool | None = None  # whether subscribers connect; None: as the endpoint looks
+    encoding: str = "map"  # of an event: one of ENCODINGS
+    data_parallel_rank: int = 0  # of the first engine
+
+    @property
+    def is_on(self) -> bool:
+        if self.enable_kv_cache_events is not None:
+            return self.enable_kv_cache_events and self.publisher != "null"
+        return self.publisher == "zmq"
+
+    @property
+    def address(self) -> str:
+        return self.endpoint or "tcp://127.0.0.1:5557"
+
+    @property
+    def binds(self) -> bool:
+        """Whether the socket for batches is bound; else it connects to a subscriber that is."""
+        if self.bind is not None:
+            return self.bind
+        return not self.endpoint or any(mark in self.endpoint for mark in _BOUND)
+
+
+def parse_kv_events(text: str) -> KvEventsConfig:
+    """What stands in the option; nothing is off. Raises SettingsError."""
+    if not text:
+        return KvEventsConfig()
+    try:
+        content = json.loads(text)
+    except ValueError as exc:
+        raise SettingsError(f"{FLAG} is {text!r:.200}, which is no JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise SettingsError(f"{FLAG} is {text!r:.200}; an object is expected")
+    known = {field.name: str(field.type) for field in fields(KvEventsConfig)}
+    for key, value in content.items():
+        if key not in known:
+            hint = did_you_mean(key, tuple(known))
+            raise SettingsError(f"{FLAG} has {key!r}; there are {', '.join(known)}{hint}")
+        _check_type(key, value, known[key])
+    config = KvEventsConfig(**content)
+    _check(config)
+    return config
+
+
+def check_kv_events(config: EngineConfig) -> None:
+    """Raises SettingsError where there is nothing to tell. `config` is resolved."""
+    if parse_kv_events(config.kv_events_config).is_on and not config.prefix_cache:
+        raise SettingsError(
+            f"{FLAG}: it tells what the prefix cache holds, and there is none (--no-prefix-cache)"
+        )
+
+
+def of_engine(text: str, rank: int) -> str:
+    """The option for one of several engines. `text` has been parsed before."""
+    config = parse_kv_events(text)
+    if not config.is_on:
+        return text
+    replay = config.replay_endpoint
+    moved = replace(
+        config,
+        endpoint=_shifted(config.address, rank),
+        replay_endpoint=_shifted(replay, rank) if replay else None,
+        bind=config.binds,
+        data_parallel_rank=config.data_parallel_rank + rank,
+    )
+    return json.dumps(asdict(moved))
+
+
+def check_ports(text: str, num_engines: int) -> None:
+    """Raises SettingsError where two of several engines would have the same address."""
+    config = parse_kv_events(text)
+    if not config.is_on or not config.replay_endpoint:
+        return
+    events = {_shifted(config.address, rank) for rank in range(num_engines)}
+    replays = {_shifted(config.replay_endpoint, rank) for rank in range(num_engines)}
+    for address in sorted(events & replays):
+        raise SettingsError(
+            f"{FLAG}: with {num_engines} engines {address} would be both for the events of one and "
+            f"the replays of another: let endpoint and replay_endpoint be {num_engines} ports apart"
+        )
+
+
+def _check_type(key: str, value: Any, type_name: str) -> None:
+    expected = {"bool": bool, "int": int, "str": str}[type_name.removesuffix(" | None")]
+    if value is None and type_name.endswith("None"):
+        return
+    if type(value) is not expected:
+        raise SettingsError(f"{FLAG}: {key} is {value!r:.200}; {expected.__name__} is expected")
+
+
+def _check(config: KvEventsConfig) -> None:
+    if config.publisher not in ("", *PUBLISHERS):
+        raise SettingsError(
+            f"{FLAG}: publisher is {config.publisher!r}; one of {', '.join(PUBLISHERS)} is expected"
+        )
+    if config.encoding not in ENCODINGS:
+        raise SettingsError(
+            f"{FLAG}: encoding is {config.encoding!r}; one of {', '.join(ENCODINGS)} is expected"
+        )
+    for name, low in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
+        value = getattr(config, name)
+        if value < low:
+            raise SettingsError(f"{FLAG}: {name} is {value}; at least {low} is expected")
+    if config.data_parallel_rank < 0:
+        raise SettingsError(f"{FLAG}: data_parallel_rank is {config.data_parallel_rank}")
+    if not config.is_on:
+        return
+    _check_address("endpoint", config.address)
+    if config.replay_endpoint is not None:
+        _check_address("replay_endpoint", config.replay_endpoint)
+    if config.replay_endpoint == config.address:
+        raise SettingsError(f"{FLAG}: endpoint and replay_endpoint are both {config.address!r}")
+
+
+def _check_address(name: str, address: str) -> None:
+    transport, _, rest = address.partition("://")
+    if transport not in TRANSPORTS or not rest:
+        raise SettingsError(
+            f"{FLAG}: {name} is {address!r}; tcp://HOST:PORT or ipc://PATH is expected"
+        )
+    if transport != "tcp":
+        return
+    match = _TCP.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) <= MAX_PORT:
+        raise SettingsError(f"{FLAG}: {name} is {address!r}; tcp://HOST:PORT is expected")
+
+
+def _shifted(address: str, rank: int) -> str:
+    """The address of the engine with this rank: another port, or another name."""
+    if not rank:
+        return address
+    match = _TCP.fullmatch(address)
+    if match is None:
+        return f"{address}_dp{rank}"
+    port = int(match["port"]) + rank
+    if port > MAX_PORT:
+        raise SettingsError(f"{FLAG}: engine {rank} would have port {port}")
+    return f"tcp://{match['host']}:{port}"

@@ -1,0 +1,187 @@
+"""What the prefix cache holds, as its changes tell: the source of events, and of the whole tree for
+who comes late.
+
+    changes of the tree ─▶ apply ─▶ events          whole tree ─▶ events
+
+A block is a page of the cache. Its hash is a chain over the tokens, so that the same prompt has the
+same hashes in every engine; as many readers take it for a signed number of 64 bits, and others for
+an unsigned one, it has 63:
+
+    h0 = H(namespace)        hi = first 63 bits of H(h(i-1), tokens of block i)
+
+It reads no node of the tree, which lives on another thread: nodes are names here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.kv_events.changes import Change, Cut, Emptied, Hung, Shortened
+from weft.kv_events.wire import (
+    MEDIUM,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheEvent,
+    ExtraKeys,
+)
+from weft.memory.prefix_cache import TOKEN_BYTES, Handle
+
+HASH_BYTES = 8
+HASH_MASK = (1 << 63) - 1
+
+
+class Place(NamedTuple):
+    """Where a piece begins."""
+
+    parent: Handle  # None: the top of the namespace
+    parent_hash: int | None  # of the block before; None: the piece begins a sequence
+
+
+class Piece:
+    """A node of the tree. It has one hash for each block of its key."""
+
+    __slots__ = ("hashes", "key", "namespace", "place")
+
+    def __init__(self, place: Place, namespace: str, key: bytes, hashes: list[int]) -> None:
+        self.place = place
+        self.namespace = namespace
+        self.key = key
+        self.hashes = hashes
+
+
+class CacheMirror:
+    """For one thread."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._step = page_size * TOKEN_BYTES
+        self._pieces: dict[Handle, Piece] = {}
+
+    def apply(self, changes: Sequence[Change]) -> list[CacheEvent]:
+        """Follow some changes. Returns the events that say the same."""
+        events: list[CacheEvent] = []
+        for change in changes:
+            match change:
+                case Hung():
+                    events.append(self._hang(change))
+                case Cut():
+                    self._cut(change)
+                case Shortened():
+                    events.append(self._shorten(change))
+                case Emptied():
+                    self._pieces.clear()
+                    events = [AllBlocksCleared()]  # what was before does not matter any more
+        return events
+
+    def whole(self) -> list[CacheEvent]:
+        """Events that make what there is, out of whatever a reader has."""
+        events: list[CacheEvent] = [AllBlocksCleared()]
+        told: set[Handle] = set()
+        for node in self._pieces:
+            # Parents before their children, also those that were cut off above them.
+            path: list[Handle] = []
+            while node is not None and node not in told:
+                told.add(node)
+                path.append(node)
+                node = self._pieces[node].place.parent
+            events += [self._stored(self._pieces[node]) for node in reversed(path)]
+        return events
+
+    def _hang(self, change: Hung) -> BlockStored:
+        above = None if change.parent is None else self._pieces[change.parent]
+        namespace = change.namespace
+        parent_hash = None
+        if above is not None:
+            namespace = above.namespace
+            parent_hash = above.hashes[-1]
+        place = Place(change.parent, parent_hash)
+        hashes = block_hashes(namespace, parent_hash, change.key, self._step)
+        piece = Piece(place, namespace, change.key, hashes)
+        self._pieces[change.leaf] = piece
+        return self._stored(piece)
+
+    def _cut(self, change: Cut) -> None:
+        lower = self._pieces[change.lower]
+        num_blocks = change.num_bytes // self._step
+        upper = Piece(
+            lower.place,
+            lower.namespace,
+            lower.key[: change.num_bytes],
+            lower.hashes[:num_blocks],
+        )
+        self._pieces[change.upper] = upper
+        lower.place = Place(change.upper, upper.hashes[-1])
+        lower.key = lower.key[change.num_bytes :]
+        lower.hashes = lower.hashes[num_blocks:]
+
+    def _shorten(self, change: Shortened) -> BlockRemoved:
+        piece = self._pieces[change.leaf]
+        num_blocks = change.num_bytes // self._step
+        gone = piece.hashes[num_blocks:]
+        if num_blocks:
+            piece.key = piece.key[: change.num_bytes]
+            piece.hashes = piece.hashes[:num_blocks]
+        else:
+            del self._pieces[change.leaf]
+        # From the end: a reader that keeps a tree always removes leaves.
+        return BlockRemoved(block_hashes=gone[::-1], medium=MEDIUM)
+
+    def _stored(self, piece: Piece) -> BlockStored:
+        adapter, salt = _parts_of(piece.namespace)
+        # Where a picture stands, ids are numbers of 32 bits, and readers know no negative ones.
+        token_ids = np.frombuffer(piece.key, np.uint32).tolist()
+        return BlockStored(
+            block_hashes=piece.hashes,
+            parent_block_hash=piece.place.parent_hash,
+            token_ids=token_ids,
+            block_size=self._page_size,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=adapter or None,
+            extra_keys=_extra_keys(piece, adapter, salt),
+            cache_salt=salt or None,
+        )
+
+
+def block_hashes(
+    namespace: str,
+    parent_hash: int | None,
+    key: bytes,
+    step: int,
+) -> list[int]:
+    """The hash of each block of `step` bytes, behind a parent or at the top of a namespace."""
+    if parent_hash is None:
+        named = namespace.encode("utf-8", "surrogatepass")
+        before = hashlib.sha256(named).digest()[:HASH_BYTES]
+    else:
+        before = parent_hash.to_bytes(HASH_BYTES, "big")
+    found: list[int] = []
+    for start in range(0, len(key), step):
+        digest = hashlib.sha256(before + key[start : start + step]).digest()
+        number = int.from_bytes(digest[:HASH_BYTES], "big") & HASH_MASK
+        before = number.to_bytes(HASH_BYTES, "big")
+        found.append(number)
+    return found
+
+
+def _parts_of(namespace: str) -> tuple[str, str]:
+    """Adapter and salt of a namespace (`Request.cache_key`)."""
+    if not namespace.startswith("\0"):
+        return "", namespace
+    adapter, _, salt = namespace[1:].partition("\0")
+    return adapter, salt
+
+
+def _extra_keys(piece: Piece, adapter: str, salt: str) -> ExtraKeys | None:
+    if not adapter and not salt:
+        return None
+    each = [adapter] if adapter else None
+    keys: ExtraKeys = [each] * len(piece.hashes)
+    if piece.place.parent_hash is None and salt:
+        keys[0] = [*(each or []), salt]
+    return keys

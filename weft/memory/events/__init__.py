@@ -1,0 +1,1 @@
+"""Who is told of changes of the prefix cache. A server without KV events imports the twin alone."""
