@@ -5,21 +5,31 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import pytest
 import yaml
 
+from tests.docs.kubernetes_schemas import schema_of
 from weft.config.engine import EngineConfig
+from weft.config.kv_events import parse_kv_events
 from weft.config.limits import Limits
 from weft.config.options import Command
 from weft.config.server import ServerConfig
+from weft.observe.metrics import Metrics
 from weft.server.app import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 SERVE = Command("weft serve", "", EngineConfig, ServerConfig, Limits, positional="model")
 
 
-def manifests() -> list[dict[str, object]]:
-    text = (ROOT / "deploy" / "kubernetes" / "weft.yaml").read_text("utf-8")
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+MANIFESTS = sorted(path.stem for path in KUBERNETES.glob("*.yaml") if path.stem != "kustomization")
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    text = (KUBERNETES / f"{name}.yaml").read_text("utf-8")
     return [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
 
 
@@ -37,17 +47,73 @@ def test_systemd_unit_waits_longer_than_the_server_drains() -> None:
 
 
 def test_kubernetes_manifests_use_options_and_routes_of_the_server() -> None:
-    deployment, service = manifests()
-    assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
-    spec = deployment["spec"]["template"]["spec"]  # type: ignore[index]
+    deployment, service = manifests("weft")
+    spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["args"][:2] == ["weft", "serve"]
-    settings = SERVE.read(container["args"][2:], {}).make(ServerConfig)
-    assert settings.port == container["ports"][0]["containerPort"]
-    assert spec["terminationGracePeriodSeconds"] > settings.drain_s
+    read = SERVE.read(container["args"][2:], {})
+    settings = read.make(ServerConfig)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert settings.port == ports["http"]
+    events = parse_kv_events(read.make(EngineConfig).kv_events_config)
+    assert events.address == f"tcp://*:{ports['kv-events']}"
+    assert events.replay_endpoint == f"tcp://*:{ports['kv-replay']}"
+    waits_s = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert spec["terminationGracePeriodSeconds"] > settings.drain_s + waits_s
     routes = {operation.path for operation in OPERATIONS}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["path"] in routes
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kubernetes_manifests_are_as_their_schemas(name: str) -> None:
+    for manifest in manifests(name):
+        jsonschema.validate(manifest, schema_of(manifest))
+
+
+def test_a_manifest_with_a_typing_error_is_found() -> None:
+    (deployment, _) = manifests("weft")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    container["livenesProbe"] = container.pop("livenessProbe")
+    with pytest.raises(jsonschema.ValidationError, match="livenesProbe"):
+        jsonschema.validate(deployment, schema_of(deployment))
+
+
+def test_kubernetes_manifests_fit_together() -> None:
+    deployment, _ = manifests("weft")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["containerPort"] for port in container["ports"]}
+    pool, route = manifests("pool")
+    (monitor,) = manifests("monitor")
+    (policy,) = manifests("events")
+    (scaler,) = manifests("scale")
+    for chosen in (pool["spec"]["selector"], monitor["spec"]["selector"]):
+        assert chosen["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    opened = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    assert opened == ports
+    assert {port["number"] for port in pool["spec"]["targetPorts"]} <= ports
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert backend["name"] == pool["metadata"]["name"]
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    kustomized = (KUBERNETES / "kustomization.yaml").read_text("utf-8")
+    listed = re.findall(r"^  (?:# )?- ([\w-]+)\.yaml", kustomized, re.MULTILINE)
+    assert sorted(listed) == MANIFESTS
+
+
+def test_the_metrics_that_manifests_and_endpoint_pickers_read_are_there() -> None:
+    page = Metrics("m", "vllm").render().decode()
+    (scaler,) = manifests("scale")
+    (scaled,) = [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]]
+    assert f"\n{scaled.replace('weft_', 'weft:', 1)}{{" in page
+    for name in (
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
+    ):
+        assert f"\n{name}{{" in page
 
 
 def test_workflow_and_hooks_call_what_is_there() -> None:
