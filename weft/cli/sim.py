@@ -37,7 +37,7 @@ from weft.config.options import (
 from weft.engine.engine import Engine
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
-from weft.route.policy import simulated_names
+from weft.route.policy import method_names
 from weft.scheduler import policies
 from weft.scheduler.composed.build import why_not
 from weft.scheduler.pace.step_cost import CostModel
@@ -120,7 +120,7 @@ class SimOptions:
     )
     router: str = option(
         "cache_aware",
-        "how it chooses among them, or several ways to compare: " + ", ".join(simulated_names()),
+        "how it chooses among them, or several ways to compare: " + ", ".join(method_names()),
         group="sim",
         everyday=True,
     )
@@ -300,10 +300,10 @@ def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]
         return variants
     routers = options.router.split(",")
     for router in routers:
-        if router not in simulated_names():
+        if router not in method_names():
             raise SettingsError(
-                f"--router: there is no router {router!r}{did_you_mean(router, simulated_names())} "
-                f"(there are {', '.join(simulated_names())})"
+                f"--router: there is no router {router!r}{did_you_mean(router, method_names())} "
+                f"(there are {', '.join(method_names())})"
             )
     found = []
     for variant in variants:

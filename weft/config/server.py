@@ -105,7 +105,7 @@ class ServerConfig:
         "first; in turn; the one with the fewest open requests, or tokens in their prompts; the "
         "one that the number of the bootstrap_room stands for",
         group="replicas",
-        choices="weft.route.policy:method_names",
+        choices="weft.route.policy:all_method_names",
     )
     engine_restarts: int = option(
         5,

@@ -220,10 +220,10 @@ METHODS: dict[str, Method] = {
 
 
 def method_names() -> tuple[str, ...]:
-    """Those that a server offers."""
-    return tuple(METHODS)
-
-
-def simulated_names() -> tuple[str, ...]:
-    """Those that make a difference where requests have no rooms."""
+    """Those that need no rooms."""
     return tuple(name for name in METHODS if name != "follow_bootstrap_room")
+
+
+def all_method_names() -> tuple[str, ...]:
+    """Those that a server offers, whose requests may have rooms."""
+    return tuple(METHODS)
