@@ -35,19 +35,19 @@ HASH_BYTES = 8
 HASH_MASK = (1 << 63) - 1
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """Where a piece begins."""
 
     parent: Handle  # None: the top of the namespace
     parent_hash: int | None  # of the block before; None: the piece begins a sequence
 
 
-class Piece:
+class CachedBlocks:
     """A node of the tree. It has one hash for each block of its key."""
 
     __slots__ = ("hashes", "key", "namespace", "place")
 
-    def __init__(self, place: Place, namespace: str, key: bytes, hashes: list[int]) -> None:
+    def __init__(self, place: BlockPlace, namespace: str, key: bytes, hashes: list[int]) -> None:
         self.place = place
         self.namespace = namespace
         self.key = key
@@ -60,7 +60,7 @@ class CacheMirror:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._step = page_size * TOKEN_BYTES
-        self._pieces: dict[Handle, Piece] = {}
+        self._pieces: dict[Handle, CachedBlocks] = {}
 
     def apply(self, changes: Sequence[Change]) -> list[CacheEvent]:
         """Follow some changes. Returns the events that say the same."""
@@ -99,23 +99,23 @@ class CacheMirror:
         if above is not None:
             namespace = above.namespace
             parent_hash = above.hashes[-1]
-        place = Place(change.parent, parent_hash)
+        place = BlockPlace(change.parent, parent_hash)
         hashes = block_hashes(namespace, parent_hash, change.key, self._step)
-        piece = Piece(place, namespace, change.key, hashes)
+        piece = CachedBlocks(place, namespace, change.key, hashes)
         self._pieces[change.leaf] = piece
         return self._stored(piece)
 
     def _cut(self, change: Cut) -> None:
         lower = self._pieces[change.lower]
         num_blocks = change.num_bytes // self._step
-        upper = Piece(
+        upper = CachedBlocks(
             lower.place,
             lower.namespace,
             lower.key[: change.num_bytes],
             lower.hashes[:num_blocks],
         )
         self._pieces[change.upper] = upper
-        lower.place = Place(change.upper, upper.hashes[-1])
+        lower.place = BlockPlace(change.upper, upper.hashes[-1])
         lower.key = lower.key[change.num_bytes :]
         lower.hashes = lower.hashes[num_blocks:]
 
@@ -131,7 +131,7 @@ class CacheMirror:
         # From the end: a reader that keeps a tree always removes leaves.
         return BlockRemoved(block_hashes=gone[::-1], medium=MEDIUM)
 
-    def _stored(self, piece: Piece) -> BlockStored:
+    def _stored(self, piece: CachedBlocks) -> BlockStored:
         adapter, salt = _parts_of(piece.namespace)
         # Where a picture stands, ids are numbers of 32 bits, and readers know no negative ones.
         token_ids = np.frombuffer(piece.key, np.uint32).tolist()
@@ -177,7 +177,7 @@ def _parts_of(namespace: str) -> tuple[str, str]:
     return adapter, salt
 
 
-def _extra_keys(piece: Piece, adapter: str, salt: str) -> ExtraKeys | None:
+def _extra_keys(piece: CachedBlocks, adapter: str, salt: str) -> ExtraKeys | None:
     if not adapter and not salt:
         return None
     each = [adapter] if adapter else None
