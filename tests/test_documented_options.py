@@ -19,6 +19,7 @@ PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
     "docker": {"--build-arg", "--rm"},
+    "kubectl": {"--from-literal"},
     "pip": {"--no-deps", "--require-hashes"},
     "vllm bench serve": {
         *(
