@@ -117,6 +117,7 @@ def test_open_requests_are_listed_with_the_queue(
         "retractions": 0,
         "why": "",
         "shadow": "",
+        "dp_rank": 0,
     }
     assert len(http.get("/requests?limit=2").json()["requests"]) == 2
     assert http.get("/requests?limit=0").status_code == 400
