@@ -20,7 +20,7 @@ from weft.messages.codec import ToEngine
 
 schemathesis = pytest.importorskip("schemathesis")
 
-EXAMPLES = 4  # of each route, right ones and wrong ones
+EXAMPLES = 3  # of each route, right ones and wrong ones
 
 
 @pytest.fixture
