@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from weft.config.decoder import DecoderSpec
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
@@ -19,6 +20,7 @@ from weft.config.resolve import (
     Resolved,
     resolve,
 )
+from weft.config.vision.qwen import MlpNames, QwenTowerSpec
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -257,3 +259,31 @@ def test_drafts_are_made_where_they_can_be() -> None:
         "--speculative is tree, but there are no drafts while prefills are split"
     )
     assert told.endswith("off is allowed")
+
+
+TOWER = QwenTowerSpec(
+    name="tower",
+    hidden_size=32,
+    inner_size=64,
+    out_size=100,
+    num_layers=2,
+    num_heads=2,
+    patch_size=16,
+    time_size=2,
+    merge_size=2,
+    theta=10_000.0,
+    activation="silu",
+    has_rms_norm=False,
+    mlp=MlpNames(up=("up",), down="down"),
+    merger=MlpNames(up=("up",), down="down"),
+    merger_norm="norm",
+    deepstack=(0, 1),
+)
+
+
+def test_what_stays_encoded_is_no_memory_for_the_kv_cache() -> None:
+    seeing = replace(MODEL, vision=TOWER, decoder=DecoderSpec(deepstack=2))
+    without, sizing = (solve(1.0, seeing, encoder_cache_tokens=num).sizing for num in (0, 5_000))
+    # A token has a vector for the embedding, and one for each of two layers.
+    assert sizing.work_bytes - without.work_bytes == 5_000 * 3 * MODEL.hidden_size * 4
+    assert sizing.kv_tokens < without.kv_tokens

@@ -225,13 +225,20 @@ class Stalls:
     num_prompts: int  # that were computed meanwhile
 
 
-def stalls(kind: Kind, depth: int = 0, *, num_tokens: int = 64, **changes: Any) -> Stalls:
-    """Streams begin; soon behind, prompts come as fast as they are computed."""
+def stalls(
+    kind: Kind,
+    depth: int = 0,
+    *,
+    num_tokens: int = 64,
+    num_alone: int = 2,
+    **changes: Any,
+) -> Stalls:
+    """Streams begin; `num_alone` steps behind, prompts come as fast as they are computed."""
     world = StallWorld(kind, depth, **changes)
     streams = [world.send_one(8, num_tokens) for _ in range(NUM_STREAMS)]
     while not all(world.outputs[id] for id in streams):
         world.step(check=False)
-    for _ in range(2):  # they have begun before the first prompt comes
+    for _ in range(num_alone):
         world.step(check=False)
     world.gaps_s.clear()
     first_s = 0.0

@@ -44,10 +44,9 @@ def test_streams_have_their_tokens_in_time_beside_prompts_without_end(
 def test_a_server_that_never_sees_a_step_without_prompts_still_learns_what_one_costs(
     depth: int,
 ) -> None:
-    seen = stalls(KINDS["plain"], depth, mixed_chunk=True, max_slowdown=2.5)
+    seen = stalls(KINDS["plain"], depth, num_alone=0, mixed_chunk=True, max_slowdown=2.5)
     # A step of six to eight rows takes 6.4 to 7.5 ms; a bound is never below 10 ms.
     assert seen.longest_s <= 2.5 * 0.0078
-    assert seen.first_s <= 2.5 * 0.0078
 
 
 def test_nine_of_ten_steps_keep_to_the_bound_though_they_take_up_to_a_third_longer() -> None:

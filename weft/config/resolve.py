@@ -589,8 +589,8 @@ def _kv_tokens(
 
 def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Memory for what lives during a step: activations of the longest piece of prompt, logits, and
-    the libraries; on a GPU also the graphs, which have activations of their own,
-    and the table of slots.
+    the libraries; for what stays encoded of pictures; on a GPU also the graphs, which have
+    activations of their own, and the table of slots.
     """
     tokens = config.context_length
     if config.chunked_prefill_size > 0:
@@ -605,7 +605,10 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
     activations = tokens * (4 * model.hidden_size + model.inner_size + model.mixer_size) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
-    encoder = 0 if model.vision is None else 4 * model.vision.num_work_floats
+    encoder = 0
+    if model.vision is not None:
+        encoder = 4 * model.vision.num_work_floats
+        encoder += config.encoder_cache_tokens * encoded_bytes(model)
     return (
         activations
         + encoder
@@ -614,6 +617,11 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
         + (graph_bytes(config) if on_gpu else 0)
         + LIBRARY_BYTES[config.device]
     )
+
+
+def encoded_bytes(model: ModelConfig) -> int:
+    """Of the vectors that stand for one token of a picture, in float32."""
+    return 4 * model.hidden_size * (1 + model.decoder.deepstack)
 
 
 def _draft_work_bytes(config: EngineConfig, draft: ModelConfig) -> int:

@@ -10,7 +10,7 @@ nothing is computed with them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -73,6 +73,13 @@ MAY_DIFFER = (  # of the config
 )
 
 log = EventLog("engine")
+
+
+def _pieces_of(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[bytes | memoryview]:
+    """All that tells tensors from others, for a digest."""
+    for name, tensor in named:
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+        yield tensor.cpu().view(torch.uint8).numpy().data
 
 
 def _sizes(found: Sequence[WeightMatch]) -> list[int]:
@@ -225,13 +232,10 @@ class WeightStore:
             for (weight, _), tensor in zip(wanted.values(), tensors, strict=True):
                 put_tensor(weight, tensor)
 
-        pieces: list[bytes | memoryview] = []
-        for name, tensor in zip(wanted, tensors, strict=True):
-            pieces.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            pieces.append(tensor.cpu().view(torch.uint8).numpy().data)
-        return self._put(put, [tensor.nbytes for tensor in tensors], self._added(pieces))
+        origin = self._added(_pieces_of(zip(wanted, tensors, strict=True)))
+        return self._put(put, [tensor.nbytes for tensor in tensors], origin)
 
-    def _added(self, pieces: Sequence[bytes | memoryview]) -> WeightOrigin:
+    def _added(self, pieces: Iterable[bytes | memoryview]) -> WeightOrigin:
         """The origin with what has come over the network."""
         if not self.follows_origin:
             return self.origin
