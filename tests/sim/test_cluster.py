@@ -13,7 +13,8 @@ from weft.route.policy import METHODS
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cluster import simulate_cluster
 from weft.sim.cost import PRESETS
-from weft.sim.run import DONE, Record, simulate
+from weft.sim.outcome import DONE
+from weft.sim.run import Record, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, VOCAB_SIZE
 

@@ -13,8 +13,9 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.fit import StepTime, fit
 from weft.sim.journal import read_journal
+from weft.sim.outcome import ABORTED, DONE
 from weft.sim.report import Slo, by_tenant, summarize
-from weft.sim.run import DONE, EngineTarget, Run, simulate
+from weft.sim.run import EngineTarget, Run, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, Arrival, Segment, TokenSource
 
@@ -75,19 +76,16 @@ def record(
 def test_journal_gives_the_requests_that_were_served() -> None:
     journal = read_journal(record())
     tokens, sent = TokenSource(SETTINGS.vocab_size), list(synthetic(TRAFFIC))
-    fitting = [
-        arrival
-        for arrival in sent
-        if arrival.prompt_len + arrival.max_new_tokens <= SETTINGS.context_length
-    ]
-    assert 0 < journal.num_left_out == len(sent) - len(fitting)
+    assert journal.num_open == journal.num_invalid == 0
     assert journal.settings == SETTINGS
     assert [arrival.prompt for arrival in journal.arrivals] == [
-        tokens.pack(arrival.prompt) for arrival in fitting
+        tokens.pack(arrival.prompt) for arrival in sent
     ]
-    assert [arrival.output_len for arrival in journal.arrivals] == [
-        arrival.output_len for arrival in fitting
-    ]
+    fits = journal.record.state == DONE
+    assert 0 < journal.num_guessed == (~fits).sum()
+    for arrival, was, done in zip(journal.arrivals, sent, fits, strict=True):
+        assert done == (was.prompt_len + was.max_new_tokens <= SETTINGS.context_length)
+        assert arrival.output_len == was.output_len or not done
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
     assert times == sorted(times)
@@ -155,7 +153,8 @@ def test_times_count_from_the_first_arrival_whatever_the_clock_said() -> None:
 
 def test_journal_can_be_simulated_with_other_settings() -> None:
     journal = read_journal(record())
-    result = simulate(journal.settings, COST, journal.arrivals)
+    larger = replace(journal.settings, context_length=1_024)
+    result = simulate(larger, COST, journal.arrivals)
     assert (result.state == DONE).all()
     assert result.output_len.tolist() == [arrival.output_len for arrival in journal.arrivals]
 
@@ -164,8 +163,9 @@ def test_requests_that_had_not_ended_are_left_out() -> None:
     records = record()
     whole, cut = read_journal(records), read_journal(records[: len(records) // 2])
     assert 0 < len(cut.arrivals) < len(whole.arrivals)
-    assert cut.num_left_out > whole.num_left_out
-    assert all(arrival in whole.arrivals for arrival in cut.arrivals)
+    assert cut.num_open > whole.num_open == 0
+    prompts = [arrival.prompt for arrival in whole.arrivals]
+    assert all(arrival.prompt in prompts for arrival in cut.arrivals)
 
 
 def test_the_cost_of_a_step_follows_from_the_journal_alone() -> None:
@@ -215,7 +215,7 @@ def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:
     while engine.has_work:
         engine.step()
     journal = read_journal(records)
-    assert journal.num_aborted == 1
+    assert journal.record.state.tolist() == [ABORTED, DONE]
     left, whole = journal.arrivals
     assert 0 < left.output_len < whole.output_len == 50
     table = by_tenant(simulate(SETTINGS, COST, journal.arrivals))

@@ -7,8 +7,9 @@ import pytest
 
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
+from weft.sim.outcome import DONE, REFUSED
 from weft.sim.report import Slo, compare, describe, fairness, summarize
-from weft.sim.run import DONE, REFUSED, Record
+from weft.sim.run import Record
 from weft.sim.table import number, table
 
 

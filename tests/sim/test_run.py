@@ -8,8 +8,9 @@ import pytest
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import PRESETS
+from weft.sim.outcome import DONE, OPEN, REFUSED
 from weft.sim.report import Slo, summarize
-from weft.sim.run import DONE, OPEN, REFUSED, simulate
+from weft.sim.run import simulate
 from weft.sim.synthetic import Traffic, at_once, synthetic
 from weft.sim.trace import EOS, OUTPUT, Arrival, Segment
 

@@ -29,7 +29,8 @@ from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import StepMeter, decode_rows_of
 from weft.sim.fit import StepTime
-from weft.sim.run import REFUSED, Around, EngineTarget, Record, Run, SteppableEngine
+from weft.sim.outcome import REFUSED
+from weft.sim.run import Around, EngineTarget, Record, Run, SteppableEngine
 from weft.sim.trace import Arrival, TokenSource
 
 MAX_KEYS = 100_000  # prompts of one run; those of another share no prefix with them

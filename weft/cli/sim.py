@@ -50,7 +50,7 @@ from weft.sim.files import read_trace
 from weft.sim.fit import DisturbedCost, fit, fit_usual, read_steps
 from weft.sim.journal import Journal, read_journal
 from weft.sim.plot import plot
-from weft.sim.report import Slo, Summary, by_tenant, compare, describe, summarize
+from weft.sim.report import Slo, Summary, by_tenant, compare, describe, outcomes, summarize
 from weft.sim.run import Clock, Record, simulate
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.table import number, table
@@ -248,15 +248,22 @@ def sim(argv: Sequence[str]) -> int:
             arrivals = (one._replace(ttft_ms=options.ttft_ms) for one in arrivals)
         records.append(_run(variant, cost, options, arrivals, journal, filmed))
     summaries = [summarize(record, slo) for record in records]
+    recorded = None
     if journal is not None and journal.arrivals:
-        print(_beside_recorded(journal, summaries[0], slo))
+        recorded = summarize(journal.record, slo)
+        print(_beside_recorded(recorded, summaries[0]))
     _print(variants, records, summaries)
+    _print_outcomes(variants, summaries, recorded)
+    if journal is not None and recorded is not None:
+        tenants = by_tenant(journal.record)
+        if tenants:
+            print(f"\nrecorded\n{tenants}")
     for variant, record in zip(variants, records, strict=True):
         tenants = by_tenant(record)
         if tenants:
-            print(f"\n{variant.name}\n{tenants}")
+            print(f"\n{variant.name or 'simulated'}\n{tenants}")
     if options.json:
-        _write_json(options, cost, variants, records, summaries)
+        _write_json(options, cost, variants, records, summaries, recorded)
     if options.plot:
         plot(options.plot, [variant.name for variant in variants], records)
     if filmed:
@@ -384,9 +391,8 @@ def _cost(text: str, journal: Journal | None) -> CostModel:
     return fitted.cost
 
 
-def _beside_recorded(journal: Journal, simulated: Summary, slo: Slo) -> str:
+def _beside_recorded(recorded: Summary, simulated: Summary) -> str:
     """The recorded run and the simulated one of its first settings, figure by figure."""
-    recorded = summarize(journal.record, slo)
     rows = []
     pairs = [
         ("output tokens/s", recorded.output_per_s, simulated.output_per_s),
@@ -395,8 +401,25 @@ def _beside_recorded(journal: Journal, simulated: Summary, slo: Slo) -> str:
         ("E2E p50, ms", 1e3 * recorded.e2e_s[0], 1e3 * simulated.e2e_s[0]),
     ]
     for name, was, now in pairs:
-        rows.append([name, number(was), number(now), f"{now / was - 1:+.1%}"])
+        change = "-"
+        if was > 0 and now == now:
+            change = f"{now / was - 1:+.1%}"
+        rows.append([name, number(was), number(now), change])
     return table(["", "recorded", "simulated", ""], rows) + "\n"
+
+
+def _print_outcomes(
+    variants: Sequence[SimVariant], summaries: Sequence[Summary], recorded: Summary | None
+) -> None:
+    """What became of the requests in each run, the recorded one before all others; nothing if all
+    were finished, or the one run has said so."""
+    names = [variant.name or "simulated" for variant in variants]
+    runs = list(summaries)
+    if recorded is not None:
+        names.insert(0, "recorded")
+        runs.insert(0, recorded)
+    if len(runs) > 1 and any(run.finished < run.requests for run in runs):
+        print(f"\n{outcomes(names, runs)}")
 
 
 def _arrivals(options: SimOptions, traffic: Traffic, journal: Journal | None) -> Iterator[Arrival]:
@@ -426,18 +449,14 @@ def _journal(name: str) -> Journal | None:
             f"{name} is damaged at {reader.damage}; the requests behind that are left out",
             file=sys.stderr,
         )
-    if journal.num_left_out:
-        print(
-            f"{journal.num_left_out:,} requests that got no token, or were open at the end, are "
-            "left out",
-            file=sys.stderr,
-        )
-    if journal.num_aborted:
-        print(
-            f"{journal.num_aborted:,} requests were aborted or failed: here they end with as many "
-            "tokens as they got",
-            file=sys.stderr,
-        )
+    notes = [
+        (journal.num_open, "were open at the end, and are left out"),
+        (journal.num_invalid, "were invalid under any settings, and are left out"),
+        (journal.num_guessed, "did not come to their end: the length of their output is guessed"),
+    ]
+    for num, words in notes:
+        if num:
+            print(f"{num:,} requests {words}", file=sys.stderr)
     return journal
 
 
@@ -447,13 +466,10 @@ def _begins_with(name: str, magic: bytes) -> bool:
 
 
 def _plain(settings: SchedulerSettings) -> dict[str, Value]:
-    """A journal's settings as defaults of the options;
-    whoever queued too long then was refused, and is not in it.
-    """
+    """A journal's settings as defaults of the options."""
     values: dict[str, Value] = {}
     for item in fields(settings):
         values[SHORT_NAMES.get(item.name, item.name)] = getattr(settings, item.name)
-    values["max_queued_requests"] = DEFAULTS["max_queued_requests"]
     if settings.states is not None:
         values["state_slots"] = settings.states.num_slots
     return values
@@ -485,23 +501,27 @@ def _write_json(
     variants: Sequence[SimVariant],
     records: Sequence[Record],
     summaries: Sequence[Summary],
+    recorded: Summary | None,
 ) -> None:
     runs = []
     for variant, record, summary in zip(variants, records, summaries, strict=True):
-        found = changes(records[0], record)
-        worst = [change._asdict() for change in found.worst]
+        changed = changes(records[0], record)
+        worst = [change._asdict() for change in changed.worst]
         run = {
             "name": variant.name,
             "replicas": options.replicas,
             "router": variant.router,
             "settings": asdict(variant.settings),
             "figures": summary.to_dict(),
-            "against_first": found._asdict() | {"worst": worst},
+            "against_first": changed._asdict() | {"worst": worst},
         }
         runs.append(run)
+    found: dict[str, Any] = {"cost": cost._asdict()}
+    if recorded is not None:
+        found["recorded"] = recorded.to_dict()
     try:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"cost": cost._asdict(), "runs": runs}, file, indent=1)
+            json.dump(found | {"runs": runs}, file, indent=1)
     except OSError as exc:
         raise SettingsError(f"cannot write {options.json}: {exc.strerror}") from exc
 

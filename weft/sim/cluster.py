@@ -20,7 +20,7 @@ import numpy as np
 from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import Abort, GenerateRequest
 from weft.route.policy import EngineRouter, RoutedRequest
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
@@ -90,6 +90,12 @@ class Cluster:
             replica.clock.wait_until(time_s)
             self._queue(rank)
         replica.engine.submit(message)
+
+    def abort(self, number: int) -> None:
+        # Those that do not have it take no notice.
+        for replica, is_busy in zip(self._replicas, self._is_busy, strict=True):
+            if is_busy:
+                replica.engine.submit(Abort(ids=(number,)))
 
     def step(self) -> list[FromEngine]:
         """One step of the engine that is furthest behind."""

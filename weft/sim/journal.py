@@ -3,10 +3,14 @@ and how long their outputs became; how long its steps took; and what its request
 
 A journal holds what entered the core; how a request ended follows from that. So the journal is
 replayed, and a tap between the replay and its engine notes requests, tokens and final words.
+
+Requests that the core refused or ended have entered it, so they are traffic, too: with other
+settings they may be taken. How long their outputs would have become is guessed (`lengths.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,22 +21,25 @@ from weft.engine.engine import Engine
 from weft.journal.replay import Replay
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
-from weft.messages.requests import BatchGenerate, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.plan.step import Plan
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.fit import StepTime
 from weft.sim.gaps import Gaps
-from weft.sim.run import DONE, Record, RequestColumns
-from weft.sim.trace import Arrival
+from weft.sim.lengths import OutputLengths
+from weft.sim.outcome import ABORTED, DONE, INVALID, REFUSED, state_of, why_refused
+from weft.sim.run import Record, RequestColumns
+from weft.sim.trace import FILLER, Arrival
 
 
 class Journal(NamedTuple):
     settings: SchedulerSettings  # of the engine that wrote it
     arrivals: list[Arrival]  # with their prompts and outputs as they were
-    num_left_out: int  # requests that got no token, or were open at the end
-    num_aborted: int  # of `arrivals`, that end where their client left them, or they failed
+    num_open: int  # requests that are left out: they had not ended
+    num_invalid: int  # left out, too: no setting of the scheduler makes them right
+    num_guessed: int  # of `arrivals`, whose output has a length that is guessed
     steps: list[StepTime]  # that ran
     overlaps: bool  # whether it planned a step while another ran
     record: Record  # what the requests of `arrivals` saw
@@ -54,39 +61,60 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     replay.engine = tap  # type: ignore[assignment]
     replay.run()
     settings = replay.began.settings
+    lengths = tap.lengths()
     arrivals: list[Arrival] = []
     seen = _Seen()
-    num_aborted = 0
+    num_open = 0
+    num_invalid = 0
+    num_guessed = 0
     for time_s, message in tap.sent:
         finish = tap.finished.get(message.id)
         if finish is None:
+            num_open += 1
             continue
-        if finish.reason not in ("stop", "length"):
-            if not finish.completion_tokens:
-                continue
-            num_aborted += 1
+        state = tap.state_of(finish)
+        if state == REFUSED and why_refused(finish) == INVALID:
+            num_invalid += 1
+            continue
         seen.enter(len(arrivals), time_s, message, finish, tap)
-        first_s = tap.sent[0][0]
-        arrival = _arrival(
-            max(time_s - first_s, 0.0),
-            message,
-            finish.completion_tokens,
-            settings.context_length,
-        )
+        is_whole = state == DONE or (state == ABORTED and finish.completion_tokens > 0)
+        output_len = finish.completion_tokens
+        if not is_whole:
+            output_len = _guessed_len(message, output_len, lengths, settings.context_length)
+            num_guessed += 1
         output = tap.outputs.get(message.id, [])
-        if len(output) == arrival.output_len:
-            arrival = arrival._replace(output=np.array(output, dtype=np.int32).tobytes())
+        if len(output) != finish.completion_tokens:
+            output = []
+        leaves_s = math.inf
+        if state == ABORTED and not is_whole:
+            leaves_s = tap.ended_s[message.id] - time_s
+        first_s = tap.sent[0][0]
+        arrival = _arrival(max(time_s - first_s, 0.0), message, output_len, output)
+        arrival = arrival._replace(is_cut=state == ABORTED and is_whole, leaves_s=leaves_s)
         arrivals.append(arrival)
-    num_left_out = len(tap.sent) - len(arrivals)
     return Journal(
         settings,
         arrivals,
-        num_left_out,
-        num_aborted,
+        num_open,
+        num_invalid,
+        num_guessed,
         steps,
         replay.began.depth > 0,
         seen.record(tap.gaps),
     )
+
+
+def _guessed_len(
+    message: GenerateRequest, num_tokens: int, lengths: OutputLengths, context_length: int
+) -> int:
+    """How long the output of a request would have become that was ended after `num_tokens`."""
+    sampling = message.sampling
+    bound = sampling.max_new_tokens
+    if bound is None:
+        bound = max(context_length - len(message.input_ids) // 4, 1)
+    if sampling.ignore_eos:
+        return bound
+    return lengths.guess(message.tenant, beyond=num_tokens, bound=bound)
 
 
 class _Seen:
@@ -103,8 +131,8 @@ class _Seen:
         self._columns.enter(number, sent_s, len(message.input_ids) // 4, tenant)
         self._columns.finish(msgspec.structs.replace(finish, id=number), tap.ended_s[message.id])
         self._columns.first_s[number] = tap.first_s.get(message.id, np.nan)
-        # Here a request counts by its tokens, also one that its client left.
-        self._columns.state[number] = DONE
+        # The front has found the end of some: a stop string.
+        self._columns.state[number] = tap.state_of(finish)
 
     def record(self, gaps: Gaps) -> Record:
         return self._columns.record(gaps, list(self._tenants))
@@ -120,6 +148,7 @@ class _Tap:
         self.ended_s: dict[int, float] = {}
         self.outputs: dict[int, list[int]] = {}  # tokens, by id
         self.gaps = Gaps()
+        self._stopped: set[int] = set()  # whose end the front has found
         self._last_s: dict[int, float] = {}  # when the last token of an open request came
         self._replay = replay
         self._engine = engine
@@ -141,7 +170,29 @@ class _Tap:
         elif isinstance(message, BatchGenerate):
             for member in message.members():
                 self.sent.append((now, member))
+        elif isinstance(message, Abort) and message.output_lens:
+            self._stopped.update(message.ids)
         return reply
+
+    def lose(self, ids: tuple[int, ...], message: str) -> None:
+        self._engine.lose(ids, message)
+
+    def state_of(self, finish: Finish) -> int:
+        """What became of a request: `outcome.state_of`, and one with a stop string is done."""
+        if finish.id in self._stopped and finish.reason == "abort":
+            return DONE
+        return state_of(finish)
+
+    def lengths(self) -> OutputLengths:
+        """Of the outputs that came to their end. Those of no token were no outputs."""
+        found = OutputLengths()
+        for _, message in self.sent:
+            finish = self.finished.get(message.id)
+            if finish is None or not finish.completion_tokens:
+                continue
+            if self.state_of(finish) == DONE:
+                found.note(message.tenant, finish.completion_tokens)
+        return found
 
     def step(self) -> list[FromEngine]:
         replies = self._engine.step()
@@ -174,23 +225,27 @@ class _Tap:
 
 
 def _arrival(
-    time_s: float, message: GenerateRequest, output_len: int, context_length: int
+    time_s: float, message: GenerateRequest, output_len: int, output: list[int]
 ) -> Arrival:
+    """`output`: its first tokens, as far as they are known; behind them it has fillers."""
     sampling = message.sampling
-    max_new_tokens = sampling.max_new_tokens
-    if max_new_tokens is None:
-        max_new_tokens = context_length - len(message.input_ids) // 4
+    known = b""
+    if output:
+        more = [FILLER] * (output_len - len(output))
+        known = np.array(output + more, dtype=np.int32).tobytes()
     # An output that ended early must be able to end in the simulation, too.
     ended_early = output_len < (sampling.max_new_tokens or 0)
     return Arrival(
         time_s=time_s,
         prompt=message.input_ids,
         output_len=output_len,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=sampling.max_new_tokens,
         tenant=message.tenant,
         priority=message.priority,
         ttft_ms=message.ttft_ms,
+        timeout_ms=message.timeout_ms,
         ignore_eos=sampling.ignore_eos and not ended_early,
         salt=message.cache_salt,
         adapter=message.adapter,
+        output=known,
     )

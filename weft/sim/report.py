@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.sim.run import DONE, REFUSED, DoubleArray, Record
+from weft.arrays import BoolArray
+from weft.sim.outcome import ABORTED, DONE, REFUSED
+from weft.sim.run import DoubleArray, Record
 from weft.sim.table import number, table
 
 Percentiles: TypeAlias = tuple[float, float, float]
@@ -28,11 +30,15 @@ class Slo(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """Figures of one run. Times in seconds;
-    percentiles are p50, p90, p99 of finished requests, of `itl_s` of all tokens.
+    percentiles are p50, p90, p99 of requests that were served, of `itl_s` of all tokens.
+    Served are those that were finished, or aborted with tokens.
     """
 
     requests: int
-    refused: int
+    finished: int
+    aborted: int  # by their clients
+    refused: int  # or ended by the engine
+    refused_by: dict[str, int]  # by reason
     duration_s: float  # from the first arrival to the last token
     requests_per_s: float
     output_per_s: float  # tokens
@@ -56,7 +62,7 @@ class Summary:
 
 
 def summarize(record: Record, slo: Slo) -> Summary:
-    done = record.state == DONE
+    done = was_served(record)
     num_done = int(done.sum())
     duration = _duration_s(record)
     prompt = int(record.prompt_len[done].sum())
@@ -67,13 +73,15 @@ def summarize(record: Record, slo: Slo) -> Summary:
     # A request of one token has no time between tokens, and keeps any bound on it.
     is_fluent = ~(mean_itl_of(record) > slo.itl_s)
     num_good = int((done & is_prompt & is_fluent).sum())
-    num_refused = int((record.state == REFUSED).sum())
     num_cached = int(record.cached_len[done].sum())
     meter = record.meter
     gaps = record.gaps
     return Summary(
         requests=len(record),
-        refused=num_refused,
+        finished=int((record.state == DONE).sum()),
+        aborted=int((record.state == ABORTED).sum()),
+        refused=int((record.state == REFUSED).sum()),
+        refused_by=refused_by(record),
         duration_s=duration,
         requests_per_s=num_done / duration,
         output_per_s=output / duration,
@@ -93,9 +101,29 @@ def summarize(record: Record, slo: Slo) -> Summary:
     )
 
 
+def was_served(record: Record) -> BoolArray:
+    """[N] whether a request was finished, or got tokens until its client left it."""
+    has_some = (record.state == ABORTED) & (record.output_len > 0)
+    served: BoolArray = (record.state == DONE) | has_some
+    return served
+
+
+def refused_by(record: Record, tenant: int | None = None) -> dict[str, int]:
+    """How many requests, of all or of one tenant, were refused, by reason."""
+    refused = record.state == REFUSED
+    if tenant is not None:
+        refused &= record.tenant == tenant
+    found: dict[str, int] = {}
+    for place, reason in sorted(enumerate(record.reasons), key=lambda each: each[1]):
+        num = int((refused & (record.reason == place)).sum())
+        if num:
+            found[reason] = num
+    return found
+
+
 def _duration_s(record: Record) -> float:
-    """From the first arrival to the last token; NaN if no request was finished."""
-    ends = record.end_s[record.state == DONE]
+    """From the first arrival to the last token; NaN if no request was served."""
+    ends = record.end_s[was_served(record)]
     if not len(ends):
         return float("nan")
     began_s = np.nanmin(record.sent_s)
@@ -111,9 +139,9 @@ def ttft_of(record: Record) -> DoubleArray:
 
 
 def e2e_of(record: Record) -> DoubleArray:
-    """[N] seconds to the last token; NaN for requests that were refused."""
+    """[N] seconds to the last token; NaN for requests that were not served."""
     seconds = record.end_s - record.sent_s
-    return np.where(record.state == DONE, seconds, np.nan)
+    return np.where(was_served(record), seconds, np.nan)
 
 
 def mean_itl_of(record: Record) -> DoubleArray:
@@ -130,7 +158,7 @@ def fairness(record: Record) -> float:
     asks for more does not look better served, and who waits longer does look worse.
     Source: Jain, Chiu and Hawe, DEC-TR-301 (1984).
     """
-    done = record.state == DONE
+    done = was_served(record)
     if not done.any():
         return float("nan")
     tenants = record.tenant[done]
@@ -163,8 +191,7 @@ def describe(summary: Summary) -> str:
     for name, values in _times(summary).items():
         times.append([name, *map(_seconds, values)])
     facts = [
-        f"{summary.requests:,} requests in {_seconds(summary.duration_s)}, {summary.refused:,} "
-        "refused",
+        f"{summary.requests:,} requests in {_seconds(summary.duration_s)}: {_ends(summary)}",
         f"throughput   {number(summary.requests_per_s)} requests/s, "
         f"{number(summary.output_per_s)} output tokens/s, {number(summary.total_per_s)} with "
         "prompts",
@@ -181,7 +208,32 @@ def describe(summary: Summary) -> str:
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
 
 
+def _ends(summary: Summary) -> str:
+    words = f"{summary.finished:,} finished, "
+    if summary.aborted:
+        words += f"{summary.aborted:,} aborted, "
+    words += f"{summary.refused:,} refused"
+    reasons = [f"{num:,} {reason}" for reason, num in summary.refused_by.items()]
+    if reasons:
+        words += f" ({', '.join(reasons)})"
+    return words
+
+
+def outcomes(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+    """What became of the requests: a table with a row for each run."""
+    reasons = sorted({reason for each in summaries for reason in each.refused_by})
+    rows = []
+    for name, each in zip(names, summaries, strict=True):
+        counts = [each.requests, each.finished, each.aborted, each.refused]
+        counts += [each.refused_by.get(reason, 0) for reason in reasons]
+        rows.append([name, *(f"{count:,}" for count in counts)])
+    return table(["", "requests", "finished", "aborted", "refused", *reasons], rows)
+
+
 MAX_TENANTS = 20  # that are listed
+
+
+STATES = (DONE, ABORTED, REFUSED)
 
 
 def by_tenant(record: Record) -> str:
@@ -192,16 +244,19 @@ def by_tenant(record: Record) -> str:
     ttft = ttft_of(record)
     e2e = e2e_of(record)
     served = np.bincount(record.tenant, weights=record.output_len, minlength=len(record.tenants))
+    reasons = list(refused_by(record))
     rows = []
     for tenant in np.argsort(-served, kind="stable")[:MAX_TENANTS].tolist():
         is_theirs = record.tenant == tenant
-        done = is_theirs & (record.state == DONE)
+        done = is_theirs & was_served(record)
+        why = refused_by(record, tenant)
         first = percentiles(ttft[done])
         whole = percentiles(e2e[done])
         row = [
             record.tenants[tenant] or "(none)",
             f"{int(is_theirs.sum()):,}",
-            f"{int((is_theirs & (record.state == REFUSED)).sum()):,}",
+            *(f"{int((is_theirs & (record.state == state)).sum()):,}" for state in STATES),
+            *(f"{why.get(reason, 0):,}" for reason in reasons),
             f"{int(served[tenant]):,}",
             f"{int(record.cached_len[done].sum()):,}",
             _seconds(first[0]),
@@ -209,8 +264,9 @@ def by_tenant(record: Record) -> str:
             _seconds(whole[0]),
         ]
         rows.append(row)
-    header = ["tenant", "requests", "refused", "tokens", "cached", "TTFT p50", "p99", "E2E p50"]
-    return table(header, rows)
+    ends = ["finished", "aborted", "refused", *reasons]
+    times = ["TTFT p50", "p99", "E2E p50"]
+    return table(["tenant", "requests", *ends, "tokens", "cached", *times], rows)
 
 
 COLUMNS = [

@@ -17,21 +17,17 @@ from weft.arrays import LongArray
 from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.gaps import Gaps
+from weft.sim.outcome import ABORTED, DONE, OPEN, REFUSED, state_of, why_refused
 from weft.sim.trace import Arrival, TokenSource
 
 DoubleArray = NDArray[np.float64]
 NumberedArrival: TypeAlias = tuple[int, Arrival]  # with its place in the trace
-
-# Record.state
-OPEN = 0
-DONE = 1
-REFUSED = 2
 
 
 class Clock(Protocol):
@@ -83,6 +79,10 @@ class Target(Protocol):
         """A request that came at `time_s`, which is not later than `now_s`."""
         ...
 
+    def abort(self, number: int) -> None:
+        """The client of this request leaves."""
+        ...
+
     def step(self) -> list[FromEngine]: ...
 
 
@@ -114,6 +114,10 @@ class EngineTarget:
         self._engine.submit(message)
         self._has_sent = True
 
+    def abort(self, number: int) -> None:
+        self._engine.submit(Abort(ids=(number,)))
+        self._has_sent = True
+
     def step(self) -> list[FromEngine]:
         self._has_sent = False
         return self._engine.step()
@@ -132,9 +136,11 @@ class Record:
     output_len: LongArray  # [N] tokens that it got
     cached_len: LongArray  # [N] of its prompt, found in the cache
     retractions: LongArray  # [N]
-    state: LongArray  # [N] OPEN, DONE or REFUSED
+    state: LongArray  # [N] OPEN, DONE, REFUSED or ABORTED
     tenant: LongArray  # [N] number of its tenant
     tenants: list[str] = field(default_factory=list)  # their names
+    reason: LongArray = field(default_factory=lambda: _none(0))  # [N] why it was refused
+    reasons: list[str] = field(default_factory=list)  # in words
     gaps: Gaps = field(default_factory=Gaps)  # between the tokens of a request
     meter: StepMeter = field(default_factory=StepMeter)
     num_rows: int = 0  # rows that there are
@@ -172,6 +178,9 @@ class Run:
         self._due: list[tuple[float, int, Arrival]] = []  # heap: next turns whose time is known
         # Next turns, by the request that they wait for.
         self._parked: dict[int, list[NumberedArrival]] = {}
+        # Requests whose clients leave after a time: when, and which.
+        self._leaving: list[tuple[float, int]] = []
+        self._cut: set[int] = set()  # requests whose outputs end where their clients leave
         # The next request of the trace that waits for no other.
         self._next: NumberedArrival | None = None
 
@@ -183,6 +192,8 @@ class Run:
         self._pull(source)
         while True:
             next_s = self._send_due(source)
+            if self._leaving:
+                self._leave_due()
             if target.has_work:
                 for message in target.step():
                     if type(message) is StepOutput:
@@ -216,6 +227,14 @@ class Run:
                 self._send(first_s, number, arrival)
                 self._pull(source)
 
+    def _leave_due(self) -> None:
+        """Abort the requests whose clients have left by now."""
+        now = self._target.now_s
+        while self._leaving and self._leaving[0][0] <= now:
+            _, number = heapq.heappop(self._leaving)
+            if self._columns.ended(number) is None:
+                self._target.abort(number)
+
     def _pull(self, source: Iterator[NumberedArrival]) -> None:
         """Find the next arrival that waits for no other. Put aside those that do."""
         self._next = None
@@ -242,6 +261,10 @@ class Run:
         if self._lengths is not None:
             last_position = prompt_len + arrival.output_len - 1
             self._lengths.add(number, last_position, arrival.output)
+        if arrival.is_cut:
+            self._cut.add(number)
+        if arrival.leaves_s < math.inf:
+            heapq.heappush(self._leaving, (time_s + arrival.leaves_s, number))
         sampling = SamplingParams(
             max_new_tokens=arrival.max_new_tokens,
             temperature=0.0,
@@ -258,6 +281,7 @@ class Run:
             cache_salt=arrival.salt,
             adapter=arrival.adapter,
             ttft_ms=arrival.ttft_ms,
+            timeout_ms=arrival.timeout_ms,
         )
         self._target.submit(message, time_s)
 
@@ -273,6 +297,8 @@ class Run:
             self._gaps.add(gaps)
         for finish in output.finished:
             columns.finish(finish, now)
+            if finish.id in self._cut and columns.state[finish.id] == DONE:
+                columns.state[finish.id] = ABORTED
             for number, arrival in self._parked.pop(finish.id, ()):
                 self._follow(now, number, arrival)
 
@@ -284,7 +310,10 @@ class RequestColumns:
     """The numbers of all requests so far, by request. Arrays that double when they are full."""
 
     TIMES = ("sent_s", "first_s", "last_s", "end_s")
-    COUNTS = ("prompt_len", "output_len", "cached_len", "retractions", "state", "tenant")
+    COUNTS = (
+        *("prompt_len", "output_len", "cached_len", "retractions"),
+        *("state", "tenant", "reason"),
+    )
 
     def __init__(self) -> None:
         self.num = 0  # requests that were entered, and all with lower numbers
@@ -298,6 +327,8 @@ class RequestColumns:
         self.retractions = _none(0)
         self.state = _none(0)
         self.tenant = _none(0)
+        self.reason = _none(0)
+        self._reasons: dict[str, int] = {}
 
     def enter(self, number: int, sent_s: float, prompt_len: int, tenant: int) -> None:
         if number >= len(self.sent_s):
@@ -313,8 +344,10 @@ class RequestColumns:
         self.output_len[id] = finish.completion_tokens
         self.cached_len[id] = finish.cached_tokens
         self.retractions[id] = finish.retractions
-        is_refused = finish.reason in ("error", "abort")
-        self.state[id] = REFUSED if is_refused else DONE
+        self.state[id] = state_of(finish)
+        if self.state[id] == REFUSED:
+            why = why_refused(finish)
+            self.reason[id] = self._reasons.setdefault(why, len(self._reasons))
 
     def record(self, gaps: Gaps, tenants: list[str]) -> Record:
         """What became of all of them. `tenants`: their names, by number."""
@@ -330,6 +363,8 @@ class RequestColumns:
             state=self.state[sent],
             tenant=self.tenant[sent],
             tenants=tenants,
+            reason=self.reason[sent],
+            reasons=list(self._reasons),
             gaps=gaps,
         )
 

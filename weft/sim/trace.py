@@ -7,6 +7,7 @@ prefix as far as they begin with equal segments.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import NamedTuple, TypeAlias
 
@@ -43,7 +44,7 @@ class Arrival(NamedTuple):
     time_s: float
     prompt: AnyPrompt
     output_len: int  # how long its output will be: hidden from the scheduler
-    max_new_tokens: int  # what the scheduler is told
+    max_new_tokens: int | None  # what the scheduler is told; None: as many as fit
     tenant: str = ""
     after: int = -1
     priority: int = 0
@@ -51,8 +52,11 @@ class Arrival(NamedTuple):
     salt: str = ""  # prefixes are shared only with equal salts
     adapter: str = ""  # uid of its adapter; nothing: none
     ttft_ms: int = 0  # to its first token, as it asks; 0: any time
+    timeout_ms: int = 0  # until it is ended wherever it is, as it asks; 0: never
     # The token ids of its output, int32 each, `output_len` of them; nothing: they are fillers.
     output: bytes = b""
+    is_cut: bool = False  # its output ends there because its client leaves
+    leaves_s: float = math.inf  # after so long its client leaves, whatever it has got
 
     @property
     def prompt_len(self) -> int:
