@@ -21,6 +21,7 @@ USED = pytest.StashKey[bool]()  # whether a test has asked for the fresh seed
 # No test depends on the speed of the machine, or on what is drawn this time (but for those that ask for `fresh_seed`).
 settings.register_profile(
     "same",
+    max_examples=50,
     deadline=None,
     derandomize=True,
     database=None,
