@@ -18,7 +18,7 @@ from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.library import NotByLibrary
 
 TOLERANCE = 2e-4  # of log probabilities, float32
-NUM_GREEDY = 12
+NUM_GREEDY = 8
 # The code of transformers keeps states itself, and is refused then.
 NATIVE = [name for name in many.FAMILIES if name not in many.STATE_FAMILIES]
 NAMES = [*(f"native-{name}" for name in NATIVE), *by_library.FAMILIES]

@@ -136,6 +136,9 @@ class OracleHandoff(NoHandoff):
     def stop(self, why: str) -> None:
         self.is_stopped = True
 
+    def renew(self, why: str) -> None:
+        self.stop(why)
+
     def take(self) -> HandoffNews:
         self.look_at_all()
         found: list[FoundKv] = []

@@ -31,7 +31,7 @@ from weft.scheduler.settings import SchedulerSettings, TierSettings
 from weft.scheduler.tiers.kv import TieredKv
 
 # The last are seeds of worlds in which a read is given up, which few of them are.
-SCHEDULES = (*range(24), 54, 108)
+SCHEDULES = (*range(18), 54, 108)
 
 
 class TieredWorld(RecordedWorld):
@@ -159,7 +159,7 @@ def test_schedules_that_nobody_has_seen_before(number: int, fresh_seed: int) -> 
     run_tiered(fresh_seed * 1_000 + number)
 
 
-@pytest.mark.parametrize("seed", [401, 404])
+@pytest.mark.parametrize("seed", [401])
 def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> None:
     for world in run_tiered(seed, 8, puts_aside=True):
         world.replay(check=True)

@@ -69,7 +69,7 @@ def run(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> 
 # Random schedules
 
 
-NUM_SCHEDULES = 30  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 24  # `scripts/soak --schedules` has as many as there is time for
 
 
 @cache
