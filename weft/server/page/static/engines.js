@@ -1,49 +1,39 @@
 // Several engines behind one server (--dp-size): each in small, and one of them large.
 
-import { $, button, el, num } from "./parts.js";
+import { $, button, el, num, take, used } from "./parts.js";
 
-export class Engines {
-	// `chosen` is called when the user has chosen another one.
-	constructor(chosen) {
-		this.chosen = chosen;
-		this.rank = null; // of the one that is shown: first the first that is seen
-		this.shown = new Map();
-	}
+const shown = new Map(); // buttons by rank
+export let rank = null; // of the one that is shown: first the first that is seen
 
-	clear() {
-		this.shown.clear();
-		$("engines").replaceChildren();
-	}
+export function clear() {
+	shown.clear();
+	$("engines").replaceChildren();
+}
 
-	// Returns whether this picture is of the engine that is shown.
-	show({ rank, stats }) {
-		this.rank ??= rank;
-		let one = this.shown.get(rank);
-		if (!one) {
-			one = this.add(rank);
-			$("engines").hidden = this.shown.size < 2;
-		}
-		const share = stats.kv_used / Math.max(stats.kv_tokens, 1);
-		one.words.textContent = `${num(stats.num_running)} running, ${num(stats.num_waiting)} waiting · KV ${Math.round(100 * share)} %`;
-		one.used.style.setProperty("--p", share.toFixed(4));
-		return rank === this.rank;
-	}
+// Returns whether this picture is of the engine that is shown. `chosen` is called when that changes.
+export function show({ rank: seen, stats }, chosen) {
+	rank ??= seen;
+	if (!shown.has(seen)) add(seen, chosen);
+	const [words, pool] = shown.get(seen).children;
+	words.textContent = `${num(stats.num_running)} running, ${num(stats.num_waiting)} waiting · KV ${Math.round(100 * used(stats))} %`;
+	take(pool.firstChild, used(stats));
+	return seen === rank;
+}
 
-	add(rank) {
-		const made = { rank, choice: button(`Engine ${rank}`, () => this.choose(rank), ""), words: el("small"), used: el("i", "c-decode") };
-		const pool = el("span", "pool");
-		pool.append(made.used);
-		made.choice.append(made.words, pool);
-		made.choice.setAttribute("aria-pressed", String(rank === this.rank));
-		this.shown.set(rank, made);
-		const all = [...this.shown.values()].sort((a, b) => a.rank - b.rank);
-		$("engines").replaceChildren(...all.map((one) => one.choice));
-		return made;
-	}
+function add(seen, chosen) {
+	const choice = button(`Engine ${seen}`, () => {
+		rank = seen;
+		mark();
+		chosen();
+	}, "");
+	choice.append(el("small"), el("span", "pool", el("i", "c-decode")));
+	shown.set(seen, choice);
+	mark();
+	const ranks = [...shown.keys()].sort((a, b) => a - b);
+	$("engines").replaceChildren(...ranks.map((one) => shown.get(one)));
+	$("engines").hidden = ranks.length < 2;
+}
 
-	choose(rank) {
-		this.rank = rank;
-		for (const one of this.shown.values()) one.choice.setAttribute("aria-pressed", String(one.rank === rank));
-		this.chosen();
-	}
+function mark() {
+	for (const [one, choice] of shown) choice.ariaPressed = one === rank;
 }

@@ -1,7 +1,9 @@
-// Server-sent events over fetch, which can carry a key. The stream ends while nobody sees the page,
-// and is taken up again when the server comes back.
+// Server-sent events over fetch, which can carry a key; none while nobody sees the page.
 
-import { headers, reason } from "./parts.js";
+import { check, headers } from "./parts.js";
+
+const FIRST_MS = 400;
+const LAST_MS = 5000;
 
 // The events of an answer: [name, data as text].
 export async function* events(answer) {
@@ -11,17 +13,12 @@ export async function* events(answer) {
 		for (;;) {
 			const { value, done } = await reader.read();
 			if (done) return;
-			rest += value;
-			const blocks = rest.split("\n\n");
+			const blocks = (rest + value).split("\n\n");
 			rest = blocks.pop();
 			for (const block of blocks) {
-				let name = "message";
-				const data = [];
-				for (const line of block.split("\n")) {
-					if (line.startsWith("event: ")) name = line.slice(7);
-					if (line.startsWith("data: ")) data.push(line.slice(6));
-				}
-				yield [name, data.join("\n")];
+				const lines = block.split("\n");
+				const field = (name) => lines.filter((line) => line.startsWith(name)).map((line) => line.slice(name.length)).join("\n");
+				yield [field("event: "), field("data: ")];
 			}
 		}
 	} finally {
@@ -29,59 +26,47 @@ export async function* events(answer) {
 	}
 }
 
-const FIRST_MS = 400;
-const LAST_MS = 5000;
+let on = null; // a function for each event, and `state(kind, words)` for how the stream is
+let pause = FIRST_MS;
+let isClosed = false; // until a key comes
+let stop = null;
 
-export class Feed {
-	// `on` has a function for each event, and `state(kind, words)` for how the stream is.
-	constructor(on) {
-		this.on = on;
-		this.pause = FIRST_MS;
-		this.isClosed = false; // until a key comes
-		document.addEventListener("visibilitychange", () => this.look());
-	}
+export function open(handlers) {
+	on = handlers;
+	isClosed = false;
+	look();
+}
 
-	look() {
-		if (document.hidden) {
-			this.stop?.abort();
-			this.on.state("wait", "hidden");
-		} else if (!this.stop && !this.isClosed) {
-			this.run();
-		}
+export function look() {
+	if (document.hidden) {
+		stop?.abort();
+		on.state("wait", "hidden");
+	} else if (!stop && !isClosed) {
+		run();
 	}
+}
 
-	open() {
-		this.isClosed = false;
-		this.look();
+async function run() {
+	stop = new AbortController();
+	const signal = stop.signal;
+	for (;;) {
+		const words = await follow(signal).then(() => "the stream has ended", () => "no server: connecting again");
+		if (signal.aborted || isClosed) break;
+		on.state("away", words);
+		await new Promise((done) => setTimeout(done, pause));
+		pause = Math.min(pause * 1.6, LAST_MS);
 	}
+	stop = null;
+	if (signal.aborted && !document.hidden) look();
+}
 
-	async run() {
-		this.stop = new AbortController();
-		const signal = this.stop.signal;
-		while (!signal.aborted && !this.isClosed) {
-			try {
-				await this.read(signal);
-				if (!signal.aborted) this.on.state("away", "the stream has ended");
-			} catch (error) {
-				if (!signal.aborted) this.on.state("away", "no server: connecting again");
-			}
-			if (signal.aborted || this.isClosed) break;
-			await new Promise((done) => setTimeout(done, this.pause));
-			this.pause = Math.min(this.pause * 1.6, LAST_MS);
-		}
-		this.stop = null;
-		if (signal.aborted && !document.hidden) this.look();
+async function follow(signal) {
+	const answer = await fetch("events", { headers: headers("admin"), signal, cache: "no-store" });
+	if (answer.status === 401 || answer.status === 403) {
+		isClosed = true;
+		await check(answer).catch((error) => on.refused(error.message));
 	}
-
-	async read(signal) {
-		const answer = await fetch("events", { headers: headers("admin"), signal, cache: "no-store" });
-		if (answer.status === 401 || answer.status === 403) {
-			this.isClosed = true;
-			this.on.refused(await reason(answer));
-			return;
-		}
-		if (!answer.ok) throw new Error(await reason(answer));
-		this.pause = FIRST_MS;
-		for await (const [name, data] of events(answer)) this.on[name]?.(JSON.parse(data));
-	}
+	await check(answer);
+	pause = FIRST_MS;
+	for await (const [name, data] of events(answer)) on[name]?.(JSON.parse(data));
 }

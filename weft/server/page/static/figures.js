@@ -1,87 +1,72 @@
-// The figures at the top: what Grafana's dashboard shows of the last minutes, here of the last
-// seconds. Rates are differences of counters, as Prometheus would take them.
+// The figures at the top. Rates are differences of counters, as Prometheus would take them.
 
-import { $, clear, colour, el, short } from "./parts.js";
+import { $, clear as empty, colour, el, short, used } from "./parts.js";
 
 const SPAN_S = 3; // of rates
 const KEPT_S = 60; // of hits, and of the small curves
+const TITLES = [
+	["Output tokens/s", "decode"],
+	["Prompt tokens/s", "prefill"],
+	["Cache hits", "cached"],
+	["Running", "decode"],
+	["Waiting", "warn"],
+	["KV in use", "cached"],
+];
 
-export class Figures {
-	constructor() {
-		this.past = [];
-		this.tiles = {};
-		this.tile("out", "Output tokens/s", "decode");
-		this.tile("in", "Prompt tokens/s", "prefill");
-		this.tile("hits", "Cache hits", "cached");
-		this.tile("running", "Running", "decode");
-		this.tile("waiting", "Waiting", "warn");
-		this.tile("memory", "KV in use", "cached");
-	}
+const tiles = TITLES.map(([title, shade]) => {
+	const value = el("dd");
+	const curve = el("canvas");
+	curve.ariaHidden = true;
+	$("figures").append(el("div", "panel", el("dt", "", title), value, curve));
+	return { value, curve, shade, points: [] };
+});
+let past = [];
 
-	tile(name, title, shade) {
-		const box = el("div");
-		const value = el("dd");
-		const curve = el("canvas");
-		curve.setAttribute("aria-hidden", "true");
-		box.append(el("dt", "", title), value, curve);
-		$("figures").append(box);
-		this.tiles[name] = { value, curve, shade, points: [] };
-	}
+export function clear() {
+	past = [];
+	for (const tile of tiles) tile.points = [];
+}
 
-	clear() {
-		this.past = [];
-		for (const tile of Object.values(this.tiles)) tile.points = [];
-	}
+export function show(at, stats) {
+	const last = past.at(-1);
+	if (last && (at < last.at || stats.total_steps < last.stats.total_steps)) clear();
+	past.push({ at, stats });
+	while (past.length > 2 && at - past[1].at > KEPT_S) past.shift();
+	const near = past.find((one) => at - one.at <= SPAN_S);
+	const passed = at - near.at || Infinity;
+	const rate = (name) => (stats[name] - near.stats[name]) / passed;
+	const first = past[0].stats;
+	let prompts = stats.total_prompt_tokens - first.total_prompt_tokens;
+	let cached = stats.total_cached_tokens - first.total_cached_tokens;
+	if (!prompts) [prompts, cached] = [stats.total_prompt_tokens, stats.total_cached_tokens];
+	const values = [
+		[rate("total_generated_tokens")],
+		[rate("total_prompt_tokens")],
+		[prompts ? (100 * cached) / prompts : 0, "%"],
+		[stats.num_running, `of ${stats.max_running_requests}`],
+		[stats.num_waiting],
+		[100 * used(stats), "%"],
+	];
+	values.forEach(([value, unit], i) => set(tiles[i], at, value, unit));
+}
 
-	show(at, stats) {
-		const past = this.past;
-		if (past.length && (at < past[past.length - 1].at || stats.total_steps < past[past.length - 1].stats.total_steps)) this.clear();
-		this.past.push({ at, stats });
-		while (this.past.length > 2 && at - this.past[1].at > KEPT_S) this.past.shift();
-		const near = this.past.find((one) => at - one.at <= SPAN_S) || this.past[0];
-		const passed = Math.max(at - near.at, 1e-3);
-		const rate = (name) => (near.at === at ? 0 : (stats[name] - near.stats[name]) / passed);
-		const first = this.past[0].stats;
-		let prompts = stats.total_prompt_tokens - first.total_prompt_tokens;
-		let cached = stats.total_cached_tokens - first.total_cached_tokens;
-		if (!prompts) [prompts, cached] = [stats.total_prompt_tokens, stats.total_cached_tokens];
-		const hits = prompts ? (100 * cached) / prompts : 0;
-		const used = (100 * stats.kv_used) / Math.max(stats.kv_tokens, 1);
-		this.set("out", at, rate("total_generated_tokens"), "");
-		this.set("in", at, rate("total_prompt_tokens"), "");
-		this.set("hits", at, hits, "%");
-		this.set("running", at, stats.num_running, `of ${stats.max_running_requests}`);
-		this.set("waiting", at, stats.num_waiting, "");
-		this.set("memory", at, used, "%");
+function set(tile, at, value, unit = "") {
+	tile.value.textContent = unit === "%" ? value.toFixed(0) : short(value);
+	if (unit) tile.value.append(el("small", "", unit));
+	tile.points.push([at, value]);
+	while (at - tile.points[0][0] > KEPT_S) tile.points.shift();
+	const [drawing, width, height] = empty(tile.curve);
+	const top = unit === "%" ? 100 : Math.max(...tile.points.map((point) => point[1]), 1);
+	drawing.strokeStyle = colour(tile.shade);
+	drawing.lineWidth = 1.5;
+	drawing.lineJoin = "round";
+	for (const [when, one] of tile.points) {
+		drawing.lineTo(width - ((at - when) / KEPT_S) * width, height - 2 - Math.min(one / top, 1) * (height - 4));
 	}
+	drawing.stroke();
+}
 
-	set(name, at, value, unit) {
-		const tile = this.tiles[name];
-		tile.value.textContent = unit === "%" ? value.toFixed(0) : short(Math.round(value * 10) / 10);
-		if (unit) tile.value.append(el("small", "", unit));
-		tile.points.push([at, value]);
-		while (tile.points.length && at - tile.points[0][0] > KEPT_S) tile.points.shift();
-		this.draw(tile, at, unit);
-	}
-
-	draw(tile, at, unit) {
-		const [drawing, width, height] = clear(tile.curve);
-		const top = unit === "%" ? 100 : Math.max(...tile.points.map((point) => point[1]), 1);
-		drawing.strokeStyle = colour(tile.shade);
-		drawing.lineWidth = 1.5;
-		drawing.lineJoin = "round";
-		drawing.beginPath();
-		tile.points.forEach(([when, value], i) => {
-			const x = width - ((at - when) / KEPT_S) * width;
-			const y = height - 2 - (Math.min(value / top, 1)) * (height - 4);
-			if (i) drawing.lineTo(x, y);
-			else drawing.moveTo(x, y);
-		});
-		drawing.stroke();
-	}
-
-	words(stats) {
-		return `${stats.num_running} running, ${stats.num_waiting} waiting, ` +
-			`${this.tiles.out.value.textContent} output tokens a second, ${this.tiles.hits.value.textContent} of the prompts cached`;
-	}
+export function words(stats) {
+	const [output, , hits] = tiles.map((tile) => tile.value.textContent);
+	return `${stats.num_running} running, ${stats.num_waiting} waiting, ${output} output tokens a second, ${hits} of the prompts cached`;
 }

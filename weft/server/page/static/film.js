@@ -1,97 +1,74 @@
-// A recording: the same pictures, made from a journal or by a simulation, at any of its steps.
+// A recording: the same pictures at any of its steps.
 
-import { $, num, plural, reason } from "./parts.js";
+import { $, num, on, read, tell } from "./parts.js";
 
 const PLAY_MS = 120;
 
-export class Film {
-	// `show(picture)` draws one; `tree` and all else as in the live page.
-	constructor(show) {
-		this.show = show;
-		this.at = 0; // index of the frame
-		this.timer = 0;
-		this.wanted = -1;
-	}
+let show = null; // draws a picture as in the live page
+let facts = null;
+let frames = [];
+let at = 0; // index of the frame
+let wanted = null; // index of the next one
+let isBusy = false;
+let timer = 0;
 
-	async open() {
-		const answer = await fetch("film");
-		if (!answer.ok) throw new Error(await reason(answer));
-		this.facts = await answer.json();
-		$("film").hidden = false;
-		$("film-at").max = Math.max(this.facts.frames.length - 1, 0);
-		$("film-at").addEventListener("input", () => { this.halt(); this.go(Number($("film-at").value)); });
-		$("film-back").addEventListener("click", () => { this.halt(); this.go(this.at - 1); });
-		$("film-on").addEventListener("click", () => { this.halt(); this.go(this.at + 1); });
-		$("film-play").addEventListener("click", () => (this.timer ? this.halt() : this.play()));
-		return this.facts;
-	}
+export async function open(draw) {
+	show = draw;
+	facts = await read("film");
+	frames = facts.frames;
+	$("film").hidden = false;
+	$("film-at").max = Math.max(frames.length - 1, 0);
+	on("film-at", "input", () => jump(Number($("film-at").value)));
+	on("film-back", "click", () => jump(at - 1));
+	on("film-on", "click", () => jump(at + 1));
+	on("film-play", "click", () => play(!timer));
+	return facts;
+}
 
-	// The frame at a step, or the last one before it.
-	seek(step) {
-		const frames = this.facts.frames;
-		let found = 0;
-		for (let i = 0; i < frames.length && frames[i].step <= step; i++) found = i;
-		this.halt();
-		this.go(found);
-	}
+function jump(index) {
+	play(false);
+	go(index);
+}
 
-	async go(index) {
-		const frames = this.facts.frames;
-		if (!frames.length) return;
-		this.wanted = Math.min(Math.max(index, 0), frames.length - 1);
-		if (this.isBusy) return;
-		this.isBusy = true;
-		try {
-			while (this.wanted >= 0) {
-				const next = this.wanted;
-				this.wanted = -1;
-				const answer = await fetch("film/" + next);
-				if (!answer.ok) throw new Error(await reason(answer));
-				const picture = await answer.json();
-				this.at = next;
-				$("film-at").value = next;
-				this.show(picture);
-				this.tell();
-			}
-		} finally {
-			this.isBusy = false;
+// The frame at a step, or the last one before it.
+export const seek = (step) => jump(frames.findLastIndex((frame) => frame.step <= step));
+
+export async function go(index) {
+	if (!frames.length) return;
+	wanted = Math.min(Math.max(index, 0), frames.length - 1);
+	if (isBusy) return;
+	isBusy = true;
+	try {
+		while (wanted !== null) {
+			const next = wanted;
+			wanted = null;
+			const picture = await read("film/" + next);
+			at = next;
+			show(picture);
+			say(frames[at]);
 		}
+	} finally {
+		isBusy = false;
 	}
+}
 
-	tell() {
-		const { frames } = this.facts;
-		const frame = frames[this.at];
-		const words = `step ${num(frame.step)} of ${num(frames.at(-1).step)} · ${frame.at_s.toFixed(3)} s`;
-		$("film-text").textContent = words + (this.facts.stride > 1 ? ` · every ${this.facts.stride}th` : "");
-		$("film-at").setAttribute("aria-valuetext", words);
-	}
+function say(frame) {
+	const words = `step ${num(frame.step)} of ${num(frames.at(-1).step)} · ${frame.at_s.toFixed(3)} s`;
+	tell("film-text", words + (facts.stride > 1 ? ` · every ${facts.stride}th` : ""));
+	$("film-at").value = at;
+	$("film-at").ariaValueText = words;
+}
 
-	play() {
-		$("film-play").textContent = "Stop";
-		$("film-play").setAttribute("aria-pressed", "true");
-		const turn = async () => {
-			if (!this.timer) return;
-			if (this.at >= this.facts.frames.length - 1) { this.halt(); return; }
-			await this.go(this.at + 1);
-			if (this.timer) this.timer = setTimeout(turn, PLAY_MS);
-		};
-		this.timer = setTimeout(turn, 0);
-	}
+function play(isOn) {
+	clearTimeout(timer);
+	timer = isOn ? setTimeout(turn) : 0;
+	tell("film-play", isOn ? "Stop" : "Play");
+	$("film-play").ariaPressed = isOn;
+}
 
-	halt() {
-		clearTimeout(this.timer);
-		this.timer = 0;
-		$("film-play").textContent = "Play";
-		$("film-play").setAttribute("aria-pressed", "false");
-	}
-
-	async story(rid) {
-		const answer = await fetch("requests/" + encodeURIComponent(rid));
-		if (!answer.ok) throw new Error(await reason(answer));
-		return (await answer.json()).requests;
-	}
-
-	words() {
-		return `${this.facts.title}: ${plural(this.facts.frames.length, "picture")}`;
-	}
+async function turn() {
+	const isLast = at >= frames.length - 1;
+	if (!isLast) await go(at + 1);
+	if (isLast) play(false);
+	else if (timer) timer = setTimeout(turn, PLAY_MS);
 }

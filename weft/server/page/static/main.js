@@ -1,35 +1,20 @@
-// Puts the page together: pictures of the live engine or of a recording come in, and each part
-// draws what is its own.
+// Pictures of the live engine or of a recording come in, and each part draws what is its own.
 
-import { $, forgetColours, headers, keepKey, num, span } from "./parts.js";
-import { Chat } from "./chat.js";
-import { Engines } from "./engines.js";
-import { Feed } from "./feed.js";
-import { Figures } from "./figures.js";
-import { Film } from "./film.js";
-import { Memory } from "./memory.js";
-import { Rows } from "./rows.js";
-import { Steps } from "./steps.js";
-import { Story, liveStory } from "./story.js";
-import { Tree } from "./tree.js";
+import { $, forgetColours, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
+import * as chat from "./chat.js";
+import * as engines from "./engines.js";
+import * as feed from "./feed.js";
+import * as figures from "./figures.js";
+import * as film from "./film.js";
+import * as memory from "./memory.js";
+import * as rows from "./rows.js";
+import * as steps from "./steps.js";
+import * as story from "./story.js";
+import * as tree from "./tree.js";
 
 const WORDS_MS = 5000; // between two sentences for screen readers
 const root = document.documentElement;
 const isFilm = root.dataset.mode === "film";
-
-const film = isFilm ? new Film(show) : null;
-const steps = new Steps(film ? (number) => film.seek(number) : null);
-const figures = new Figures();
-const engines = new Engines(() => {
-	steps.clear();
-	figures.clear();
-	draw(latest.get(engines.rank));
-});
-const memory = new Memory();
-const tree = new Tree();
-const story = new Story(film ? (rid) => film.story(rid) : liveStory);
-const rows = new Rows((rid) => story.open(rid));
-const chat = film ? null : new Chat({ open: (rid) => story.open(rid), mine: (rid) => rows.mine.add(rid), story });
 
 let hello = null;
 let offset = 0; // of the server's clock, in seconds
@@ -42,34 +27,34 @@ const latest = new Map(); // pictures by the rank of the engine, each with its l
 function show(picture) {
 	if (isPaused) return;
 	latest.set(picture.rank, { ...latest.get(picture.rank), ...picture });
-	if (engines.show(picture)) draw(picture);
+	if (engines.show(picture, change)) draw(picture);
+}
+
+function change() {
+	steps.clear();
+	figures.clear();
+	draw(latest.get(engines.rank));
 }
 
 function draw(picture) {
-	if (isFilm) steps.clear();
-	steps.add(picture.steps);
-	if (isFilm) steps.finish();
-	figures.show(picture.at_s, picture.stats);
+	const stats = picture.stats;
+	steps.add(picture.steps, isFilm);
+	figures.show(picture.at_s, stats);
 	rows.show(picture);
-	memory.show(picture.stats, picture.pins);
+	memory.show(stats, picture.pins);
 	if (picture.tree) tree.show(picture.tree);
 	if (!isFilm) live();
-	speak(picture.stats);
-}
-
-function speak(stats) {
 	const now = performance.now();
 	if (now - saidAt < WORDS_MS) return;
 	saidAt = now;
-	const words = figures.words(stats);
-	if ($("words").textContent !== words) $("words").textContent = words;
+	tell("words", figures.words(stats));
 }
 
 // ---- how the stream is
 
 function state(kind, words) {
-	$("dot").className = "dot " + kind;
-	if ($("state").textContent !== words) $("state").textContent = words;
+	$("dot").className = kind;
+	tell("state", words);
 }
 
 function live() {
@@ -78,108 +63,107 @@ function live() {
 	$("gate").hidden = true;
 }
 
-const feed = film ? null : new Feed({
+const handlers = {
+	state,
 	hello(facts) {
 		hello = facts;
 		offset = facts.now - Date.now() / 1000;
 		introduce(facts);
-		chat.facts(facts);
+		chat.introduce(facts);
 		steps.clear();
 		latest.clear();
 		engines.clear();
 	},
 	picture: show,
 	away({ why }) { state("away", why); },
-	state,
-	refused(why) {
+	async refused(why) {
 		state("wait", "engine not shown");
 		$("gate").hidden = false;
-		$("gate-why").textContent = `${why}. The chat works with a user's key, too.`;
-		introduceChat();
+		tell("gate-why", `${why}. The chat works with a user's key, too.`);
+		// Without the engine's word, the name of the model comes from the API that everybody uses.
+		try {
+			const { data: [{ id }] } = await read("v1/models", "user");
+			tell("model", id);
+			chat.introduce({ model: id });
+		} catch { /* the chat says what is wrong when it is used */ }
 	},
-});
+};
 
-function introduce(facts) {
-	$("model").textContent = facts.model;
-	const words = [facts.summary, facts.context && `context ${num(facts.context)}`, facts.policy && `policy ${facts.policy}`, facts.version && `weft ${facts.version}`];
-	$("summary").textContent = words.filter(Boolean).join(" · ");
-	document.title = `${facts.model} · weft`;
-}
-
-// Without the engine's word, the name of the model comes from the API that everybody uses.
-async function introduceChat() {
-	try {
-		const answer = await fetch("v1/models", { headers: headers("user") });
-		if (!answer.ok) return;
-		const model = (await answer.json()).data[0].id;
-		$("model").textContent = model;
-		chat.model = model;
-	} catch { /* the chat says what is wrong when it is used */ }
+function introduce({ model, summary, context, policy, version }) {
+	tell("model", model);
+	tell("summary", join(summary, context && `context ${num(context)}`, policy && `policy ${policy}`, version && `weft ${version}`));
+	document.title = `${model} · weft`;
 }
 
 // ---- what the user does
 
-$("gate-form").addEventListener("submit", (event) => {
-	event.preventDefault();
-	keepKey("admin", $("admin-key").value.trim());
-	$("gate").hidden = true;
-	state("wait", "connecting");
-	feed.open();
-});
-
 function pause() {
 	isPaused = !isPaused;
-	$("pause").setAttribute("aria-pressed", String(isPaused));
-	$("pause").textContent = isPaused ? "Go on" : "Pause";
+	$("pause").ariaPressed = isPaused;
+	tell("pause", isPaused ? "Go on" : "Pause");
 	if (isPaused) state("wait", "picture stopped");
 }
 
-$("pause").addEventListener("click", pause);
-
-$("theme").addEventListener("click", () => {
-	const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-	root.dataset.theme = isDark ? "light" : "dark";
-	localStorage.setItem("weft-theme", root.dataset.theme);
+function paint() {
+	root.style.colorScheme = localStorage.getItem("weft-theme") || "";
 	forgetColours();
 	steps.draw();
-});
-
-for (const name of ["engine", "chat"]) {
-	$("tab-" + name).addEventListener("click", () => {
-		$("main").dataset.tab = name;
-		for (const other of ["engine", "chat"]) $("tab-" + other).setAttribute("aria-pressed", String(other === name));
-	});
 }
 
+function tab(name) {
+	$("main").dataset.tab = name;
+	for (const one of ["engine", "chat"]) $("tab-" + one).ariaPressed = one === name;
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+dark.addEventListener("change", paint);
+on("theme", "click", () => {
+	const isDark = (root.style.colorScheme || (dark.matches && "dark")) === "dark";
+	localStorage.setItem("weft-theme", isDark ? "light" : "dark");
+	paint();
+});
+on("pause", "click", pause);
+on("tab-engine", "click", () => tab("engine"));
+on("tab-chat", "click", () => tab("chat"));
+
 document.addEventListener("keydown", (event) => {
-	const isTyping = /^(INPUT|TEXTAREA)$/.test(document.activeElement?.tagName || "");
-	if (event.key === "Escape") {
-		if (chat?.stopper) chat.stop();
-		else story.close();
-	}
+	if (event.key === "Escape" && !chat.stop()) story.close();
+	const isTyping = /^(INPUT|TEXTAREA)$/.test(document.activeElement?.tagName);
 	if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
 	if (event.key === "p") pause();
-	if (event.key === "/" && chat) { event.preventDefault(); $("tab-chat").click(); $("text").focus(); }
+	if (event.key === "/" && !isFilm) {
+		event.preventDefault();
+		tab("chat");
+		$("text").focus();
+	}
 });
 
 // ---- begin
 
-const theme = localStorage.getItem("weft-theme");
-if (theme) root.dataset.theme = theme;
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { forgetColours(); steps.draw(); });
-if (film) begin();
-else feed.open();
-
-async function begin() {
-	document.body.classList.add("is-film");
-	document.querySelector(".tabs").hidden = true;
-	$("pause").hidden = true;
+async function play() {
+	steps.onPick(film.seek);
 	try {
-		const facts = await film.open();
+		const facts = await film.open(show);
 		introduce(facts);
-		state("live", film.words());
+		state("live", `${facts.title}: ${plural(facts.frames.length, "picture")}`);
 		await film.go(0);
 	} catch (error) {
 		state("away", error.message);
 	}
 }
+
+function watch() {
+	feed.open(handlers);
+	document.addEventListener("visibilitychange", feed.look);
+	on("gate-form", "submit", (event) => {
+		event.preventDefault();
+		keepKey("admin", $("admin-key"));
+		$("gate").hidden = true;
+		state("wait", "connecting");
+		feed.open(handlers);
+	});
+}
+
+paint();
+if (isFilm) play();
+else watch();

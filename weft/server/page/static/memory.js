@@ -1,6 +1,6 @@
-// Memory by owner: the sums of GET /v1/loads as a bar, and a thin one for each other store.
+// Memory by owner as a bar, and a thin one for each other store.
 
-import { $, bytes, el, num, plural, span } from "./parts.js";
+import { $, bytes, el, join, num, plural, span, take, tell, used } from "./parts.js";
 
 const MOST_PINS = 8; // that are listed
 const OWNERS = [
@@ -10,103 +10,72 @@ const OWNERS = [
 	["out of use", "c-bad", "their owner was not clear"],
 	["free", "c-free", "free"],
 ];
+// Of the others, what is told, and for a bar the name of the whole and of its parts.
+const STORES = [
+	["layers with windows: {kv_window_used} used, {kv_window_evictable} cached of {kv_window_tokens}", "kv_window_tokens", "kv_window_used", "kv_window_evictable"],
+	["states: {state_slots_used} used, {state_slots_evictable} snapshots of {state_slots}", "state_slots", "state_slots_used", "state_slots_evictable"],
+	["on disk: {disk_bytes} in {disk_blocks} blocks · {total_disk_hit_tokens} tokens found there · {total_disk_faults} faults"],
+	["adapters: {adapter_slots_used} run in {adapter_slots} slots, {num_adapters} loaded", "adapter_slots", "adapter_slots_used"],
+	["pictures, videos, sounds: {encoder_tokens} tokens kept · encoded {total_encoder_runs}, found {total_encoder_hits}"],
+	["sessions: {num_sessions} open"],
+	["grammars: {total_grammars} asked for, {total_grammar_hits} found compiled, {num_grammar_queue} being compiled"],
+	...["prediction", "tree", "draft", "ngram"].map((source) => [
+		`guesses (${source}): {total_accepted_${source}} of {total_drafts_${source}} right`, "total_drafts_" + source, "total_accepted_" + source,
+	]),
+];
+
+const pool = el("div", "pool");
+const legend = el("ul", "legend memory-legend");
+const meters = el("div", "meters");
+const pinned = el("ul", "pins");
+pool.role = "img";
+pinned.ariaLabel = "Pinned prompts";
+$("memory").append(pool, legend, meters, pinned);
+for (const [name, kind, title] of OWNERS) {
+	pool.append(el("i", kind));
+	legend.append(el("li", kind, name + " ", el("b")));
+	pool.lastChild.title = legend.lastChild.title = title;
+}
 
 // Tokens of each owner, in the order of OWNERS.
 function owners(stats) {
-	const out = stats.kv_quarantined || 0;
-	const taken = stats.kv_used + stats.kv_evictable + stats.kv_held + out;
-	return [stats.kv_used, stats.kv_evictable, stats.kv_held, out, Math.max(stats.kv_tokens - taken, 0)];
+	const taken = [stats.kv_used, stats.kv_evictable, stats.kv_held, stats.kv_quarantined || 0];
+	return [...taken, Math.max(stats.kv_tokens - sum(taken), 0)];
 }
 
-export class Memory {
-	constructor() {
-		this.pool = el("div", "pool");
-		this.pool.setAttribute("role", "img");
-		this.legend = el("ul", "legend memory-legend");
-		this.parts = OWNERS.map(([name, kind, title]) => {
-			const part = this.pool.appendChild(el("i", kind));
-			part.title = title;
-			const line = el("li", kind, name + " ");
-			line.title = title;
-			const count = line.appendChild(el("b"));
-			this.legend.append(line);
-			return { part, count, line };
-		});
-		this.meters = el("div", "meters");
-		this.lines = new Map();
-		this.pinned = el("ul", "pins");
-		this.pinned.setAttribute("aria-label", "Pinned prompts");
-		$("memory").append(this.pool, this.legend, this.meters, this.pinned);
-	}
+const sum = (counts) => counts.reduce((all, count) => all + count, 0);
 
-	show(stats, pins) {
-		const counts = owners(stats);
-		const total = Math.max(counts.reduce((sum, count) => sum + count, 0), 1);
-		counts.forEach((count, i) => {
-			const { part, count: told, line } = this.parts[i];
-			part.style.setProperty("--p", (count / total).toFixed(4));
-			told.textContent = num(count);
-			line.hidden = i === 3 && !count;
-		});
-		$("memory-text").textContent = `KV of ${num(stats.kv_tokens)} tokens · ${Math.round((100 * stats.kv_used) / Math.max(stats.kv_tokens, 1))} % in use`;
-		this.pool.setAttribute("aria-label", OWNERS.map(([name], i) => `${name} ${num(counts[i])}`).join(", ") + " tokens");
-		this.others(stats);
-		this.pins(pins);
-	}
+export function show(stats, pins) {
+	const counts = owners(stats);
+	counts.forEach((count, i) => {
+		take(pool.children[i], count / Math.max(sum(counts), 1));
+		const line = legend.children[i];
+		line.lastChild.textContent = num(count);
+		line.hidden = i === 3 && !count;
+	});
+	tell("memory-text", `KV of ${num(stats.kv_tokens)} tokens · ${Math.round(100 * used(stats))} % in use`);
+	pool.ariaLabel = OWNERS.map(([name], i) => `${name} ${num(counts[i])}`).join(", ") + " tokens";
+	meters.replaceChildren(...STORES.flatMap((one) => store(stats, one)));
+	// The one that was used last is at the top.
+	pinned.replaceChildren(...pins.slice(-MOST_PINS).reverse().map(pin));
+}
 
-	others(stats) {
-		if (stats.kv_window_tokens) {
-			const used = stats.kv_window_used + stats.kv_window_evictable;
-			this.meter("windows", `layers with windows: ${num(stats.kv_window_used)} used, ${num(stats.kv_window_evictable)} cached`, used / stats.kv_window_tokens, "c-decode");
-		}
-		if (stats.state_slots) {
-			const used = stats.state_slots_used + stats.state_slots_evictable;
-			this.meter("states", `states: ${num(stats.state_slots_used)} used, ${num(stats.state_slots_evictable)} snapshots of ${num(stats.state_slots)}`, used / stats.state_slots, "c-decode");
-		}
-		if (stats.disk_bytes || stats.total_disk_written_bytes) {
-			this.meter("disk", `on disk: ${bytes(stats.disk_bytes)} in ${num(stats.disk_blocks)} blocks · ${num(stats.total_disk_hit_tokens)} tokens found there · ${num(stats.total_disk_faults)} faults`, null, "c-cached");
-		}
-		if (stats.adapter_slots) {
-			this.meter("adapters", `adapters: ${num(stats.adapter_slots_used)} run of ${num(stats.num_adapters)} loaded`, stats.adapter_slots_used / stats.adapter_slots, "c-decode");
-		}
-		if (stats.total_encoder_runs) {
-			this.meter("encoder", `pictures, videos, sounds: ${num(stats.encoder_tokens)} tokens kept · encoded ${num(stats.total_encoder_runs)}, found ${num(stats.total_encoder_hits)}`, null, "c-cached");
-		}
-		if (stats.num_sessions) this.meter("sessions", `sessions: ${num(stats.num_sessions)} open`, null, "c-pinned");
-		if (stats.total_grammars) {
-			this.meter("grammars", `grammars: ${num(stats.total_grammars)} asked for, ${num(stats.total_grammar_hits)} found compiled, ${num(stats.num_grammar_queue)} being compiled`, null, "c-warn");
-		}
-		for (const source of ["prediction", "tree", "draft", "ngram"]) {
-			const guessed = stats["total_drafts_" + source];
-			const right = stats["total_accepted_" + source];
-			if (guessed) this.meter("guess-" + source, `guesses (${source}): ${num(right)} of ${num(guessed)} right`, right / guessed, "c-decode");
-		}
-	}
+function pin({ name, state, tokens, tenant, uses, expires_in_s }) {
+	const isFirm = state === "firm";
+	const words = join(`${num(tokens)} tokens`, tenant, `used ${plural(uses, "time")}`, `for ${span(expires_in_s)}`, !isFirm && state);
+	return el("li", isFirm ? "c-pinned" : "c-warn", name, el("small", "", words));
+}
 
-	// Each by its name, the one that was used last at the top.
-	pins(pins) {
-		this.pinned.hidden = !pins.length;
-		const lines = pins.slice(-MOST_PINS).reverse().map((pin) => {
-			const line = el("li", pin.state === "firm" ? "c-pinned" : "c-warn", pin.name);
-			const words = [`${num(pin.tokens)} tokens`, pin.tenant, `used ${plural(pin.uses, "time")}`, `for ${span(pin.expires_in_s)}`];
-			if (pin.state !== "firm") words.push(pin.state);
-			line.append(el("small", "", words.filter(Boolean).join(" · ")));
-			return line;
-		});
-		this.pinned.replaceChildren(...lines);
+// The line of a store, with its numbers for their names in braces, if one of them is not 0.
+function store(stats, [words, whole, ...parts]) {
+	const numbers = [];
+	const line = el("div", "", words.replace(/{(\w+)}/g, (_, name) => {
+		numbers.push(stats[name] || 0);
+		return (name.endsWith("bytes") ? bytes : num)(numbers.at(-1));
+	}));
+	if (whole) {
+		line.append(el("div", "pool", el("i", "c-decode")));
+		take(line.lastChild.firstChild, Math.min(sum(parts.map((part) => stats[part])) / stats[whole], 1));
 	}
-
-	meter(name, words, share, kind) {
-		let line = this.lines.get(name);
-		if (!line) {
-			line = { box: el("div"), words: el("span"), pool: el("div", "pool") };
-			line.part = line.pool.appendChild(el("i", kind));
-			line.box.append(line.words);
-			if (share !== null) line.box.append(line.pool);
-			this.meters.append(line.box);
-			this.lines.set(name, line);
-		}
-		line.words.textContent = words;
-		if (share !== null) line.part.style.setProperty("--p", Math.min(share, 1).toFixed(4));
-	}
+	return numbers.some(Boolean) ? [line] : [];
 }

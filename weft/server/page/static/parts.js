@@ -1,34 +1,62 @@
-// What all parts share: elements, numbers in words, colours, keys. Whatever clients or models have
-// written becomes text of an element here, never markup.
+// What all parts share. Whatever clients or models have written becomes text here, never markup.
 
 export const $ = (id) => document.getElementById(id);
 
-export function el(tag, kind = "", text = "") {
+export const on = (id, event, act) => $(id).addEventListener(event, act);
+
+// Screen readers hear only what has changed.
+export function tell(id, words) {
+	if ($(id).textContent !== words) $(id).textContent = words;
+}
+
+export function el(tag, kind = "", ...children) {
 	const made = document.createElement(tag);
-	if (kind) made.className = kind;
-	if (text !== "") made.textContent = text;
+	made.className = kind;
+	made.append(...children);
 	return made;
 }
 
 export function button(text, act, kind = "quiet") {
 	const made = el("button", kind, text);
-	made.type = "button";
 	made.addEventListener("click", act);
 	return made;
 }
 
+// Sets which share of its box a part takes.
+export const take = (part, share) => part.style.setProperty("--p", share.toFixed(4));
+
+// A list with an element for each name, made when the name comes and gone with it.
+export function listOf(box, make, fill, none) {
+	const shown = new Map();
+	return (names) => {
+		box.querySelector(".none")?.remove();
+		names.forEach((name, i) => {
+			if (!shown.has(name)) {
+				shown.set(name, make(name));
+				box.append(shown.get(name));
+			}
+			fill(shown.get(name), i);
+		});
+		const kept = new Set(names);
+		for (const [name, one] of shown) {
+			if (kept.has(name)) continue;
+			one.remove();
+			shown.delete(name);
+		}
+		if (none && !names.length) box.append(el("li", "none", none));
+	};
+}
+
+export const join = (...words) => words.filter(Boolean).join(" · ");
+
 export const num = (value) => Math.round(value).toLocaleString("en");
 
-export function short(value) {
-	if (value >= 1e6) return (value / 1e6).toFixed(1) + " M";
-	if (value >= 1e4) return (value / 1e3).toFixed(1) + " k";
-	return value >= 100 || Number.isInteger(value) ? num(value) : value.toFixed(1);
+export function short(value, more = {}) {
+	const notation = value < 1e4 ? "standard" : "compact";
+	return value.toLocaleString("en", { notation, maximumFractionDigits: 1, ...more });
 }
 
-export function bytes(value) {
-	if (value >= 1e9) return (value / 1e9).toFixed(1) + " GB";
-	return (value / 1e6).toFixed(value >= 1e7 ? 0 : 1) + " MB";
-}
+export const bytes = (value) => short(value, { notation: "compact", style: "unit", unit: "byte" });
 
 export function span(seconds) {
 	if (seconds < 10) return seconds.toFixed(1) + " s";
@@ -40,16 +68,13 @@ export function span(seconds) {
 
 export const plural = (count, word) => `${num(count)} ${word}${count === 1 ? "" : "s"}`;
 
-export const brief = (rid) => (rid.length > 17 ? rid.slice(0, 8) + "…" + rid.slice(-7) : rid);
-
 // The same user has the same hue.
 export function hue(name) {
-	let sum = 7;
-	for (const sign of name) sum = (sum * 31 + sign.codePointAt(0)) % 3600;
-	return (sum * 47) % 360;
+	return [...name].reduce((sum, sign) => (sum * 31 + sign.codePointAt() * 47) % 360, 7);
 }
 
-// ---- canvases
+// The share of the KV memory that requests use.
+export const used = (stats) => stats.kv_used / Math.max(stats.kv_tokens, 1);
 
 let colours = {};
 
@@ -68,52 +93,32 @@ export const forgetColours = () => { colours = {}; };
 
 // A canvas in its own size, empty: [drawing, width, height] in pixels of the page.
 export function clear(canvas) {
-	const ratio = window.devicePixelRatio || 1;
-	const width = canvas.clientWidth;
-	const height = canvas.clientHeight;
-	if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-		canvas.width = Math.round(width * ratio);
-		canvas.height = Math.round(height * ratio);
-	}
+	const { clientWidth: width, clientHeight: height } = canvas;
+	const ratio = devicePixelRatio;
+	canvas.width = Math.round(width * ratio);
+	canvas.height = Math.round(height * ratio);
 	const drawing = canvas.getContext("2d");
-	drawing.setTransform(ratio, 0, 0, ratio, 0, 0);
-	drawing.clearRect(0, 0, width, height);
+	drawing.scale(ratio, ratio);
 	return [drawing, width, height];
 }
 
-export const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-
-// ---- keys: for this tab alone, and gone with it
-
 export const keyOf = (kind) => sessionStorage.getItem("weft-" + kind) || "";
 
-export function keepKey(kind, key) {
-	if (key) sessionStorage.setItem("weft-" + kind, key);
-	else sessionStorage.removeItem("weft-" + kind);
-}
+export const keepKey = (kind, input) => sessionStorage.setItem("weft-" + kind, input.value.trim());
 
 export function headers(kind) {
-	const key = keyOf(kind) || (kind === "admin" ? keyOf("user") : keyOf("admin"));
+	const key = keyOf(kind) || keyOf(kind === "admin" ? "user" : "admin");
 	return key ? { authorization: "Bearer " + key } : {};
 }
 
-// What a server says went wrong.
-export async function reason(answer) {
-	let said = "";
-	try {
-		const body = await answer.json();
-		said = body.error?.message || "";
-	} catch { /* it was no JSON */ }
-	return said || `the server answered ${answer.status}`;
+// An answer that is none is raised, with what the server says of it.
+export async function check(answer) {
+	if (answer.ok) return answer;
+	const body = await answer.json().catch(() => null);
+	throw new Error(body?.error?.message || `the server answered ${answer.status}`);
 }
 
-export async function copy(text, from) {
-	const before = from.textContent;
-	try {
-		await navigator.clipboard.writeText(text);
-		from.textContent = "Copied";
-	} catch {
-		from.textContent = "Not allowed";
-	}
-	setTimeout(() => { from.textContent = before; }, 1500);
+export async function read(path, kind) {
+	const answer = await check(await fetch(path, { headers: headers(kind) }));
+	return answer.json();
 }
