@@ -58,11 +58,22 @@ def _keep_the_last_line_the_last() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "seed of the schedules that are new in each run; the last line of a run tells it"
     parser.addoption("--fresh-seed", type=int, default=None, help=text)
+    parser.addoption("--all", action="store_true", help="run slow tests, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.fresh_seed is None:
         config.option.fresh_seed = random.SystemRandom().randrange(1, 10**9)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out, unless all are asked for."""
+    if config.option.all:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.kill_cache import MODEL, end, run
 from tests.e2e.server import HANG_S, Server
 
@@ -71,5 +73,6 @@ def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> N
     end(server)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_writes_leaves_nothing_wrong(tmp_path: Path) -> None:
     assert run(tmp_path, 2, seed=7) > 0

@@ -38,6 +38,7 @@ def test_random_load_is_the_same_for_the_same_seed() -> None:
 TRIED = ("pages_exchanged", "salt_ignored")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", TRIED)
 def test_the_soak_run_notices_a_planted_fault(plant: str) -> None:
     assert is_noticed(plant)

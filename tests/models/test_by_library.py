@@ -75,7 +75,13 @@ def assert_same_tokens(driver: Driver, checkpoint: Checkpoint) -> None:
     assert written == theirs.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (place % 2))
+        for place, name in enumerate(NAMES)
+    ],
+)
 def test_greedy_tokens_are_those_of_transformers(drive: Drive, tmp_path: Path, name: str) -> None:
     checkpoint = make(name, tmp_path)
     assert_same_tokens(drive(checkpoint.folder, kernels="auto"), checkpoint)

@@ -64,6 +64,7 @@ def test_a_set_that_does_not_exist_is_refused_by_name(library_file: Path):
         Library(library_file, "avx9000")
 
 
+@pytest.mark.slow
 def test_kernels_share_no_function_with_those_of_another_set(tmp_path: Path):
     """The linker keeps one of several weak functions with the same name, maybe one for another processor."""
     if not shutil.which("nm"):

@@ -26,6 +26,9 @@ LARGEST = [  # of each kernel the variants with most registers or with instructi
 ]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     settings = {

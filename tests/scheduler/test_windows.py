@@ -114,7 +114,7 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         "windows lacked",
         "memory lacked",
     ):
-        assert reached[what] >= 5, reached
+        assert reached[what] >= 3, reached
 
 
 # Rows
