@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
-from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError
@@ -24,7 +23,7 @@ def schedule(seed: int) -> Counter[str]:
     """What the schedule of a seed reaches, in which every invariant has been checked."""
     world = run_random(seed)
     if seed % 4 == 0:
-        _replay(world)
+        world.replay()
     stats = world.scheduler.stats()
     finishes = list(world.finished.values())
     reached = Counter(world.talked)
@@ -46,7 +45,7 @@ def timed_schedule(seed: int) -> Counter[str]:
     """The same of one in which time cuts prompts."""
     world = run_timed(seed)
     if seed % 10 == 0:
-        _replay(world)
+        world.replay()
     stats = world.scheduler.stats()
     return Counter(
         {
@@ -55,12 +54,6 @@ def timed_schedule(seed: int) -> Counter[str]:
             "evictions": stats.total_evicted_tokens,
         }
     )
-
-
-def _replay(world: World) -> None:
-    replay = Replay(world.records)
-    assert replay.run(), replay.difference
-    assert replay.engine.scheduler.stats() == world.scheduler.stats()
 
 
 @pytest.mark.parametrize("seed", range(NUM_SCHEDULES))

@@ -14,7 +14,6 @@ from tests.scheduler.test_pace import seconds
 from tests.scheduler.test_scheduler import Recorder, settings
 from tests.scheduler.world import World
 from weft.engine.explain import explain
-from weft.journal.replay import Replay
 from weft.messages.control import ContinueGeneration, PauseGeneration
 from weft.messages.requests import Abort
 from weft.plan.step import ForwardMode, LayerSpan
@@ -355,9 +354,7 @@ def schedule(seed: int) -> Counter[str]:
     world = run_random(seed, splits=True, windows=seed % 3 == 1, switches=seed % 5 == 0)
     stats = world.scheduler.stats()
     if seed % 4 == 0:
-        replay = Replay(world.records, check=True)
-        assert replay.run(), replay.difference
-        assert replay.engine.scheduler.stats() == stats
+        world.replay(check=True)
     passes = world.scheduler.history._passes
     return Counter(
         {

@@ -11,7 +11,6 @@ import pytest
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.engine.explain import explain
-from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.states.group import NO_SLOT
@@ -77,9 +76,7 @@ def schedule(seed: int) -> Counter[str]:
     world = run_random(seed, 25, states=True)
     stats = world.scheduler.stats()
     if seed % 4 == 0:
-        replay = Replay(world.records, check=True)
-        assert replay.run(), replay.difference
-        assert replay.engine.scheduler.stats() == stats
+        world.replay(check=True)
     assert world.runner.states is not None
     passes = world.scheduler.history._passes
     return Counter(

@@ -13,7 +13,6 @@ from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.config.windows import KvPools
 from weft.engine.explain import explain
-from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError
 from weft.messages.requests import Abort
 from weft.scheduler.history import Stop
@@ -78,9 +77,7 @@ def schedule(seed: int) -> Counter[str]:
     world = run_random(seed, windows=True)
     stats = world.scheduler.stats()
     if seed % 4 == 0:
-        replay = Replay(world.records, check=True)
-        assert replay.run(), replay.difference
-        assert replay.engine.scheduler.stats() == stats
+        world.replay(check=True)
     passes = world.scheduler.history._passes
     return Counter(
         {
