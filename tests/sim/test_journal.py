@@ -189,7 +189,8 @@ def test_a_simulation_of_a_journal_by_itself_comes_out_as_it_was_recorded() -> N
     assert simulated.ttft_s[0] == pytest.approx(recorded.ttft_s[0], rel=0.1)
 
 
-def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:
+def recorded_engine() -> tuple[Records, RecordedEngine]:
+    """An engine that is driven by hand, and its journal."""
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
     engine = RecordedEngine(
         SETTINGS,
@@ -201,6 +202,11 @@ def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:
         max_bytes=1 << 30,
     )
     engine.start_over()
+    return records, engine
+
+
+def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:
+    records, engine = recorded_engine()
     for id in range(2):
         sampling = SamplingParams(max_new_tokens=50, seed=id, ignore_eos=True)
         prompt = np.arange(9, dtype=np.int32).tobytes()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.sim.test_journal import COST, SETTINGS, Records, record
+from tests.sim.test_journal import COST, SETTINGS, Records, record, recorded_engine
 from weft.cli import sim as command
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine
@@ -18,7 +18,6 @@ from weft.messages.replies import Finish
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.sim.cluster import simulate_cluster
-from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.journal import Journal, read_journal
 from weft.sim.lengths import OutputLengths
 from weft.sim.outcome import ABORTED, DONE, FAILED, INVALID, REFUSED, why_refused
@@ -143,17 +142,7 @@ def test_a_client_that_leaves_before_its_first_token_leaves_after_the_same_time(
 
 def hand_driven() -> tuple[Records, RecordedEngine]:
     """Three requests of 50 tokens run, and have some."""
-    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
-    engine = RecordedEngine(
-        SETTINGS,
-        CostRunner(COST, clock, lengths),
-        clock=clock,
-        overlap=0,
-        on_failure=lambda exc: None,
-        sink=records,
-        max_bytes=1 << 30,
-    )
-    engine.start_over()
+    records, engine = recorded_engine()
     for id in range(3):
         sampling = SamplingParams(max_new_tokens=50, seed=id, ignore_eos=True)
         prompt = np.arange(9 + id, dtype=np.int32).tobytes()
