@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -127,14 +128,17 @@ def below(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
+@cache
+def imports(source: str) -> list[tuple[int, str]]:
     """Line and full dotted name of everything that `source` imports, wherever it does."""
+    found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, item.name) for item in node.names)
+            found += [(node.lineno, item.name) for item in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports name the whole path"
-            yield from ((node.lineno, f"{node.module}.{item.name}") for item in node.names)
+            found += [(node.lineno, f"{node.module}.{item.name}") for item in node.names]
+    return found
 
 
 def ours(source: str) -> Iterator[tuple[int, str]]:

@@ -11,6 +11,7 @@ import pytest
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
+from tests.seeds import seeds
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
     ContinueGeneration,
@@ -263,7 +264,7 @@ def test_a_journal_holds_no_weights() -> None:
     bench.replay()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(5, 6))
 def test_random_device_work_among_random_requests_is_replayed_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
     bench = Bench(depth=seed % 2)

@@ -18,6 +18,7 @@ from tests.scheduler.test_pace import Streams
 from tests.scheduler.test_random_flow import FlowWorld
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
+from tests.seeds import seeds
 from weft.arrays import IntArray
 from weft.engine import explain as insight
 from weft.memory.allocator import num_pages_for
@@ -177,7 +178,7 @@ class Watched(RecordedWorld):
         check_reasons(self, self.reasons)
 
 
-NUM_WORLDS = 40
+NUM_WORLDS = 20
 
 
 @cache
@@ -195,7 +196,7 @@ def run_watched(seed: int) -> tuple[Counter[str], Counter[Lack]]:
     return world.reasons, witness.count
 
 
-@pytest.mark.parametrize("seed", range(NUM_WORLDS))
+@pytest.mark.parametrize("seed", seeds(NUM_WORLDS, 40))
 def test_whoever_waits_has_a_reason_with_the_numbers_of_its_moment(seed: int) -> None:
     reasons, _ = run_watched(seed)
     assert reasons
@@ -242,7 +243,7 @@ class WatchedFlow(FlowWorld):
 
 def test_whoever_waits_while_the_input_is_blocked_or_generation_paused_is_told_so() -> None:
     reasons = Counter[str]()
-    for seed in range(16):
+    for seed in range(8):
         world = WatchedFlow(seed)
         world.reasons = reasons
         world.drive(40)

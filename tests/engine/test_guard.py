@@ -15,6 +15,7 @@ from tests.engine.engine_world import EngineWorld, request
 from tests.examples import example_of
 from tests.faults import Injected, Places
 from tests.scheduler.test_scheduler import settings
+from tests.seeds import seeds
 from weft.engine.control import handlers as control
 from weft.engine.health import PROBE
 from weft.launch.worker import _answer
@@ -114,12 +115,13 @@ def num_places(policy: str, event: str) -> int:
 
 @pytest.mark.parametrize("event", ["call", "return"])
 @pytest.mark.parametrize("policy", ["fair", "dfs-weight"])  # they keep most in mind
+@pytest.mark.parametrize("third", seeds(1, 3))
 def test_a_fault_anywhere_in_taking_requests_in_ends_only_those_that_are_not_in(
-    policy: str, event: str
+    policy: str, event: str, third: int
 ) -> None:
     total = num_places(policy, event)
     assert total > 60
-    for at in range(total):
+    for at in range(third, total, 3):
         world = busy(policy)
         message = newcomers(world)
         old = set(world.sent) - {one.id for one in message.requests}

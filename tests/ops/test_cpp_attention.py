@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.seeds import slow
 from weft.ops.attention import paged_attention
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
@@ -322,7 +323,7 @@ def test_a_token_does_not_depend_on_others_nor_on_threads(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("num_sharing", [3, 12, 100])
+@pytest.mark.parametrize("num_sharing", [3, *slow([12]), 100])
 def test_requests_that_share_a_prefix_get_what_each_gets_alone(
     kernels: Library,
     format: KvFormat,

@@ -16,6 +16,7 @@ from tests.scheduler.test_grammar import PROMPT, VOCABULARY, Bench, obey_masks, 
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.test_wishes import obey
 from tests.scheduler.world import EOS, VOCAB, World
+from tests.seeds import seeds
 from weft.grammar.protocol import CompileResult, Constraint, Key
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar, ThinkingMarks
@@ -125,7 +126,7 @@ def answers(
     return world, [(world.outputs[id], world.finished[id].reason) for id in range(30)]
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(6, 16))
 def test_at_random_drafts_under_grammars_change_no_token_and_are_replayed(seed: int) -> None:
     bench = Bench()
     try:

@@ -19,6 +19,7 @@ from tests.scheduler.random_worlds import random_prompt, random_settings, with_d
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import EOS, VOCAB, World
+from tests.seeds import seeds, slow
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks, Words
 from weft.grammar.protocol import Advance, CompileResult, Constraint, Key
 from weft.messages.requests import Abort
@@ -140,10 +141,8 @@ def check(world: World) -> None:
             assert (finish.completion_tokens, finish.matched) == (len(wanted), matched)
 
 
-@pytest.mark.parametrize(
-    ("seed", "drafts"),
-    [*((seed, False) for seed in range(18)), *((seed, True) for seed in range(6))],
-)
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("seed", [*seeds(5, 16), 16, *slow([17])])
 def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(
     seed: int, drafts: bool
 ) -> None:

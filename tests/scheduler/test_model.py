@@ -12,12 +12,13 @@ import pytest
 from tests.scheduler.model import Model, Moody
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.world import EOS, VOCAB, World
+from tests.seeds import seeds
 from weft.messages.control import SetPolicy
 from weft.scheduler import policies
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
 from weft.scheduler.settings import SchedulerSettings
 
-NUM_SMALL = 40
+NUM_SMALL = 20
 
 
 class Switched(World):
@@ -92,14 +93,14 @@ def run_small(seed: int) -> Counter[str]:
     return run_beside_model(settings, rng, 60).count
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(12, 20))
 def test_every_pass_decides_as_the_model_says(seed: int) -> None:
     rng = random.Random(f"model {seed}")
     settings = replace(random_settings(rng), max_step_ms=0.0, max_slowdown=-1.0)
     assert run_beside_model(settings, rng, 40).count["passes"] > 20
 
 
-@pytest.mark.parametrize("seed", range(NUM_SMALL))
+@pytest.mark.parametrize("seed", seeds(NUM_SMALL, 40))
 def test_at_the_limits_of_memory_every_pass_decides_as_the_model_says(seed: int) -> None:
     run_small(seed)
 
@@ -122,7 +123,7 @@ def test_the_small_worlds_reach_what_they_are_meant_to() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(
     seed: int, depth: int
 ) -> None:

@@ -12,6 +12,7 @@ from tests.scheduler.random_worlds import run_random
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_tiers import run_tiered, small_world
 from tests.scheduler.world import EOS, VOCAB
+from tests.seeds import seeds, slow
 from weft.engine.explain import explain
 from weft.journal.replay import Replay
 from weft.messages.cache import GetCache, GetCacheReply
@@ -288,7 +289,7 @@ def test_with_a_store_a_pin_comes_back_by_itself() -> None:
     it.replay(check=True)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(8, 16))
 def test_with_pins_every_invariant_holds_and_the_replay_is_exact(seed: int) -> None:
     kinds = {"windows": seed % 8 == 1, "states": seed % 8 == 3, "drafts": seed % 8 == 5}
     it = run_random(seed, 30, pins=True, **kinds)
@@ -298,7 +299,7 @@ def test_with_pins_every_invariant_holds_and_the_replay_is_exact(seed: int) -> N
         assert replay.engine.scheduler.stats() == it.scheduler.stats()
 
 
-@pytest.mark.parametrize("seed", [501])
+@pytest.mark.parametrize("seed", slow([501]))
 def test_a_journal_may_be_put_aside_while_there_are_pins(seed: int) -> None:
     run_random(seed, 10, pins=True, puts_aside=True).replay(check=True)
 

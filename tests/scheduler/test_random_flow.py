@@ -12,6 +12,7 @@ import pytest
 from tests.scheduler.random_worlds import random_prompt, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB
+from tests.seeds import seeds
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
     AbortRequest,
@@ -115,7 +116,7 @@ class FlowWorld(RecordedWorld):
         self.check_outputs()
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", seeds(12, 18))
 def test_blocks_and_pauses_lose_nothing_and_are_replayed_bit_for_bit(seed: int) -> None:
     world = FlowWorld(seed)
     puts_aside = seed >= 16  # which makes a file of each step

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
+from tests.seeds import every_second
 
 KINDS = ["windows", "states", "drafts", "guesses", "splits", "puts_aside", "switches"]
 
@@ -17,7 +18,7 @@ def test_pictures_survive_any_schedule(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [100, 102])
+@pytest.mark.parametrize("seed", every_second([100, 102]))
 def test_pictures_survive_any_schedule_beside_other_features(seed: int, kind: str) -> None:
     world = run_random(seed, 20, media=True, **{kind: True})
     world.replay(check=True)

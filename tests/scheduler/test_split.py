@@ -13,6 +13,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_pace import seconds
 from tests.scheduler.test_scheduler import Recorder, settings
 from tests.scheduler.world import World
+from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
 from weft.messages.control import ContinueGeneration, PauseGeneration
 from weft.messages.requests import Abort
@@ -345,7 +346,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SplitPlanner, "least_tokens", 1)
 
 
-NUM_SCHEDULES = 24
+NUM_SCHEDULES = 12
 
 
 @cache
@@ -367,19 +368,19 @@ def schedule(seed: int) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("seed", range(NUM_SCHEDULES))
+@pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 24))
 def test_random_schedules_keep_every_invariant_and_are_replayed(seed: int) -> None:
     schedule(seed)
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("seed", [401, 403])
+@pytest.mark.parametrize("seed", every_second([401, 403]))
 def test_a_journal_may_be_put_aside_between_pieces(seed: int) -> None:
     run_random(seed, 12, splits=True, puts_aside=True).replay(check=True)
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_prompts_cut_by_time_are_split_too(seed: int) -> None:
     run_timed(seed, splits=True)
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
+from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
 from weft.memory.accounting.audit import AccountingError
 from weft.memory.prefix_cache import CacheKey
@@ -67,7 +68,7 @@ def forget_snapshots(world: World) -> None:
 # Random schedules
 
 
-NUM_SCHEDULES = 24  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
 
 
 @cache
@@ -90,12 +91,12 @@ def schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", range(NUM_SCHEDULES))
+@pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 24))
 def test_random_schedules_with_states_keep_every_invariant_and_are_replayed(seed: int) -> None:
     schedule(seed)
 
 
-@pytest.mark.parametrize("seed", [300, 302])
+@pytest.mark.parametrize("seed", every_second([300, 302]))
 def test_a_journal_with_states_may_be_put_aside_at_any_step(seed: int) -> None:
     run_random(seed, 12, states=True, puts_aside=True).replay(check=True)
 

@@ -14,6 +14,7 @@ from tests.scheduler.random_worlds import drive, journal_of_failure, random_sett
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
+from tests.seeds import slow
 from weft.engine.tier_service import HUNG_S
 from weft.messages.cache import (
     ClearCache,
@@ -30,7 +31,7 @@ from weft.scheduler.settings import SchedulerSettings, TierSettings
 from weft.scheduler.tiers.kv import TieredKv
 
 # The last are seeds of worlds in which a read is given up, which few of them are.
-SCHEDULES = (*range(18), 54, 108)
+SCHEDULES = (4, 9, 10, 12, 13, 15, 16, 17, 54, 108)
 
 
 class TieredWorld(RecordedWorld):
@@ -146,7 +147,7 @@ def schedule(seed: int) -> Counter[str]:
     return reached
 
 
-@pytest.mark.parametrize("seed", SCHEDULES)
+@pytest.mark.parametrize("seed", [*SCHEDULES, *slow([0, 1, 2, 3, 5, 6, 7, 8, 11, 14])])
 def test_whatever_the_store_does_every_invariant_holds_and_the_replay_is_exact(seed: int) -> None:
     schedule(seed)
 

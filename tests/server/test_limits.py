@@ -311,7 +311,7 @@ def test_slow_head_is_counted() -> None:
 def test_reader_of_a_whole_answer_that_stops_reading_is_cut_off() -> None:
     with running(limits=Limits(stall_timeout_s=0.3)) as server:
         server.engine.script = lambda ids: [97] * 1_900
-        body = b'{"prompt":["a","b","c","d","e","f","g","h"],"n":8,"max_tokens":1900,"logprobs":5}'
+        body = b'{"prompt":["a","b","c","d"],"n":8,"max_tokens":1900,"logprobs":5}'
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             connection.connect(("127.0.0.1", server.port))

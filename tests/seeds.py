@@ -1,0 +1,24 @@
+"""How much of what could be tried for ever is tried in every run of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def seeds(usual: int, of_all: int) -> list[Any]:
+    """Seeds of random runs: the first `usual` ones in every run, those up to `of_all` with `scripts/test --all`."""
+    return [*range(usual), *slow(range(usual, of_all))]
+
+
+def every_second(cases: Iterable[Any]) -> list[Any]:
+    """The cases, every second of which is for `scripts/test --all` alone."""
+    found = list(cases)
+    return [slow([case])[0] if place % 2 else case for place, case in enumerate(found)]
+
+
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """The cases, for `scripts/test --all` alone."""
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
