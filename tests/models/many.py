@@ -380,6 +380,7 @@ def make_seeing(name: str, folder: Path) -> Checkpoint:
     text_config = {**SHAPE, **like, **changes, "model_type": text_type}
     vision_type = {"Gemma3": "siglip_vision_model", "Mistral3": "pixtral"}.get(kind)
     vision = {"depth": 1, "embed_dim": 32, "out_hidden_size": 64, "num_heads": 2}
+    vision |= {"hidden_size": 64 if kind == "Qwen2VL" else 32, "intermediate_size": 48}
     if vision_type is not None:
         vision = {**VISION, "model_type": vision_type}
     outer = {"mm_tokens_per_image": 4} if kind == "Gemma3" else {}
