@@ -131,10 +131,10 @@ def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     crowd.fill_up()
     crowd.depths = depths
     seen = [dict.fromkeys(tenants, 0.0)]
-    for number in range(1, 721):
+    for number in range(1, 481):
         crowd.fill_up()
         world.step(check=False)
-        if number % 60 == 0:
+        if number % 40 == 0:
             seen.append({tenant: given(world, tenant) / share[tenant] for tenant in tenants})
     assert min(seen[-1].values()) > 1_000
     for place, later in enumerate(seen):

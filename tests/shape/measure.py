@@ -12,6 +12,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,12 @@ class Density:
         return 1000 * count / max(self.lines, 1)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file of the tree that nobody changes meanwhile."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def density_of_source(source: str) -> Density:
     found = Density()
     lines_with_code = set()
@@ -93,7 +100,7 @@ def class_names_used_twice(folder: Path = WEFT) -> dict[str, list[str]]:
     """Names of classes at the top of modules that stand in more than one module, with these modules."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(folder)))
     return {name: files for name, files in places.items() if len(files) > 1}
@@ -103,7 +110,7 @@ def state(name: str, folder: Path = WEFT) -> list[str]:
     """The attributes that a class keeps: its fields, its slots, and what its methods assign to `self`."""
     found: set[str] = set()
     for path in folder.rglob("*.py"):
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and node.name == name:
                 found |= _attributes(node)
     return sorted(found)
