@@ -58,7 +58,10 @@ class Served:
         model = ModelConfig.from_folder(folder)
         given = {"context_length": CONTEXT, "threads": 1, "dtype": "float32", **settings}
         config = EngineConfig(model=str(folder), **given)
-        built = build_engine(resolve(config, model, probe()).config, folder)
+        draft = None
+        if config.draft_model:
+            draft = ModelConfig.from_folder(Path(config.draft_model))
+        built = build_engine(resolve(config, model, probe(), draft).config, folder)
         assert isinstance(built.engine, Engine)
         self.engine = built.engine
         self.runner = built.runner

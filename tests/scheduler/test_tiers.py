@@ -10,7 +10,15 @@ from functools import cache
 
 import pytest
 
-from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings, with_pins
+from tests.scheduler.random_worlds import (
+    drive,
+    journal_of_failure,
+    random_settings,
+    with_draft_model,
+    with_pins,
+    with_states,
+    with_windows,
+)
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
@@ -83,7 +91,7 @@ class TieredWorld(RecordedWorld):
     def come_to_rest(self) -> None:
         """Let all transfers end, or be given up."""
         self.tiers.let_all_end()
-        for _ in range(1_000):
+        for _ in range(5_000):
             if not self.kv.transfers and not self.service.feature.worthy:
                 return
             self.step()
@@ -104,14 +112,29 @@ def tiered(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings
 
 
 def run_tiered(
-    seed: int, num_requests: int = 30, *, puts_aside: bool = False, pins: bool = False
+    seed: int,
+    num_requests: int = 30,
+    *,
+    puts_aside: bool = False,
+    pins: bool = False,
+    windows: bool = False,
+    states: bool = False,
+    draft: bool = False,
 ) -> list[TieredWorld]:
-    """Two worlds, the second of which finds what the first has stored."""
+    """Two worlds, the second of which finds what the first has stored: of a model some layers of which have windows or
+    keep a state, or beside which another one guesses."""
     blocks: Blocks = {}
     worlds = []
     for run in range(2):
         rng = random.Random(f"{seed} {run}")
         settings = tiered(random_settings(random.Random(seed)), random.Random(f"tiers {seed}"))
+        layers = random.Random(f"layers {seed}")
+        if windows:
+            settings = with_windows(settings, layers)
+        if states:
+            settings = with_states(settings, layers)
+        if draft:
+            settings = with_draft_model(settings, layers)
         if pins:
             settings = with_pins(settings, random.Random(f"pins of {seed}"))
         assert settings.tiers is not None
@@ -145,6 +168,18 @@ def schedule(seed: int) -> Counter[str]:
         reached["retractions"] += world.scheduler.stats().total_retractions
         reached["lost pages"] += len(world.kv.allocator.quarantined)
     return reached
+
+
+LAYERS = [{"windows": True}, {"states": True}, {"draft": True}]
+
+
+@pytest.mark.parametrize("layers", LAYERS, ids=["windows", "states", "draft"])
+@pytest.mark.parametrize("seed", [600, *slow([603, 604])])
+def test_whatever_the_store_does_with_endings_every_invariant_holds(
+    seed: int, layers: dict[str, bool]
+) -> None:
+    for world in run_tiered(seed, 24, pins=seed % 2 == 0, **layers):
+        world.replay(check=seed % 3 == 0)
 
 
 @pytest.mark.parametrize("seed", [*SCHEDULES, *slow([0, 1, 2, 3, 5, 6, 7, 8, 11, 14])])

@@ -13,14 +13,15 @@ import numpy as np
 
 from tests.scheduler.cache_check import states_of
 from tests.scheduler.oracle_runner import OracleRunner
-from weft.arrays import IntArray
+from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import (
     NO_NEWS,
     NOT_STORED,
     Landed,
     NoTiers,
+    Present,
     Sought,
     TierNews,
     Written,
@@ -28,8 +29,8 @@ from weft.memory.tiers.protocol import (
 
 RUBBISH = -77
 
-# States by weights, namespace and all tokens up to the end.
-Blocks = dict[tuple[int, str, bytes], list[int]]
+# States by weights, namespace and all tokens up to the end; what endings have by "ending" and the same.
+Blocks = dict[tuple[object, ...], list[int]]
 
 
 @dataclass
@@ -41,7 +42,9 @@ class Job:
     is_read: bool
     turns: float  # until it ends, in calls of `take`
     weights: int
+    ending: IntArray
     is_cancelled: bool = False
+    has_ending: bool = False
 
 
 class OracleTiers(NoTiers):
@@ -64,37 +67,69 @@ class OracleTiers(NoTiers):
         self.num_written = 0
         self.num_faults = 0
         self.num_silent = 0
+        self.num_endings = 0  # that were read
 
-    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+    def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         assert self.turns_to_open < 0, "it is asked before it has opened"
-        num_tokens = self._stored(key)
-        if self.is_stopped or num_tokens <= have:
+        num_tokens = self._resumable(key, have)
+        if self.is_stopped or num_tokens <= since:
             return NOT_STORED
         return Sought(num_tokens, self.rng.choice([0.0, 0.0, 1.0, 5.0]))
 
-    def lacks(self, key: CacheKey) -> int:
-        return self._stored(key)
+    def lacks(self, key: CacheKey) -> Present:
+        num_tokens = self._stored(key)
+        can_resume = not self._has_endings or self._ending(key, num_tokens) in self.blocks
+        return Present(num_tokens, can_resume)
 
-    def _stored(self, key: CacheKey) -> int:
+    @property
+    def _has_endings(self) -> bool:
+        assert self.runner is not None
+        return self.runner.windows is not None or self.runner.states is not None
+
+    def _ending(self, key: CacheKey, end: int) -> tuple[object, ...]:
+        return "ending", self.weights, key.namespace, key.tokens[: end * TOKEN_BYTES]
+
+    def _stored(self, key: CacheKey, have: int = 0) -> int:
         num_tokens = 0
         while (end := num_tokens + self.block_len) <= len(key.tokens) // TOKEN_BYTES:
             name = self.weights, key.namespace, key.tokens[: end * TOKEN_BYTES]
-            if name not in self.blocks:
+            if name not in self.blocks and end > have:
                 break
             num_tokens = end
         return num_tokens
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
-        self.jobs[ticket] = Job(ticket, key, start, pages.copy(), True, self._turns(), self.weights)
+    def _resumable(self, key: CacheKey, have: int) -> int:
+        end = self._stored(key, have)
+        while self._has_endings and end and self._ending(key, end) not in self.blocks:
+            end -= self.block_len
+        return end
+
+    def fetch(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self.jobs[ticket] = self._job(ticket, key, start, pages, ending, is_read=True)
         self._spoil(self.jobs[ticket])
 
-    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
-        self.jobs[ticket] = Job(
-            ticket, key, start, pages.copy(), False, self._turns(), self.weights
-        )
+    def keep(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self.jobs[ticket] = self._job(ticket, key, start, pages, ending, is_read=False)
         self._look_at(self.jobs[ticket])
+
+    def _job(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray,
+        *,
+        is_read: bool,
+    ) -> Job:
+        assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
+        assert self._has_endings or not len(ending)
+        turns = self._turns()
+        return Job(ticket, key, start, pages.copy(), is_read, turns, self.weights, ending.copy())
 
     def cancel(self, ticket: int) -> None:
         job = self.jobs[ticket]
@@ -138,7 +173,7 @@ class OracleTiers(NoTiers):
                 continue
             del self.jobs[job.ticket]
             if job.is_read:
-                landed.append(Landed(job.ticket, self._read(job), 0.0))
+                landed.append(Landed(job.ticket, self._read(job), 0.0, job.has_ending))
             else:
                 written.append(Written(job.ticket, self._write(job)))
         news = TierNews(tuple(landed), tuple(written), self.turns_to_open == -1)
@@ -161,13 +196,26 @@ class OracleTiers(NoTiers):
         pending = self.runner.pending
         assert not any(np.isin(step.plan.slots, slots).any() for step in pending)
         self.runner.state[slots] = RUBBISH
+        if len(job.ending):
+            memory, places = self._ending_memory(job)
+            memory[places] = RUBBISH
 
     def _look_at(self, job: Job) -> None:
         assert self.runner is not None
         found = self.runner.state[self._slots(job)].tolist()
-        assert found == states_of(self.runner, job.key)[job.start :], (
-            "pages changed while they were written"
-        )
+        states = states_of(self.runner, job.key)
+        assert found == states[job.start :], "pages changed while they were written"
+        if len(job.ending):
+            memory, places = self._ending_memory(job)
+            assert memory[places].tolist() == states[-len(places) :], "an ending is another's"
+
+    def _ending_memory(self, job: Job) -> tuple[LongArray, IntArray]:
+        """The memory of endings, and where in it that of a transfer is."""
+        assert self.runner is not None
+        if self.runner.windows is not None:
+            return self.runner.windows.state, slots_of(job.ending, self.page_size)
+        assert self.runner.states is not None
+        return self.runner.states.state, job.ending
 
     def _read(self, job: Job) -> int:
         assert self.runner is not None
@@ -187,6 +235,13 @@ class OracleTiers(NoTiers):
             self.runner.state[here] = self.blocks[name]
             num_tokens += self.block_len
         self.num_read += num_tokens
+        is_whole = job.start + num_tokens == len(job.key.tokens) // TOKEN_BYTES
+        name = self._ending(job.key, job.start + num_tokens)
+        if is_whole and len(job.ending) and job.weights == self.weights and name in self.blocks:
+            memory, places = self._ending_memory(job)
+            memory[places] = self.blocks[name]
+            job.has_ending = True
+            self.num_endings += 1
         return num_tokens
 
     def _write(self, job: Job) -> int:
@@ -199,5 +254,10 @@ class OracleTiers(NoTiers):
             name = job.weights, job.key.namespace, job.key.tokens[: end * TOKEN_BYTES]
             self.blocks[name] = states[end - self.block_len : end]
             num_bytes += self.block_len
+        else:
+            if len(job.ending) and job.weights == self.weights:
+                _, places = self._ending_memory(job)
+                self.blocks[self._ending(job.key, len(states))] = states[-len(places) :]
+                num_bytes += 1
         self.num_written += num_bytes
         return num_bytes

@@ -45,10 +45,10 @@ def stored(tmp_path: Path) -> bytes:
 
 def test_what_one_process_has_written_another_one_finds(tmp_path: Path, stored: bytes) -> None:
     tiers = WaitedTiers(tmp_path).opened()
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 24
-    assert tiers.seek(0, key_of(24), 20).num_tokens == 24
-    assert tiers.seek(0, key_of(24), 24).num_tokens == 0
-    assert tiers.lacks(key_of(24)) == 24
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 24
+    assert tiers.seek(0, key_of(24), 20, 20).num_tokens == 24
+    assert tiers.seek(0, key_of(24), 24, 24).num_tokens == 0
+    assert tiers.lacks(key_of(24)).num_tokens == 24
     assert tiers.read(key_of(24), pages(30, 6)).num_tokens == 24
     assert tiers.pool.content(pages(30, 6)) == stored
     assert tiers.read(key_of(24), pages(40, 4), start=8).num_tokens == 16
@@ -61,15 +61,17 @@ def test_only_whole_blocks_of_the_same_beginning_are_found(tmp_path: Path, store
     tiers = WaitedTiers(tmp_path).opened()
     key = key_of(24)
     other = CacheKey("", key.tokens[:40] + b"\1\2\3\4" + key.tokens[44:])
-    assert tiers.seek(0, other, 0).num_tokens == 8
-    assert tiers.seek(0, CacheKey("", key.tokens[: 15 * 4]), 0).num_tokens == 8
-    assert tiers.seek(0, CacheKey("", key.tokens[4:]), 0).num_tokens == 0
+    assert tiers.seek(0, other, 0, 0).num_tokens == 8
+    assert tiers.seek(0, CacheKey("", key.tokens[: 15 * 4]), 0, 0).num_tokens == 8
+    assert tiers.seek(0, CacheKey("", key.tokens[4:]), 0, 0).num_tokens == 0
 
 
 def test_nobody_else_finds_it(tmp_path: Path, stored: bytes) -> None:
-    assert WaitedTiers(tmp_path).opened().seek(0, key_of(24, namespace="salt"), 0).num_tokens == 0
+    assert (
+        WaitedTiers(tmp_path).opened().seek(0, key_of(24, namespace="salt"), 0, 0).num_tokens == 0
+    )
     other = WaitedTiers(tmp_path, fingerprint=b"g" * 32).opened()
-    assert other.seek(0, key_of(24), 0).num_tokens == 0
+    assert other.seek(0, key_of(24), 0, 0).num_tokens == 0
     assert other.report().num_blocks == 0
     assert other.report().num_bytes == 3 * BLOCK_BYTES
 
@@ -146,7 +148,7 @@ def test_a_damaged_file_is_a_miss(tmp_path: Path, stored: bytes, harm) -> None: 
         assert tiers.pool.content(pages(30, 2 * harmed)) == stored[:end]
         assert tiers.report().faults == 1
         # It is not asked for again.
-        assert tiers.seek(0, key, 0).num_tokens == harmed * BLOCK_LEN
+        assert tiers.seek(0, key, 0, 0).num_tokens == harmed * BLOCK_LEN
 
 
 def block_name(key: CacheKey, number: int) -> str:
@@ -182,7 +184,7 @@ def test_what_is_not_used_for_longest_goes_when_there_is_no_room(tmp_path: Path)
         tiers.write(key_of(8, seed), pages(0, 2))
     tiers.read(key_of(8, 0), pages(10, 2))
     tiers.write(key_of(8, 4), pages(0, 2))
-    found = [tiers.seek(0, key_of(8, seed), 0).num_tokens for seed in range(5)]
+    found = [tiers.seek(0, key_of(8, seed), 0, 0).num_tokens for seed in range(5)]
     assert found == [8, 0, 8, 8, 8]
     assert len(files(tmp_path)) == 4
     assert tiers.report().dropped_blocks == 1
@@ -199,7 +201,7 @@ def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
     again.read(key_of(8, 2), pages(10, 2))
     last = WaitedTiers(tmp_path, max_bytes=2 * BLOCK_BYTES).opened()
     last.write(key_of(8, 9), pages(0, 2))
-    assert last.seek(0, key_of(8, 2), 0).num_tokens == 8
+    assert last.seek(0, key_of(8, 2), 0, 0).num_tokens == 8
     assert last.report().num_blocks == 2
 
 
@@ -279,13 +281,13 @@ def test_a_cancelled_write_stores_nothing_that_comes_later(tmp_path: Path) -> No
     patch.undo()
     assert not tiers.take().written
     assert not files(tmp_path)
-    assert tiers.seek(0, key_of(16), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(16), 0, 0).num_tokens == 0
 
 
 def test_clear_removes_all_files(tmp_path: Path, stored: bytes) -> None:
     tiers = WaitedTiers(tmp_path).opened()
     tiers.clear()
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 0
     tiers.write(key_of(8, 3), pages(0, 2))
     assert len(files(tmp_path)) == 1
     assert tiers.report().num_bytes == BLOCK_BYTES
@@ -294,7 +296,7 @@ def test_clear_removes_all_files(tmp_path: Path, stored: bytes) -> None:
 def test_a_store_that_was_stopped_finds_and_writes_nothing(tmp_path: Path, stored: bytes) -> None:
     tiers = WaitedTiers(tmp_path).opened()
     tiers.stop("for a test")
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 0
     assert tiers.read(key_of(24), pages(0, 6)).num_tokens == 0
     assert tiers.write(key_of(8, 3), pages(0, 2)).num_bytes == 0
     assert tiers.report().state == "for a test"
@@ -306,16 +308,16 @@ def test_after_new_weights_nothing_of_the_old_is_found_until_they_are_back(
     tiers = WaitedTiers(tmp_path).opened()
     tiers.fingerprint = b"n" * 32
     tiers.renew("for a test")
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 0
     tiers.opened()
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 0
     assert tiers.write(key_of(8), pages(0, 2)).num_bytes == BLOCK_BYTES
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 8
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 8
     assert tiers.report().num_blocks == 1
     tiers.fingerprint = FINGERPRINT
     tiers.renew("for a test")
     tiers.opened()
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 24
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 24
     assert tiers.read(key_of(24), pages(30, 6)).num_tokens == 24
     assert tiers.pool.content(pages(30, 6)) == stored
 
@@ -332,8 +334,8 @@ def test_of_new_weights_that_come_in_a_row_only_the_last_count(
     tiers.keep(1_000, key_of(8, 5), 0, pages(0, 2))
     may_go_on.set()
     tiers.opened()
-    assert tiers.seek(0, key_of(24), 0).num_tokens == 24
-    assert tiers.seek(0, key_of(8, 5), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(24), 0, 0).num_tokens == 24
+    assert tiers.seek(0, key_of(8, 5), 0, 0).num_tokens == 0
 
 
 def _slowly(may_go_on: threading.Event, fingerprint: bytes) -> bytes:
@@ -356,7 +358,7 @@ def test_weights_that_cannot_be_read_leave_it_closed(tmp_path: Path) -> None:
     while "could not be read" not in tiers.report().state:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    assert tiers.seek(0, key_of(8), 0).num_tokens == 0
+    assert tiers.seek(0, key_of(8), 0, 0).num_tokens == 0
 
 
 def test_the_digest_of_weights_is_remembered_until_they_change(tmp_path: Path) -> None:

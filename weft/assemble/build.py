@@ -246,6 +246,11 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
     """What the scheduler needs of layers that keep a state, where there are some."""
     if not model.state_bytes:
         return None
+    if config.cache_dir:
+        # What is stored can be resumed behind whole blocks alone.
+        num_blocks = -(-StateSettings.least_border // config.cache_block)
+        least_border = num_blocks * config.cache_block
+        return StateSettings(num_slots=config.max_mamba_cache_size, least_border=least_border)
     return StateSettings(num_slots=config.max_mamba_cache_size)
 
 

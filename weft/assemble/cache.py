@@ -6,17 +6,20 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.resolve import kept_as, size
+from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
+from weft.executor.drafting.store import PairedStore
+from weft.executor.media.steps import MediaDeviceStore
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin, files_of, origin_of
 from weft.executor.weights.store import WeightStore
@@ -87,8 +90,7 @@ def make_tiers(
 ) -> Tiers:
     """The store of an engine that has loaded `model` from `folder`. It begins to look what there
     is. Raises SettingsError."""
-    _, store, _ = runner.parts
-    assert isinstance(store, WeightStore)
+    store = weight_store(runner)
     described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
     described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
     if config.load_format != "dummy" and not files_of(folder):
@@ -99,17 +101,51 @@ def make_tiers(
         """What computes the fingerprint of the weights that are in use now."""
         return partial(_identify, described, store.origin, cache_folder / REMEMBERED)
 
+    pages, endings = _memory(config, model, store.kv_cache)
     tiers = DiskTiers(
         cache_folder,
-        KvPages(store.kv_cache, config.page_size),
+        pages,
         page_size=config.page_size,
         block_len=config.cache_block,
         max_bytes=int(config.cache_disk_gb * 1e9),
         weights=weights,
         notify=notify,
+        endings=endings,
     )
     tiers.start()
     return tiers
+
+
+def _memory(
+    config: EngineConfig, model: ModelConfig, tensors: Sequence[Tensor]
+) -> tuple[KvPages, KvPages | None]:
+    """The memory of pages, and that of endings, where the model has some. `tensors`: those of the
+    KV pool, of K and V and their scales layer by layer, and behind them those of states."""
+    page_size = config.page_size
+    if not window_tokens(config) and not model.state_bytes:
+        return KvPages(tensors, page_size), None
+    num_layers = model.num_layers
+    kinds = 4 if model.kv_dtype == "int8" else 2
+    of_tokens = tensors[: kinds * num_layers]
+    if model.state_bytes:
+        return KvPages(of_tokens, page_size), KvPages(tensors[kinds * num_layers :], 1)
+    in_pages: list[Tensor] = []
+    in_windows: list[Tensor] = []
+    for number, tensor in enumerate(of_tokens):
+        if model.window(number % num_layers):
+            in_windows.append(tensor)
+        else:
+            in_pages.append(tensor)
+    return KvPages(in_pages, page_size), KvPages(in_windows, page_size)
+
+
+def weight_store(runner: TorchRunner) -> WeightStore:
+    """Where the weights and the KV pool of the model are, whatever it is beside that."""
+    _, store, _ = runner.parts
+    while isinstance(store, MediaDeviceStore | PairedStore):
+        store = store.inner
+    assert isinstance(store, WeightStore)
+    return store
 
 
 def _identify(described: list[str], origin: WeightOrigin, remembered: Path) -> bytes:

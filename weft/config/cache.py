@@ -34,13 +34,4 @@ def _why_not(config: EngineConfig, model: ModelConfig) -> str:
         return "KV of a GPU cannot be stored yet, only that of a CPU (--device cpu)"
     if not config.prefix_cache:
         return "it stores what the prefix cache has, and there is none (--no-prefix-cache)"
-    if model.state_bytes:
-        return f"{model.name} has layers that keep a state, which cannot be stored yet"
-    if config.swa_full_tokens_ratio:
-        return (
-            f"{model.name} has layers with windows in a pool of their own, which cannot be stored "
-            "yet (--disable-hybrid-swa-memory puts all layers into one)"
-        )
-    if config.draft_model:
-        return "what a draft model has computed cannot be stored yet (--draft-model)"
     return ""

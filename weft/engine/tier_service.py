@@ -18,7 +18,7 @@ import msgspec
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed, Tiers
 from weft.messages.cache import GetCacheReply, SaveCacheReply
 from weft.messages.requests import GenerateRequest
@@ -52,6 +52,14 @@ class PendingSave(NamedTuple):
     call: int
     until_s: float
     num_bytes: int  # that had been written before
+
+
+class UnstoredPart(NamedTuple):
+    """What is to be written of a sequence."""
+
+    key: CacheKey  # up to its end
+    start: int
+    with_ending: bool
 
 
 class TierService(Service):
@@ -133,12 +141,13 @@ class TierService(Service):
         if not usable:
             return
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        have = self._kv.cache.peek(key)
-        if have >= usable:
+        since = self._kv.resumable(key)
+        if since >= usable:
             return
-        found = self.tiers.seek(request.id, key, have)
+        have = self._kv.cache.peek(key)
+        found = self.tiers.seek(request.id, key, have, since)
         end = min(found.num_tokens, usable)
-        num_new = end - have
+        num_new = end - since
         compute_s = num_new * (self._token_s or math.inf)
         if num_new < block_len or found.read_s > compute_s:
             return
@@ -148,7 +157,7 @@ class TierService(Service):
         if before is None:
             patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
             patience_s = min(patience_s, self._settings.wait_s)
-            before = TierWait(ticket, have, end, now, now + patience_s)
+            before = TierWait(ticket, since, end, now, now + patience_s)
             detail = f"{num_new:,} of its tokens are being read from disk"
             self._core.note(request.id, EventKind.STORED, detail, now)
         self.feature.waiting[request.id] = before._replace(ticket=ticket, num_tokens=end)
@@ -157,17 +166,30 @@ class TierService(Service):
         """Read the tokens of `key` from `have` to `end`, or, where there is room for less, the
         first of them. Returns the ticket, also that of who reads them already."""
         block_len = self._settings.block_len
-        start = have // block_len * block_len
-        ticket = self._kv.reading(key, start)
+        # Of what is cached as a whole, only the ending may be missing.
+        start = min(have // block_len * block_len, end)
+        whole = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+        ticket = self._kv.reading(whole, start)
         if ticket is not None:
             return ticket
         ratio = self._core.scheduler.prefills.new_token_ratio.current
-        end = min(end, start + self._kv.room(spare_tokens(self._kv, ratio)))
-        if end - have < block_len:
+        spare = spare_tokens(self._kv, ratio)
+        readable = start + self._kv.room(spare)
+        ending = NO_PAGES
+        if end <= readable:
+            reserved = self._kv.endings.reserve(end, spare - (end - start))
+            if reserved is None:
+                return None
+            ending = reserved
+        elif readable - have < block_len:
             return None
+        end = min(end, readable)
         part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
         step = self._core.scheduler.planner.num_steps - 1
-        return self._kv.read(part, start, step=step, now=now)
+        ticket = self._kv.read(part, start, step=step, now=now, ending=ending)
+        if ticket is None and len(ending):
+            self._kv.endings.give_back(ending)
+        return ticket
 
     def _begin(self) -> None:
         """Begin the transfers for which no launched step has to be waited for any more."""
@@ -193,7 +215,7 @@ class TierService(Service):
             self._core.scheduler.memory_came_back()
 
     def _land(self, landed: Landed, now: float) -> None:
-        num_new = self._kv.land(landed.ticket, landed.num_tokens)
+        num_new = self._kv.land(landed.ticket, landed.num_tokens, has_ending=landed.has_ending)
         self.num_landed += num_new
         requests = self._core.scheduler.requests
         for id in self._waiting_for(landed.ticket):
@@ -268,21 +290,30 @@ class TierService(Service):
             return
         if feature.waiting or self._kv.writing is not None:
             return
-        block_len = self._settings.block_len
         for _ in range(min(MAX_LOOKS, len(feature.worthy))):
             key = next(iter(feature.worthy))
-            have = self._kv.cache.peek(key) // block_len * block_len
-            start = self.tiers.lacks(key)
-            if start >= have:
+            part = self._unstored(key)
+            if part is None:
                 del feature.worthy[key]
                 continue
-            most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
-            end = min(have, start + most * block_len)
-            part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
             step = self._core.scheduler.planner.num_steps - 1
-            self._kv.write(part, start, step=step, now=now)
+            self._kv.write(part.key, part.start, step=step, now=now, with_ending=part.with_ending)
             self._writing = key
             return
+
+    def _unstored(self, key: CacheKey) -> UnstoredPart | None:
+        """What of a sequence is to be written next; None: nothing."""
+        block_len = self._settings.block_len
+        most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
+        for place in self._kv.places(key):
+            beginning = CacheKey(key.namespace, key.tokens[: place * TOKEN_BYTES])
+            present = self.tiers.lacks(beginning)
+            if present.num_tokens >= place and present.can_resume:
+                continue
+            end = min(place, present.num_tokens + most * block_len)
+            part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+            return UnstoredPart(part, present.num_tokens, with_ending=end == place)
+        return None
 
     # What pins ask for
 
@@ -295,9 +326,10 @@ class TierService(Service):
         """Read what is stored of a sequence and not cached, where there is memory for it."""
         if not self._is_open:
             return
+        since = self._kv.resumable(key)
         have = self._kv.cache.peek(key)
-        found = self.tiers.seek(FOR_PIN, key, have)
-        if found.num_tokens > have:
+        found = self.tiers.seek(FOR_PIN, key, have, since)
+        if found.num_tokens - since >= self.block_len:
             self._read(key, have, found.num_tokens, now)
 
     # Looking on

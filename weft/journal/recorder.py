@@ -72,10 +72,11 @@ from weft.memory.handoff.protocol import (
     MeetingPlace,
     NoHandoff,
 )
-from weft.memory.prefix_cache import CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import (
     NO_NEWS,
     NoTiers,
+    Present,
     Sought,
     TierNews,
     TierReport,
@@ -391,22 +392,26 @@ class RecordedTiers:
         self._tiers = tiers
         self._recorder = recorder
 
-    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
-        found = self._tiers.seek(id, key, have)
+    def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
+        found = self._tiers.seek(id, key, have, since)
         if found.num_tokens:
             self._recorder.write(StoreSought(id, found.num_tokens, found.read_s))
         return found
 
-    def lacks(self, key: CacheKey) -> int:
-        num_tokens = self._tiers.lacks(key)
-        self._recorder.write(Lacked(num_tokens))
-        return num_tokens
+    def lacks(self, key: CacheKey) -> Present:
+        present = self._tiers.lacks(key)
+        self._recorder.write(Lacked(present.num_tokens, present.can_resume))
+        return present
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        self._tiers.fetch(ticket, key, start, pages)
+    def fetch(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self._tiers.fetch(ticket, key, start, pages, ending)
 
-    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        self._tiers.keep(ticket, key, start, pages)
+    def keep(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self._tiers.keep(ticket, key, start, pages, ending)
 
     def cancel(self, ticket: int) -> None:
         self._tiers.cancel(ticket)

@@ -226,9 +226,11 @@ class StoreSought(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class Lacked(msgspec.Struct, frozen=True, array_like=True, tag="sl"):
-    """How many tokens of a sequence are stored, or being written, that is worth writing."""
+    """How many tokens of a sequence are stored, or being written, that is worth writing, and
+    whether it can be resumed at its end."""
 
     num_tokens: int
+    can_resume: bool = True
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="st"):

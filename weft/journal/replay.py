@@ -51,8 +51,15 @@ from weft.journal.records import (
 )
 from weft.journal.snapshot import Name, SnapshotError, restore
 from weft.memory.handoff.protocol import NOTHING_NEW, HandoffNews, NoHandoff
-from weft.memory.prefix_cache import CacheKey
-from weft.memory.tiers.protocol import NO_NEWS, NOT_STORED, NoTiers, Sought, TierNews
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
+from weft.memory.tiers.protocol import (
+    NO_NEWS,
+    NOT_STORED,
+    NoTiers,
+    Present,
+    Sought,
+    TierNews,
+)
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
@@ -392,20 +399,25 @@ class _Tiers(NoTiers):
         self._script = script
         self._replay = replay
 
-    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+    def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         record = self._script.peek()
         if not isinstance(record, StoreSought) or record.id != id:
             return NOT_STORED
         self._script.take()
         return Sought(record.num_tokens, record.read_s)
 
-    def lacks(self, key: CacheKey) -> int:
-        return self._script.expect(Lacked, self._replay, "asks what is stored").num_tokens
+    def lacks(self, key: CacheKey) -> Present:
+        record = self._script.expect(Lacked, self._replay, "asks what is stored")
+        return Present(record.num_tokens, record.can_resume)
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    def fetch(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
         pass
 
-    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    def keep(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
         pass
 
     def cancel(self, ticket: int) -> None:

@@ -64,6 +64,7 @@ from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
 from weft.scheduler.states.admission import StatefulPrefills
 from weft.scheduler.states.kv import StatefulKv
+from weft.scheduler.tiers.groups import TieredStatefulKv, TieredWindowedKv
 from weft.scheduler.tiers.kv import TieredKv
 from weft.scheduler.windows.admission import WindowedPrefills
 from weft.scheduler.windows.kv import WindowedKv
@@ -155,6 +156,8 @@ class Scheduler:
         if settings.draft is None or MODEL not in settings.draft_sources:
             return SpeculativePlanner(self.kv, self.hooks, speculator, longest)
         guesser = Guesser(self.kv, settings, settings.draft, speculator)
+        if isinstance(self.kv, TieredKv):
+            self.kv.on_landing = guesser.landed
         return DraftingPlanner(self.kv, self.hooks, speculator, guesser, longest)
 
     def _split_passes(
@@ -768,7 +771,15 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
     tiers = settings.tiers
     if settings.handoff is not None and settings.handoff.mode == DECODE:
         tiers = TierSettings(block_len=page_size)
-    if tiers is not None:
+    if tiers is not None and settings.windows is not None:
+        kv = TieredWindowedKv(
+            rows, allocator, cache, columns, settings.windows, settings.chunk_len, tiers
+        )
+        passes = WindowedPrefills
+    elif tiers is not None and settings.states is not None:
+        kv = TieredStatefulKv(rows, allocator, cache, columns, settings.states, tiers)
+        passes = StatefulPrefills
+    elif tiers is not None:
         kv = TieredKv(rows, allocator, cache, columns, tiers)
     elif settings.windows is not None:
         kv = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)

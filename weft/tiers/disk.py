@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
-from weft.memory.prefix_cache import CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import (
     NO_NEWS,
     NOT_STORED,
+    NOTHING_PRESENT,
     Landed,
+    Present,
     Sought,
     TierNews,
     TierReport,
@@ -75,8 +77,19 @@ class TransferJob:
     key: CacheKey
     start: int
     pages: IntArray
+    ending: IntArray  # none: it does not travel
     asked_s: float
+    has_ending: bool = False  # it has been read
     is_cancelled: bool = False
+
+
+class StoredPart(NamedTuple):
+    """A block of a transfer, or its ending."""
+
+    key: bytes
+    tokens: bytes  # of the block, or of the one before the ending
+    pieces: list[memoryview]
+    num_tokens: int  # 0: it is an ending
 
 
 class UncheckedBlock(NamedTuple):
@@ -85,6 +98,7 @@ class UncheckedBlock(NamedTuple):
     key: bytes
     path: Path
     num_bytes: int
+    num_tokens: int  # 0: it is an ending
     check: Future[None]  # raises DamagedBlock
 
 
@@ -98,7 +112,8 @@ class Reopen(NamedTuple):
 class DiskTiers:
     """`weights` is asked on the engine's thread, once for all weights that there are in turn, and
     returns what computes their fingerprint, on another thread. `notify` is called when there is
-    news, on any thread. `folder` exists."""
+    news, on any thread. `folder` exists. `endings`: the memory of endings, where sequences have
+    some; None: they can be resumed behind every block."""
 
     def __init__(
         self,
@@ -111,9 +126,11 @@ class DiskTiers:
         weights: Callable[[], Callable[[], bytes]],
         notify: Callable[[], None],
         floor_bytes: int = FLOOR_BYTES,
+        endings: PoolPages | None = None,
     ) -> None:
         self._index = BlockIndex(folder)
         self._pool = pool
+        self._endings = endings
         self._page_size = page_size
         self._block_len = block_len
         self._max_bytes = max_bytes
@@ -151,25 +168,39 @@ class DiskTiers:
 
     # Called by the engine
 
-    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+    def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         self._was_asked = True
-        num_tokens = self._stored(key, have)
-        if num_tokens <= have:
+        num_tokens = self._resumable(key, have)
+        if num_tokens <= since:
             return NOT_STORED
-        num_bytes = (num_tokens - have) * self._pool.page_bytes / self._page_size
+        num_bytes = max(num_tokens - have, 0) * self._pool.page_bytes / self._page_size
         with self._lock:
             for job in self._jobs.values():
                 num_bytes += len(job.pages) * self._pool.page_bytes
             return Sought(num_tokens, num_bytes / self._rate)
 
-    def lacks(self, key: CacheKey) -> int:
-        return self._stored(key, 0)
+    def lacks(self, key: CacheKey) -> Present:
+        chain = self._chain
+        if chain is None:
+            return NOTHING_PRESENT
+        last = b""
+        num_tokens = 0
+        for one in chain.keys(key):
+            if one not in self._index:
+                return Present(num_tokens, can_resume=False)
+            num_tokens += self._block_len
+            last = one
+        return Present(num_tokens, self._can_resume(chain, last))
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        self._reads.put(self._enter(ticket, key, start, pages))
+    def fetch(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self._reads.put(self._enter(ticket, key, start, pages, ending))
 
-    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        self._writes.put(self._enter(ticket, key, start, pages))
+    def keep(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self._writes.put(self._enter(ticket, key, start, pages, ending))
 
     def cancel(self, ticket: int) -> None:
         with self._lock:
@@ -235,20 +266,30 @@ class DiskTiers:
             faults=self._faults,
         )
 
-    def _stored(self, key: CacheKey, have: int) -> int:
-        """Tokens of the beginning of a sequence that are stored, or among the first `have`."""
+    def _resumable(self, key: CacheKey, have: int) -> int:
+        """Tokens of the beginning of a sequence that are stored, or among the first `have`, up to
+        where it can be resumed."""
         chain = self._chain
         if chain is None:
             return 0
         num_tokens = 0
+        resumable = 0
         for one in chain.keys(key):
             if num_tokens + self._block_len > have and one not in self._index:
                 break
             num_tokens += self._block_len
-        return num_tokens
+            if self._can_resume(chain, one):
+                resumable = num_tokens
+        return resumable
 
-    def _enter(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> TransferJob:
-        job = TransferJob(ticket, self._chain, key, start, pages, time.monotonic())
+    def _can_resume(self, chain: KeyChain, block: bytes) -> bool:
+        """Whether a sequence can be resumed behind a block, as far as endings are concerned."""
+        return self._endings is None or chain.ending(block) in self._index
+
+    def _enter(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray
+    ) -> TransferJob:
+        job = TransferJob(ticket, self._chain, key, start, pages, ending, time.monotonic())
         with self._lock:
             self._jobs[ticket] = job
         return job
@@ -265,7 +306,8 @@ class DiskTiers:
                 self._failed("read", exc)
             with self._lock:
                 del self._jobs[job.ticket]
-                self._landed.append(Landed(job.ticket, num_tokens, time.monotonic() - job.asked_s))
+                seconds = time.monotonic() - job.asked_s
+                self._landed.append(Landed(job.ticket, num_tokens, seconds, job.has_ending))
             self._tell()
 
     def _read(self, job: TransferJob) -> int:
@@ -276,17 +318,15 @@ class DiskTiers:
         num_tokens = 0
         began_s = 0.0
         unchecked: UncheckedBlock | None = None
-        for number, key in enumerate(chain.keys(job.key)):
-            if number * self._block_len < job.start:
-                continue
+        for part in self._parts(chain, job):
             if job.is_cancelled:
                 break
             began_s = time.monotonic()
-            following = self._read_block(chain, job, number, key)
+            following = self._read_block(chain, part)
             if unchecked is not None:
                 if not self._is_sound(unchecked):
                     return num_tokens
-                num_tokens += self._block_len
+                num_tokens += unchecked.num_tokens
                 self._learn(unchecked.num_bytes, time.monotonic() - began_s)
             unchecked = following
             if unchecked is None:
@@ -294,25 +334,21 @@ class DiskTiers:
         if unchecked is not None and self._is_sound(unchecked):
             if not num_tokens:
                 self._learn(unchecked.num_bytes, time.monotonic() - began_s)
-            num_tokens += self._block_len
+            num_tokens += unchecked.num_tokens
+            # It comes last: whoever has it has all.
+            job.has_ending = not unchecked.num_tokens
         return num_tokens
 
-    def _read_block(
-        self,
-        chain: KeyChain,
-        job: TransferJob,
-        number: int,
-        key: bytes,
-    ) -> UncheckedBlock | None:
+    def _read_block(self, chain: KeyChain, part: StoredPart) -> UncheckedBlock | None:
         """Read a block, and begin to check it. None if it cannot be read."""
-        path = self._index.path(chain.model, key)
+        path = self._index.path(chain.model, part.key)
         try:
-            tokens = self._tokens(chain, job, number)
-            found = read_block(path, key, tokens, self._pieces(job, number))
+            found = read_block(path, part.key, part.tokens, part.pieces)
         except (OSError, DamagedBlock) as exc:
-            self._lose(key, path, exc)
+            self._lose(part.key, path, exc)
             return None
-        return UncheckedBlock(key, path, found.num_bytes, self._checks.submit(found.check))
+        check = self._checks.submit(found.check)
+        return UncheckedBlock(part.key, path, found.num_bytes, part.num_tokens, check)
 
     def _is_sound(self, block: UncheckedBlock) -> bool:
         """Wait for the check of a block that has been read. Returns whether it may be used."""
@@ -410,23 +446,23 @@ class DiskTiers:
         if chain is None or self._is_stopped or time.monotonic() < self._rests_until_s:
             return 0
         total = 0
-        for number, key in enumerate(chain.keys(job.key)):
-            if number * self._block_len < job.start or key in self._index:
+        for part in self._parts(chain, job):
+            if part.key in self._index:
                 continue
             if job.is_cancelled:
                 break
             began_s = time.monotonic()
-            pieces = self._pieces(job, number)
-            tokens = self._tokens(chain, job, number)
-            size = file_bytes(len(tokens), sum(len(piece) for piece in pieces))
+            size = file_bytes(len(part.tokens), sum(len(piece) for piece in part.pieces))
             if not self._make_room(size):
                 break
-            path = self._index.path(chain.model, key)
+            path = self._index.path(chain.model, part.key)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            num_bytes = write_block(path, key, tokens, pieces, lambda: self._is_whole(job))
+            num_bytes = write_block(
+                path, part.key, part.tokens, part.pieces, lambda: self._is_whole(job)
+            )
             if not num_bytes:
                 break
-            self._index.add(chain.model, key, num_bytes)
+            self._index.add(chain.model, part.key, num_bytes)
             total += num_bytes
             self._written_bytes += num_bytes
             ended_s = time.monotonic()
@@ -465,9 +501,21 @@ class DiskTiers:
 
     # Both
 
-    def _tokens(self, chain: KeyChain, job: TransferJob, number: int) -> bytes:
-        start = number * chain.block_bytes
-        return job.key.tokens[start : start + chain.block_bytes]
+    def _parts(self, chain: KeyChain, job: TransferJob) -> Iterator[StoredPart]:
+        """The blocks of a transfer, one after the other, and behind them its ending."""
+        last = b""
+        tokens = b""
+        for number, key in enumerate(chain.keys(job.key)):
+            last = key
+            start = number * chain.block_bytes
+            tokens = job.key.tokens[start : start + chain.block_bytes]
+            if number * self._block_len >= job.start:
+                yield StoredPart(key, tokens, self._pieces(job, number), self._block_len)
+        if self._endings is not None and len(job.ending):
+            pieces: list[memoryview] = []
+            for place in job.ending.tolist():
+                pieces += self._endings.pieces(place)
+            yield StoredPart(chain.ending(last), tokens, pieces, 0)
 
     def _pieces(self, job: TransferJob, number: int) -> list[memoryview]:
         """The memory of a block, page by page."""

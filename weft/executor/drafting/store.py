@@ -16,13 +16,13 @@ class PairedStore:
     """The stores of both as one."""
 
     def __init__(self, store: DeviceStore, draft: DeviceStore) -> None:
-        self._store = store
+        self.inner = store
         self._draft = draft
         self._released: frozenset[str] = frozenset()  # of the draft model
 
     def do(self, request: DeviceRequest) -> DeviceReply:
         """Carry it out. Raises nothing: what went wrong stands in the reply."""
-        reply = self._store.do(request)
+        reply = self.inner.do(request)
         released = frozenset(reply.released)
         changes: list[DeviceRequest] = []
         if released - self._released:

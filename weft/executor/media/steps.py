@@ -65,11 +65,11 @@ class MediaDeviceStore:
     """
 
     def __init__(self, store: DeviceStore, media: MediaStore) -> None:
-        self._store = store
+        self.inner = store
         self._media = media
 
     def do(self, request: DeviceRequest) -> DeviceReply:
-        reply = self._store.do(request)
+        reply = self.inner.do(request)
         if reply.kv_is_stale or isinstance(request, ReleaseMemory):
             self._media.clear()
         return reply

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.memory.allocator import PageAllocator
+from weft.memory.allocator import NOBODY, PageAllocator
 from weft.memory.pins import Pins
 from weft.memory.radix import Node
 from weft.memory.states.snapshots import StateSnapshots
@@ -62,6 +62,7 @@ class StateGroup:
         self._begun: list[Node] = []  # snapshots that rows begin behind in the planned step
         self._kept: dict[int, list[KeptCopy]] = {}  # by row
         self.num_kept = 0  # copies of all rows
+        self.num_lent = 0  # slots that states are being read into
         self._pins = pins
 
     # How much there is
@@ -153,6 +154,42 @@ class StateGroup:
             slots.append(self.take_slot(row))
         self.allocator.free(np.array(slots, dtype=np.int32))
 
+    # Slots for states that come from elsewhere
+
+    def lend(self) -> IntArray | None:
+        """A slot [1] for a state that is to come; None if rows need all."""
+        if self.available < 2:
+            return None
+        if not self.allocator.num_free:
+            self.snapshots.evict()
+        if not self.allocator.num_free:
+            return None  # sessions have them
+        self.num_lent += 1
+        return self.allocator.alloc(1, NOBODY)
+
+    def arrived(self, node: Node, slots: IntArray) -> None:
+        """The state has come, that of the sequence that ends at `node`."""
+        self.num_lent -= len(slots)
+        for slot in slots.tolist():
+            self.snapshots.put(node, slot)
+
+    def give_back(self, slots: IntArray) -> None:
+        """What was lent is not needed any more."""
+        self.num_lent -= len(slots)
+        self.allocator.free(slots)
+
+    def lose(self, slots: IntArray) -> None:
+        """What was lent does not come back."""
+        self.num_lent -= len(slots)
+        for slot in slots.tolist():
+            self.allocator.quarantine(slot, is_owned=False)
+
+    def withhold(self, slots: IntArray) -> IntArray:
+        """Lend those of these slots that are free. Returns them."""
+        taken = self.allocator.withhold(slots)
+        self.num_lent += len(taken)
+        return taken
+
     def reset(self) -> None:
         """Take all slots back. Reads nothing that a fault may have spoilt."""
         self.snapshots.forget()
@@ -161,6 +198,7 @@ class StateGroup:
         self._begun = []
         self._kept = {}
         self.num_kept = 0
+        self.num_lent = 0
 
     # Accounting
 
@@ -176,10 +214,11 @@ class StateGroup:
 
     @property
     def imbalance(self) -> int:
-        """free + quarantined + snapshots + copies + rows - all: slots counted twice, or, below 0,
-        not at all."""
+        """free + quarantined + snapshots + copies + rows + lent - all: slots counted twice, or,
+        below 0, not at all."""
         allocator = self.allocator
         not_free = len(allocator.quarantined) + len(self.snapshots) + self.num_kept + self.num_rows
+        not_free += self.num_lent
         return allocator.num_free + not_free - allocator.num_pages
 
     # Inside

@@ -9,6 +9,10 @@
 No call waits for the store, and none raises: whatever goes wrong there is less that lands. A block
 is found by its key: all tokens up to its end, their namespace, and everything else that K and V
 depend on. Twins: `weft/tiers/disk.py` (files in a folder), the journal's replay, `NoTiers`.
+
+Where some layers have windows in a pool of their own, or keep a state, a sequence can be resumed
+only where an *ending* is stored behind a block: the pages of the window before its end, or the
+state behind it. Models without such layers have none, and can be resumed behind every block.
 """
 
 from __future__ import annotations
@@ -16,17 +20,27 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
-from weft.memory.prefix_cache import CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 
 
 class Sought(NamedTuple):
     """How much of the beginning of a sequence is stored."""
 
-    num_tokens: int  # whole blocks, counted from the first token
+    num_tokens: int  # whole blocks, counted from the first token, up to where it can be resumed
     read_s: float  # to read what the caller lacks of it, by the rate so far
 
 
 NOT_STORED = Sought(0, 0.0)
+
+
+class Present(NamedTuple):
+    """What is stored of a sequence, or is being written."""
+
+    num_tokens: int  # of its beginning, whole blocks
+    can_resume: bool = True  # at its end, as far as endings are concerned
+
+
+NOTHING_PRESENT = Present(0)
 
 
 class Landed(NamedTuple):
@@ -35,6 +49,7 @@ class Landed(NamedTuple):
     ticket: int
     num_tokens: int  # that the pages hold now, from the first one on; the rest holds anything
     seconds: float  # since it was asked for
+    has_ending: bool = False  # all has come, also the ending that it asked for
 
 
 class Written(NamedTuple):
@@ -88,25 +103,41 @@ class Mover(Protocol):
 class Tiers(Mover, Protocol):
     """Called from one thread."""
 
-    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
-        """How much of a sequence is stored, for a request `id` that has the first `have` tokens.
+    def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
+        """How much of a sequence is stored, for a request `id` that has K and V of the first `have`
+        tokens, and can begin behind the first `since` of them.
 
         Looks into memory alone. A sequence of which nothing is stored costs one digest.
         """
         ...
 
-    def lacks(self, key: CacheKey) -> int:
-        """Tokens of the beginning of a sequence that are stored, or are being written: whole
-        blocks."""
+    def lacks(self, key: CacheKey) -> Present:
+        """What of a sequence, whole blocks, need not be written any more."""
         ...
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        """Read the tokens of `key` from `start` on into pages [n], a whole number of blocks. The
-        pages belong to the ticket until it has landed."""
+    def fetch(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
+        """Read the tokens of `key` from `start` on into pages [n], a whole number of blocks, and
+        what its ending has into places of their own [m]; none: it is not wanted. All of them belong
+        to the ticket until it has landed."""
         ...
 
-    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        """Write the tokens of `key` from `start` on from pages [n], a whole number of blocks."""
+    def keep(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
+        """Write the tokens of `key` from `start` on from pages [n], a whole number of blocks, and
+        behind them its ending from places [m]; none: it is not written."""
         ...
 
     def cancel(self, ticket: int) -> None:
@@ -142,16 +173,30 @@ class Tiers(Mover, Protocol):
 class NoTiers:
     """Stores nothing."""
 
-    def seek(self, id: int, key: CacheKey, have: int) -> Sought:
+    def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         return NOT_STORED
 
-    def lacks(self, key: CacheKey) -> int:
-        return 0
+    def lacks(self, key: CacheKey) -> Present:
+        return NOTHING_PRESENT
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    def fetch(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
         raise AssertionError("nothing was found")
 
-    def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    def keep(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
         raise AssertionError("nothing is stored here")
 
     def cancel(self, ticket: int) -> None:

@@ -15,6 +15,8 @@ and keys, never a request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
@@ -162,9 +164,10 @@ class WindowGroup:
         self.first[:] = 0
         self.writes = []
 
-    def recount(self, rows: IntArray, kv_len: IntArray) -> None:
-        """Count anew who has which page, of rows [n] of `kv_len` [n] tokens and of tails."""
-        held = []
+    def recount(self, rows: IntArray, kv_len: IntArray, apart: Sequence[IntArray]) -> None:
+        """Count anew who has which page, of rows [n] of `kv_len` [n] tokens, of others that hold
+        pages `apart`, and of tails."""
+        held = list(apart)
         for row, length in zip(rows.tolist(), kv_len.tolist(), strict=True):
             held.append(self.pages_of(row, length))
         kept = [tail.pages for _, tail in self.tails.all()]

@@ -80,6 +80,20 @@ class WindowPool:
         self.num_held = int(np.count_nonzero(self.held))
         self.evictable_pages = int(np.count_nonzero((self.held == 0) & (self.kept > 0)))
 
+    def lose(self, pages: IntArray) -> None:
+        """Take pages out of circulation that one holder alone has, who will not return them."""
+        self.held[pages] -= 1
+        self.num_held -= len(pages)
+        for page in pages.tolist():
+            self.allocator.quarantine(page, is_owned=False)
+
+    def withhold(self, pages: IntArray) -> IntArray:
+        """Hold those of these pages that are free. Returns them."""
+        taken = self.allocator.withhold(pages)
+        self.held[taken] = 1
+        self.num_held += len(taken)
+        return taken
+
     def reset(self) -> None:
         """Free all pages, whoever has them. Reads nothing that a fault may have spoilt."""
         self.held[:] = 0

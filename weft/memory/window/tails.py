@@ -9,10 +9,10 @@ the radix tree, always at their ends:
 
 There are two kinds of them, and when pages are needed, all *spare* ones go first.
 
-- An *end* has one window, and a page more, so that a request which needs its last page computed
-  finds what it needs. Ends are prompts, outputs, and places where sequences part. The one that was
-  used least recently goes first, always as a whole: half of a tail is worth nothing. (vLLM frees
-  them page by page as soon as requests end, and then nobody finds anything: vllm #48435.)
+- An *end* has one window, and a page more (`more`), so that a request which needs its last page
+  computed finds what it needs. Ends are prompts, outputs, and places where sequences part. The one
+  that was used least recently goes first, always as a whole: half of a tail is worth nothing. (vLLM
+  frees them page by page as soon as requests end, and then nobody finds anything: vllm #48435.)
 - A spare one is what a row held when it came there, which is longer: a prompt that parts from
   another inside of it still finds its window. Where a sequence goes on behind an end, and nothing
   else does, the end becomes spare.
@@ -55,6 +55,7 @@ class WindowTails:
         # The first token behind a prefix sees window - 1 tokens of it.
         self.span = -(-(window - 1) // page_size)  # pages of a prefix that are needed behind it
         self._page_bytes = page_size * TOKEN_BYTES
+        self.more = 1  # pages that an end keeps besides its window
         self.ends: Tails = OrderedDict()
         self.spare: Tails = OrderedDict()
         self.total_evicted_pages = 0  # since the start
@@ -81,7 +82,29 @@ class WindowTails:
         needed = min(self.span, tail.end)
         return tail.pages[len(tail.pages) - needed :]
 
+    def can_resume(self, node: Node, num_pages: int) -> bool:
+        """Whether a sequence can be resumed behind `num_pages`, by what is kept at `node`, where
+        those pages end or behind which they do."""
+        tail = self._at(node)
+        return tail is not None and num_pages <= tail.end and self._covers(tail, num_pages)
+
+    def ending_pages(self, num_pages: int) -> int:
+        """How many of the last pages of a sequence of so many a store has of it."""
+        return max(min(self.span, num_pages), 1)
+
+    def ending_at(self, node: Node) -> IntArray:
+        """The last pages of the sequence that ends at a node, as many as a store has."""
+        tail = self._at(node)
+        assert tail is not None, "an ending is asked for where there is none"
+        return tail.pages[len(tail.pages) - self.ending_pages(tail.end) :]
+
     # What rows leave
+
+    def bring(self, node: Node, tail: Tail) -> None:
+        """Keep a tail of a sequence that ends at `node`; the pool holds its pages for another."""
+        if not self._use(node):
+            self._put(self.ends, node, tail)
+            self._demote_above(node)
 
     def leave(self, handle: Node | None, held: Tail, since: int) -> None:
         """A row has put its sequence into the tree up to `handle`, and holds `held` of it, which
@@ -199,7 +222,7 @@ class WindowTails:
 
     def _lean(self, tail: Tail, end: int) -> Tail:
         """Of a tail, the window before the page `end`, and a page more if it is there."""
-        first = max(end - self.span - 1, tail.first)
+        first = max(end - self.span - self.more, tail.first)
         return Tail(tail.pages[first - tail.first : end - tail.first], end)
 
     def _put(self, tails: Tails, node: Node, tail: Tail) -> None:

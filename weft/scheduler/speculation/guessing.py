@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
+from weft.memory.allocator import slots_of
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.scheduler.request import Request
@@ -100,6 +101,10 @@ class Guesser:
     def written(self, slots: IntArray) -> None:
         """The model puts other tokens there."""
         self._has_seen[slots] = False
+
+    def landed(self, pages: IntArray) -> None:
+        """Pages have come from a store, which has nothing of the draft model."""
+        self._has_seen[slots_of(pages, self._kv.page_size)] = False
 
     def keep(self, guess: Guess, tokens: IntArray) -> None:
         """The draft model has made these guesses."""

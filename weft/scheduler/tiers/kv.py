@@ -10,17 +10,21 @@ still read the pages that were reserved, and are still to write those that are t
 transfer begins when these steps have ended.
 
     free + cached + owned by requests + being read + quarantined = all pages
+
+The *ending* of a sequence (`memory/tiers/endings.py`) travels with its last block, in memory of its
+own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.allocator import NOBODY, PageAllocator, RowTable
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, PrefixCache
+from weft.memory.tiers.endings import Endings, NoEndings
 from weft.memory.tiers.protocol import Mover, NoTiers
 from weft.scheduler.kv import OTHER_WEIGHTS, KvMemory
 from weft.scheduler.request import Columns, Request
@@ -35,6 +39,7 @@ class Transfer:
     __slots__ = (
         "behind",
         "end",
+        "ending",
         "handle",
         "is_cancelled",
         "is_orphan",
@@ -67,13 +72,15 @@ class Transfer:
         self.behind = behind  # the last step that was planned before
         self.since_s = since_s  # when it was asked for, and later when it was cancelled
         self.is_reading = is_reading
+        self.ending = NO_PAGES  # places of what its ending has; none: it does not travel
         self.is_started = False
         self.is_cancelled = False
         self.is_orphan = False  # the tree has been emptied since: there is no handle any more
 
 
 class TieredKv(KvMemory):
-    """`tiers` and `opens_again` are the engine's, which sets them."""
+    """`tiers` and `opens_again` are the engine's, which sets them. `on_landing` is told which pages
+    have come."""
 
     def __init__(
         self,
@@ -84,7 +91,12 @@ class TieredKv(KvMemory):
         settings: TierSettings,
     ) -> None:
         super().__init__(rows, allocator, cache, columns)
+        self._begin_transfers(settings, NoEndings())
+
+    def _begin_transfers(self, settings: TierSettings, endings: Endings) -> None:
         self.tiers: Mover = NoTiers()
+        self.endings = endings
+        self.on_landing: Callable[[IntArray], None] | None = None
         self.settings = settings
         self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
         self.num_read_pages = 0  # being read
@@ -101,9 +113,27 @@ class TieredKv(KvMemory):
         num_tokens = max(int(min(num_pages * self.page_size, spare)), 0)
         return num_tokens - num_tokens % self.settings.block_len
 
-    def read(self, key: CacheKey, start: int, *, step: int, now: float) -> int | None:
+    def resumable(self, key: CacheKey) -> int:
+        """Tokens of the beginning of a sequence that a request with it would find."""
+        return self.endings.resumable(self.cache.match(key))
+
+    def places(self, key: CacheKey) -> list[int]:
+        """The lengths at which what is cached of a sequence can be stored so that it can be
+        resumed, the shortest first."""
+        return self.endings.places(self.cache, key, self.settings.block_len)
+
+    def read(
+        self,
+        key: CacheKey,
+        start: int,
+        *,
+        step: int,
+        now: float,
+        ending: IntArray = NO_PAGES,
+    ) -> int | None:
         """Reserve pages for the tokens of `key` from `start` on, up to which it is cached, and
-        begin to read them. Returns the ticket, or None where memory does not allow it.
+        begin to read them, with the `ending` for which there is a place. Returns the ticket, or
+        None where memory does not allow it; then the caller has the place of the ending again.
 
         There is `room` for so much. `step`: the last one that was planned.
         """
@@ -129,11 +159,20 @@ class TieredKv(KvMemory):
             since_s=now,
             is_reading=True,
         )
+        transfer.ending = ending
         return self._enter(transfer)
 
-    def write(self, key: CacheKey, start: int, *, step: int, now: float) -> int:
-        """Lock `key`, all of which is cached, and begin to write its tokens from `start` on.
-        Returns the ticket."""
+    def write(
+        self,
+        key: CacheKey,
+        start: int,
+        *,
+        step: int,
+        now: float,
+        with_ending: bool = False,
+    ) -> int:
+        """Lock `key`, all of which is cached, and begin to write its tokens from `start` on, and
+        its ending, if it is one of `places`. Returns the ticket."""
         end = len(key.tokens) // TOKEN_BYTES
         found = self.cache.match(key)
         assert found.length == end, "what is to be written is not cached"
@@ -148,6 +187,8 @@ class TieredKv(KvMemory):
             since_s=now,
             is_reading=False,
         )
+        if with_ending:
+            transfer.ending = self.endings.hold(found.handle)
         return self._enter(transfer)
 
     def begin(self, num_done: int) -> None:
@@ -157,19 +198,25 @@ class TieredKv(KvMemory):
             if transfer.is_started or transfer.behind >= num_done:
                 continue
             transfer.is_started = True
-            start = self.tiers.fetch if transfer.is_reading else self.tiers.keep
-            start(ticket, transfer.key, transfer.start, transfer.pages)
+            # A `Mover` that is no store takes no ending, and gets none.
+            start: Callable[..., None] = self.tiers.keep
+            if transfer.is_reading:
+                start = self.tiers.fetch
+            places = [transfer.pages]
+            if len(transfer.ending):
+                places.append(transfer.ending)
+            start(ticket, transfer.key, transfer.start, *places)
 
-    def land(self, ticket: int, num_tokens: int) -> int:
-        """A read is over: put what has come into the tree. Returns the tokens that are new
-        there."""
+    def land(self, ticket: int, num_tokens: int, *, has_ending: bool = False) -> int:
+        """A read is over: put what has come into the tree, also its ending, if it `has_ending`.
+        Returns the tokens that are new there, or that requests find now for the first time."""
         transfer = self.transfers.get(ticket)
         if transfer is None:
             return 0  # it was given up
         del self.transfers[ticket]
         self.num_read_pages -= len(transfer.pages)
         if transfer.is_orphan:
-            self.allocator.free(transfer.pages)
+            self._free(transfer)
             return 0
         page_size = self.page_size
         end = transfer.start + num_tokens
@@ -182,14 +229,22 @@ class TieredKv(KvMemory):
         num_landed = num_tokens // page_size
         self.allocator.free(transfer.pages[:num_twice])
         self.allocator.free(transfer.pages[num_landed:])
+        if self.on_landing is not None:
+            self.on_landing(transfer.pages[num_twice:num_landed])
+        num_new = end - inserted.present
+        if len(transfer.ending) and has_ending and end == transfer.end:
+            num_new = end - self.resumable(key)
+            self.endings.arrived(inserted.handle, end, transfer.ending)
+        elif len(transfer.ending):
+            self.endings.give_back(transfer.ending)
         self.cache.unlock(transfer.handle)
-        return end - inserted.present
+        return num_new
 
     def written(self, ticket: int) -> None:
         """A write is over."""
         transfer = self.transfers.pop(ticket, None)
         if transfer is not None:
-            self.cache.unlock(transfer.handle)
+            self._let_go(transfer)
 
     def cancel(self, ticket: int, now: float) -> None:
         """Let a transfer end soon; a write has ended with this."""
@@ -211,6 +266,8 @@ class TieredKv(KvMemory):
         self.num_read_pages -= len(transfer.pages)
         for page in transfer.pages.tolist():
             self.allocator.quarantine(page, is_owned=False)
+        if len(transfer.ending):
+            self.endings.lose(transfer.ending)
         if not transfer.is_orphan:
             self.cache.unlock(transfer.handle)
 
@@ -223,11 +280,13 @@ class TieredKv(KvMemory):
         return None
 
     def reading(self, key: CacheKey, start: int) -> int | None:
-        """The ticket of a read that brings the block of `key` from `start` on."""
+        """The ticket of a read that brings the block of `key` from `start` on, or its ending."""
         end = (start + self.settings.block_len) * TOKEN_BYTES
         for ticket, transfer in self.transfers.items():
             if not transfer.is_reading or transfer.is_cancelled or transfer.is_orphan:
                 continue
+            if len(transfer.ending) and transfer.key == key:
+                return ticket
             if transfer.key.namespace != key.namespace or transfer.start > start:
                 continue
             if transfer.end * TOKEN_BYTES >= end and key.tokens[:end] == transfer.key.tokens[:end]:
@@ -256,7 +315,7 @@ class TieredKv(KvMemory):
             self.cache.unlock(transfer.handle)
             self._orphan(ticket, transfer)
             if not transfer.is_started:
-                self.allocator.free(transfer.pages)
+                self._free(transfer)
         super().reset_cache()
 
     def reset(self) -> None:
@@ -273,6 +332,8 @@ class TieredKv(KvMemory):
         for transfer in self.transfers.values():
             transfer.pages = self.allocator.withhold(transfer.pages)
             self.num_read_pages += len(transfer.pages)
+            if len(transfer.ending):
+                transfer.ending = self.endings.withhold(transfer.ending)
 
     def weights_changed(self) -> None:
         super().weights_changed()
@@ -315,7 +376,19 @@ class TieredKv(KvMemory):
         del self.transfers[ticket]
         if transfer.is_started:
             self.tiers.cancel(ticket)
+        self._let_go(transfer)
+
+    def _let_go(self, transfer: Transfer) -> None:
+        """What was being written may go."""
+        if len(transfer.ending):
+            self.endings.let_go(transfer.handle, transfer.ending)
         self.cache.unlock(transfer.handle)
+
+    def _free(self, transfer: Transfer) -> None:
+        """What was reserved for a read is not needed."""
+        self.allocator.free(transfer.pages)
+        if len(transfer.ending):
+            self.endings.give_back(transfer.ending)
 
     def _cancel_read(self, ticket: int, transfer: Transfer, now: float) -> None:
         if transfer.is_cancelled:
@@ -323,7 +396,7 @@ class TieredKv(KvMemory):
         if not transfer.is_started:
             del self.transfers[ticket]
             self.num_read_pages -= len(transfer.pages)
-            self.allocator.free(transfer.pages)
+            self._free(transfer)
             self.cache.unlock(transfer.handle)
             return
         transfer.is_cancelled = True

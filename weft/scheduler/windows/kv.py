@@ -233,7 +233,8 @@ class WindowedKv(KvMemory):
             self.windows.pool.allocator.quarantine(fault.page, is_owned=fault.is_owned)
         # A row that is in use has tokens.
         rows = np.flatnonzero(self.columns.seq_len).astype(np.int32)
-        self.windows.recount(rows, self.columns.kv_len[rows])
+        apart = list(self._held_apart().values())
+        self.windows.recount(rows, self.columns.kv_len[rows], apart)
 
     def last_owner(self, fault: Fault) -> int:
         if fault.pool == WINDOWS:
@@ -257,6 +258,10 @@ class WindowedKv(KvMemory):
             num_computed = int(self.columns.kv_len[request.row])
             held[name] = self.windows.pages_of(request.row, num_computed)
         return held
+
+    def _held_apart(self) -> dict[str, IntArray]:
+        """The pages of windows that others hold, by name."""
+        return {}
 
     def _insert(self, request: Request) -> Inserted:
         since = request.prefix.length

@@ -1,0 +1,223 @@
+"""Endings: what must be there besides K and V so that a sequence can be resumed where it ends, on
+its way between memory and a store.
+
+    states     the snapshot behind the last token             one slot
+    windows    the tail before the end of the last page       pages of one window
+    neither    a sequence can be resumed behind every page    nothing
+
+A store has endings behind whole blocks alone. It knows nodes of the radix tree and numbers of
+tokens, never a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.memory.allocator import NOBODY
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Match, PrefixCache
+from weft.memory.radix import Node, path_up
+from weft.memory.states.group import StateGroup
+from weft.memory.window.group import WindowGroup
+from weft.memory.window.tails import Tail
+
+LARGEST_PART = 4  # a fourth of the memory for endings is being read into, or one ending
+
+
+class Endings(Protocol):
+    def resumable(self, found: Match) -> int:
+        """Tokens of a cached prefix up to where it can be resumed."""
+        ...
+
+    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+        """The lengths, whole blocks, at which what is cached of a sequence can be resumed and is
+        worth being stored, the shortest first."""
+        ...
+
+    def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
+        """Take memory for the ending of a sequence of so many tokens. `spare`: tokens for which
+        there is memory that running requests do not need. None: there is too little."""
+        ...
+
+    def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
+        """What was reserved has the ending of the sequence that ends at `node`."""
+        ...
+
+    def give_back(self, taken: IntArray) -> None:
+        """What was reserved is not needed."""
+        ...
+
+    def lose(self, taken: IntArray) -> None:
+        """What was reserved will never be free again."""
+        ...
+
+    def withhold(self, taken: IntArray) -> IntArray:
+        """All memory has been freed. Returns what is reserved again of this."""
+        ...
+
+    def hold(self, node: Node) -> IntArray:
+        """Where the ending of the sequence that ends at `node` is; it stays until `let_go`."""
+        ...
+
+    def let_go(self, node: Node, held: IntArray) -> None: ...
+
+
+class NoEndings:
+    """A sequence can be resumed wherever it is cached."""
+
+    def resumable(self, found: Match) -> int:
+        return found.length
+
+    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+        length = cache.peek(key) // block_len * block_len
+        return [length] if length else []
+
+    def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
+        return NO_PAGES
+
+    def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
+        pass
+
+    def give_back(self, taken: IntArray) -> None:
+        pass
+
+    def lose(self, taken: IntArray) -> None:
+        pass
+
+    def withhold(self, taken: IntArray) -> IntArray:
+        return NO_PAGES
+
+    def hold(self, node: Node) -> IntArray:
+        return NO_PAGES
+
+    def let_go(self, node: Node, held: IntArray) -> None:
+        pass
+
+
+class StateEndings:
+    """The snapshots of layers that keep a state."""
+
+    def __init__(self, states: StateGroup) -> None:
+        self._states = states
+
+    def resumable(self, found: Match) -> int:
+        _, length = self._states.snapshots.deepest(found.handle, found.length)
+        return length
+
+    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+        snapshots = self._states.snapshots
+        found = []
+        for node, _, end, cached in _cached_nodes(cache, key):
+            is_there = node in snapshots.ends or node in snapshots.spare
+            if is_there and end == cached and end % block_len == 0:
+                found.append(end)
+        found.reverse()
+        return found
+
+    def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
+        num_lent = self._states.num_lent
+        if num_lent and num_lent >= self._states.capacity // LARGEST_PART:
+            return None
+        return self._states.lend()
+
+    def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
+        self._states.arrived(node, taken)
+
+    def give_back(self, taken: IntArray) -> None:
+        self._states.give_back(taken)
+
+    def lose(self, taken: IntArray) -> None:
+        self._states.lose(taken)
+
+    def withhold(self, taken: IntArray) -> IntArray:
+        return self._states.withhold(taken)
+
+    def hold(self, node: Node) -> IntArray:
+        snapshots = self._states.snapshots
+        snapshots.hold(node)
+        return np.array([snapshots.slot_of(node)], dtype=np.int32)
+
+    def let_go(self, node: Node, held: IntArray) -> None:
+        self._states.snapshots.let_go(node)
+
+
+class WindowEndings:
+    """The tails of layers with windows."""
+
+    def __init__(self, windows: WindowGroup, block_len: int) -> None:
+        self._windows = windows
+        # So that an end that lies behind the last whole block has the window before that, too.
+        windows.tails.more = max(block_len // windows.page_size, 1)
+
+    def resumable(self, found: Match) -> int:
+        page_size = self._windows.page_size
+        _, num_pages = self._windows.tails.deepest(found.handle, found.length // page_size)
+        return num_pages * page_size
+
+    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+        page_size = self._windows.page_size
+        found = []
+        for node, begin, _, cached in _cached_nodes(cache, key):
+            place = cached // block_len * block_len
+            if place > begin and self._windows.tails.can_resume(node, place // page_size):
+                found.append(place)
+        found.reverse()
+        return found
+
+    def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
+        windows = self._windows
+        num_pages = windows.tails.ending_pages(num_tokens // windows.page_size)
+        if num_pages * windows.page_size > spare:
+            return None
+        missing = num_pages - windows.pool.allocator.num_free
+        if missing > 0:
+            windows.tails.evict(missing)
+        if num_pages > windows.pool.allocator.num_free:
+            return None  # rows and sessions have them
+        return windows.pool.alloc(num_pages, NOBODY)
+
+    def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
+        self._windows.tails.bring(node, Tail(taken, num_tokens // self._windows.page_size))
+        self._windows.pool.give_back(taken)
+
+    def give_back(self, taken: IntArray) -> None:
+        self._windows.pool.give_back(taken)
+
+    def lose(self, taken: IntArray) -> None:
+        self._windows.pool.lose(taken)
+
+    def withhold(self, taken: IntArray) -> IntArray:
+        return self._windows.pool.withhold(taken)
+
+    def hold(self, node: Node) -> IntArray:
+        pages = self._windows.tails.ending_at(node)
+        self._windows.pool.hold(pages)
+        return pages
+
+    def let_go(self, node: Node, held: IntArray) -> None:
+        self._windows.pool.give_back(held)
+
+
+class CachedNode(NamedTuple):
+    """A node that has some of a sequence, and the tokens of it: up to where the node begins and
+    ends, and up to where it has those of the sequence."""
+
+    node: Node
+    begin: int
+    end: int
+    cached: int
+
+
+def _cached_nodes(cache: PrefixCache, key: CacheKey) -> Iterator[CachedNode]:
+    """The nodes that have what is cached of a sequence, the last one first."""
+    place = cache.locate(key, len(key.tokens))
+    cached = place.length // TOKEN_BYTES
+    path = list(path_up(place.handle))
+    end = sum(len(node.key) for node in path) // TOKEN_BYTES
+    for node in path:
+        begin = end - len(node.key) // TOKEN_BYTES
+        yield CachedNode(node, begin, end, min(end, cached))
+        end = begin
