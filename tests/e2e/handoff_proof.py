@@ -1,30 +1,42 @@
-"""Random requests through a prefill and a decode server, compared with one server bit for bit, and what becomes of them
-when either side is killed or stopped.
+"""Random requests through a prefill and a decode server, compared with one server bit for bit, while servers
+are killed, stopped or made to refuse at random moments.
 
-python -m tests.e2e.handoff_proof [--requests 500] [--kills 20] [--seed 1] [--front]
+python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--front]
 
-With `--front` all requests go through `weft route`.
+`--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets it drop what it
+has, `weights` gives it other ones for a while, `kill_decode` is about the decode server, whose requests may end with an error then; `none`: nothing happens. With
+`--front` all requests go through `weft route`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
+import itertools
 import json
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.server import HANG_S, Server, wait_until
+from weft.executor.weights.known import BUNDLED
 
 MODEL = ("weft-nano", "--handoff-wait-s", str(HANG_S))
 SCHEMA = {
@@ -34,6 +46,9 @@ SCHEMA = {
 }
 # What tells of the machine, of the time, or of the way.
 IGNORED = {"id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details", "rid"}
+KINDS = ("kill", "hang", "refuse", "weights", "kill_decode")
+NORM = "model.layers.0.input_layernorm.weight"
+LEASE_S = 8.0  # of the prefill server
 
 
 def free_port() -> int:
@@ -46,13 +61,17 @@ class Trio:
     """One server alone, and two that share the work."""
 
     def __init__(self, *options: str) -> None:
+        self._root = tempfile.TemporaryDirectory(prefix="weft-handoff-")
+        make_weights(Path(self._root.name))
+        options = ("--weights-root", self._root.name, *options)
         self.port = free_port()
         self.options = (*MODEL, "--disaggregation-bootstrap-port", str(self.port), *options)
+        self.lending = (*self.options, "--disaggregation-mode", "prefill")
+        self.taking = (*self.options, "--disaggregation-mode", "decode")
         self.alone = Server("weft-nano")
-        self.prefill = Server(*self.options, "--disaggregation-mode", "prefill")
-        self.decode = Server(*self.options, "--disaggregation-mode", "decode")
+        self.prefill = Server(*self.lending)
+        self.decode = Server(*self.taking)
         self._rooms = random.Random("rooms")
-
         self.front: Front | None = None
 
     def open_front(self) -> None:
@@ -67,18 +86,29 @@ class Trio:
             self.front.stop()
         for server in (self.alone, self.prefill, self.decode):
             server.stop()
+        self._root.cleanup()
+
+    @staticmethod
+    def give_weights(server: Server, name: str) -> None:
+        """`same` are those of the server alone; with `other` ones, K and V are others."""
+        assert server.post("/update_weights_from_disk", model_path=name)["success"]
 
     def restart_prefill(self) -> None:
-        """At the same address."""
+        """Kill it, and start it at the same address."""
         port = self.prefill.url.rpartition(":")[2]
         self.prefill.stop(signal.SIGKILL)
-        self.prefill = Server(*self.options, "--port", port, "--disaggregation-mode", "prefill")
+        self.prefill = Server(*self.lending, "--port", port)
 
     def restart_decode(self) -> None:
-        """At the same address."""
+        """Kill it, and start it at the same address."""
         port = self.decode.url.rpartition(":")[2]
         self.decode.stop(signal.SIGKILL)
-        self.decode = Server(*self.options, "--port", port, "--disaggregation-mode", "decode")
+        self.decode = Server(*self.taking, "--port", port)
+
+    @property
+    def url(self) -> str:
+        """Where answers come from."""
+        return self.decode.url if self.front is None else self.front.url
 
     def place(self) -> dict[str, Any]:
         """The fields of a room that nobody has used."""
@@ -88,16 +118,22 @@ class Trio:
             "bootstrap_room": self._rooms.randrange(2**63),
         }
 
-    def both(self, path: str, body: dict[str, Any]) -> Any:
+    def both(self, path: str, body: dict[str, Any], num_events: int | None = None) -> Any:
         """What the decode server answers; the prefill server is asked at the same time."""
-        if self.front is not None:
-            return ask(self.front.url, path, body)
-        shared = {**body, **self.place()}
-        threading.Thread(target=ask, args=(self.prefill.url, path, shared), daemon=True).start()
-        return ask(self.decode.url, path, shared)
+        if self.front is None:
+            body = {**body, **self.place()}
+            asked = (self.prefill.url, path, body, num_events)
+            threading.Thread(target=ask, args=asked, daemon=True).start()
+        return ask(self.url, path, body, num_events)
 
-    def agrees(self, path: str, body: dict[str, Any]) -> bool:
-        return plain(self.both(path, body)) == plain(ask(self.alone.url, path, body))
+
+def make_weights(root: Path) -> None:
+    """Folders that servers may load."""
+    for name in ("same", "other"):
+        shutil.copytree(BUNDLED, root / name)
+    (file,) = (root / "other").glob("*.safetensors")
+    tensors = load_file(file)
+    save_file({**tensors, NORM: -tensors[NORM]}, file)
 
 
 class Front:
@@ -105,6 +141,7 @@ class Front:
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "weft", "route", "--port", "0", "--probe-s", "0.2"]
+        command += ["--prefill-wait-s", "5"]
         self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         found = re.search(r"ready in .* (http://\S+)", self.process.stderr.readline())
@@ -129,8 +166,12 @@ def route_numbers(front: Front) -> str:
     return "\n".join(line for line in lines if line.startswith("weft:route_server_up{"))
 
 
-def ask(url: str, path: str, body: dict[str, Any]) -> Any:
-    """The answer as JSON, or the data of all its events; of an error, its status."""
+# One answer
+
+
+def ask(url: str, path: str, body: dict[str, Any], num_events: int | None = None) -> Any:
+    """The answer as JSON, or its events; of an error, its status or name. After `num_events` the
+    connection is closed."""
     request = urllib.request.Request(
         url + path,
         data=json.dumps(body).encode(),
@@ -138,15 +179,19 @@ def ask(url: str, path: str, body: dict[str, Any]) -> Any:
     )
     try:
         with urllib.request.urlopen(request, timeout=HANG_S) as answer:
-            content = answer.read().decode()
+            if answer.headers["Content-Type"].startswith("text/event-stream"):
+                return list(itertools.islice(events(answer), num_events))
+            return json.load(answer)
     except urllib.error.HTTPError as exc:
         return exc.code
-    except OSError as exc:
-        return f"{type(exc).__name__}"
-    if not content.startswith("data:"):
-        return json.loads(content)
-    lines = [line[6:] for line in content.split("\n\n") if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
+    except (OSError, http.client.HTTPException) as exc:
+        return type(exc).__name__
+
+
+def events(answer: http.client.HTTPResponse) -> Iterator[Any]:
+    for line in answer:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
 
 
 def plain(answer: Any) -> Any:
@@ -162,6 +207,8 @@ def joined(values: list[Any]) -> list[Any]:
     """Events of a stream, whose borders depend on the time, as one text for each choice."""
     if not (values and isinstance(values[0], dict) and "choices" in values[0]):
         return values
+    if any("error" in value for value in values):
+        return ["error"]
     texts: dict[int, list[str]] = {}
     for value in values:
         for choice in value["choices"]:
@@ -170,46 +217,202 @@ def joined(values: list[Any]) -> list[Any]:
     return sorted((index, "".join(parts)) for index, parts in texts.items())
 
 
-def random_request(rng: random.Random, families: list[list[int]]) -> tuple[str, dict[str, Any]]:
-    """A path and a body."""
+def is_answer(answer: Any) -> bool:
+    """Whether it is one, and not an error."""
+    if isinstance(answer, dict):
+        return True
+    return isinstance(answer, list) and "error" not in answer
+
+
+# Requests
+
+
+class Errand(NamedTuple):
+    """What a client does."""
+
+    path: str
+    body: dict[str, Any]
+    num_events: int | None = None  # after which the client has enough
+    turns: tuple[dict[str, Any], ...] = ()  # of a session
+
+    def of_both(self, trio: Trio) -> Any:
+        if self.turns:
+            return talk(trio.url, self.path, self.turns)
+        return plain(trio.both(self.path, self.body, self.num_events))
+
+    def is_right(self, answer: Any, trio: Trio) -> bool:
+        """Whether one server alone answers the same."""
+        if self.turns:
+            return bool(answer == talk(trio.alone.url, self.path, self.turns))
+        whole = plain(ask(trio.alone.url, self.path, self.body))
+        if self.num_events is None:
+            return bool(answer == whole)
+        texts = dict(whole)
+        return all(texts[index].startswith(text) for index, text in answer)
+
+
+def talk(url: str, path: str, turns: Sequence[dict[str, Any]]) -> Any:
+    """The answers to the turns of a new session."""
+    session = ask(url, "/open_session", {"capacity_of_str_len": 100_000})
+    answers: list[Any] = []
+    for turn in turns:
+        place = {"id": session}
+        if answers:
+            place["rid"] = answers[-1]["meta_info"]["id"]
+        answer = ask(url, path, {**turn, "session_params": place})
+        if not isinstance(answer, dict):
+            return ["error", answer]
+        answers.append(answer)
+    ask(url, "/close_session", {"session_id": session})
+    return [plain(answer) for answer in answers]
+
+
+def random_errand(rng: random.Random, families: list[list[int]]) -> Errand:
     family = rng.choice(families)
     ids = family[: rng.randrange(1, len(family))]
     ids = ids + [rng.randrange(10, 4_000) for _ in range(rng.choice([0, 1, 20]))]
     sampling: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 24), "temperature": 0.0}
     if rng.random() < 0.5:
         sampling.update(temperature=0.8, seed=rng.randrange(1_000), top_p=0.9)
-    match rng.randrange(6):
+    plainly = {"input_ids": ids, "sampling_params": sampling}
+    match rng.randrange(9):
         case 0:
             wishes = {"return_logprob": True, "top_logprobs_num": 3}
             if rng.random() < 0.5:
                 wishes["logprob_start_len"] = rng.randrange(len(ids))
-            return "/generate", {"input_ids": ids, "sampling_params": sampling, **wishes}
+            return Errand("/generate", {**plainly, **wishes})
         case 1:
             sampling.update(n=2, regex="[a-z]{4,12}")
-            return "/generate", {"input_ids": ids, "sampling_params": sampling}
+            return Errand("/generate", plainly)
         case 2:
             content = " ".join(f"word{number}" for number in ids)[: rng.randrange(40, 900)]
             form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
             wishes = {"response_format": form, "logprobs": True, "top_logprobs": 2, "seed": 3}
             messages = [{"role": "user", "content": content}]
-            return "/v1/chat/completions", {"messages": messages, "max_tokens": 40, **wishes}
+            body = {"messages": messages, "max_tokens": 40, **wishes}
+            return Errand("/v1/chat/completions", body)
         case 3:
             wishes = {"stream": True, "n": 2, "temperature": 0.7, "seed": rng.randrange(99)}
-            return "/v1/completions", {"prompt": ids, "max_tokens": 12, **wishes}
+            return Errand("/v1/completions", {"prompt": ids, "max_tokens": 12, **wishes})
         case 4:
             batch = [ids, ids[: len(ids) // 2 + 1], family[:40]]
-            return "/generate", {"input_ids": batch, "sampling_params": sampling}
+            return Errand("/generate", {"input_ids": batch, "sampling_params": sampling})
+        case 5:
+            wishes = {"stop": [rng.choice("aeinost "), " the"], "temperature": 0.0}
+            return Errand("/v1/completions", {"prompt": ids, "max_tokens": 30, **wishes})
+        case 6:
+            wishes = {"stream": True, "temperature": 0.9, "seed": rng.randrange(99)}
+            body = {"prompt": ids, "max_tokens": 60, **wishes}
+            return Errand("/v1/completions", body, num_events=rng.randrange(8))
+        case 7:
+            turns = [{"input_ids": ids[:100], "sampling_params": sampling}]
+            for _ in range(rng.randrange(1, 3)):
+                more = [rng.randrange(10, 4_000) for _ in range(rng.randrange(1, 40))]
+                turns.append({"input_ids": more, "sampling_params": sampling})
+            return Errand("/generate", {}, turns=tuple(turns))
     sampling["frequency_penalty"] = 0.5
-    return "/generate", {"input_ids": ids, "sampling_params": sampling}
+    return Errand("/generate", plainly)
 
 
-def compare(trio: Trio, rng: random.Random, num_requests: int) -> list[tuple[str, dict[str, Any]]]:
-    """Send requests, some together. Returns those whose answers differ."""
+# What happens to the servers meanwhile
+
+
+class Troubles:
+    """One after the other on a thread, with a rest in between. `count` is about what has happened;
+    the decode server was `touched` so often."""
+
+    def __init__(self, trio: Trio, rng: random.Random, kinds: Sequence[str]) -> None:
+        self._trio = trio
+        self._rng = rng
+        self._kinds = kinds
+        self._is_over = threading.Event()
+        self._failed: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run)
+        self.count = Counter[str]()
+        self.touched = 0
+
+    def __enter__(self) -> Troubles:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        if self._failed:
+            raise self._failed[0]
+
+    def _run(self) -> None:
+        try:
+            while self._kinds and not self._is_over.wait(self._rng.uniform(0.1, 3.0)):
+                kind = self._rng.choice(self._kinds)
+                getattr(self, f"_{kind}")()
+                self.count[kind] += 1
+        except BaseException as exc:
+            self._failed.append(exc)
+
+    def _kill(self) -> None:
+        engine_first = self._rng.random() < 0.5
+        if engine_first:
+            self._trio.prefill.engine.kill()
+            time.sleep(self._rng.uniform(0.0, 1.0))
+        self._trio.restart_prefill()
+
+    def _hang(self) -> None:
+        engine = self._trio.prefill.engine
+        engine.suspend()
+        time.sleep(self._rng.choice([0.2, 1.0, 7.0, 12.0]))
+        engine.resume()
+
+    def _refuse(self) -> None:
+        server = self._trio.prefill
+        if self._rng.random() < 0.5:
+            server.post("/abort_request", abort_all=True)
+        with contextlib.suppress(urllib.error.HTTPError):  # requests are running
+            server.post("/flush_cache")
+
+    def _weights(self) -> None:
+        """The prefill server has other weights for a while."""
+        self._trio.give_weights(self._trio.prefill, "other")
+        time.sleep(self._rng.uniform(0.0, 2.0))
+        self._trio.give_weights(self._trio.prefill, "same")
+
+    def _kill_decode(self) -> None:
+        self.touched += 1
+        self._trio.decode.process.kill()
+        if self._rng.random() < 0.5:
+            time.sleep(LEASE_S / 2)
+            lent = numbers(self._trio.prefill)["kv_lent_tokens"]
+            self.count["lent when it died"] += lent > 0
+        self._trio.restart_decode()
+        self.touched += 1
+
+
+def compare(
+    trio: Trio, rng: random.Random, num_requests: int, kinds: Sequence[str] = ()
+) -> tuple[Counter[str], list[Errand]]:
+    """Send requests, some together. Returns what has happened, and the requests whose answers are
+    not those of one server."""
     families = [[rng.randrange(10, 4_000) for _ in range(600)] for _ in range(4)]
-    requests = [random_request(rng, families) for _ in range(num_requests)]
-    with ThreadPoolExecutor(8) as pool:
-        agreed = list(pool.map(lambda one: trio.agrees(*one), requests))
-    return [one for one, is_right in zip(requests, agreed, strict=True) if not is_right]
+    errands = [random_errand(rng, families) for _ in range(num_requests)]
+    count = Counter[str]()
+    wrong: list[Errand] = []
+
+    def run(errand: Errand) -> None:
+        touched = troubles.touched
+        answer = errand.of_both(trio)
+        if not is_answer(answer) and (touched % 2 or troubles.touched != touched):
+            count["ended with an error"] += 1  # as the decode server was killed
+        elif errand.is_right(answer, trio):
+            count["right"] += 1
+        else:
+            wrong.append(errand)
+
+    with (
+        Troubles(trio, random.Random(rng.random()), kinds) as troubles,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        list(pool.map(run, errands))
+    return count + troubles.count, wrong
 
 
 def numbers(server: Server) -> dict[str, float]:
@@ -234,70 +437,31 @@ def come_to_rest(trio: Trio) -> bool:
     return all(not audit["faults"] and not audit["held"] for audit in audits)
 
 
-def torture(trio: Trio, rng: random.Random, num_kills: int) -> Counter[str]:
-    """Kill either server, or stop the prefill server, while requests are under way. Every answer that
-    comes must be right, and none is missing but those of a decode server that was killed."""
-    count = Counter[str]()
-    for _ in range(num_kills):
-        families = [[rng.randrange(10, 4_000) for _ in range(1_500)] for _ in range(4)]
-        requests = []
-        for family in families:
-            sampling = {"max_new_tokens": 12, "temperature": 0.0}
-            requests.append({"input_ids": family, "sampling_params": sampling})
-        how = rng.choice(["kill", "stop", "kill decode"])
-        count[how] += 1
-        with ThreadPoolExecutor(8) as pool:
-            answers = [pool.submit(trio.both, "/generate", one) for one in requests]
-            time.sleep(rng.choice([0.0, 0.05, 0.2, 0.5, 1.0]))
-            if how == "kill":
-                trio.prefill.engine.kill()
-            elif how == "kill decode":
-                trio.decode.process.kill()
-            else:
-                trio.prefill.engine.suspend()
-            told = [answer.result() for answer in answers]
-        for one, answer in zip(requests, told, strict=True):
-            if how == "kill decode" and not isinstance(answer, dict):
-                count["died"] += 1
-                continue
-            count["answers"] += 1
-            count["wrong"] += plain(answer) != plain(ask(trio.alone.url, "/generate", one))
-        if how == "stop":
-            trio.prefill.engine.resume()
-        if how == "kill decode":
-            count["held"] += not wait_until(
-                lambda: not numbers(trio.prefill)["kv_lent_tokens"], 90.0
-            )
-            trio.restart_decode()
-        else:
-            trio.restart_prefill()
-        count["unclean"] += not come_to_rest(trio)
-    return count
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--front", action="store_true")
     asked = parser.parse_args()
-    rng = random.Random(asked.seed)
-    trio = Trio()
+    kinds = [kind for kind in asked.kinds.split(",") if kind != "none"]
+    assert set(kinds) <= set(KINDS), KINDS
+    trio = Trio("--handoff-lease-s", str(LEASE_S))
     if asked.front:
         trio.open_front()
-    different = compare(trio, rng, asked.requests)
-    print(f"{asked.requests} requests, {len(different)} with another answer")
-    for path, body in different[:3]:
-        print(path, json.dumps(body)[:600])
+    began_s = time.monotonic()
+    count, wrong = compare(trio, random.Random(asked.seed), asked.requests, kinds)
+    print(f"{asked.requests} requests, {len(wrong)} wrong, {time.monotonic() - began_s:.0f} s")
+    print(dict(count))
+    for errand in wrong[:3]:
+        print(str(errand)[:600])
+    is_at_rest = come_to_rest(trio)
     print("prefill", numbers(trio.prefill))
     print("decode", numbers(trio.decode))
-    print("at rest:", come_to_rest(trio))
-    if asked.kills:
-        print(dict(torture(trio, rng, asked.kills)))
-        print("decode", numbers(trio.decode))
+    print("at rest:", is_at_rest)
     trio.stop()
+    return int(bool(wrong) or not is_at_rest)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

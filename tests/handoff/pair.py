@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.decode import DecodeSide
+from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.prefill import PrefillSide
 from weft.memory.handoff.protocol import MeetingPlace
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
@@ -36,6 +37,7 @@ class Pair:
         room_s: float = HANG_S,
     ) -> None:
         self._rung = threading.Condition()
+        self.facts: list[Facts] = [FACTS, facts]  # of both sides; `renew` may follow a change
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.pools = BytesPool(), BytesPool()
@@ -45,19 +47,23 @@ class Pair:
             self.pools[0],
             secret=secrets[0],
             lease_s=HANG_S,
-            facts=lambda: FACTS,
+            facts=KvFacts(self._finder(0)),
             room_s=room_s,
             **common,
         )
         self.decode = DecodeSide(
-            self.pools[1], secret=secrets[1], facts=lambda: facts, silence_s=silence_s, **common
+            self.pools[1],
+            secret=secrets[1],
+            facts=KvFacts(self._finder(1)),
+            silence_s=silence_s,
+            **common,
         )
         self.news: dict[str, list[Any]] = {
             name: [] for name in ("renewed", "returned", "found", "landed", "missed")
         }
         self.prefill.start()
         self.decode.start()
-        self.wait_until(lambda: self.prefill._known.done() and self.decode._known.done())
+        self.wait_until(self.knows_its_facts)
 
     def close(self) -> None:
         self.decode.close()
@@ -68,6 +74,17 @@ class Pair:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _finder(self, side: int) -> Callable[[], Callable[[], Facts]]:
+        def weights() -> Callable[[], Facts]:
+            facts = self.facts[side]
+            return lambda: facts
+
+        return weights
+
+    def knows_its_facts(self) -> bool:
+        """Whether both sides know their facts."""
+        return all(not isinstance(side._facts.now, str) for side in (self.prefill, self.decode))
 
     def place(self, room: str = "r", port: int = 0) -> MeetingPlace:
         return MeetingPlace("127.0.0.1", port or self.port, room)

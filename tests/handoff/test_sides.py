@@ -166,14 +166,49 @@ def test_a_room_that_nobody_has_heard_of_is_refused() -> None:
         assert "no request of the room other has come" in pair.wait_for("missed").message
 
 
-def test_a_side_that_has_stopped_says_why(pair: Pair) -> None:
+OTHER = FACTS | {"digest of the weights": "def"}
+
+
+def test_with_new_weights_on_one_side_both_refuse_and_with_the_same_on_both_they_go_on(
+    pair: Pair,
+) -> None:
+    pair.facts[0] = OTHER
+    pair.prefill.renew("the weights were changed")
+    pair.wait_until(pair.knows_its_facts)
     pair.lend()
-    pair.prefill.stop("the weights were changed")
     pair.ask()
-    assert pair.wait_for("missed").message.endswith("the weights were changed")
-    pair.decode.stop("the weights were changed here")
+    missed = pair.wait_for("missed")
+    assert missed.message.endswith("the digest of the weights is def there, and abc here")
+    pair.facts[1] = OTHER
+    pair.decode.renew("the weights were changed")
+    pair.wait_until(pair.knows_its_facts)
     pair.ask(1)
-    assert pair.wait_for("missed").message.endswith("the weights were changed here")
+    assert pair.wait_for("found").pull == 1
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_whoever_waits_when_the_weights_change_gets_nothing_and_hears_why(
+    pair: Pair, side: str
+) -> None:
+    pair.prefill.expect("r")
+    pair.ask()
+    pair.wait_until(lambda: any(room.num_askers for room in pair.prefill._rooms.values()))
+    getattr(pair, side).renew("the weights were changed")
+    missed = pair.wait_for("missed")
+    where = "there" if side == "prefill" else "here"
+    assert missed.reason == "refused"
+    assert missed.message.endswith(f"the weights were changed {where}")
+    assert pair.wait_for("returned") == "r"
+
+
+def test_what_was_found_before_the_weights_were_changed_is_not_fetched(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    pair.decode.renew("the weights were changed")
+    pair.fetch(7, 0, 24)
+    assert pair.wait_for("landed").num_tokens == 0
+    assert pair.wait_for("missed").reason == "refused"
 
 
 def test_one_wrong_bit_is_noticed(pair: Pair) -> None:

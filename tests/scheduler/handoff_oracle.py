@@ -67,7 +67,7 @@ class OracleHandoff(NoHandoff):
         self.num_silent = 0
         self.num_dismissed = 0
         self.num_withdrawn = 0
-        self.is_stopped = False
+        self.num_renewed = 0
 
     # Lending
 
@@ -133,11 +133,14 @@ class OracleHandoff(NoHandoff):
     def dismiss(self, place: MeetingPlace) -> None:
         self.num_dismissed += 1
 
-    def stop(self, why: str) -> None:
-        self.is_stopped = True
-
     def renew(self, why: str) -> None:
-        self.stop(why)
+        assert why
+        self.num_renewed += 1
+        for pull in self.asked:
+            self._miss(pull, "refused")
+        self.asked.clear()
+        for ticket in list(self.coming):
+            self.cancel(ticket)
 
     def take(self) -> HandoffNews:
         self.look_at_all()

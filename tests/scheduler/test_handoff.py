@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.scheduler.handoff_oracle import OracleHandoff
+from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import EOS, VOCAB
@@ -300,10 +301,11 @@ def test_a_flush_and_new_weights_end_all_leases() -> None:
         world.step()
         world.step()
         assert not world.handoff.lent
-        assert world.handoff.is_stopped == isinstance(message, UpdateWeightsFromDisk)
-        id = world.send(PROMPT, max_new_tokens=0)
+        assert world.handoff.num_renewed == isinstance(message, UpdateWeightsFromDisk)
+        world.send(PROMPT, max_new_tokens=0)
         world.run_dry()
-        assert bool(world.handoff.lent) == isinstance(message, FlushCache), story(world, id)
+        assert world.handoff.lent
+        world.replay(check=True)
 
 
 def test_a_prompt_comes_and_only_its_last_token_is_computed() -> None:
@@ -413,16 +415,25 @@ def test_a_flush_while_pages_come_lets_the_request_compute() -> None:
     world.check_outputs()
 
 
-def test_after_new_weights_nothing_is_asked_for() -> None:
+@pytest.mark.parametrize("num_steps", range(4))
+def test_what_comes_when_the_weights_change_is_not_used_and_what_is_asked_later_comes(
+    num_steps: int,
+) -> None:
     world = pulling()
-    world.tell(UpdateWeightsFromDisk(call=1, model_path="5"))
-    for _ in range(4):
+    world.send(PROMPT, max_new_tokens=1)
+    for _ in range(num_steps):
         world.step()
-    assert world.handoff.is_stopped
-    id = world.send(PROMPT, max_new_tokens=5)
+    world.tell(UpdateWeightsFromDisk(call=1, model_path="5"))
     world.run_dry()
-    assert world.finished[id].cached_tokens == 0
-    assert "the weights were changed here" in story(world, id)
+    assert world.handoff.num_renewed == 1
+    num_landed = world.service.num_landed
+    for prompt in (PROMPT, [7, *PROMPT]):
+        id = world.send(prompt, max_new_tokens=5)
+        world.run_dry()
+        assert world.outputs[id] == expected_output(prompt, 5, VOCAB, {EOS}, 5)
+    assert world.service.num_landed >= num_landed + 40
+    world.handoff.let_all_end()
+    world.replay(check=True)
 
 
 def test_a_request_that_wants_its_prompt_computed_asks_for_nothing() -> None:

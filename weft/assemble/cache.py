@@ -160,6 +160,11 @@ def weights_digest(origin: WeightOrigin, remembered: Path | None) -> bytes:
         base = digest_of_files(files_of(origin.folder), remembered)
         if origin_of(origin.folder).files != origin.files:
             raise OSError("their files were changed since they were loaded")
+    return with_added(base, origin)
+
+
+def with_added(base: bytes, origin: WeightOrigin) -> bytes:
+    """The digest of weights whose checkpoint has the digest `base`."""
     if not origin.added:
         return base
     return hashlib.sha256(base + origin.added).digest()

@@ -4,12 +4,12 @@ which the bits of its K and V depend."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from weft.assemble.cache import REMEMBERED, kernels_of, weights_digest
+from weft.assemble.cache import REMEMBERED, kernels_of, weights_digest, with_added
 from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
 from weft.config.model import ModelConfig
@@ -19,6 +19,7 @@ from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin
 from weft.executor.weights.store import WeightStore
 from weft.handoff.decode import DecodeSide
+from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.prefill import BACKLOG, PrefillSide
 from weft.memory.handoff.protocol import Handoff
 from weft.scheduler.settings import HandoffSettings
@@ -50,7 +51,16 @@ def make_handoff(
     _, store, _ = runner.parts
     assert isinstance(store, WeightStore)
     pool = KvPages(store.kv_cache, config.page_size)
-    facts = partial(_facts, config, model, store.origin, cache_folder, kernels_of(config, runner))
+    store.follows_origin = True
+    described = described_facts(config, model, kernels_of(config, runner))
+    remembered = None if cache_folder is None else cache_folder / REMEMBERED
+    digests: dict[WeightOrigin, bytes] = {}
+
+    def weights() -> Callable[[], Facts]:
+        """What finds the facts of the weights that are in use now."""
+        return partial(_with_weights, described, store.origin, remembered, digests)
+
+    facts = KvFacts(weights)
     side: PrefillSide | DecodeSide
     if config.disaggregation_mode == PREFILL:
         side = PrefillSide(
@@ -86,17 +96,9 @@ def _listen(config: EngineConfig) -> socket.socket:
         ) from exc
 
 
-def _facts(
-    config: EngineConfig,
-    model: ModelConfig,
-    origin: WeightOrigin,
-    cache_folder: Path | None,
-    kernels: str,
-) -> Mapping[str, str]:
-    """What has to be the same on both sides, by the names that an error has for it. Takes as long
-    as all weights take to be read."""
-    remembered = None if cache_folder is None else cache_folder / REMEMBERED
-    weights = weights_digest(origin, remembered)
+def described_facts(config: EngineConfig, model: ModelConfig, kernels: str) -> Facts:
+    """What has to be the same on both sides besides the weights, by the names that an error has
+    for it."""
     # A model has the same bits below every name.
     shape = fingerprint_of([repr(replace(model, name=""))], b"")
     return {
@@ -106,5 +108,22 @@ def _facts(
         "page size": str(config.page_size),
         "kind of computation": kernels,
         "digest of the model's shape": shape.hex()[:16],
-        "digest of the weights": weights.hex()[:32],
     }
+
+
+def _with_weights(
+    described: Facts,
+    origin: WeightOrigin,
+    remembered: Path | None,
+    digests: dict[WeightOrigin, bytes],
+) -> Facts:
+    """All facts. Takes as long as all weights take to be read, unless `digests` has those of the
+    checkpoint, or they are `remembered` in that file. Raises OSError."""
+    checkpoint = origin._replace(added=b"")
+    base = digests.get(checkpoint)
+    if base is None:
+        base = weights_digest(checkpoint, remembered)
+        digests.clear()
+        digests[checkpoint] = base
+    weights = with_added(base, origin)
+    return {**described, "digest of the weights": weights.hex()[:32]}

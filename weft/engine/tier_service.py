@@ -71,7 +71,6 @@ class TierService(Service):
         kv = core.scheduler.kv
         assert isinstance(kv, TieredKv), "there is a store, and memory that does not know of it"
         kv.tiers = tiers
-        kv.opens_again = True
         self._core = core
         self.feature = feature
         self._kv = kv

@@ -14,16 +14,16 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.arrays import IntArray
 from weft.config.handoff import is_loopback
+from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.gate import GateShut, PageGate
-from weft.handoff.greeting import SentAway, greet
+from weft.handoff.greeting import Refusals, SentAway, greet
 from weft.handoff.prefill import checksum_of
 from weft.handoff.thread import LoopThread
 from weft.handoff.wire import (
@@ -54,7 +54,6 @@ from weft.tiers.disk import PoolPages
 SILENCE_S = 5.0  # after which the other server counts as dead
 BEAT_S = 1.0  # between two signs of life
 CONNECT_S = 3.0
-READING_WEIGHTS = "the weights are still being read here"
 
 log = EventLog("handoff")
 
@@ -91,10 +90,11 @@ class Talk:
     orders: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)  # None: leave
     task: asyncio.Task[None] | None = None
     delivery: Delivery | None = None  # that has not landed
+    refusal: str = ""  # why it was ended here
 
 
 class DecodeSide(NoHandoff):
-    """`facts` are computed on a thread. `notify` is called when there is news, on any thread."""
+    """`notify` is called when there is news, on any thread."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class DecodeSide(NoHandoff):
         *,
         page_size: int,
         secret: str,
-        facts: Callable[[], Mapping[str, str]],
+        facts: KvFacts,
         notify: Callable[[], None],
         silence_s: float = SILENCE_S,
         beat_s: float = BEAT_S,
@@ -114,8 +114,6 @@ class DecodeSide(NoHandoff):
         self._notify = notify
         self._silence_s = silence_s
         self._beat_s = beat_s
-        self._known: Future[Mapping[str, str]] = Future()
-        self._stopped = ""  # why nothing is taken any more
         self._pull_of: dict[int, int] = {}  # by ticket; of the engine's thread alone
         # Guards what threads write and the engine reads.
         self._lock = threading.Lock()
@@ -127,23 +125,17 @@ class DecodeSide(NoHandoff):
         self._num_connections = 0
         self._faults = 0
         self._talks: dict[int, Talk] = {}  # of the thread alone
+        self._refusals = Refusals()
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("weft-handoff")
 
     def start(self) -> None:
-        threading.Thread(target=self._find_facts, name="weft-handoff-facts", daemon=True).start()
+        self._facts.renew()
         self._thread.start()
 
     def close(self) -> None:
         """End all connections."""
         self._thread.stop()
-
-    def _find_facts(self) -> None:
-        try:
-            self._known.set_result(self._facts())
-        except Exception as exc:
-            log.exception("no_facts", exc)
-            self._stopped = f"the weights could not be read here: {exc}"
 
     # Called by the engine
 
@@ -174,11 +166,9 @@ class DecodeSide(NoHandoff):
         self._thread.soon(self._say_goodbye, place)
 
     def renew(self, why: str) -> None:
-        self.stop(why)
-
-    def stop(self, why: str) -> None:
-        self._stopped = why
-        log.warning("stopped", reason=why)
+        self._facts.renew()
+        self._thread.soon(self._leave_all, f"{why} here")
+        log.info("renewed", reason=why)
 
     def take(self) -> HandoffNews:
         if not self._found and not self._landed and not self._missed:
@@ -215,6 +205,14 @@ class DecodeSide(NoHandoff):
             if talk.delivery is delivery and talk.task is not None:
                 talk.task.cancel()
 
+    def _leave_all(self, why: str) -> None:
+        """What was asked is of no use any more."""
+        self._refusals.forget()
+        for talk in self._talks.values():
+            talk.refusal = why
+            if talk.task is not None:
+                talk.task.cancel()
+
     def _say_goodbye(self, place: MeetingPlace) -> None:
         task = self._thread.loop.create_task(self._dismiss(place))
         self._goodbyes.add(task)
@@ -246,6 +244,9 @@ class DecodeSide(NoHandoff):
         except Exception as exc:  # whatever it is, the request computes its prompt
             log.exception("talk_failed", exc)
             why = f"{type(exc).__name__}: {exc}"
+        if talk.refusal:
+            reason = "refused"
+            why = talk.refusal
         del self._talks[talk.pull]
         while not talk.orders.empty():
             order = talk.orders.get_nowait()
@@ -260,10 +261,11 @@ class DecodeSide(NoHandoff):
         self._notify()
 
     async def _talk(self, talk: Talk) -> None:
+        facts = self._known_facts()
         connection = await self._connect(talk.place)
         incoming: asyncio.Future[Spoken] | None = None
         try:
-            await greet(connection, self._secret, self._known.result(), self._silence_s)
+            await self._greet(connection, talk.place, facts)
             ask = Ask(talk.place.room, talk.key.namespace, talk.key.tokens, talk.have)
             await connection.send(ask)
             incoming = asyncio.ensure_future(connection.receive())
@@ -369,9 +371,10 @@ class DecodeSide(NoHandoff):
     async def _dismiss(self, place: MeetingPlace) -> None:
         """Tell the other server that a room is not needed. If that fails, its lease ends."""
         with suppress(OSError, EOFError, TimeoutError, BadSpeech, SentAway, Unreachable):
+            facts = self._known_facts()
             connection = await self._connect(place)
             try:
-                await greet(connection, self._secret, self._known.result(), self._silence_s)
+                await self._greet(connection, place, facts)
                 await connection.send(Ask(place.room, "", b"", 0, is_needless=True))
                 async with asyncio.timeout(2 * self._silence_s):
                     while isinstance(await connection.receive(), Beat):
@@ -379,12 +382,22 @@ class DecodeSide(NoHandoff):
             finally:
                 connection.close()
 
+    async def _greet(self, connection: Connection, place: MeetingPlace, facts: Facts) -> None:
+        try:
+            await greet(connection, self._secret, facts, self._silence_s)
+        except SentAway as exc:
+            self._refusals.tell(f"{place}", f"{exc}")
+            raise
+
+    def _known_facts(self) -> Facts:
+        """Raises SentAway while they are not known."""
+        facts = self._facts.now
+        if isinstance(facts, str):
+            raise SentAway(f"{facts} here")
+        return facts
+
     async def _connect(self, place: MeetingPlace) -> Connection:
         """Raises SentAway where that is not allowed, and Unreachable."""
-        if self._stopped:
-            raise SentAway(self._stopped)
-        if not self._known.done():
-            raise SentAway(READING_WEIGHTS)
         try:
             sock = await self._connected(place)
         except TimeoutError as exc:

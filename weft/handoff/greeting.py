@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-from collections.abc import Mapping
 
+from weft.handoff.facts import Facts
 from weft.handoff.wire import (
     MAX_MESSAGE_BYTES,
     VERSION,
@@ -22,46 +22,75 @@ from weft.handoff.wire import (
     Hello,
     Welcome,
 )
+from weft.observe.log import EventLog
 
 GREETING_S = 5.0
 NONCE_BYTES = 32
+MAX_TOLD = 64  # refusals with a line of their own
+
+log = EventLog("handoff")
 
 
 class SentAway(Exception):
     """The other side gives nothing. The message says why."""
 
 
-async def welcome(
-    connection: Connection, secret: str, facts: Mapping[str, str] | str, lease_s: float
-) -> None:
+class Refusals:
+    """Writes a line to the log for each one that is new, and seldom one for all that come again."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, peer: str, why: str) -> None:
+        if (peer, why) in self._told or len(self._told) >= MAX_TOLD:
+            log.seldom("refused_again", peer=peer, why=why)
+            return
+        self._told.add((peer, why))
+        log.warning("refused", peer=peer, why=why)
+
+    def forget(self) -> None:
+        """They may come again for other reasons: the weights are others."""
+        self._told.clear()
+
+
+async def welcome(connection: Connection, secret: str, facts: Facts | str, lease_s: float) -> None:
     """The part of the server that lends. `facts`: its own, or why it lends nothing. Raises SentAway
     for a client that is sent away."""
     nonce = os.urandom(NONCE_BYTES)
     await connection.send(Challenge(VERSION, nonce))
-    hello = await connection.expect(Hello, GREETING_S)
+    hello = await asyncio.wait_for(connection.receive(), GREETING_S)
+    if isinstance(hello, Decline):
+        raise SentAway(hello.message)
+    if not isinstance(hello, Hello):
+        raise BadSpeech("no greeting")
     why = ""
+    why_here = ""
     if not hmac.compare_digest(hello.proof, _proof(secret, b"decode", nonce, hello.nonce)):
         why = "it has another secret (--handoff-secret)"
     elif isinstance(facts, str):
-        why = facts
+        why = f"{facts} there"
+        why_here = f"{facts} here"
     else:
         why = difference(facts, hello.facts)
+        why_here = difference(hello.facts, facts)
     if why:
         await connection.send(Decline(why))
-        raise SentAway(why)
+        raise SentAway(why_here or why)
     connection.max_bytes = MAX_MESSAGE_BYTES
     proof = _proof(secret, b"prefill", nonce, hello.nonce)
     await connection.send(Welcome(proof, lease_s))
 
 
 async def greet(
-    connection: Connection, secret: str, facts: Mapping[str, str], timeout_s: float = GREETING_S
+    connection: Connection, secret: str, facts: Facts, timeout_s: float = GREETING_S
 ) -> Welcome:
     """The part of the server that takes. Raises SentAway, also where it refuses itself, BadSpeech,
     and TimeoutError."""
     challenge = await connection.expect(Challenge, timeout_s)
     if challenge.version != VERSION:
-        raise SentAway(f"it speaks version {challenge.version} of the protocol, not {VERSION}")
+        why = f"version {challenge.version} of the protocol is spoken there, and {VERSION} here"
+        await connection.send(Decline(why))
+        raise SentAway(why)
     nonce = os.urandom(NONCE_BYTES)
     proof = _proof(secret, b"decode", challenge.nonce, nonce)
     await connection.send(Hello(nonce, proof, dict(facts)))
@@ -71,19 +100,21 @@ async def greet(
     if not isinstance(answer, Welcome):
         raise BadSpeech("no answer to a greeting")
     if not hmac.compare_digest(answer.proof, _proof(secret, b"prefill", challenge.nonce, nonce)):
-        raise SentAway("it has another secret (--handoff-secret)")
+        why = "it has another secret (--handoff-secret)"
+        await connection.send(Decline(why))
+        raise SentAway(why)
     connection.max_bytes = MAX_MESSAGE_BYTES
     return answer
 
 
-def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """The first fact that is not the same on both sides, in a line; nothing if all are. `here` are
-    those of the server that lends."""
-    for name in [*here, *there]:
+def difference(there: Facts, here: Facts) -> str:
+    """The first fact that is not the same on both sides, in a line for whoever is `here`; nothing
+    if all are."""
+    for name in [*there, *here]:
+        theirs = there.get(name, "not known")
         own = here.get(name, "not known")
-        other = there.get(name, "not known")
-        if own != other:
-            return f"the {name} is {own:.120} there, and {other:.120} here"
+        if theirs != own:
+            return f"the {name} is {theirs:.120} there, and {own:.120} here"
     return ""
 
 

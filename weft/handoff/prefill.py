@@ -15,8 +15,7 @@ import socket
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -24,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.handoff.facts import KvFacts
 from weft.handoff.gate import GateShut, PageGate
-from weft.handoff.greeting import SentAway, welcome
+from weft.handoff.greeting import Refusals, SentAway, welcome
 from weft.handoff.thread import LoopThread
 from weft.handoff.wire import (
     GROUP_BYTES,
@@ -49,7 +49,6 @@ ROOM_S = 5.0  # for a request to come whose room is asked for
 SEND_S = 10.0  # for a group of pages to be taken
 BACKLOG = 256
 MAX_REMEMBERED = 4_096  # rooms that are over
-READING_WEIGHTS = "its weights are still being read"
 
 log = EventLog("handoff")
 
@@ -80,8 +79,7 @@ class Room:
 
 
 class PrefillSide(NoHandoff):
-    """`facts` are computed on a thread. `notify` is called when there is news, on any thread. It
-    serves connections to `listener`."""
+    """`notify` is called when there is news, on any thread. It serves connections to `listener`."""
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class PrefillSide(NoHandoff):
         page_size: int,
         secret: str,
         lease_s: float,
-        facts: Callable[[], Mapping[str, str]],
+        facts: KvFacts,
         notify: Callable[[], None],
         beat_s: float = BEAT_S,
         room_s: float = ROOM_S,
@@ -105,8 +103,6 @@ class PrefillSide(NoHandoff):
         self._notify = notify
         self._beat_s = beat_s
         self._room_s = room_s
-        self._known: Future[Mapping[str, str]] = Future()
-        self._stopped = ""  # why nothing is lent any more
         # Guards what threads write and the engine reads.
         self._lock = threading.Lock()
         self._renewed: list[str] = []
@@ -118,12 +114,14 @@ class PrefillSide(NoHandoff):
         # Of the thread alone.
         self._rooms: dict[str, Room] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
+        self._refusals = Refusals()
+        self._num_renewed = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("weft-handoff")
 
     def start(self) -> None:
         self._listener.setblocking(False)
-        threading.Thread(target=self._find_facts, name="weft-handoff-facts", daemon=True).start()
+        self._facts.renew()
         self._thread.start()
         self._thread.soon(self._begin)
 
@@ -131,13 +129,6 @@ class PrefillSide(NoHandoff):
         """End all connections, and listen no more."""
         self._thread.stop()
         self._listener.close()
-
-    def _find_facts(self) -> None:
-        try:
-            self._known.set_result(self._facts())
-        except Exception as exc:
-            log.exception("no_facts", exc)
-            self._stopped = f"its weights could not be read: {exc}"
 
     # Called by the engine
 
@@ -160,9 +151,10 @@ class PrefillSide(NoHandoff):
             gate.shut()
         self._thread.soon(self._end, room, why)
 
-    def stop(self, why: str) -> None:
-        self._stopped = why
-        log.warning("stopped", reason=why)
+    def renew(self, why: str) -> None:
+        self._facts.renew()
+        self._thread.soon(self._send_away, f"{why} there")
+        log.info("renewed", reason=why)
 
     def take(self) -> HandoffNews:
         if not self._renewed and not self._returned:
@@ -205,6 +197,20 @@ class PrefillSide(NoHandoff):
             room.why = why
             room.wake()
 
+    def _send_away(self, why: str) -> None:
+        """Whoever asks has to greet anew."""
+        self._num_renewed += 1
+        self._refusals.forget()
+        for name, room in list(self._rooms.items()):
+            if not room.num_askers:
+                continue
+            if room.state is not RoomState.UNKNOWN:
+                self._tell(returned=name)
+            room.state = RoomState.OVER
+            room.why = why
+            room.wake()
+            del self._rooms[name]
+
     def _room_of(self, name: str) -> Room:
         """The room of this name; one that is over where it is."""
         why = self._over.get(name)
@@ -240,18 +246,19 @@ class PrefillSide(NoHandoff):
     async def _serve(self, sock: socket.socket, peer: str) -> None:
         connection = Connection(sock)
         try:
-            facts: Mapping[str, str] | str = self._stopped
-            if not facts:
-                facts = READING_WEIGHTS
-                if self._known.done():
-                    facts = self._known.result()
-            await welcome(connection, self._secret, facts, self._lease_s)
+            num_renewed = self._num_renewed
+            await welcome(connection, self._secret, self._facts.now, self._lease_s)
             ask = await connection.expect(Ask, self._lease_s)
+            if num_renewed != self._num_renewed:
+                await connection.send(Decline("the weights were changed there"))
+                return
             await self._answer(connection, ask)
         except SentAway as exc:
-            self._failed("refused", peer, exc)
+            self._faults += 1
+            self._refusals.tell(peer, f"{exc}")
         except (OSError, EOFError, TimeoutError, BadSpeech) as exc:
-            self._failed("broken_off", peer, exc)
+            self._faults += 1
+            log.seldom("broken_off", peer=peer, error=f"{exc or type(exc).__name__}")
         except GateShut:
             pass  # the lease has ended; the other side sees the connection end
         finally:
@@ -285,10 +292,6 @@ class PrefillSide(NoHandoff):
             if returned:
                 self._returned.append(returned)
         self._notify()
-
-    def _failed(self, what: str, peer: str, exc: Exception) -> None:
-        self._faults += 1
-        log.seldom(what, peer=peer, error=f"{exc or type(exc).__name__}")
 
 
 class _Visit:

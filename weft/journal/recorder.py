@@ -481,9 +481,6 @@ class RecordedHandoff:
     def renew(self, why: str) -> None:
         self._handoff.renew(why)
 
-    def stop(self, why: str) -> None:
-        self._handoff.stop(why)
-
     def take(self) -> HandoffNews:
         news = self._handoff.take()
         if news != NOTHING_NEW:

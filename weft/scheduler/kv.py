@@ -24,7 +24,7 @@ from weft.plan.step import Plan, TableWrites
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
 EMPTIED = "the cache was emptied"  # why a pin was lost
-OTHER_WEIGHTS = "the weights were changed since the server was started"
+OTHER_WEIGHTS = "the weights were changed"
 
 
 class KvMemory:
@@ -254,10 +254,11 @@ class KvMemory:
 
     def weights_changed(self) -> None:
         """What was computed until now, wherever it is, is of other weights than what will be."""
-        self.leases.is_stale = True
+        self.leases.lender.renew(OTHER_WEIGHTS)
 
     def weights_reloaded(self) -> None:
         """The weights are those of the checkpoint again, and nothing is cached."""
+        self.leases.lender.renew(OTHER_WEIGHTS)
 
     def known_tokens(self, request: Request) -> bytes:
         """The tokens of a request whose ids are known, packed."""

@@ -18,7 +18,6 @@ from weft.memory.handoff.protocol import Handoff
 from weft.scheduler.feature import Note
 from weft.scheduler.features.handoff import LendFeature
 from weft.scheduler.history import EventKind
-from weft.scheduler.kv import OTHER_WEIGHTS
 from weft.scheduler.settings import HandoffSettings
 
 
@@ -41,7 +40,6 @@ class LendService(Service):
         self._leases = core.scheduler.kv.leases
         self._leases.lender = handoff
         self._begun: list[tuple[int, Lease]] = []  # and the last step that was planned before
-        self._is_stopped = False
         self.num_ended = 0  # leases that were never given back
 
     @property
@@ -77,9 +75,6 @@ class LendService(Service):
             self._core.scheduler.history.note_later(id, EventKind.HANDOFF, detail, now, step)
         self.feature.notes.clear()
         self._lend()
-        if self._leases.is_stale and not self._is_stopped:
-            self._is_stopped = True
-            self._handoff.stop(OTHER_WEIGHTS)
 
     def _lend(self) -> None:
         """Let others read the leases whose pages no launched step writes any more."""

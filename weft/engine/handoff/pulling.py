@@ -55,7 +55,6 @@ class PullService(Service):
         self._handoff = handoff
         self._settings = settings
         self._num_pulls = 0
-        self._hopeless: list[int] = []  # pulls of which nothing will come
         self.num_landed = 0  # tokens
         self.num_missed = Counter[str]()  # requests that were not helped, by the reason
 
@@ -78,12 +77,6 @@ class PullService(Service):
         if params is None:
             return
         place = MeetingPlace(params.host, params.port, params.room)
-        if self._kv.is_stale:
-            # It ends with the next step, when all services have heard of it.
-            self._enter(message.id, Pull(place, CacheKey("", b""), now, now + HUNG_S))
-            self._hopeless.append(self.feature.waiting[message.id])
-            self._handoff.dismiss(place)
-            return
         self._look_for(self._core.scheduler.requests[message.id], place, now)
 
     def before_step(self, now: float) -> None:
@@ -100,9 +93,6 @@ class PullService(Service):
             self._land(landed)
         for number, reason, why in news.missed:
             self._end(number, now, reason, why)
-        for number in self._hopeless:
-            self._end(number, now, "refused", "the weights were changed here")
-        self._hopeless.clear()
         if news.landed:
             self._core.scheduler.memory_came_back()
         self._end_late(now)
@@ -131,22 +121,14 @@ class PullService(Service):
         number = self._same(place, key)
         if number is None:
             until_s = now + self._settings.wait_s
-            number = self._enter(request.id, Pull(place, key, now, until_s))
+            number = self._num_pulls
+            self._num_pulls += 1
+            self.feature.pulls[number] = Pull(place, key, now, until_s)
             self._handoff.ask(number, place, key, have)
-        else:
-            self.feature.pulls[number].ids.append(request.id)
-            self.feature.waiting[request.id] = number
+        self.feature.pulls[number].ids.append(request.id)
+        self.feature.waiting[request.id] = number
         detail = f"asks {place} for {usable - have:,} of its tokens"
         self._core.note(request.id, EventKind.HANDOFF, detail, now)
-
-    def _enter(self, id: int, pull: Pull) -> int:
-        """Let a request wait for a pull that is new. Returns its number."""
-        number = self._num_pulls
-        self._num_pulls += 1
-        pull.ids.append(id)
-        self.feature.pulls[number] = pull
-        self.feature.waiting[id] = number
-        return number
 
     def _same(self, place: MeetingPlace, key: CacheKey) -> int | None:
         """A pull of the same prompt: that of another completion of it."""

@@ -23,9 +23,16 @@ class Lender(Protocol):
         """Nobody reads the pages any more once this returns."""
         ...
 
+    def renew(self, why: str) -> None:
+        """What is lent from now on is of other weights."""
+        ...
+
 
 class NoLender:
     def withdraw(self, name: str, why: str) -> None:
+        pass
+
+    def renew(self, why: str) -> None:
         pass
 
 
@@ -68,7 +75,6 @@ class Leases:
         self._uses: Counter[int] = Counter()  # of each page that is lent
         self._ended: list[LeaseEnd] = []
         self.lender: Lender = NoLender()
-        self.is_stale = False  # what is cached from now on is of other weights
 
     def __len__(self) -> int:
         return len(self._by_name)

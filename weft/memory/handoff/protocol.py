@@ -120,14 +120,11 @@ class Handoff(Protocol):
         still land."""
         ...
 
-    def renew(self, why: str) -> None:
-        """The weights here are others: nothing is taken any more."""
-        ...
-
     # Both
 
-    def stop(self, why: str) -> None:
-        """Lend and take nothing any more: `why` is for people."""
+    def renew(self, why: str) -> None:
+        """The weights here are others from now on. What was asked, on either side, comes to
+        nothing; what is asked later meets the new ones. `why` is for people."""
         ...
 
     def take(self) -> HandoffNews: ...
@@ -172,9 +169,6 @@ class NoHandoff:
         pass
 
     def renew(self, why: str) -> None:
-        pass
-
-    def stop(self, why: str) -> None:
         pass
 
     def take(self) -> HandoffNews:

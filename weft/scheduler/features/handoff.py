@@ -16,7 +16,7 @@ from weft.memory.prefix_cache import CacheKey
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.feature import Admission, Feature, Note
-from weft.scheduler.kv import OTHER_WEIGHTS, KvMemory
+from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
 from weft.scheduler.settings import HandoffSettings
 
@@ -51,7 +51,7 @@ class LendFeature(Feature):
         assert request.message.handoff is not None
         room = request.message.handoff.room
         key = request.cache_key(request.packed)
-        why = self._why_not(room, reason, kv)
+        why = self._why_not(room, reason)
         lease: Lease | None = None
         if not why:
             replaced = self.lent.pop(room, None)
@@ -71,15 +71,13 @@ class LendFeature(Feature):
         self.notes.append(Note(request.id, detail))
         kv.leases.shrink_to(int(kv.allocator.num_pages * self._settings.largest_share))
 
-    def _why_not(self, room: str, reason: FinishReason, kv: KvMemory) -> str:
+    def _why_not(self, room: str, reason: FinishReason) -> str:
         """Why the KV of a request that has ended is not lent; nothing if it is."""
         if room in self.unwanted:
             self.unwanted.discard(room)
             return UNWANTED
         if reason not in ("stop", "length"):
             return f"its request ended with {reason}"
-        if kv.leases.is_stale:
-            return OTHER_WEIGHTS
         return ""
 
 

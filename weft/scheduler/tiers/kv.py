@@ -79,8 +79,7 @@ class Transfer:
 
 
 class TieredKv(KvMemory):
-    """`tiers` and `opens_again` are the engine's, which sets them. `on_landing` is told which pages
-    have come."""
+    """`tiers` is the engine's, which sets it. `on_landing` is told which pages have come."""
 
     def __init__(
         self,
@@ -101,7 +100,6 @@ class TieredKv(KvMemory):
         self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
         self.num_read_pages = 0  # being read
         self.is_stale = False  # what is stored is of other weights, as far as is known
-        self.opens_again = False  # the store, after new weights
         self._num_tickets = 0
 
     # Transfers
@@ -340,8 +338,8 @@ class TieredKv(KvMemory):
         self._renew()
 
     def weights_reloaded(self) -> None:
-        if self.opens_again:
-            self._renew()
+        super().weights_reloaded()
+        self._renew()
 
     def reopened(self) -> None:
         """It is known what is stored of the weights that are in use."""
