@@ -30,6 +30,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.bench.http import HttpClient, HttpError
 from weft.handoff.decode import DecodeSide
+from weft.handoff.facts import KvFacts
 from weft.handoff.prefill import PrefillSide
 from weft.memory.handoff.protocol import MeetingPlace
 from weft.memory.prefix_cache import CacheKey
@@ -78,11 +79,15 @@ def measure_pages() -> None:
         page_size=PAGE_SIZE,
         secret="",
         lease_s=HANG_S,
-        facts=dict,
+        facts=KvFacts(lambda: dict),
         notify=ring,
     )
     decode = DecodeSide(
-        ShapedPool(num_pages, 0), page_size=PAGE_SIZE, secret="", facts=dict, notify=ring
+        ShapedPool(num_pages, 0),
+        page_size=PAGE_SIZE,
+        secret="",
+        facts=KvFacts(lambda: dict),
+        notify=ring,
     )
     prefill.start()
     decode.start()
