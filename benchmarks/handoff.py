@@ -7,7 +7,8 @@ Pages: a pool of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a pa
 checksums, in turns with `sendall` and `recv_into` of the same bytes between two threads.
 
 With a model: streams on a decode server alone; the same while prompts go through `weft route` to a prefill server and
-on to it; and streams and prompts on one server. Every server has one thread. The prompts want one token each.
+on to it; and streams and prompts on one server. Every server has one thread. The prompts want one token each. With `--pin`, the servers whose streams are measured have
+core 0, and everything else core 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import re
 import socket
 import statistics
@@ -168,8 +170,11 @@ def copy_over_loopback(num_bytes: int) -> float:
 class Process:
     """`weft` with a verb, until it is ready."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, cores: str = "") -> None:
+        """`cores` are those that it may run on, as `taskset -c` takes them."""
         command = [sys.executable, "-m", "weft", *words, "--port", "0"]
+        if cores:
+            command = ["taskset", "-c", cores, *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.url = ""
@@ -187,9 +192,10 @@ class Process:
         self.process.wait()
 
 
-def serve(model: str, load_format: str, *options: str) -> Process:
+def serve(model: str, load_format: str, *options: str, cores: str) -> Process:
     small = ("--threads", "1", "--kv-tokens", "24576", "--max-running-requests", "16")
-    return Process("serve", model, "--load-format", load_format, *small, *options)
+    given = ("--load-format", load_format, *small, *options)
+    return Process("serve", model, *given, cores=cores)
 
 
 class Traffic:
@@ -246,21 +252,33 @@ class Traffic:
         ).encode()
 
 
-def measure_gaps(model: str, load_format: str, traffic: Traffic, rounds: int) -> None:
+def measure_gaps(
+    model: str, load_format: str, traffic: Traffic, rounds: int, *, pinned: bool
+) -> None:
+    """`pinned`: the servers whose streams are measured have core 0, everything else core 1."""
+    measured = "0" if pinned else ""
+    others = "1" if pinned else ""
+    if pinned:
+        os.sched_setaffinity(0, {1})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     mode = "--disaggregation-mode"
     started: list[Process] = []
     try:
         prefill = serve(
-            model, load_format, mode, "prefill", "--disaggregation-bootstrap-port", port
+            *(model, load_format, mode, "prefill"),
+            *("--disaggregation-bootstrap-port", port),
+            cores=others,
         )
         started.append(prefill)
-        decode = serve(model, load_format, mode, "decode")
+        decode = serve(model, load_format, mode, "decode", cores=measured)
         started.append(decode)
-        alone = serve(model, load_format)
+        alone = serve(model, load_format, cores=measured)
         started.append(alone)
-        front = Process("route", "--prefill", prefill.url, port, "--decode", decode.url)
+        front = Process(
+            *("route", "--prefill", prefill.url, port, "--decode", decode.url),
+            cores=others,
+        )
         started.append(front)
         time.sleep(1.0)  # until the front has asked both
         cases: dict[str, Callable[[], list[float]]] = {
@@ -298,12 +316,17 @@ def main() -> int:
     parser.add_argument("--prompt-len", type=int, default=1_500)
     parser.add_argument("--prompts", type=int, default=1, help="that are computed at a time")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--pin",
+        action="store_true",
+        help="the decode server has a core of its own, all others share another one",
+    )
     args = parser.parse_args()
     if not args.model:
         measure_pages()
         return 0
     traffic = Traffic(args.streams, args.tokens, args.prompt_len, args.prompts)
-    measure_gaps(args.model, args.load_format, traffic, args.rounds)
+    measure_gaps(args.model, args.load_format, traffic, args.rounds, pinned=args.pin)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +12,7 @@ import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import PAGE_SIZE, BytesPool, key_of, pages
-from weft.handoff.wire import LENGTH, MAX_GREETING_BYTES
+from weft.handoff.wire import LENGTH, MAX_GREETING_BYTES, Connection
 from weft.memory.handoff.protocol import FoundKv, Missed
 
 
@@ -295,3 +297,21 @@ def test_a_decode_server_that_dies_gives_back_what_it_has_asked_for(pair: Pair) 
 
 def test_key_parts_are_whole_pages() -> None:
     assert len(key_part(key_of(24), 8).tokens) == 8 * PAGE_SIZE
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_no_news() -> None:
+    told: list[object] = []
+
+    async def end_while_nobody_listens() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            far = socket.create_connection(listener.getsockname())
+            near, _ = listener.accept()
+        coming = Connection(near).next_message()
+        far.close()
+        await asyncio.wait({coming})
+        near.close()
+
+    asyncio.run(end_while_nobody_listens())
+    gc.collect()
+    assert not told

@@ -20,6 +20,7 @@ from weft.assemble.model_config import COST, choose_model
 from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
+from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, UnsupportedModel, own_code
 from weft.config.options import SettingsError
@@ -53,7 +54,7 @@ class Prepared(NamedTuple):
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     """Find the model, check its files, and fit it to the machine. Raises SettingsError or
     ModelError."""
-    config = with_speculative_config(config)
+    config = with_kv_transfer_config(with_speculative_config(config))
     folder = model_folder(config)
     has_weights = config.load_format != "dummy"
     check_files(folder, weights=has_weights)

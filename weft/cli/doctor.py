@@ -27,6 +27,7 @@ from weft.config.decoder import MlpSpec
 from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
+from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import Command, SettingsError, asked_help
@@ -270,7 +271,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     from weft.assemble.model_folder import model_folder
     from weft.assemble.prepare import load_tokenizer
 
-    config = with_speculative_config(config)
+    config = with_kv_transfer_config(with_speculative_config(config))
     try:
         folder = model_folder(config)
         model = choose_model(config, folder)

@@ -284,7 +284,11 @@ class CacheOptions:
         elsewhere=(
             *("enable_hierarchical_cache", "hicache_storage_backend", "slot_save_path"),
             *("hicache_mem_layout", "hicache_io_backend", "hicache_host_memory_mode"),
-            *("kv_transfer_config", "kv_offloading_backend", "local_disk"),
+            *(
+                "kv_offloading_backend",
+                "local_disk",
+                "disaggregation_decode_enable_offload_kvcache",
+            ),
         ),
     )
     cache_disk_gb: float = option(
@@ -347,7 +351,10 @@ class ParallelOptions:
         group="parallel",
         low=1,
         high=64,
-        elsewhere=("tp", "tensor_parallel_size"),
+        elsewhere=(
+            *("tp", "tensor_parallel_size"),
+            *("disaggregation_decode_tp", "disaggregation_prefill_pp"),
+        ),
     )
     dist_backend: str = option(
         "auto",
@@ -402,7 +409,7 @@ class HandoffOptions:
         "and lends the KV, decode takes it and generates; none serves whole requests",
         group="handoff",
         choices=("none", "prefill", "decode"),
-        elsewhere=("disaggregation_transfer_backend", "kv_role"),
+        elsewhere=("disaggregation_transfer_backend", "kv_role", "kv_connector"),
         words=(("null", "none"),),
     )
     disaggregation_bootstrap_port: int = option(
@@ -412,11 +419,13 @@ class HandoffOptions:
         group="handoff",
         low=0,
         high=65535,
+        elsewhere=("kv_port",),
     )
     handoff_host: str = option(
         "127.0.0.1",
         "address on which a prefill server lends KV; any but loopback needs --handoff-secret",
         group="handoff",
+        elsewhere=("disaggregation_ib_device", "kv_ip"),
     )
     handoff_secret: str = option(
         "",
@@ -444,6 +453,14 @@ class HandoffOptions:
         "fail",
         group="handoff",
         choices=("compute", "fail"),
+        elsewhere=("kv_load_failure_policy",),
+    )
+    kv_transfer_config: str = option(
+        "",
+        "--disaggregation-mode, --handoff-host, --disaggregation-bootstrap-port and "
+        "--handoff-fallback as vLLM writes them, in JSON: kv_role (kv_producer or kv_consumer), "
+        "kv_ip, kv_port, kv_load_failure_policy (recompute or fail)",
+        group="handoff",
     )
 
 

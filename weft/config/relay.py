@@ -45,6 +45,7 @@ class RelayConfig:
         group="servers",
         everyday=True,
         several=True,
+        elsewhere=("pd_disaggregation",),
     )
     decode: str = option(
         "",
@@ -60,7 +61,7 @@ class RelayConfig:
         group="servers",
         everyday=True,
         choices="weft.route.policy:method_names",
-        elsewhere=("policy",),
+        elsewhere=("policy", "prefill_policy", "decode_policy"),
     )
     kv_tokens: int = option(
         131_072,

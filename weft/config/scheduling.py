@@ -44,6 +44,7 @@ class SchedulingOptions:
         changeable=True,
         low=0.0,
         high=10.0,
+        elsewhere=("num_reserved_decode_tokens",),
     )
     max_running_requests: int = option(
         0,

@@ -97,7 +97,7 @@ class ServerConfig:
         group="replicas",
         low=1,
         high=MAX_ENGINES,
-        elsewhere=("data_parallel_size",),
+        elsewhere=("data_parallel_size", "disaggregation_decode_dp"),
     )
     load_balance_method: str = option(
         "cache_aware",

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 from weft.config.drafts import AUTO, MODEL, SOURCES, source_named
 from weft.config.engine import EngineConfig
-from weft.config.options import SettingsError, did_you_mean, options_of
+from weft.config.json_object import read_object, spread
+from weft.config.options import SettingsError, options_of
 
 FLAG = "--speculative-config"
 METHOD = "method"
@@ -28,32 +27,13 @@ def with_speculative_config(config: EngineConfig) -> EngineConfig:
     """The settings with what stands in `--speculative-config`. Raises SettingsError."""
     if not config.speculative_config:
         return config
-    content = _read(config.speculative_config)
+    content = read_object(FLAG, config.speculative_config, (METHOD, *OPTIONS))
     options = {option.name: option for option in options_of(EngineConfig)}
-    values: dict[str, Any] = {"speculative_config": "", "speculative": _method(content)}
+    values: dict[str, Any] = {"speculative": _method(content)}
     for key, name in OPTIONS.items():
         if key in content:
             values[name] = options[name].from_python(content[key], f"{FLAG}: {key}")
-    for name in values:
-        option = options[name]
-        if name != "speculative_config" and getattr(config, name) != option.default:
-            raise SettingsError(f"{FLAG} and {option.flag} are both given; one is enough")
-    return replace(config, **values)
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as exc:
-        raise SettingsError(f"{FLAG} is {text!r:.200}, which is no JSON: {exc}") from exc
-    if not isinstance(content, dict):
-        raise SettingsError(f"{FLAG} is {text!r:.200}; an object is expected")
-    known = (METHOD, *OPTIONS)
-    for key in content:
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise SettingsError(f"{FLAG} has {key!r}; there are {', '.join(known)}{hint}")
-    return content
+    return spread(config, "speculative_config", values)
 
 
 def _method(content: dict[str, Any]) -> str:

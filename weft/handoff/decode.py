@@ -268,7 +268,7 @@ class DecodeSide(NoHandoff):
             await self._greet(connection, talk.place, facts)
             ask = Ask(talk.place.room, talk.key.namespace, talk.key.tokens, talk.have)
             await connection.send(ask)
-            incoming = asyncio.ensure_future(connection.receive())
+            incoming = connection.next_message()
             order = asyncio.ensure_future(talk.orders.get())
             try:
                 await self._follow(talk, connection, incoming, order)
@@ -311,7 +311,7 @@ class DecodeSide(NoHandoff):
                 elif incoming.done():
                     self._hear(talk, incoming.result())
                     heard_s = loop.time()
-                    incoming = asyncio.ensure_future(connection.receive())
+                    incoming = connection.next_message()
                 else:
                     await connection.send(Beat())
                 if loop.time() >= heard_s + self._silence_s:
@@ -347,7 +347,7 @@ class DecodeSide(NoHandoff):
                 raise SentAway(message.message)
             elif not isinstance(message, Beat):
                 raise BadSpeech(f"{type(message).__name__} instead of PageGroup")
-            incoming = asyncio.ensure_future(connection.receive())
+            incoming = connection.next_message()
         return incoming
 
     async def _receive_group(

@@ -311,7 +311,7 @@ class _Visit:
         self._known = 0  # tokens of the key that the room has
         self._event = asyncio.Event()
         room.woken.add(self._event)
-        self._incoming: asyncio.Future[Spoken] = asyncio.ensure_future(connection.receive())
+        self._incoming: asyncio.Future[Spoken] = connection.next_message()
 
     def end(self) -> None:
         self._incoming.cancel()
@@ -391,7 +391,7 @@ class _Visit:
 
     def _listen(self) -> None:
         """The last message was read."""
-        self._incoming = asyncio.ensure_future(self._connection.receive())
+        self._incoming = self._connection.next_message()
 
     def _renew(self) -> None:
         """The room is still waited for."""

@@ -129,6 +129,13 @@ class Connection:
             raise BadSpeech(f"no message: {exc}") from exc
         return message
 
+    def next_message(self) -> asyncio.Future[Spoken]:
+        """The next message, when it has come. Nobody has to ask for it: it may be an error that
+        comes when all is over."""
+        coming = asyncio.ensure_future(self.receive())
+        coming.add_done_callback(_seen)
+        return coming
+
     async def expect(self, kind: type[M], timeout_s: float) -> M:
         """The next message, which has to be of this kind. Raises BadSpeech, and TimeoutError."""
         message = await asyncio.wait_for(self.receive(), timeout_s)
@@ -187,6 +194,11 @@ class Connection:
             await ready
         finally:
             self._loop.remove_reader(self._sock)
+
+
+def _seen(future: asyncio.Future[Spoken]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _done(future: asyncio.Future[None]) -> None:

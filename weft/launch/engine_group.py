@@ -12,6 +12,7 @@ from dataclasses import replace
 from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
 from weft.config.kv_events import check_ports, of_engine
+from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
@@ -121,7 +122,7 @@ def part_of(
     if num_engines == 1:
         return machine
     check_ports(engine.kv_events_config, num_engines)
-    if engine.disaggregation_mode == PREFILL:
+    if with_kv_transfer_config(engine).disaggregation_mode == PREFILL:
         raise SettingsError(
             f"--dp-size is {num_engines}, but --disaggregation-mode {PREFILL} "
             "is for one engine, which others know by one port: start several servers"

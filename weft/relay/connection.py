@@ -2,6 +2,11 @@
 
 Connections are kept and used again. A request that goes out on a kept one, which the server has
 closed meanwhile, is sent once more on a new one. Nothing here knows what a request means.
+
+httptools, which uvicorn's server needs anyway, reads what comes; only what is around it is written
+here. httpx 0.28 takes 1.9 times the processor time for each piece of a stream (httpcore with h11,
+in Python; 3,000 pieces of 190 bytes, in turns within one process), and does not say whether the
+server has had a request: on that depends whether another server may get it.
 """
 
 from __future__ import annotations

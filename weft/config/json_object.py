@@ -1,0 +1,39 @@
+"""Options of other engines that are JSON, as several of weft's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError, did_you_mean, options_of
+
+
+def read_object(flag: str, text: str, known: Sequence[str]) -> dict[str, Any]:
+    """The members of what stands behind `flag`, all of which are `known`. Raises SettingsError."""
+    try:
+        content = json.loads(text)
+    except ValueError as exc:
+        raise SettingsError(f"{flag} is {text!r:.200}, which is no JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise SettingsError(f"{flag} is {text!r:.200}; an object is expected")
+    for key in content:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise SettingsError(f"{flag} has {key!r}; there are {', '.join(known)}{hint}")
+    return content
+
+
+def spread(config: EngineConfig, source: str, values: Mapping[str, Any]) -> EngineConfig:
+    """The settings with the `values` that the field `source` stands for, which is empty then.
+    Raises SettingsError where one of them is given, too."""
+    options = {option.name: option for option in options_of(EngineConfig)}
+    for name in values:
+        option = options[name]
+        if getattr(config, name) != option.default:
+            flag = options[source].flag
+            raise SettingsError(f"{flag} and {option.flag} are both given; one is enough")
+    changed: dict[str, Any] = {**values, source: ""}
+    return replace(config, **changed)
