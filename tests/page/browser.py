@@ -35,6 +35,7 @@ def find() -> str | None:
 
 
 SIZE = {"width": 1380, "height": 900}
+PHONE = {"width": 390, "height": 844}
 
 
 class Watched:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
@@ -43,6 +46,24 @@ def server(browser: BrowserThread) -> Iterator[Server]:
     server = Server("weft-nano", small=SMALL)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="package")
+def film(browser: BrowserThread) -> Iterator[str]:
+    """The page over a simulated run."""
+    command = [sys.executable, "-m", "weft", "sim", "--requests", "30", "--rate", "20", "--page"]
+    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = ""
+    for line in process.stdout:
+        found = re.search(r"pictures, of each step: (http://\S+)", line)
+        if found is not None:
+            url = found[1]
+            break
+    yield url
+    process.terminate()
+    process.wait()
+    process.stdout.close()
 
 
 @pytest.fixture

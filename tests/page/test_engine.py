@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
 import threading
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server import Server, wait_until
+from tests.page.browser import PHONE, BrowserThread, Watched
 from tests.page.conftest import Look
 from tests.server.fake import running
 from tests.server.pictured import HOSTILE, pictured
@@ -52,16 +54,22 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         assert wait_until(lambda: server.load()["num_total_reqs"] == 40)
         assert wait_until(lambda: server.load()["num_running_reqs"] == 4)
         server.post("/pause_generation", mode="in_place")
+        page.see("#queue-text", "generation is paused (in_place)")
+        # The step that ran when it was paused has its end, and is shown.
+        last = server.load()["stats"]["total_steps"] - 1
+        page.see(f"#steps[aria-valuemax='{last}']")
         listed = server.get("/requests")["requests"]
         running = [row for row in listed if row["position"] is None]
         waiting = [row for row in listed if row["position"] is not None]
         assert (len(running), len(waiting)) == (4, 36)
-        page.see("#queue-text", "generation is paused (in_place)")
-        lanes = page.page.locator("#rows .lane")
-        told = [str(lane.get_attribute("aria-label")) for lane in lanes.all()]
-        for row, words in zip(running, told, strict=True):
-            assert words.startswith(f"{row['rid']}: {row['output_tokens']} of 400 tokens")
-            assert f"{row['cached_tokens']} of {row['prompt_tokens']} prompt tokens" in words
+        for row in running:
+            words = page.see(
+                f"#rows .lane[aria-label^='{row['rid']}: {row['output_tokens']} of 400']"
+            )
+            cached = f"{row['cached_tokens']} of {row['prompt_tokens']} prompt tokens"
+            assert cached in str(words.get_attribute("aria-label"))
+        names = page.page.locator("#rows .rid").all_text_contents()
+        assert names == [row["rid"] for row in running]
         why = page.page.locator("#queue .why").all_text_contents()
         assert why == [row["why"] for row in waiting]
         load = server.load()
@@ -72,8 +80,7 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         free = stats["kv_tokens"] - sum(owners)
         legend = page.page.locator(".memory-legend li:visible b").all_text_contents()
         assert [numbers(text)[0] for text in legend] == [*owners, free]
-        last = int(page.page.locator("#steps").get_attribute("aria-valuemax") or -1)
-        assert last == stats["total_steps"] - 1
+        assert stats["total_steps"] - 1 == last
         # As Prometheus gets them, and Grafana shows them.
         told = metrics(server)
         assert (told["weft:num_running_reqs"], told["weft:num_queue_reqs"]) == (4, 36)
@@ -111,20 +118,54 @@ def test_steps_can_be_read_by_the_keyboard(server: Server, look: Look) -> None:
 
 
 def test_a_node_of_the_tree_shows_its_text(server: Server, look: Look) -> None:
+    server.post("/flush_cache")  # so that it is broad enough for words
     server.post("/v1/completions", prompt="The old harbour lay in the fog. " * 4, max_tokens=1)
     page = look(server.url).live()
     page.see("#tree button", "The old harbour").click()
     page.see("#node", "The old harbour lay in the fog.")
 
 
-def test_several_tabs_show_the_same(server: Server, look: Look) -> None:
-    pages = [look(server.url) for _ in range(3)]
-    for page in pages:
+def has_come_to(page: Watched, least: int) -> bool:
+    """Whether the page shows this step, or a later one."""
+    return int(page.page.locator("#steps").get_attribute("aria-valuemax") or -1) >= least
+
+
+@pytest.mark.parametrize("num_tabs", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_tabs_show_the_same_and_are_one_viewer_for_the_engine(
+    browser: BrowserThread, num_tabs: int
+) -> None:
+    with running() as server, contextlib.ExitStack() as ends:
+        asked = pictured(server)
+        tabs: list[Watched] = []
+        for number in range(num_tabs):
+            # A browser opens at most six connections for one user.
+            if number % 5 == 0:
+                user = browser.browser.new_context(viewport=PHONE, reduced_motion="reduce")
+                ends.callback(user.close)
+            tabs.append(Watched(user.new_page(), server.url).open())
+        for tab in tabs:
+            tab.live()
+        last = len(asked)
+        for tab in tabs:
+            assert wait_until(functools.partial(has_come_to, tab, last))
+            tab.check()
+        # No question is asked for what one of them has seen.
+        seen = [one.since_step for one in asked]
+        assert seen == [-1, *range(len(seen) - 1)]
+
+
+def test_a_hidden_tab_asks_for_nothing(look: Look) -> None:
+    with running() as server:
+        pictured(server)
+        page = look(server.url).live()
+        page.expected += ["ERR_ABORTED"]
+        with page.page.expect_event("requestfailed") as ended:
+            page.page.evaluate(HIDDEN, True)
+        assert ended.value.url.endswith("/events")
+        page.see("#state", "hidden")
+        page.page.evaluate(HIDDEN, False)
         page.live()
-    server.post("/v1/completions", prompt="hello", max_tokens=4, ignore_eos=True)
-    total = server.load()["stats"]["total_steps"]
-    for page in pages:
-        page.see(f"#steps[aria-valuemax='{total - 1}']")
+        page.leave()
 
 
 def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
@@ -156,69 +197,7 @@ def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: L
         page.leave()
 
 
-@pytest.mark.parametrize("size", [(1380, 900), (390, 844)], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_names_roles_and_contrast_are_right(
-    server: Server, look: Look, scheme: str, size: tuple[int, int]
-) -> None:
-    width, height = size
-    page = look(server.url, {"width": width, "height": height}, scheme).live()
-    complain: Callable[[str], list[str]] = page.page.evaluate
-    assert complain(NAMELESS) == []
-    assert complain(PALE) == []
-    levels = page.page.locator("h1, h2, h3").evaluate_all("all => all.map(one => one.tagName)")
-    assert levels[0] == "H1"
-    assert set(levels[1:]) == {"H2"}
-    # Nothing is wider than the window.
-    assert page.page.evaluate("() => document.documentElement.scrollWidth") <= width
-    ids = page.page.locator("[id]").evaluate_all("all => all.map(one => one.id)")
-    assert len(ids) == len(set(ids))
-
-
-NAMELESS = """() => {
-  const found = [];
-  for (const one of document.querySelectorAll("button, input, textarea, [role=slider], [role=img], section")) {
-    if (!one.checkVisibility()) continue;
-    const by = one.getAttribute("aria-labelledby");
-    const name = one.getAttribute("aria-label") || (by && document.getElementById(by)?.textContent)
-      || one.labels?.[0]?.textContent || one.textContent.trim();
-    if (!name) found.push(one.outerHTML.slice(0, 90));
-  }
-  for (const one of document.querySelectorAll("img")) if (!one.hasAttribute("alt")) found.push("img");
-  if (document.documentElement.lang !== "en" || !document.title) found.push("html");
-  return found;
-}"""
-
-# The least contrast of WCAG 2, level AA: 4.5, or 3 for large text.
-PALE = """() => {
-  const box = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => {
-    box.clearRect(0, 0, 1, 1); box.fillStyle = colour; box.fillRect(0, 0, 1, 1);
-    return [...box.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (rgb) => {
-    const [r, g, b] = rgb.slice(0, 3).map((part) => {
-      const share = part / 255;
-      return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-    });
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = (one) => {
-    for (let at = one; at; at = at.parentElement) {
-      const colour = rgba(getComputedStyle(at).backgroundColor);
-      if (colour[3] > 250) return colour;
-    }
-    return rgba(getComputedStyle(document.body).backgroundColor);
-  };
-  const found = [];
-  for (const one of document.querySelectorAll("body *")) {
-    const said = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!said || !one.checkVisibility() || one.closest(".sr, .skip, noscript")) continue;
-    const style = getComputedStyle(one);
-    const [a, b] = [light(rgba(style.color)), light(ground(one))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    const least = parseFloat(style.fontSize) >= 24 ? 3 : 4.5;
-    if (ratio < least) found.push(`${ratio.toFixed(2)} ${one.tagName} ${one.className} ${one.textContent.slice(0, 30)}`);
-  }
-  return found;
+HIDDEN = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => isHidden });
+  document.dispatchEvent(new Event("visibilitychange"));
 }"""

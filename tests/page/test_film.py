@@ -3,31 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-
-import pytest
 
 from tests.page.conftest import Look
-
-
-@pytest.fixture(scope="module")
-def film() -> Iterator[str]:
-    """The page over a simulated run."""
-    command = [sys.executable, "-m", "weft", "sim", "--requests", "30", "--rate", "20", "--page"]
-    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    url = ""
-    for line in process.stdout:
-        found = re.search(r"pictures, of each step: (http://\S+)", line)
-        if found is not None:
-            url = found[1]
-            break
-    yield url
-    process.terminate()
-    process.wait()
-    process.stdout.close()
 
 
 def test_a_film_is_scrubbed_step_by_step_and_tells_stories(film: str, look: Look) -> None:

@@ -1,0 +1,65 @@
+"""Nobody is kept out of the live page: axe finds nothing in any of its states."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import urllib.error
+
+from tests.e2e.server import Server
+from tests.page.axe import on_a_desk, on_a_phone
+from tests.page.conftest import Look
+
+
+def test_axe_finds_nothing_in_a_page_at_rest(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.see("#rows .none")
+    assert on_a_desk(page) == []
+    assert on_a_phone(page) == []
+
+
+def test_axe_finds_nothing_in_a_page_full_of_work(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.page.fill("#text", "what does os.path.join do?")
+    page.page.press("#text", "Enter")
+    page.see(".it .after", "tokens")
+    page.page.click("#chat-more")
+
+    def ask(number: int) -> None:
+        prompt = f"{number} ships in the old harbour. " * 4
+        with contextlib.suppress(urllib.error.HTTPError):  # it is ended before it began
+            server.post("/v1/completions", prompt=prompt, max_tokens=400, ignore_eos=True)
+
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    with server.slowed():
+        for thread in asking:
+            thread.start()
+        page.see("#queue .why")
+        # What is shown does not change between the looks.
+        server.post("/pause_generation", mode="in_place")
+        page.see("#queue-text", "paused")
+        page.see("#tree button", "ships").click()
+        assert on_a_phone(page) == []
+        page.see("#rows .lane").click()
+        page.see("#story .times li")
+        page.see("#rows .lane").hover()
+        assert on_a_desk(page) == []
+        assert on_a_phone(page) == []
+        server.post("/continue_generation")
+        server.post("/abort_request", abort_all=True)
+        for thread in asking:
+            thread.join()
+    page.page.keyboard.press("Escape")
+    page.page.evaluate("() => document.getElementById('tab-chat').click()")
+    assert on_a_phone(page) == []
+
+
+def test_axe_finds_nothing_in_a_recording(film: str, look: Look) -> None:
+    page = look(film)
+    page.see("#film-text", "step 0 of")
+    page.page.locator("#film-at").fill("60")
+    page.see("#film-text", "step 60 of")
+    page.see(".lane").click()
+    page.see("#story .times li", "finished")
+    assert on_a_desk(page) == []
+    assert on_a_phone(page) == []
