@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
-from weft.sim.fit import DisturbedCost, StepTime, fit, read_steps, write_steps
+from weft.sim.fit import StepTime, fit, read_steps, write_steps
 
 TRUE = CostModel(0.005, 5e-5, 2e-7, 1e-4)
 
@@ -56,11 +56,3 @@ def test_other_file_is_an_error_that_says_what_is_missing(tmp_path: Path) -> Non
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="num_tokens"):
         read_steps(str(path))
-
-
-def test_what_held_up_a_short_step_holds_up_a_long_one_as_long() -> None:
-    cost = CostModel(0.01, 0.001)
-    usual, held_up, faster = (StepTime(10, 0, 0, seconds) for seconds in (0.02, 0.07, 0.01))
-    disturbed = DisturbedCost(cost, [usual, held_up, faster])
-    long = StepLoad(190, 0)  # 0.2 s
-    assert [disturbed.seconds(long) for _ in range(4)] == pytest.approx([0.2, 0.25, 0.1, 0.2])

@@ -17,6 +17,8 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 Take = Callable[[bytes], None]  # gets bytes as they come; what it raises ends the answer
+Headers = dict[str, str]  # by their names in small letters
+TakeHead = Callable[[Headers], None]  # gets the headers of an answer before its body
 
 MAX_HEAD_BYTES = 1 << 20
 MAX_ERROR_BYTES = 200  # of an answer that a message repeats
@@ -46,13 +48,17 @@ class HttpClient:
         await self._send("GET", path, b"", content.append)
         return json.loads(b"".join(content))
 
-    async def stream(self, path: str, body: bytes, take: Take) -> None:
-        """Post JSON, and hand the data of each server-sent event to `take`, up to the end.
-        Raises HttpError.
+    async def stream(
+        self, path: str, body: bytes, take: Take, *, head: TakeHead | None = None
+    ) -> None:
+        """Post JSON, and hand the data of each server-sent event to `take`, up to the end; before
+        that, the headers to `head`. Raises HttpError.
         """
-        await self._send("POST", path, body, EventParser(take).push)
+        await self._send("POST", path, body, EventParser(take).push, head)
 
-    async def _send(self, method: str, path: str, body: bytes, take: Take) -> None:
+    async def _send(
+        self, method: str, path: str, body: bytes, take: Take, take_head: TakeHead | None = None
+    ) -> None:
         """Until the body of the answer, which `take` gets in pieces, has ended."""
         headers = self._headers | {
             "Content-Length": str(len(body)),
@@ -64,7 +70,7 @@ class HttpClient:
             lines.append(f"{name}: {value}")
         head = "\r\n".join([*lines, "", ""])
         loop = asyncio.get_running_loop()
-        answer = _Answer(take, loop.create_future())
+        answer = _Answer(take, loop.create_future(), take_head)
         try:
             transport, _ = await loop.create_connection(
                 lambda: answer,
@@ -113,8 +119,11 @@ class _Answer(asyncio.Protocol):
     or becomes the `refusal` if the status is not 200.
     """
 
-    def __init__(self, take: Take, ended: asyncio.Future[None]) -> None:
+    def __init__(
+        self, take: Take, ended: asyncio.Future[None], take_head: TakeHead | None = None
+    ) -> None:
         self.ended = ended
+        self._take_head = take_head
         self.status = 0  # 0: the head has not come
         self.refusal = b""
         self._take = take
@@ -153,6 +162,8 @@ class _Answer(asyncio.Protocol):
             self.status = int(lines[0].split()[1])
             codings = [line for line in lines if line.startswith(b"transfer-encoding:")]
             self._is_chunked = any(b"chunked" in line for line in codings)
+            if self._take_head is not None:
+                self._take_head(_headers(lines[1:]))
             data = data[end + 4 :]
             self._rest = b""
         if self._is_chunked:
@@ -187,3 +198,11 @@ class _Answer(asyncio.Protocol):
             self._take(piece)
         else:
             self.refusal = (self.refusal + piece)[:MAX_ERROR_BYTES]
+
+
+def _headers(lines: list[bytes]) -> Headers:
+    headers: Headers = {}
+    for line in lines:
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip()] = value.strip()
+    return headers

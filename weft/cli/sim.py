@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass
 from itertools import islice
 from pathlib import Path
@@ -45,13 +45,14 @@ from weft.scheduler.settings import SchedulerSettings, StateSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
 from weft.sim.cluster import simulate_cluster
-from weft.sim.cost import PRESETS, StepCost, read_cost
+from weft.sim.cost import PRESETS, read_cost
 from weft.sim.files import read_trace
-from weft.sim.fit import DisturbedCost, fit, fit_usual, read_steps
+from weft.sim.fit import WatchedCost, fit, fit_usual, read_steps
 from weft.sim.journal import Journal, read_journal
 from weft.sim.plot import plot
 from weft.sim.report import Slo, Summary, by_tenant, compare, describe, outcomes, summarize
 from weft.sim.run import Clock, Record, simulate
+from weft.sim.speed import MachineSpeed
 from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.table import number, table
 from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
@@ -74,6 +75,7 @@ DEFAULTS: dict[str, Value] = {
     "aging_s": 0.0,
 }
 SHORT_NAMES = {"schedule_policy": "policy"}  # of options that have another name here
+WORTH_SAYING = 0.05  # of a run's time, in steps whose cost is a guess
 FIXED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
@@ -159,6 +161,13 @@ class SimOptions:
     plot: str = option(
         "", "file for curves (PNG, SVG, PDF); needs matplotlib", group="sim", everyday=True
     )
+    ranges: bool = option(
+        True,
+        "with a journal, also simulate a machine that is as slow, and one that is as fast, as the "
+        "recorded one was at times: three runs instead of one",
+        group="sim",
+        everyday=True,
+    )
     fit: str = option(
         "",
         "fit the cost to a file of measured steps (weft bench offline --trace), and end",
@@ -242,17 +251,27 @@ def sim(argv: Sequence[str]) -> int:
         raise SettingsError("--page shows one run: leave --compare out")
     if options.page and options.replicas > 1:
         raise SettingsError("--page shows one engine: leave --replicas out")
+    trial = Trial(options, traffic, journal, cost)
+    notes: list[str] = []
+    ranges: list[FigureRange] = []
     for variant in variants:
-        arrivals = _arrivals(options, traffic, journal)
-        if options.ttft_ms:
-            arrivals = (one._replace(ttft_ms=options.ttft_ms) for one in arrivals)
-        records.append(_run(variant, cost, options, arrivals, journal, filmed))
+        played = trial.play(variant, filmed)
+        records.append(played.record)
+        if played.note:
+            notes.append(f"{variant.name or 'simulated'}: {played.note}")
+        found = trial.range_of(variant, slo)
+        if found is not None:
+            ranges.append(found)
     summaries = [summarize(record, slo) for record in records]
     recorded = None
     if journal is not None and journal.arrivals:
         recorded = summarize(journal.record, slo)
         print(_beside_recorded(recorded, summaries[0]))
     _print(variants, records, summaries)
+    if ranges:
+        print(f"\n{_range_table(variants, ranges)}")
+    for note in notes:
+        print(note)
     _print_outcomes(variants, summaries, recorded)
     if journal is not None and recorded is not None:
         tenants = by_tenant(journal.record)
@@ -337,43 +356,122 @@ def _settings(values: dict[str, Any]) -> SchedulerSettings:
         raise SettingsError(str(exc)) from exc
 
 
-def _run(
-    variant: SimVariant,
-    cost: CostModel,
-    options: SimOptions,
-    arrivals: Iterable[Arrival],
-    journal: Journal | None,
-    filmed: list[FilmedEngine],
-) -> Record:
-    """Play the trace once. With `--page` the engine is added to `filmed`."""
+class Played(NamedTuple):
+    """One run, and what is to be said of it."""
 
-    def film(engine: Engine, clock: Clock) -> FilmedEngine:
-        filmed.append(FilmedEngine(engine, clock))
-        return filmed[0]
+    record: Record
+    note: str
 
-    began = time.perf_counter()
-    overlaps = options.overlap
-    step_cost: StepCost = cost
-    if journal is not None:
-        overlaps = overlaps and journal.overlaps
-        if options.cost == "auto" and journal.steps:
-            step_cost = DisturbedCost(cost, journal.steps)
-    if variant.router:
-        record = simulate_cluster(
-            variant.settings,
-            cost,
-            arrivals,
-            num_replicas=options.replicas,
-            method=variant.router,
-            overlap=overlaps,
-        )
-    else:
-        around = film if options.page else None
-        record = simulate(variant.settings, step_cost, arrivals, overlap=overlaps, around=around)
-    took = time.perf_counter() - began
-    name = variant.name or "simulated"
-    print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)
-    return record
+
+class FigureRange(NamedTuple):
+    """Figures of a run on a slower machine, and on a faster one."""
+
+    slow: Summary
+    fast: Summary
+
+
+class Trial:
+    """Plays the trace under each variant."""
+
+    def __init__(
+        self,
+        options: SimOptions,
+        traffic: Traffic,
+        journal: Journal | None,
+        cost: CostModel,
+    ) -> None:
+        self._options = options
+        self._traffic = traffic
+        self._journal = journal
+        self._cost = cost
+        self._overlaps = options.overlap
+        self._speed: MachineSpeed | None = None
+        if journal is not None:
+            self._overlaps = options.overlap and journal.overlaps
+            # A cost that was given is that of another machine, or moment.
+            if options.cost == "auto" and journal.steps and options.replicas == 1:
+                self._speed = journal.speed(cost)
+
+    def play(self, variant: SimVariant, filmed: list[FilmedEngine]) -> Played:
+        """Once. With `--page` the engine is added to `filmed`."""
+
+        def film(engine: Engine, clock: Clock) -> FilmedEngine:
+            filmed.append(FilmedEngine(engine, clock))
+            return filmed[0]
+
+        began = time.perf_counter()
+        note = ""
+        if variant.router:
+            record = simulate_cluster(
+                variant.settings,
+                self._cost,
+                self._arrivals(),
+                num_replicas=self._options.replicas,
+                method=variant.router,
+                overlap=self._overlaps,
+            )
+        else:
+            steps = [] if self._journal is None else self._journal.steps
+            watched = WatchedCost(self._cost, steps)
+            record = simulate(
+                variant.settings,
+                watched,
+                self._arrivals(),
+                overlap=self._overlaps,
+                around=film if self._options.page else None,
+                speed=self._speed,
+            )
+            if self._speed is not None and watched.guessed_share > WORTH_SAYING:
+                note = (
+                    f"{watched.guessed_share:.0%} of its time is in steps larger than any that was "
+                    "recorded: their cost is a guess"
+                )
+        took = time.perf_counter() - began
+        name = variant.name or "simulated"
+        print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)
+        return Played(record, note)
+
+    def range_of(self, variant: SimVariant, slo: Slo) -> FigureRange | None:
+        """Between what its figures lie where the machine is as slow, or as fast, as the recorded
+        one was at times; None where that is not known, or not asked for."""
+        if self._speed is None or not self._options.ranges or self._options.page:
+            return None
+        spread = self._speed.spread()
+        found = []
+        for factor in spread:
+            record = simulate(
+                variant.settings,
+                self._cost,
+                self._arrivals(),
+                overlap=self._overlaps,
+                speed=self._speed.times(factor),
+            )
+            found.append(summarize(record, slo))
+        return FigureRange(*found)
+
+    def _arrivals(self) -> Iterator[Arrival]:
+        for arrival in _arrivals(self._options, self._traffic, self._journal):
+            if self._options.ttft_ms:
+                arrival = arrival._replace(ttft_ms=self._options.ttft_ms)
+            yield arrival
+
+
+def _range_table(variants: Sequence[SimVariant], ranges: Sequence[FigureRange]) -> str:
+    header = ["as slow ... as fast as it was at times"]
+    header += ["output tokens/s", "TTFT p50, ms", "ITL p50, ms", "E2E p50, ms"]
+    rows = []
+    for variant, found in zip(variants, ranges, strict=True):
+        cells = [variant.name or "simulated"]
+        for slow, fast in zip(_main_figures(found.slow), _main_figures(found.fast), strict=True):
+            cells.append(f"{number(slow)} ... {number(fast)}")
+        rows.append(cells)
+    return table(header, rows)
+
+
+def _main_figures(summary: Summary) -> list[float]:
+    """Output tokens a second; TTFT, ITL and E2E p50 in milliseconds."""
+    times = [summary.ttft_s[0], summary.itl_s[0], summary.e2e_s[0]]
+    return [summary.output_per_s, *[1e3 * time_s for time_s in times]]
 
 
 def _cost(text: str, journal: Journal | None) -> CostModel:
@@ -394,12 +492,8 @@ def _cost(text: str, journal: Journal | None) -> CostModel:
 def _beside_recorded(recorded: Summary, simulated: Summary) -> str:
     """The recorded run and the simulated one of its first settings, figure by figure."""
     rows = []
-    pairs = [
-        ("output tokens/s", recorded.output_per_s, simulated.output_per_s),
-        ("TTFT p50, ms", 1e3 * recorded.ttft_s[0], 1e3 * simulated.ttft_s[0]),
-        ("ITL p50, ms", 1e3 * recorded.itl_s[0], 1e3 * simulated.itl_s[0]),
-        ("E2E p50, ms", 1e3 * recorded.e2e_s[0], 1e3 * simulated.e2e_s[0]),
-    ]
+    names = ["output tokens/s", "TTFT p50, ms", "ITL p50, ms", "E2E p50, ms"]
+    pairs = zip(names, _main_figures(recorded), _main_figures(simulated), strict=True)
     for name, was, now in pairs:
         change = "-"
         if was > 0 and now == now:

@@ -25,6 +25,7 @@ from weft.scheduler.estimate.wait import WaitEstimator
 from weft.scheduler.features.deadlines import DeadlineFeature
 from weft.scheduler.history import EventKind
 from weft.scheduler.limits import MAX_RETRY_S, MIN_RETRY_S
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.request import NO_ROW, Request
 
 TOO_LATE = 503
@@ -38,7 +39,6 @@ class Promise:
     made_s: float
     expected_s: float  # from then on, before what earlier ones have taught
     band: WaitBand
-    max_new: int
 
 
 class DeadlineService(Service):
@@ -56,7 +56,7 @@ class DeadlineService(Service):
         feature.wake = self._wake
         self.calibration = Calibration()
         self._promises: dict[int, Promise] = {}  # of requests that have no token yet
-        self._limits: dict[int, int] = {}  # tokens that they allow, of all that are open
+        self._open: dict[int, bool] = {}  # whether each may stop before its limit
         self._came: list[int] = []  # had their first token in this step
         scheduler = core.scheduler
         self._estimator: WaitEstimator | None = None
@@ -65,8 +65,8 @@ class DeadlineService(Service):
                 scheduler.settings,
                 kv=scheduler.kv,
                 queue=scheduler.waiting_queue,
-                running=scheduler.running_batch,
                 pace=scheduler.pace,
+                counters=scheduler.counters,
             )
 
     def _wake(self) -> None:
@@ -92,7 +92,7 @@ class DeadlineService(Service):
         now: float,
     ) -> list[RequestWarning]:
         """Refuse the request, or return what its client is told."""
-        self._limits[request.id] = request.max_len - request.spec.prompt_len
+        self._open[request.id] = not request.message.sampling.ignore_eos
         expected_s = self._expected_s(request, now)
         if expected_s is None:
             return []
@@ -100,10 +100,10 @@ class DeadlineService(Service):
         waited_s = now - request.spec.arrival_s
         left_s = request.message.ttft_ms / 1_000 - waited_s
         if band.likely_s > left_s:
-            self._refuse(request, band, left_s)
+            self._refuse(request, band, left_s, waited_s)
             return []
-        self._promises[request.id] = Promise(now, expected_s, band, self._limits[request.id])
-        words = _milliseconds(band)
+        self._promises[request.id] = Promise(now, expected_s, band)
+        words = _milliseconds(band, waited_s)
         self._core.note(request.id, EventKind.EXPECTED, f"its first token in {words} ms", now)
         return [RequestWarning(id=request.id, text=words, header=HEADER)]
 
@@ -112,10 +112,11 @@ class DeadlineService(Service):
         request: Request,
         band: WaitBand,
         left_s: float,
+        waited_s: float,
     ) -> None:
-        del self._limits[request.id]
+        del self._open[request.id]
         words = (
-            f"the first token is expected in {_milliseconds(band)} ms, "
+            f"the first token is expected in {_milliseconds(band, waited_s)} ms, "
             f"which is later than ttft_ms ({request.message.ttft_ms:,}) allows"
         )
         retry_s = math.ceil(band.likely_s - left_s)
@@ -133,8 +134,12 @@ class DeadlineService(Service):
     ) -> float | None:
         if self._estimator is None or request.row != NO_ROW:
             return None
-        open_prompts = self._core.scheduler.prefills.open_prompts()
-        return self._estimator.first_token_s(request, now, open_prompts)
+        scheduler = self._core.scheduler
+        in_flight = None
+        if self._core.loop.first_in_flight is not None and scheduler.last_batch is not None:
+            in_flight = StepLoad.of(scheduler.last_batch.plan)
+        open_prompts = scheduler.prefills.open_prompts()
+        return self._estimator.first_token_s(request, now, open_prompts, in_flight)
 
     def filter_output(self, output: StepOutput) -> StepOutput | None:
         """Look who has a first token, and who has ended."""
@@ -142,9 +147,9 @@ class DeadlineService(Service):
             ids = np.frombuffer(output.ids, dtype=np.int64)
             self._came += [id for id in set(ids.tolist()) if id in self._promises]
         for finish in output.finished:
-            max_new = self._limits.pop(finish.id, None)
-            if max_new is not None and self._estimator is not None:
-                self._estimator.ended(finish.completion_tokens, max_new)
+            stops = self._open.pop(finish.id, False)
+            if stops and finish.reason in ("stop", "length") and self._estimator is not None:
+                self._estimator.ended(finish.completion_tokens)
             if finish.id not in self._came:
                 self._promises.pop(finish.id, None)
         return output
@@ -156,7 +161,7 @@ class DeadlineService(Service):
                 actual_s = now - promise.made_s
                 self.calibration.learn(promise.expected_s, promise.band, actual_s)
         self._came = []
-        if not (self._limits or self._feature.newcomers):
+        if not (self._open or self._feature.newcomers):
             self._core.hooks.detach(self)
 
     def with_wait(
@@ -175,8 +180,8 @@ class DeadlineService(Service):
         return msgspec.structs.replace(found, first_token_in_s=band)
 
 
-def _milliseconds(band: WaitBand) -> str:
-    """The bounds, as a client reads them."""
-    low_ms = math.floor(band.low_s * 1_000)
-    high_ms = math.ceil(band.high_s * 1_000)
+def _milliseconds(band: WaitBand, waited_s: float) -> str:
+    """The bounds as a client reads them: from its arrival on, when it has waited so long."""
+    low_ms = math.floor((waited_s + band.low_s) * 1_000)
+    high_ms = math.ceil((waited_s + band.high_s) * 1_000)
     return f"{low_ms}-{high_ms}"

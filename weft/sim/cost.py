@@ -21,6 +21,7 @@ from weft.config.options import SettingsError, did_you_mean
 from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
 from weft.plan.step import ForwardMode, Plan, Result
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.sim.speed import MachineSpeed
 from weft.sim.trace import EOS, FILLER
 
 # cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens
@@ -67,7 +68,7 @@ class VirtualClock:
 
 
 class StepCost(Protocol):
-    """How long steps take: a `CostModel`, or one with something to it."""
+    """How long steps usually take: a `CostModel`."""
 
     def seconds(self, load: StepLoad) -> float: ...
 
@@ -186,21 +187,30 @@ class SimulatedStep:
 
 
 class CostRunner:
-    """Samples the known output of a request, else `FILLER`, and `EOS` as its last token."""
+    """Samples the known output of a request, else `FILLER`, and `EOS` as its last token. `speed`:
+    of the machine; None: the usual one at all times."""
 
-    def __init__(self, cost: StepCost, clock: VirtualClock, lengths: TrueLengths) -> None:
+    def __init__(
+        self,
+        cost: StepCost,
+        clock: VirtualClock,
+        lengths: TrueLengths,
+        speed: MachineSpeed | None = None,
+    ) -> None:
         self.meter = StepMeter()
         self._cost = cost
+        self._speed = speed
         self._clock = clock
         self._lengths = lengths
         self._free_s = 0.0  # when the device has done all that was launched
 
     def launch(self, plan: Plan) -> SimulatedStep:
-        load = StepLoad.of(plan)
-        seconds = self._cost.seconds(load)
-        self.meter.add(decode_rows_of(plan), seconds)
+        seconds = self._cost.seconds(StepLoad.of(plan))
         # A step begins when the one before it ends, or now if the device has nothing to do.
         begins_s = max(self._free_s, self._clock.now)
+        if self._speed is not None:
+            seconds = self._speed.seconds(seconds, begins_s)
+        self.meter.add(decode_rows_of(plan), seconds)
         self._free_s = begins_s + seconds
         sampling = plan.sampling
         result = Result(tokens=self._lengths.tokens(sampling.seeds, sampling.positions))

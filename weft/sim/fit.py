@@ -98,31 +98,30 @@ def fit_usual(steps: Sequence[StepTime]) -> CostFit:
     )
 
 
-class DisturbedCost:
-    """A cost model on a machine that is disturbed as it was when steps were measured: the n-th step
-    takes as many seconds longer than the model says as the n-th measured one did, or is faster by
-    the same factor.
+class WatchedCost:
+    """A cost model that was fitted to steps, and how much of a run is in steps that are larger than
+    any of them: there it is a straight line's guess."""
 
-    So slow moments come as often, and last as long, as then: what held up a short step for a moment
-    would hold up a long one for as long, and not for as many times its own. A run begins with a new
-    one.
-    """
+    BEYOND = 1.25  # times the largest
 
     def __init__(self, cost: CostModel, steps: Sequence[StepTime]) -> None:
         self._cost = cost
-        self._delays_s: list[float] = []
-        self._ratios: list[float] = []  # at most 1
-        for step in steps:
-            load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
-            usual_s = max(cost.seconds(load), LEAST_S)
-            self._delays_s.append(max(step.seconds - usual_s, 0.0))
-            self._ratios.append(min(step.seconds / usual_s, 1.0))
-        self._num_steps = 0
+        self._most_tokens = self.BEYOND * max((step.num_tokens for step in steps), default=0)
+        self._most_context = self.BEYOND * max((step.context for step in steps), default=0)
+        self._total_s = 0.0
+        self._beyond_s = 0.0
+
+    @property
+    def guessed_share(self) -> float:
+        """Of the time of all steps, that of steps larger than any measured."""
+        return self._beyond_s / max(self._total_s, LEAST_S)
 
     def seconds(self, load: StepLoad) -> float:
-        place = self._num_steps % len(self._ratios)
-        self._num_steps += 1
-        return self._cost.seconds(load) * self._ratios[place] + self._delays_s[place]
+        seconds = self._cost.seconds(load)
+        self._total_s += seconds
+        if load.tokens > self._most_tokens or load.context > self._most_context:
+            self._beyond_s += seconds
+        return seconds
 
 
 def _least_squares(

@@ -23,7 +23,7 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.plan.step import Plan
-from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.fit import StepTime
@@ -31,6 +31,7 @@ from weft.sim.gaps import Gaps
 from weft.sim.lengths import OutputLengths
 from weft.sim.outcome import ABORTED, DONE, INVALID, REFUSED, state_of, why_refused
 from weft.sim.run import Record, RequestColumns
+from weft.sim.speed import MachineSpeed, Stretch
 from weft.sim.trace import FILLER, Arrival
 
 
@@ -41,8 +42,17 @@ class Journal(NamedTuple):
     num_invalid: int  # left out, too: no setting of the scheduler makes them right
     num_guessed: int  # of `arrivals`, whose output has a length that is guessed
     steps: list[StepTime]  # that ran
+    ended_s: list[float]  # when each did, from the first arrival on
     overlaps: bool  # whether it planned a step while another ran
     record: Record  # what the requests of `arrivals` saw
+
+    def speed(self, cost: CostModel) -> MachineSpeed:
+        """Of the machine that ran the steps, where they usually take what `cost` says."""
+        stretches = []
+        for step, ended_s in zip(self.steps, self.ended_s, strict=True):
+            load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
+            stretches.append(Stretch(ended_s - step.seconds, ended_s, cost.seconds(load)))
+        return MachineSpeed(stretches)
 
 
 def read_journal(records: Iterable[bytes]) -> Journal:
@@ -50,8 +60,10 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     requests are left out.
     """
     steps: list[StepTime] = []
+    ended_s: list[float] = []
 
     def note_step(plan: Plan, seconds: float) -> None:
+        ended_s.append(replay.last_s)
         load = StepLoad.of(plan)
         steps.append(StepTime(load.tokens, load.context, load.samples, seconds))
 
@@ -67,6 +79,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     num_open = 0
     num_invalid = 0
     num_guessed = 0
+    begin_s = tap.sent[0][0] if tap.sent else 0.0
     for time_s, message in tap.sent:
         finish = tap.finished.get(message.id)
         if finish is None:
@@ -88,8 +101,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         leaves_s = math.inf
         if state == ABORTED and not is_whole:
             leaves_s = tap.ended_s[message.id] - time_s
-        first_s = tap.sent[0][0]
-        arrival = _arrival(max(time_s - first_s, 0.0), message, output_len, output)
+        arrival = _arrival(max(time_s - begin_s, 0.0), message, output_len, output)
         arrival = arrival._replace(is_cut=state == ABORTED and is_whole, leaves_s=leaves_s)
         arrivals.append(arrival)
     return Journal(
@@ -99,6 +111,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         num_invalid,
         num_guessed,
         steps,
+        [time_s - begin_s for time_s in ended_s],
         replay.began.depth > 0,
         seen.record(tap.gaps),
     )

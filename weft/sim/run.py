@@ -24,6 +24,7 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.gaps import Gaps
 from weft.sim.outcome import ABORTED, DONE, OPEN, REFUSED, state_of, why_refused
+from weft.sim.speed import MachineSpeed
 from weft.sim.trace import Arrival, TokenSource
 
 DoubleArray = NDArray[np.float64]
@@ -399,15 +400,16 @@ def simulate(
     *,
     overlap: bool = True,
     around: Around | None = None,
+    speed: MachineSpeed | None = None,
 ) -> Record:
     """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence
-    token. `around` may put something around the engine.
+    token. `around` may put something around the engine; `speed` is that of the machine.
 
     Raises AssertionError if the engine's own checks find a fault.
     """
     clock = VirtualClock()
     lengths = TrueLengths()
-    runner = CostRunner(cost, clock, lengths)
+    runner = CostRunner(cost, clock, lengths, speed)
     engine = Engine(
         settings,
         runner,

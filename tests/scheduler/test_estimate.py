@@ -1,0 +1,136 @@
+"""How long requests are expected to wait: outputs, the steps to come, and the band around."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.test_ttft import timed_engine
+from weft.scheduler.estimate.band import Calibration
+from weft.scheduler.estimate.outputs import MIN_LENGTHS, OutputsSeen
+
+
+def seen(*lengths: int) -> OutputsSeen:
+    outputs = OutputsSeen()
+    for length in lengths:
+        outputs.note(length)
+    return outputs
+
+
+def test_an_output_that_ignores_its_end_is_expected_to_go_to_its_limit() -> None:
+    outputs = seen(*range(1, 30))
+    assert outputs.left(0, 100, stops=False) == 100
+    assert outputs.left(40, 100, stops=False) == 60
+    assert outputs.left(100, 100, stops=False) == 1
+
+
+def test_before_outputs_have_ended_half_of_the_limit_is_expected_then_half_of_the_rest() -> None:
+    outputs = seen(*[3] * (MIN_LENGTHS - 1))
+    assert outputs.left(0, 100, stops=True) == 50
+    assert outputs.left(20, 100, stops=True) == 40
+    assert outputs.left(90, 100, stops=True) == 5
+
+
+def test_an_output_becomes_as_long_as_the_mean_of_those_that_were_longer_than_it_is() -> None:
+    outputs = seen(*[10] * 6, *[20] * 2, *[40] * 2)
+    assert outputs.left(0, 500, stops=True) == pytest.approx((60 + 40 + 80) / 10)
+    assert outputs.left(10, 500, stops=True) == pytest.approx((40 + 80) / 4 - 10)
+    # Cut at its own limit: 30.
+    assert outputs.left(10, 30, stops=True) == pytest.approx((40 + 60) / 4 - 10)
+    # None was as long.
+    assert outputs.left(60, 500, stops=True) == 220
+    assert outputs.left(0, 5, stops=True) == 5
+
+
+def test_only_outputs_that_might_have_stopped_say_how_long_others_become() -> None:
+    world = timed_engine(max_running_requests=8)
+    for number in range(MIN_LENGTHS + 2):
+        world.send([number] * 20, max_new_tokens=4, ignore_eos=True, ttft_ms=60_000)
+    world.run_dry(check=False)
+    estimator = world.engine.services.deadlines._estimator
+    assert estimator is not None
+    assert estimator._outputs.left(0, 100, stops=True) == 50
+
+
+@pytest.mark.parametrize("mixed_chunk", [True, False])
+@pytest.mark.parametrize("max_slowdown", [2.5, 100.0])
+def test_where_steps_cost_what_was_learnt_requests_wait_as_long_as_expected(
+    mixed_chunk: bool, max_slowdown: float
+) -> None:
+    world = timed_engine(max_running_requests=5, mixed_chunk=mixed_chunk, num_pages=4_000)
+    world.scheduler.apply(
+        settings(
+            max_slowdown=max_slowdown,
+            prefix_cache=False,
+            max_running_requests=5,
+            mixed_chunk=mixed_chunk,
+            num_pages=4_000,
+        )
+    )
+    calibration = world.engine.services.deadlines.calibration
+    learn = calibration.learn
+    ratios: list[float] = []
+
+    def note(expected_s: float, band: object, actual_s: float) -> None:
+        ratios.append(actual_s / expected_s)
+        learn(expected_s, band, actual_s)  # type: ignore[arg-type]
+
+    calibration.learn = note  # type: ignore[method-assign]
+    rng = random.Random(1)
+    for burst in range(3):
+        for number in range(12):
+            prompt = [100 + 20 * burst + number] * rng.randrange(5, 90)
+            world.send(
+                prompt, max_new_tokens=rng.randrange(2, 20), ignore_eos=True, ttft_ms=600_000
+            )
+        for _ in range(rng.randrange(4, 30)):
+            world.step(check=False)
+    world.run_dry(check=False)
+    assert len(ratios) == 36
+    ratios.sort()
+    # Later arrivals and rounding to steps move single ones.
+    assert 0.85 <= ratios[18] <= 1.15
+    assert ratios[3] >= 0.6
+    assert ratios[-4] <= 1.5
+
+
+def test_a_band_leaves_one_in_twenty_on_either_side_though_errors_are_skewed() -> None:
+    calibration = Calibration()
+    rng = random.Random(4)
+    num_below = num_above = 0
+    for number in range(1_800):
+        expected_s = rng.uniform(0.1, 9.0)
+        actual_s = expected_s * (0.5 + rng.expovariate(0.7))
+        band = calibration.band(expected_s)
+        if number >= 300:
+            num_below += actual_s < band.low_s
+            num_above += actual_s > band.high_s
+        calibration.learn(expected_s, band, actual_s)
+    assert 0.035 * 1_500 <= num_below <= 0.065 * 1_500
+    assert 0.035 * 1_500 <= num_above <= 0.065 * 1_500
+
+
+def test_a_band_finds_back_after_a_run_of_delays() -> None:
+    calibration = Calibration()
+    rng = random.Random(2)
+
+    def learn(num: int, factor: float) -> int:
+        num_within = 0
+        for _ in range(num):
+            actual_s = factor * math.exp(rng.gauss(0.0, 0.2))
+            band = calibration.band(1.0)
+            assert band.low_s <= band.likely_s <= band.high_s
+            num_within += band.low_s <= actual_s <= band.high_s
+            calibration.learn(1.0, band, actual_s)
+        return num_within
+
+    learn(300, 1.0)
+    before = calibration.band(1.0)
+    learn(40, 6.0)
+    assert calibration.band(1.0).high_s > 1.5 * before.high_s
+    assert learn(1_000, 1.0) >= 900
+    after = calibration.band(1.0)
+    assert after.high_s / after.low_s < 1.5 * before.high_s / before.low_s

@@ -1,0 +1,261 @@
+"""The next steps of the engine, played in virtual time with what steps cost.
+
+Prompts take rows and memory in their order as soon as there are some, and share a step as far as
+it has tokens, and time beside the running requests, as in `pace/pace.py`. Running requests decode
+in that step or in one of their own, and end when they have generated what is expected of them
+(`outputs.py`). Knows no policy and no queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.scheduler.estimate.outputs import OutputsSeen
+from weft.scheduler.kv import KvMemory
+from weft.scheduler.pace.pace import LEAST_BOUND_S, MIN_TOKENS, StepBudget
+from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.scheduler.request import Request
+from weft.scheduler.settings import SchedulerSettings
+
+
+class PlayedPrompt:
+    """What is to be computed of a request that has `kv_len` tokens in the cache."""
+
+    __slots__ = ("expected", "has_row", "is_wanted", "kv_len", "left", "request")
+
+    def __init__(
+        self,
+        request: Request,
+        kv_len: int,
+        *,
+        has_row: bool = False,
+        is_wanted: bool = False,
+    ) -> None:
+        self.request = request
+        self.kv_len = kv_len
+        self.left = max(request.fill_len - kv_len, 1)
+        self.expected = 0.0  # tokens that it will generate, once it has a place
+        self.has_row = has_row
+        self.is_wanted = is_wanted
+
+
+class Play:
+    """Virtual time, rows and memory. `now_s` is 0 at the beginning."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        kv: KvMemory,
+        cost: CostModel,
+        outputs: OutputsSeen,
+    ) -> None:
+        self.now_s = 0.0
+        self.num_admitted = 0
+        self._cost = cost
+        self._outputs = outputs
+        self._columns = kv.columns
+        self._mixes = settings.mixed_chunk and settings.piece_len is not None
+        self._step_tokens = settings.max_step_tokens
+        self._slowdown = settings.max_slowdown
+        self._longest_s = settings.max_step_s or math.inf
+        self._min_tokens = max(MIN_TOKENS, settings.page_size)
+        self._num_steps = 0.0  # of running requests since the beginning
+        self._free_rows = kv.rows.num_free
+        self._free_tokens = float(kv.available)
+        self._context = 0  # tokens to which the running ones attend
+        # Of the running ones: the step with which it ends, its tokens, and memory that it gives
+        # back.
+        self._ends: list[tuple[float, int, float]] = []
+        self._num_waiting = 0
+        # Of those that run at the beginning: how many requests had arrived before they decoded.
+        self._arrived: list[int] = []
+
+    def begin(
+        self,
+        open_prompts: list[Request],
+        *,
+        num_waiting: int,
+    ) -> None:
+        """Take over what runs, and those whose prompts have just been computed; but no open
+        prompts."""
+        columns = self._columns
+        taken = columns.max_len > 0
+        for prompt in open_prompts:
+            taken[prompt.row] = False
+        rows = np.flatnonzero(taken)
+        lengths = columns.seq_len[rows]
+        prompt_len = columns.prompt_len[rows]
+        for length, generated, limit, stops in zip(
+            lengths.tolist(),
+            (lengths - prompt_len).tolist(),
+            (columns.max_len[rows] - prompt_len).tolist(),
+            columns.stops_at_eos[rows].tolist(),
+            strict=True,
+        ):
+            left = self._outputs.left(generated, limit, stops=stops)
+            self._free_tokens -= left
+            self._decode(length, left, length + left)
+        self._arrived = sorted(columns.num_arrived[rows].tolist())
+        self._num_waiting = num_waiting
+
+    def until_first_token(self, prompts: Iterator[PlayedPrompt]) -> bool:
+        """Let time pass until the wanted prompt has its first token. Returns whether it is among
+        them; else until all of them have theirs."""
+        prompt = next(prompts, None)
+        found = False
+        while prompt is not None and not found:
+            budget = self._budget(prompt.request)
+            room = self._room()
+            num_tokens = 0
+            work_s = 0.0
+            while prompt is not None and self._has_place(prompt):
+                piece = min(budget.limit(prompt.kv_len), room - num_tokens, prompt.left)
+                if piece <= 0:
+                    break
+                work_s += self._work_s(piece, prompt.kv_len)
+                budget.spend(prompt.kv_len, piece)
+                num_tokens += piece
+                prompt.kv_len += piece
+                prompt.left -= piece
+                if prompt.left:
+                    break
+                found = found or prompt.is_wanted
+                self._join(prompt)
+                prompt = next(prompts, None)
+            if num_tokens:
+                self._end_turn(work_s, ends_here=found)
+            elif self._ends:
+                self._wait_for_end()
+            else:
+                # It will never fit, as far as is known here: what fits is checked at arrival.
+                return found
+        return found
+
+    # A step with prompts
+
+    def _room(self) -> int:
+        """Tokens of prompts for which the next step has room."""
+        if not self._mixes:
+            return self._step_tokens
+        return max(self._step_tokens - len(self._ends), self._min_tokens)
+
+    def _budget(self, first: Request) -> StepBudget:
+        """The time that the next step has for prompts, of which `first` is the first."""
+        rates = (self._cost.token_s, self._cost.pair_s)
+        if not self._ends:
+            return StepBudget(math.inf, (0.0, 0.0), self._step_tokens, self._step_tokens)
+        decode_s = self._decode_s()
+        bound_s = max(self._slowdown_beside(first) * decode_s, LEAST_BOUND_S)
+        left_s = min(bound_s, self._longest_s) - decode_s
+        if not self._mixes:
+            left_s -= self._cost.step_s
+        if left_s == math.inf:
+            return StepBudget(math.inf, (0.0, 0.0), self._step_tokens, self._step_tokens)
+        return StepBudget(left_s, rates, self._step_tokens, self._min_tokens)
+
+    def _slowdown_beside(self, first: Request) -> float:
+        """How many times as long as the running requests' own step the next one may take."""
+        if self._slowdown <= 0:
+            return math.inf
+        came_before = bisect_right(self._arrived, first.spec.arrival_order)
+        num_before = min(came_before, len(self._ends))
+        if not num_before:
+            return math.inf
+        return 1 + (self._slowdown - 1) * max(self._num_waiting / num_before, 1.0)
+
+    def _end_turn(
+        self,
+        work_s: float,
+        *,
+        ends_here: bool,
+    ) -> None:
+        """A step with prompts, and what decodes beside it or behind it. `ends_here`: nobody asks
+        what comes behind the prompts."""
+        if self._mixes and self._ends:
+            self.now_s += work_s + self._decode_s()
+            self._num_steps += 1
+        else:
+            self.now_s += work_s + self._cost.step_s
+            is_bound = self._slowdown > 0 or self._longest_s < math.inf
+            if self._ends and is_bound and not ends_here:
+                self.now_s += self._decode_s()
+                self._num_steps += 1
+        self._end_due()
+
+    def _work_s(
+        self,
+        num_tokens: int,
+        num_before: int,
+    ) -> float:
+        pairs = num_tokens * (num_before + num_tokens / 2)
+        return self._cost.token_s * num_tokens + self._cost.pair_s * pairs
+
+    # Who comes and goes
+
+    def _has_place(self, prompt: PlayedPrompt) -> bool:
+        """Whether it has a row and memory; if there are some, it takes them."""
+        if prompt.has_row:
+            return True
+        prompt.expected = self._expected(prompt.request)
+        needed = prompt.left + prompt.expected
+        # What fits alone is let in alone.
+        if self._free_rows < 1 or (self._free_tokens < needed and self._ends):
+            return False
+        prompt.has_row = True
+        self._free_rows -= 1
+        self._free_tokens -= needed
+        self._num_waiting -= 1
+        self.num_admitted += 1
+        return True
+
+    def _join(self, prompt: PlayedPrompt) -> None:
+        """Its prompt is computed."""
+        request = prompt.request
+        expected = prompt.expected or self._expected(request)
+        if request.wants_tokens:
+            self._decode(request.fill_len, expected, request.fill_len + expected)
+        else:
+            self._free_rows += 1
+            self._free_tokens += request.fill_len
+
+    def _expected(self, request: Request) -> float:
+        """Tokens that it is expected to generate."""
+        if not request.wants_tokens:
+            return 0.0
+        num_generated = request.fill_len - request.spec.prompt_len  # before a retraction
+        limit = request.max_len - request.spec.prompt_len
+        stops = not request.message.sampling.ignore_eos
+        return self._outputs.left(num_generated, limit, stops=stops)
+
+    def _decode(
+        self,
+        num_tokens: int,
+        num_steps: float,
+        memory: float,
+    ) -> None:
+        heapq.heappush(self._ends, (self._num_steps + num_steps, num_tokens, memory))
+        self._context += num_tokens
+
+    def _wait_for_end(self) -> None:
+        """Let the running requests decode until the first of them ends."""
+        steps = max(self._ends[0][0] - self._num_steps, 1.0)
+        self.now_s += steps * self._decode_s()
+        self._num_steps += steps
+        self._end_due()
+
+    def _end_due(self) -> None:
+        while self._ends and self._ends[0][0] <= self._num_steps:
+            _, num_tokens, memory = heapq.heappop(self._ends)
+            self._free_rows += 1
+            self._free_tokens += memory
+            self._context -= num_tokens
+
+    def _decode_s(self) -> float:
+        """What a step takes in which the running requests decode."""
+        load = StepLoad(tokens=len(self._ends), pairs=self._context)
+        return self._cost.seconds(load)
