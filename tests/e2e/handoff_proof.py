@@ -49,6 +49,7 @@ IGNORED = {"id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_detai
 KINDS = ("kill", "hang", "refuse", "weights", "kill_decode")
 NORM = "model.layers.0.input_layernorm.weight"
 LEASE_S = 8.0  # of the prefill server
+LONGEST_REST_S = 8.0  # between two troubles
 
 
 def free_port() -> int:
@@ -270,6 +271,8 @@ def talk(url: str, path: str, turns: Sequence[dict[str, Any]]) -> Any:
 def random_errand(rng: random.Random, families: list[list[int]]) -> Errand:
     family = rng.choice(families)
     ids = family[: rng.randrange(1, len(family))]
+    if rng.random() < 0.7:  # so that nothing of it is cached
+        ids = [rng.randrange(10, 4_000), *ids]
     ids = ids + [rng.randrange(10, 4_000) for _ in range(rng.choice([0, 1, 20]))]
     sampling: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 24), "temperature": 0.0}
     if rng.random() < 0.5:
@@ -343,7 +346,7 @@ class Troubles:
 
     def _run(self) -> None:
         try:
-            while self._kinds and not self._is_over.wait(self._rng.uniform(0.1, 3.0)):
+            while self._kinds and not self._is_over.wait(self._rng.uniform(0.1, LONGEST_REST_S)):
                 kind = self._rng.choice(self._kinds)
                 getattr(self, f"_{kind}")()
                 self.count[kind] += 1

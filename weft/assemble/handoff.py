@@ -9,7 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from weft.assemble.cache import REMEMBERED, kernels_of, weights_digest, with_added
+from weft.assemble.cache import (
+    REMEMBERED,
+    kernels_of,
+    weight_store,
+    weights_digest,
+    with_added,
+)
 from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
 from weft.config.model import ModelConfig
@@ -17,7 +23,6 @@ from weft.config.options import SettingsError
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin
-from weft.executor.weights.store import WeightStore
 from weft.handoff.decode import DecodeSide
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.prefill import BACKLOG, PrefillSide
@@ -48,8 +53,7 @@ def make_handoff(
 ) -> Handoff:
     """The side of an engine that has loaded `model`. Raises SettingsError where it cannot
     listen."""
-    _, store, _ = runner.parts
-    assert isinstance(store, WeightStore)
+    store = weight_store(runner)
     pool = KvPages(store.kv_cache, config.page_size)
     store.follows_origin = True
     described = described_facts(config, model, kernels_of(config, runner))

@@ -55,8 +55,6 @@ def _why_not(config: EngineConfig, model: ModelConfig) -> str:
             f"{model.name} has layers with windows in a pool of their own, which cannot be handed "
             "over yet (--disable-hybrid-swa-memory puts all layers into one)"
         )
-    if config.draft_model:
-        return "what a draft model has computed cannot be handed over yet (--draft-model)"
     if config.cache_dir and config.disaggregation_mode == DECODE:
         return (
             "KV cannot come both from another server and from --cache-dir, which the prefill "
