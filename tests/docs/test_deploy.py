@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.docs.kubernetes_schemas import schema_of
 from weft.config.engine import EngineConfig
 from weft.config.kv_events import parse_kv_events
 from weft.config.limits import Limits
+from weft.config.nodes import check_nodes
 from weft.config.options import Command
 from weft.config.server import ServerConfig
 from weft.observe.metrics import Metrics
@@ -64,6 +66,34 @@ def test_kubernetes_manifests_use_options_and_routes_of_the_server() -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["path"] in routes
     assert service["spec"]["ports"][0]["targetPort"] == "http"
+
+
+def expanded(args: list[str], told: dict[str, str]) -> list[str]:
+    """The arguments of a container, as Kubernetes puts its variables in."""
+    return [re.sub(r"\$\((\w+)\)", lambda found: told[found[1]], arg) for arg in args]
+
+
+def test_the_nodes_of_one_model_are_told_the_same_and_find_each_other() -> None:
+    unit, service, policy = manifests("nodes")
+    template = unit["spec"]["leaderWorkerTemplate"]
+    told = {"LWS_GROUP_SIZE": str(template["size"]), "LWS_LEADER_ADDRESS": "weft-nodes-0.weft"}
+    found = []
+    for part, rank in ("leaderTemplate", "0"), ("workerTemplate", "1"):
+        pod = template[part]
+        (container,) = pod["spec"]["containers"]
+        args = expanded(container["args"], told | {"LWS_WORKER_INDEX": rank})
+        assert args[:2] == ["weft", "serve"]
+        env = {one["name"]: "x" for one in container["env"] if one["name"] == "WEFT_DIST_SECRET"}
+        config = SERVE.read(args[2:], env).make(EngineConfig)
+        check_nodes(config)
+        assert config.node_rank == int(rank)
+        assert (
+            pod["metadata"]["labels"].items()
+            >= policy["spec"]["podSelector"]["matchLabels"].items()
+        )
+        found.append(replace(config, node_rank=0))
+    assert found[0] == found[1]
+    assert service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
