@@ -14,10 +14,18 @@ from tests.models.many import VOCAB, make_checkpoint
 from tests.models.windowed import Served, make_windowed
 from weft.executor.weights.known import BUNDLED
 from weft.messages.cache import GetCache, GetCacheReply, SaveCache, SaveCacheReply
+from weft.messages.control import FlushCache
+from weft.messages.requests import Abort
 
 HANG_S = 100.0
 STATES = {"context_length": 128, "max_mamba_cache_size": 8, "kv_tokens": 1_024}
 WINDOWS = {"kv_tokens": 2_048, "swa_full_tokens_ratio": 0.5, "chunked_prefill_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows how long prompts take to compute, so every request waits for what is stored, however slow that is."""
+    monkeypatch.setattr("weft.engine.tier_service.LEAST_MEASURED", 1_000_000)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -121,3 +129,86 @@ def test_a_draft_model_guesses_behind_what_was_found(tmp_path: Path) -> None:
     served = compare(BUNDLED, tmp_path / "cache", 300, 288, **pair)
     assert served.engine.services.stats().total_drafts_draft > 0
     served.runner.close()
+
+
+HOSTED = {
+    "kernels": "torch",
+    "page_size": 16,
+    "kv_tokens": 640,
+    "context_length": 192,
+    "cache_host_ratio": 8.0,
+    "cache_wait_ms": int(1_000 * HANG_S),
+}
+
+
+def test_what_the_pool_has_no_room_for_comes_back_from_the_memory_of_the_host() -> None:
+    prompts = [prompt(seed, 150) for seed in range(6)]
+    alone = Served(BUNDLED, kernels="torch", kv_tokens=4_096, context_length=192)
+    expected = [alone.outputs[id] for id in alone.run(*prompts, max_new=3)]
+    alone.runner.close()
+    served = Served(BUNDLED, **HOSTED)
+    for _ in range(2):
+        for one, output in zip(prompts, expected, strict=True):
+            (id,) = served.run(one, max_new=3)
+            assert served.outputs[id] == output
+            settle(served)
+    second = [served.cached[id] for id in range(6, 12)]
+    assert sum(second) >= 0.95 * 6 * 128
+    reply = told(served)
+    assert reply.host_hit_tokens >= 0.5 * sum(second)  # the rest was in the pool still
+    assert reply.disk.startswith("this server was started without")
+    served.runner.close()
+
+
+def test_a_flush_and_an_abort_leave_the_memory_of_the_host_as_it_is() -> None:
+    served = Served(BUNDLED, **HOSTED, cache_write="through")
+    one = prompt(3, 150)
+    (first,) = served.run(one, max_new=3)
+    settle(served)
+    served.engine.submit(FlushCache(call=4))
+    served.step()
+    id = served.send(one, 3)
+    served.engine.submit(Abort(ids=(id,)))
+    del served.outputs[id]
+    while served.engine.has_work or served.engine.scheduler.kv.transfers:
+        served.step()
+    served.engine.submit(FlushCache(call=5))
+    served.step()
+    (again,) = served.run(one, max_new=3)
+    assert served.outputs[again] == served.outputs[first]
+    assert served.cached[again] == 128
+    assert told(served).host_hit_tokens == 128
+    served.runner.close()
+
+
+def settle(served: Served) -> None:
+    """Let copies end that are under way, as they do while a server waits for requests."""
+    deadline = time.monotonic() + HANG_S
+    while True:
+        served.step()
+        service = served.engine.services.tiers
+        assert service is not None
+        service._next_look_s = -1.0
+        if not (service.feature.worthy or served.engine.scheduler.kv.transfers):  # type: ignore[attr-defined]
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_the_host_and_then_the_disk_have_what_is_not_in_the_pool(tmp_path: Path) -> None:
+    disk = {"cache_dir": str(tmp_path), "cache_write": "through"}
+    prompts = [prompt(seed, 150) for seed in range(4)]
+    outputs: list[list[list[int]]] = []
+    for ratio in (2.0, 0.3):  # at first there is more room in the memory of the host than later
+        served = Served(BUNDLED, **{**HOSTED, "cache_host_ratio": ratio}, **disk)
+        while told(served).disk != "open":
+            served.step()
+            time.sleep(0.005)
+        outputs.append([])
+        for one in prompts:
+            (id,) = served.run(one, max_new=3)
+            outputs[-1].append(served.outputs[id])
+            settle(served)
+        served.runner.close()
+    assert outputs[0] == outputs[1]
+    assert told(served).disk_hit_tokens >= 3 * 128

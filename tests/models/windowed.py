@@ -91,7 +91,7 @@ class Served:
             for id, token in zip(ids, tokens, strict=True):
                 self.outputs[id].append(token)
             for finish in output.finished:
-                assert finish.reason in ("stop", "length"), finish
+                assert finish.reason in ("stop", "length", "abort"), finish
                 self.cached[finish.id] = finish.cached_tokens
         self.engine.scheduler.audit()
 

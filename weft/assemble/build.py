@@ -24,6 +24,7 @@ from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
+from weft.config.cache import stores_kv
 from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
@@ -126,7 +127,7 @@ def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Bu
     profiler = RunnerProfiler(runner, traces, has_gpu=config.device == "cuda")
     settings = scheduler_settings(config, model, None if draft is None else draft.model)
     tiers: Tiers = NoTiers()
-    if cache_folder is not None:
+    if stores_kv(config):
         tiers = make_tiers(config, model, folder, cache_folder, runner, wakeup.notify)
     handoff: Handoff = NoHandoff()
     if settings.handoff is not None:

@@ -1,5 +1,5 @@
-"""Puts the store of `--cache-dir` together: its folder, its settings, and the fingerprint of the
-model that computes here."""
+"""Puts the stores of `--cache-dir` and `--cache-host-gb` together: their folder, their memory,
+their settings, and the fingerprint of the model that computes here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weft.config.cache import has_host_tier, host_bytes, stores_kv
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.drafting.store import PairedStore
+from weft.executor.host_copies import HostMemory, page_bytes
 from weft.executor.media.steps import MediaDeviceStore
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin, files_of, origin_of
@@ -26,6 +28,7 @@ from weft.executor.weights.store import WeightStore
 from weft.memory.tiers.protocol import Tiers
 from weft.scheduler.settings import TierSettings
 from weft.tiers.disk import FLOOR_BYTES, DiskTiers
+from weft.tiers.host import HostTiers
 from weft.tiers.keys import digest_of_files, fingerprint_of
 from weft.version import __version__
 
@@ -69,14 +72,20 @@ def open_cache(config: EngineConfig) -> Path | None:
 
 def tier_settings(config: EngineConfig, model: ModelConfig) -> TierSettings | None:
     """What the scheduler needs of the store, where there is one."""
-    if not config.cache_dir:
+    if not stores_kv(config):
         return None
+    has_host = has_host_tier(config)
+    where = "disk"
+    if has_host:
+        where = "host memory"
     kept = kept_as(config, model)
     return TierSettings(
         block_len=config.cache_block,
         block_bytes=kept.kv_bytes_per_token * config.cache_block,
         wait_s=config.cache_wait_ms / 1_000,
         write=config.cache_write,
+        saves_evicted=has_host and config.cache_write != "off",
+        where=where,
     )
 
 
@@ -84,12 +93,63 @@ def make_tiers(
     config: EngineConfig,
     model: ModelConfig,
     folder: Path,
-    cache_folder: Path,
+    cache_folder: Path | None,
     runner: TorchRunner,
     notify: Callable[[], None],
 ) -> Tiers:
-    """The store of an engine that has loaded `model` from `folder`. It begins to look what there
-    is. Raises SettingsError."""
+    """The store of an engine that has loaded `model` from `folder`: in `cache_folder`, if there is
+    one, in the memory of the host, or there first. It begins to look what there is. Raises
+    SettingsError."""
+    store = weight_store(runner)
+    if not has_host_tier(config):
+        assert cache_folder is not None
+        pages, endings = _memory(config, model, store.kv_cache)
+        return _on_disk(config, model, folder, cache_folder, runner, notify, pages, endings)
+    memory = _host_memory(config, store.kv_cache)
+    below = None
+    if cache_folder is not None:
+        pages = KvPages(memory.tensors, config.page_size)
+        below = _on_disk(config, model, folder, cache_folder, runner, notify, pages, None)
+    tiers = HostTiers(
+        memory,
+        page_size=config.page_size,
+        block_len=config.cache_block,
+        notify=notify,
+        below=below,
+    )
+    tiers.start()
+    return tiers
+
+
+def _host_memory(config: EngineConfig, tensors: Sequence[Tensor]) -> HostMemory:
+    """Raises SettingsError."""
+    num_bytes = host_bytes(config, sum(tensor.nbytes for tensor in tensors))
+    page_size = config.page_size
+    num_places = num_bytes // page_bytes(tensors, page_size)
+    least = config.cache_block // page_size
+    if num_places < least:
+        needed = size(least * page_bytes(tensors, page_size))
+        raise SettingsError(
+            f"--cache-host-gb: {size(num_bytes)} is less than a block of {config.cache_block} "
+            f"tokens takes ({needed})"
+        )
+    try:
+        return HostMemory(tensors, page_size, num_places)
+    except RuntimeError as exc:
+        reason = str(exc).partition("\n")[0]
+        raise SettingsError(f"--cache-host-gb: {size(num_bytes)} cannot be had: {reason}") from exc
+
+
+def _on_disk(
+    config: EngineConfig,
+    model: ModelConfig,
+    folder: Path,
+    cache_folder: Path,
+    runner: TorchRunner,
+    notify: Callable[[], None],
+    pages: KvPages,
+    endings: KvPages | None,
+) -> DiskTiers:
     store = weight_store(runner)
     described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
     described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
@@ -101,7 +161,6 @@ def make_tiers(
         """What computes the fingerprint of the weights that are in use now."""
         return partial(_identify, described, store.origin, cache_folder / REMEMBERED)
 
-    pages, endings = _memory(config, model, store.kv_cache)
     tiers = DiskTiers(
         cache_folder,
         pages,
@@ -174,6 +233,8 @@ def kernels_of(config: EngineConfig, runner: TorchRunner) -> str:
     """Who computes: other kernels give other bits."""
     torch_is = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
     kernels = runner.kernels
+    if config.device == "cuda":
+        torch_is += f", {torch.cuda.get_device_name()}"
     if kernels is None:
         return f"{torch_is}, {config.threads} threads, {config.attention_backend}"
     return f"{torch_is}, {kernels.path.name}, {kernels.instruction_set}"

@@ -1,4 +1,5 @@
-"""Settings of KV in a folder (`--cache-dir`): what they need of a model and of other settings."""
+"""Settings of KV in a folder (`--cache-dir`) and in the memory of the host (`--cache-host-gb`):
+what they need of a model and of other settings."""
 
 from __future__ import annotations
 
@@ -17,11 +18,35 @@ def block_len(config: EngineConfig) -> int:
     return max(BLOCK_LEN // page_size, 1) * page_size
 
 
+def stores_kv(config: EngineConfig) -> bool:
+    """Whether KV is anywhere but in the pool."""
+    return bool(config.cache_dir) or has_host_tier(config)
+
+
+def has_host_tier(config: EngineConfig) -> bool:
+    return config.cache_host_gb > 0 or config.cache_host_ratio > 0
+
+
+def host_bytes(config: EngineConfig, pool_bytes: int) -> int:
+    """Bytes of the host's memory for KV, beside a pool of so many."""
+    if config.cache_host_gb:
+        return int(config.cache_host_gb * 1e9)
+    return int(config.cache_host_ratio * pool_bytes)
+
+
 def check_cache(config: EngineConfig, model: ModelConfig) -> None:
     """Raises SettingsError where KV cannot be stored. `config` is resolved."""
-    why = _why_not(config, model)
-    if why:
-        raise SettingsError(f"--cache-dir: {why}")
+    if has_host_tier(config):
+        why = _no_prefixes(config) or _no_host_tier(config, model)
+        if why:
+            name = "--cache-host-gb" if config.cache_host_gb else "--cache-host-ratio"
+            raise SettingsError(f"{name}: {why}")
+    elif config.cache_dir:
+        why = _no_prefixes(config)
+        if config.device == "cuda":
+            why = "KV of a GPU gets there by the memory of the host: --cache-host-gb says how much"
+        if why:
+            raise SettingsError(f"--cache-dir: {why}")
     if config.cache_block % config.page_size:
         raise SettingsError(
             f"--cache-block is {config.cache_block}; whole pages of {config.page_size} tokens "
@@ -29,9 +54,25 @@ def check_cache(config: EngineConfig, model: ModelConfig) -> None:
         )
 
 
-def _why_not(config: EngineConfig, model: ModelConfig) -> str:
-    if config.device == "cuda":
-        return "KV of a GPU cannot be stored yet, only that of a CPU (--device cpu)"
-    if not config.prefix_cache:
-        return "it stores what the prefix cache has, and there is none (--no-prefix-cache)"
+def _no_prefixes(config: EngineConfig) -> str:
+    if config.prefix_cache:
+        return ""
+    return "it stores what the prefix cache has, and there is none (--no-prefix-cache)"
+
+
+def _no_host_tier(config: EngineConfig, model: ModelConfig) -> str:
+    if config.tp_size > 1:
+        return "it is for a model on one device (--tp-size 1)"
+    if config.disaggregation_mode == "decode":
+        return "a decode server takes KV from other servers alone (--disaggregation-mode)"
+    if config.device == "cpu" and config.kernels != "torch":
+        return (
+            "it is for pools in the memory of a GPU; on a CPU the pool is in the host's memory "
+            "already: --kv-tokens makes it larger"
+        )
+    if config.swa_full_tokens_ratio or model.state_bytes or config.draft_model:
+        return (
+            "models with layers that keep a state or have windows in a pool of their own, and "
+            "draft models, cannot use it"
+        )
     return ""

@@ -282,13 +282,8 @@ class CacheOptions:
         group="cache",
         everyday=True,
         elsewhere=(
-            *("enable_hierarchical_cache", "hicache_storage_backend", "slot_save_path"),
-            *("hicache_mem_layout", "hicache_io_backend", "hicache_host_memory_mode"),
-            *(
-                "kv_offloading_backend",
-                "local_disk",
-                "disaggregation_decode_enable_offload_kvcache",
-            ),
+            *("hicache_storage_backend", "slot_save_path", "local_disk"),
+            "disaggregation_decode_enable_offload_kvcache",
         ),
     )
     cache_disk_gb: float = option(
@@ -296,10 +291,28 @@ class CacheOptions:
         "gigabytes that --cache-dir may take; what was not used for longest goes",
         group="cache",
         low=0.01,
+        elsewhere=(*("cache_ram", "max_local_disk_size"),),
+    )
+    cache_host_gb: float = option(
+        0.0,
+        "gigabytes of the host's memory for KV of prompts that a GPU's pool has no room for; 0: "
+        "--cache-host-ratio says",
+        group="cache",
+        low=0.0,
         elsewhere=(
-            *("hicache_size", "hicache_ratio", "kv_offloading_size", "cache_ram"),
-            *("max_local_disk_size", "max_local_cpu_size"),
+            *("enable_hierarchical_cache", "kv_offloading_size", "kv_offloading_backend"),
+            *("local_cpu", "max_local_cpu_size", "swap_space", "cpu_offload_gb"),
+            *("hicache_mem_layout", "hicache_io_backend", "hicache_host_memory_mode"),
         ),
+        aliases=("hicache_size",),
+    )
+    cache_host_ratio: float = option(
+        0.0,
+        "the same as a multiple of the pool; 0: none of the host's memory is used",
+        group="cache",
+        low=0.0,
+        high=1_000.0,
+        aliases=("hicache_ratio",),
     )
     cache_write: str = option(
         "selective",
@@ -321,7 +334,12 @@ class CacheOptions:
         group="cache",
         low=0.0,
         high=600_000.0,
-        elsewhere=("hicache_storage_prefetch_policy",),
+        aliases=("hicache_storage_prefetch_policy",),
+        words=(
+            ("best_effort", "1"),
+            ("timeout", "2000"),
+            ("wait_complete", "600000"),
+        ),
     )
     cache_block: int = option(
         0,

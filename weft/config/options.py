@@ -157,8 +157,8 @@ class Option:
 
     def from_toml(self, value: object, source: str) -> Value:
         """`value` of a TOML file, if its type fits. Raises SettingsError."""
-        if isinstance(value, str):
-            value = self.words.get(value, value)
+        if isinstance(value, str) and value in self.words:
+            return self.from_text(value, source)
         if self.several and isinstance(value, list):
             value = "\n".join(_line(item) for item in value)
         if isinstance(self.default, float) and type(value) is int:

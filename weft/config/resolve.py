@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.config.adapters import parse_lora_paths
-from weft.config.cache import block_len, check_cache
+from weft.config.cache import block_len, check_cache, stores_kv
 from weft.config.draft_model import check_draft_model, runs_as
 from weft.config.drafts import AUTO, OFF, all_sources, parse_draft_sources
 from weft.config.engine import EngineConfig
@@ -224,7 +224,7 @@ def resolve(
         swa_full_tokens_ratio=in_windows / sizing.kv_tokens,
         max_mamba_cache_size=sizing.state_slots,
     )
-    if filled.cache_dir:
+    if stores_kv(filled):
         filled = replace(filled, cache_block=block_len(filled))
         check_cache(filled, model)
     if filled.disaggregation_mode != "none":

@@ -40,6 +40,11 @@ HUNG_S = 30.0
 # Steps with fewer prompt tokens say little about how fast prompts are computed.
 LEAST_MEASURED = 64
 LEARNING_RATE = 0.3
+# Where less than a fourth of the pool is free, so many sequences are written before they are
+# evicted, and it is looked for more after a while.
+LOW_PART = 4
+MAX_OLDEST = 8
+LOOK_EVERY_S = 0.05
 FOR_PIN = -2  # in place of the id of a request
 MAX_LOOKS = 8  # at sequences that are worth writing, in one step
 
@@ -79,6 +84,7 @@ class TierService(Service):
         self._is_shut = False  # for good
         self._token_s = 0.0  # to compute a token of a prompt; 0: not known yet
         self._num_prefilled = 0  # tokens, before the present step
+        self._next_look_s = -math.inf  # for what is going to be evicted
         self._writing: CacheKey | None = None  # what is worthy, a part of which was begun last
         self.saves: list[PendingSave] = []
         self.num_bytes_written = 0
@@ -125,6 +131,8 @@ class TierService(Service):
 
     def after_step(self, now: float) -> None:
         self._learn(now)
+        if self._settings.saves_evicted:
+            self._save_oldest(now)
         self._write(now)
         self._begin()
         if self.saves:
@@ -157,7 +165,7 @@ class TierService(Service):
             patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
             patience_s = min(patience_s, self._settings.wait_s)
             before = TierWait(ticket, since, end, now, now + patience_s)
-            detail = f"{num_new:,} of its tokens are being read from disk"
+            detail = f"{num_new:,} of its tokens are being read from {self._settings.where}"
             self._core.note(request.id, EventKind.STORED, detail, now)
         self.feature.waiting[request.id] = before._replace(ticket=ticket, num_tokens=end)
 
@@ -220,9 +228,12 @@ class TierService(Service):
         for id in self._waiting_for(landed.ticket):
             wait = self.feature.waiting.pop(id)
             if num_new:
+                num_from_host = wait.num_from_host + landed.num_from_host
+                wait = wait._replace(num_from_host=num_from_host)
                 self.feature.landed[id] = wait
             took_ms = 1e3 * (now - wait.since_s)
-            detail = f"{landed.num_tokens:,} tokens came from disk after {took_ms:,.0f} ms"
+            where = self._settings.where
+            detail = f"{landed.num_tokens:,} tokens came from {where} after {took_ms:,.0f} ms"
             self._core.note(id, EventKind.STORED, detail, now)
             # There may be more: where there was no room for all, or what came is another's.
             if self._is_open and num_new and now < wait.until_s:
@@ -239,7 +250,8 @@ class TierService(Service):
                 continue
             del self.feature.waiting[id]
             late_ms = 1e3 * (now - wait.since_s)
-            detail = f"nothing came from disk in {late_ms:,.0f} ms: it computes its prompt"
+            where = self._settings.where
+            detail = f"nothing came from {where} in {late_ms:,.0f} ms: it computes its prompt"
             self._core.note(id, EventKind.STORED, detail, now)
             if wait.ticket in self._kv.transfers and not self._waiting_for(wait.ticket):
                 self._kv.cancel(wait.ticket, now)
@@ -254,7 +266,7 @@ class TierService(Service):
             if not is_lost:
                 self._kv.cancel(ticket, now)
             if is_lost or not transfer.is_reading:
-                self._shut("the disk does not answer")
+                self._shut(f"the {self._settings.where} does not answer")
             if is_lost:
                 log.error("pages_lost", pages=len(transfer.pages), after_s=2 * HUNG_S)
                 self._kv.give_up(ticket)
@@ -300,6 +312,18 @@ class TierService(Service):
             self._writing = key
             return
 
+    def _save_oldest(self, now: float) -> None:
+        """Where memory is nearly used up, write what will be evicted next, before that happens."""
+        kv = self._kv
+        feature = self.feature
+        if feature.worthy or kv.writing is not None or now < self._next_look_s:
+            return
+        if not self._is_open or kv.allocator.num_free * LOW_PART > kv.allocator.num_pages:
+            return
+        self._next_look_s = now + LOOK_EVERY_S
+        for key in reversed(kv.cache.sequences()[-MAX_OLDEST:]):
+            feature.is_worthy_now(key)
+
     def _unstored(self, key: CacheKey) -> UnstoredPart | None:
         """What of a sequence is to be written next; None: nothing."""
         block_len = self._settings.block_len
@@ -343,6 +367,11 @@ class TierService(Service):
             "total_disk_read_bytes": report.read_bytes,
             "total_disk_written_bytes": report.written_bytes,
             "total_disk_faults": report.faults,
+            "host_blocks": report.host_blocks,
+            "host_bytes": report.host_bytes,
+            "total_host_hit_tokens": self.feature.num_host_hits,
+            "total_host_read_bytes": report.host_read_bytes,
+            "total_host_written_bytes": report.host_written_bytes,
         }
 
     def told(self, reply: GetCacheReply) -> GetCacheReply:
@@ -352,8 +381,16 @@ class TierService(Service):
         num_hits = self.feature.num_hits
         return msgspec.structs.replace(
             reply,
-            memory_hit_tokens=reply.memory_hit_tokens - num_hits,
+            memory_hit_tokens=reply.memory_hit_tokens - num_hits - self.feature.num_host_hits,
             disk_hit_tokens=num_hits,
+            host_hit_tokens=self.feature.num_host_hits,
+            host=report.host,
+            host_blocks=report.host_blocks,
+            host_bytes=report.host_bytes,
+            max_host_bytes=report.max_host_bytes,
+            host_read_bytes=report.host_read_bytes,
+            host_written_bytes=report.host_written_bytes,
+            host_dropped_blocks=report.host_dropped_blocks,
             disk=report.state,
             folder=report.folder,
             disk_blocks=report.num_blocks,

@@ -25,6 +25,15 @@ class GetCacheReply(ControlReply):
     reading: int = 0  # transfers that are under way
     writing: int = 0
     waiting_requests: int = 0  # for what is being read
+    # In the memory of the host, where the pool lies in that of a GPU.
+    host: str = "this server was started without --cache-host-gb"
+    host_hit_tokens: int = 0
+    host_blocks: int = 0
+    host_bytes: int = 0
+    max_host_bytes: int = 0
+    host_read_bytes: int = 0
+    host_written_bytes: int = 0
+    host_dropped_blocks: int = 0  # for lack of room
     pinned_tokens: int = 0  # in memory, by the pins below
     max_pinned_tokens: int = 0  # that may be
     pins: list[PinStatus] = []  # the least recently used first

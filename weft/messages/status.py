@@ -34,6 +34,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_disk_read_bytes: int = 0
     total_disk_written_bytes: int = 0
     total_disk_faults: int = 0  # blocks that could not be read or written, or were damaged
+    host_blocks: int = 0  # of KV in the memory of the host (`--cache-host-gb`)
+    host_bytes: int = 0
+    total_host_hit_tokens: int = 0  # of prompts, that came from there for their request
+    total_host_read_bytes: int = 0
+    total_host_written_bytes: int = 0
     # Of a server that computes prompts for others: requests whose prompt is being computed, and
     # those whose KV is lent;
     num_handoff_bootstrap: int = 0

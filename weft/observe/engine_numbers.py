@@ -54,6 +54,8 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
     "pinned_tokens": ("pinned_tokens", "KV tokens that these pins hold."),
     "cache_disk_blocks": ("disk_blocks", "Blocks of KV in --cache-dir that may be found."),
     "cache_disk_bytes": ("disk_bytes", "Bytes of all files in --cache-dir."),
+    "cache_host_blocks": ("host_blocks", "Blocks of KV in the memory of the host."),
+    "cache_host_bytes": ("host_bytes", "Bytes of KV in the memory of the host."),
     "num_prefill_bootstrap_queue_reqs": (
         "num_handoff_bootstrap",
         "Requests whose prompt is being computed for another server.",
@@ -100,6 +102,10 @@ _COUNTERS = {
         "total_disk_hit_tokens",
         "Of these, those that were read from --cache-dir for their request.",
     ),
+    "cached_host_tokens": (
+        "total_host_hit_tokens",
+        "Of these, those that came from the memory of the host (--cache-host-gb).",
+    ),
     "pins_refused": ("total_pins_refused", "Pins that were refused for want of room for them."),
     "pins_given_way": (
         "total_pins_given_way",
@@ -107,6 +113,14 @@ _COUNTERS = {
     ),
     "cache_disk_read_bytes": ("total_disk_read_bytes", "Bytes read from --cache-dir."),
     "cache_disk_written_bytes": ("total_disk_written_bytes", "Bytes written to --cache-dir."),
+    "cache_host_read_bytes": (
+        "total_host_read_bytes",
+        "Bytes copied from the memory of the host to the pool.",
+    ),
+    "cache_host_written_bytes": (
+        "total_host_written_bytes",
+        "Bytes copied from the pool to the memory of the host.",
+    ),
     "cache_faults": (
         "total_disk_faults",
         "Blocks in --cache-dir that could not be read or written, or were damaged.",

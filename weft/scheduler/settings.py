@@ -72,6 +72,9 @@ class TierSettings:
     block_bytes: int = 0  # of K and V
     wait_s: float = 2.0  # that a request waits for its pages, at most; 0: it never does
     write: str = "selective"  # when blocks are written (`CACHE_WRITE` in config/engine.py)
+    # Whether what is going to be evicted is written before, whoever has used it: that is quick.
+    saves_evicted: bool = False
+    where: str = "disk"  # it is; for people
 
 
 @dataclass(frozen=True, kw_only=True)

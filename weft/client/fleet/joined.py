@@ -276,6 +276,8 @@ def _cache(replies: Replies) -> GetCacheReply:
         *("kv_tokens", "cached_tokens", "prompt_tokens", "memory_hit_tokens", "disk_hit_tokens"),
         *("read_bytes", "written_bytes", "dropped_blocks", "faults"),
         *("reading", "writing", "waiting_requests"),
+        *("host_hit_tokens", "host_blocks", "host_bytes", "max_host_bytes"),
+        *("host_read_bytes", "host_written_bytes", "host_dropped_blocks"),
     )
     totals = {name: sum(getattr(reply, name) for reply in replies) for name in own}
     closed = [reply.disk for reply in replies if reply.disk != "open"]

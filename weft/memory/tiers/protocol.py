@@ -50,6 +50,7 @@ class Landed(NamedTuple):
     num_tokens: int  # that the pages hold now, from the first one on; the rest holds anything
     seconds: float  # since it was asked for
     has_ending: bool = False  # all has come, also the ending that it asked for
+    num_from_host: int = 0  # of these tokens, those that were in the memory of the host
 
 
 class Written(NamedTuple):
@@ -83,6 +84,14 @@ class TierReport(NamedTuple):
     written_bytes: int = 0
     dropped_blocks: int = 0  # for lack of room
     faults: int = 0  # blocks that could not be read or written, or were damaged
+    # In the memory of the host, for pools that lie elsewhere.
+    host: str = "this server was started without --cache-host-gb"
+    host_blocks: int = 0
+    host_bytes: int = 0
+    max_host_bytes: int = 0
+    host_read_bytes: int = 0
+    host_written_bytes: int = 0
+    host_dropped_blocks: int = 0
 
 
 class Mover(Protocol):

@@ -13,7 +13,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import CacheUsePiece, FinishReason
 from weft.scheduler.feature import Feature
 from weft.scheduler.features.pin_book import PinBook, WantedPin
-from weft.scheduler.features.tiers import TiersFeature
+from weft.scheduler.features.tiers import ReadTokens, TiersFeature
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
@@ -24,10 +24,10 @@ NOT_CACHED = "its KV is not in the cache"
 class CacheUse:
     """What is to be told of an open request."""
 
-    __slots__ = ("disk_tokens", "pinned_tokens", "why")
+    __slots__ = ("pinned_tokens", "read", "why")
 
-    def __init__(self, disk_tokens: int) -> None:
-        self.disk_tokens = disk_tokens
+    def __init__(self, read: ReadTokens) -> None:
+        self.read = read
         self.pinned_tokens = 0
         self.why = ""
 
@@ -59,10 +59,10 @@ class PinsFeature(Feature):
 
     def enter_row(self, request: Request) -> None:
         if request.id not in self._uses:
-            disk_tokens = 0
+            read = ReadTokens(0, 0)
             if self._tiers is not None:
-                disk_tokens = self._tiers.num_read_for(request)
-            self._uses[request.id] = CacheUse(disk_tokens)
+                read = self._tiers.num_read_for(request)
+            self._uses[request.id] = CacheUse(read)
             if request.message.pins:
                 self.pending[request.id] = request
         if self.wake is not None:
@@ -84,7 +84,8 @@ class PinsFeature(Feature):
         del self._uses[request.id]
         self.ended[request.id] = CacheUsePiece(
             id=request.id,
-            disk_tokens=use.disk_tokens,
+            disk_tokens=use.read.disk,
+            host_tokens=use.read.host,
             pinned_tokens=use.pinned_tokens,
             why=use.why,
         )

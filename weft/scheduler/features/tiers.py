@@ -28,6 +28,14 @@ class TierWait(NamedTuple):
     num_tokens: int  # and will have then
     since_s: float
     until_s: float
+    num_from_host: int = 0  # that came from the memory of the host
+
+
+class ReadTokens(NamedTuple):
+    """Tokens of a prompt that were read for its request."""
+
+    disk: int
+    host: int
 
 
 class TiersFeature(Feature):
@@ -35,17 +43,22 @@ class TiersFeature(Feature):
         self._settings = settings
         self.waiting: dict[int, TierWait] = {}
         self.landed: dict[int, TierWait] = {}  # of open requests that have waited to the end
-        self.num_hits = 0  # tokens of prompts that were read, and found at admission
+        # Tokens of prompts that were read from disk and from the memory of the host, and found at
+        # admission.
+        self.num_hits = 0
+        self.num_host_hits = 0
         # Sequences that are worth writing, in the order of their use.
         self.worthy: OrderedDict[CacheKey, None] = OrderedDict()
 
-    def num_read_for(self, request: Request) -> int:
-        """Tokens that were read for a request, and that it has found now that it is admitted."""
+    def num_read_for(self, request: Request) -> ReadTokens:
+        """What was read for a request, and it has found now that it is admitted."""
         wait = self.landed.get(request.id)
         if wait is None:
-            return 0
+            return ReadTokens(0, 0)
         found = min(request.prefix.length, wait.num_tokens)
-        return max(found - wait.num_cached, 0)
+        num_read = max(found - wait.num_cached, 0)
+        num_from_host = min(num_read, wait.num_from_host)
+        return ReadTokens(num_read - num_from_host, num_from_host)
 
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.waiting else Admission.READY
@@ -54,10 +67,13 @@ class TiersFeature(Feature):
         wait = self.waiting[request.id]
         longest_ms = 1e3 * (wait.until_s - wait.since_s)
         num_tokens = wait.num_tokens - wait.num_cached
-        return f"{num_tokens:,} tokens are being read from disk, for {longest_ms:,.0f} ms"
+        where = self._settings.where
+        return f"{num_tokens:,} tokens are being read from {where}, for {longest_ms:,.0f} ms"
 
     def enter_row(self, request: Request) -> None:
-        self.num_hits += self.num_read_for(request)
+        read = self.num_read_for(request)
+        self.num_hits += read.disk
+        self.num_host_hits += read.host
         self.landed.pop(request.id, None)
         # What a request finds has been used twice. A retracted one finds its own.
         if self._settings.write != "selective" or request.retractions:
