@@ -12,7 +12,7 @@ import torch
 from tests.tiers.pool import BLOCK_LEN, HANG_S, NUM_PAGES, PAGE_SIZE, key_of, pages
 from weft.arrays import IntArray
 from weft.executor.cpu.kv_io import KvPages
-from weft.executor.host_copies import HostMemory
+from weft.executor.gpu.host_memory import HostMemory
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.tiers.protocol import Landed, TierNews, Written
 from weft.tiers.disk import DiskTiers

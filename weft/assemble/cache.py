@@ -20,7 +20,7 @@ from weft.config.options import SettingsError
 from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.drafting.store import PairedStore
-from weft.executor.host_copies import HostMemory, page_bytes
+from weft.executor.gpu.host_memory import HostMemory, page_bytes
 from weft.executor.media.steps import MediaDeviceStore
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin, files_of, origin_of

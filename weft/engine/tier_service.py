@@ -19,7 +19,7 @@ import msgspec
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
-from weft.memory.tiers.protocol import Landed, Tiers
+from weft.memory.tiers.protocol import NO_NEWS, Landed, Tiers
 from weft.messages.cache import GetCacheReply, SaveCacheReply
 from weft.messages.requests import GenerateRequest
 from weft.observe.log import EventLog
@@ -80,6 +80,7 @@ class TierService(Service):
         self.feature = feature
         self._kv = kv
         self.tiers = tiers
+        self._counters = core.scheduler.counters
         self._has_opened = False
         self._is_shut = False  # for good
         self._token_s = 0.0  # to compute a token of a prompt; 0: not known yet
@@ -122,19 +123,26 @@ class TierService(Service):
         if self._is_open and self._settings.wait_s:
             self._look_for(self._core.scheduler.requests[message.id], now)
 
+    # As a rule nothing is under way: then these two must take no time.
+
     def before_step(self, now: float) -> None:
-        self._num_prefilled = self._core.scheduler.counters.num_prefilled_tokens
+        self._num_prefilled = self._counters.num_prefilled_tokens
         self._take(now)
-        self._end_waits(now)
-        self._end_hung(now)
-        self._begin()
+        if self.feature.waiting:
+            self._end_waits(now)
+        if self._kv.transfers:
+            self._end_hung(now)
+            self._begin()
 
     def after_step(self, now: float) -> None:
-        self._learn(now)
+        if self._counters.num_prefilled_tokens - self._num_prefilled >= LEAST_MEASURED:
+            self._learn(now)
         if self._settings.saves_evicted:
             self._save_oldest(now)
-        self._write(now)
-        self._begin()
+        if self.feature.worthy:
+            self._write(now)
+        if self._kv.transfers:
+            self._begin()
         if self.saves:
             self._answer_saves(now)
 
@@ -200,14 +208,15 @@ class TierService(Service):
 
     def _begin(self) -> None:
         """Begin the transfers for which no launched step has to be waited for any more."""
-        if self._kv.transfers:
-            first = self._core.loop.first_in_flight
-            if first is None:
-                first = self._core.scheduler.planner.num_steps
-            self._kv.begin(first)
+        first = self._core.loop.first_in_flight
+        if first is None:
+            first = self._core.scheduler.planner.num_steps
+        self._kv.begin(first)
 
     def _take(self, now: float) -> None:
         news = self.tiers.take()
+        if news is NO_NEWS:
+            return
         if news.has_opened:
             self._has_opened = True
             self._kv.reopened()
@@ -281,9 +290,7 @@ class TierService(Service):
 
     def _learn(self, now: float) -> None:
         """Learn from the step that has ended how fast prompts are computed."""
-        num_tokens = self._core.scheduler.counters.num_prefilled_tokens - self._num_prefilled
-        if num_tokens < LEAST_MEASURED:
-            return
+        num_tokens = self._counters.num_prefilled_tokens - self._num_prefilled
         token_s = (now - self._core.began_s) / num_tokens
         if not self._token_s:
             self._token_s = token_s
