@@ -27,7 +27,7 @@ from weft.config.nodes import address_of, ranks_of
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 from weft.launch.node import NodeEnd, NodeFollower
-from weft.parallel.door import SILENT_BEATS, Silence
+from weft.parallel.door import BEAT_S, Silence
 from weft.parallel.links import Loss
 
 HANG_S = 240.0
@@ -148,10 +148,10 @@ def test_ranks_are_shared_out_in_order() -> None:
 
 def test_a_machine_that_stood_still_finds_nobody_silent() -> None:
     silence = Silence(0.0)
-    assert not any(silence.tick(float(second)) for second in range(1, SILENT_BEATS + 1))
-    assert not silence.tick(100.0)  # it did not run in between
-    assert not any(silence.tick(100.0 + second) for second in range(1, SILENT_BEATS))
-    assert silence.tick(100.0 + SILENT_BEATS)
+    assert not any(silence.tick(beat * BEAT_S, 4.0) for beat in range(1, 9))
+    assert not silence.tick(100.0, 4.0)  # it did not run in between
+    assert not any(silence.tick(100.0 + beat * BEAT_S, 4.0) for beat in range(1, 8))
+    assert silence.tick(104.0, 4.0)
 
 
 @contextmanager

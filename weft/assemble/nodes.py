@@ -25,7 +25,8 @@ from weft.observe.log import EventLog
 from weft.parallel.comm import listening_store
 from weft.parallel.door import (
     BEAT_S,
-    SILENT_BEATS,
+    SILENT_S,
+    SILENT_WHILE_LOADING_S,
     Door,
     DoorError,
     Farewell,
@@ -207,9 +208,9 @@ class OtherNodes:
         word = Serving() if self._serves else NodeBeat()
         for peer in self._peers.values():
             self._door.say(peer, word)
+        limit_s = SILENT_S if self._serves else SILENT_WHILE_LOADING_S
         for node, silence in self._silences.items():
-            if silence.tick(now_s):
-                limit_s = SILENT_BEATS * BEAT_S
+            if silence.tick(now_s, limit_s):
                 self._lose(f"node {node} has said nothing for {limit_s:g} s")
 
     def _lose(self, reason: str) -> None:

@@ -35,7 +35,8 @@ from weft.launch.signals import StartSignals, Stopped
 from weft.observe import log
 from weft.parallel.door import (
     BEAT_S,
-    SILENT_BEATS,
+    SILENT_S,
+    SILENT_WHILE_LOADING_S,
     DoorCaller,
     DoorClosed,
     DoorError,
@@ -234,8 +235,9 @@ class NodeFollower:
                 continue
             next_beat_s = now_s + BEAT_S
             self._caller.say(NodeBeat())
-            if silence.tick(now_s):
-                raise NodeEnd(f"node 0 has said nothing for {SILENT_BEATS * BEAT_S:g} s", 1)
+            limit_s = SILENT_S if serves else SILENT_WHILE_LOADING_S
+            if silence.tick(now_s, limit_s):
+                raise NodeEnd(f"node 0 has said nothing for {limit_s:g} s", 1)
 
     def _hear(self) -> Word | None:
         try:

@@ -3,7 +3,7 @@
     node 1 ── Greeting ──▶ node 0   one TCP port, ZeroMQ with CURVE
            ◀─ NodeWelcome ─         settings, and where the ranks of the node get their plans
            ◀─ Serving ─────         all ranks have loaded
-           ◀── NodeBeat ──▶         once a second: a node that is silent is gone
+           ◀── NodeBeat ──▶         twice a second: a node that is silent is gone
            ── LostRank ───▶
            ◀─ Farewell ────
            ── Parting ────▶
@@ -24,8 +24,11 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-BEAT_S = 1.0
-SILENT_BEATS = 10  # without a word for so many, a node is gone
+BEAT_S = 0.5
+# Without a word for so long, a node is gone. While weights are loaded, threads of Python wait for
+# each other.
+SILENT_S = 4.0
+SILENT_WHILE_LOADING_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 20
 LINGER_MS = 1_000
 POLL_MS = 100
@@ -306,10 +309,10 @@ class Silence:
     def heard(self) -> None:
         self._num_ticks = 0
 
-    def tick(self, now_s: float) -> bool:
-        """To be called once every `BEAT_S`; whether it is too long by now."""
+    def tick(self, now_s: float, limit_s: float) -> bool:
+        """To be called once every `BEAT_S`; whether it is longer than `limit_s` by now."""
         if now_s - self._last_s > 2 * BEAT_S:
             self._num_ticks = 0
         self._last_s = now_s
         self._num_ticks += 1
-        return self._num_ticks > SILENT_BEATS
+        return self._num_ticks * BEAT_S > limit_s
