@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
@@ -86,9 +88,13 @@ def picture(number: int, rank: int = 0) -> Picture:
     )
 
 
-def pictured(server: RunningServer, num_engines: int = 1) -> list[Watch]:
+def pictured(
+    server: RunningServer,
+    num_engines: int = 1,
+    make: Callable[[int, int], Picture] = picture,
+) -> list[Watch]:
     """From now on the fake engine of `server` answers questions for pictures, as so many engines
-    would. Returns the list of these, which grows."""
+    would. Returns the list of these, which grows. `make(number, rank)` is the picture."""
     asked: list[Watch] = []
     send = server.engine.send
 
@@ -96,7 +102,7 @@ def pictured(server: RunningServer, num_engines: int = 1) -> list[Watch]:
         if not isinstance(message, Watch):
             send(message)
             return
-        first, *others = [picture(len(asked), rank) for rank in range(num_engines)]
+        first, *others = [make(len(asked), rank) for rank in range(num_engines)]
         asked.append(message)
         made = msgspec.structs.replace(first, call=message.call, others=others)
         server.engine.answer(made)

@@ -9,62 +9,76 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
-from weft.engine.picture.columns import ints
 from weft.messages.picture import RowColumns
-from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 
 
 class RowWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._owners = b""  # of the rows: the same as long as no row changes hands
-        self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R], by the arrival of their requests
-        self._arrived_s = np.empty(0, dtype=np.float64)  # [R]
-        self._kept = RowColumns()  # what does not change
+        columns = scheduler.kv.columns
+        num_rows = len(columns.known_len)
+        self._is_taken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        self._epoch: IntArray = columns.epoch.copy()  # of each row: another with another request
+        # By row, what does not change:
+        self._rids: list[str] = [""] * num_rows
+        self._tenants: list[str] = [""] * num_rows
+        self._arrived_s = np.zeros(num_rows, dtype=np.float64)
+        self._order = np.zeros(num_rows, dtype=np.int64)
+        self._cached_len = np.zeros(num_rows, dtype=np.int32)
+        self._fill_len = np.zeros(num_rows, dtype=np.int32)
+        self._max_len = np.zeros(num_rows, dtype=np.int32)
+        # The rows that are taken, by the arrival of their requests, and whose they are:
+        self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
+        self._rids_told: list[str] = []  # [R]
+        self._tenants_told: list[str] = []  # [R]
 
     def columns(self, now: float) -> RowColumns:
         scheduler = self._scheduler
         columns = scheduler.kv.columns
-        is_taken = columns.known_len > 0
-        owners = columns.epoch.tobytes() + is_taken.tobytes()
-        if owners != self._owners:
-            self._owners = owners
-            self._read(is_taken)
+        self._look()
         rows = self._rows
-        kept = self._kept
-        is_decoding = np.zeros(len(is_taken), dtype=np.int32)
+        is_decoding = np.zeros(len(self._is_taken), dtype=np.int32)
         is_decoding[scheduler.running_batch.rows] = 1
-        num_output = columns.known_len.take(rows) - columns.prompt_len.take(rows)
-        age_s = (now - self._arrived_s).astype(np.float32)
+        prompt_len = columns.prompt_len.take(rows)
+        num_output = columns.known_len.take(rows) - prompt_len
+        age_s = (now - self._arrived_s.take(rows)).astype(np.float32)
         return RowColumns(
-            rids=kept.rids,
-            tenants=kept.tenants,
+            rids=self._rids_told,
+            tenants=self._tenants_told,
             is_decoding=is_decoding.take(rows).tobytes(),
-            prompt_len=kept.prompt_len,
-            cached_len=kept.cached_len,
+            prompt_len=prompt_len.tobytes(),
+            cached_len=self._cached_len.take(rows).tobytes(),
             kv_len=columns.kv_len.take(rows).tobytes(),
-            fill_len=kept.fill_len,
+            fill_len=self._fill_len.take(rows).tobytes(),
             num_output=num_output.tobytes(),
-            max_len=kept.max_len,
+            max_len=self._max_len.take(rows).tobytes(),
             age_s=age_s.tobytes(),
         )
 
-    def _read(self, is_taken: BoolArray) -> None:
-        """Other requests have rows than before."""
-        owners = self._scheduler.kv.columns.requests[is_taken].tolist()
-        requests: list[Request] = sorted(owners, key=_arrival_order)
-        self._rows = np.array([one.row for one in requests], dtype=np.int32)
-        self._arrived_s = np.array([one.spec.arrival_s for one in requests], dtype=np.float64)
-        self._kept = RowColumns(
-            rids=[one.message.rid for one in requests],
-            tenants=[one.message.tenant for one in requests],
-            prompt_len=ints([one.spec.prompt_len for one in requests]),
-            cached_len=ints([one.cached_tokens for one in requests]),
-            fill_len=ints([one.fill_len for one in requests]),
-            max_len=ints([one.max_len for one in requests]),
-        )
+    def _look(self) -> None:
+        """Read the requests of rows that had others, or none, when last looked at."""
+        columns = self._scheduler.kv.columns
+        is_taken = columns.known_len > 0
+        is_other = (columns.epoch != self._epoch) | (is_taken != self._is_taken)
+        if not is_other.any():
+            return
+        self._is_taken = is_taken
+        self._epoch = columns.epoch.copy()
+        for row in np.flatnonzero(is_other & is_taken).tolist():
+            self._read(row)
+        rows = np.flatnonzero(is_taken).astype(np.int32)
+        self._rows = rows[np.argsort(self._order.take(rows))]
+        told = self._rows.tolist()
+        self._rids_told = [self._rids[row] for row in told]
+        self._tenants_told = [self._tenants[row] for row in told]
 
-
-def _arrival_order(request: Request) -> int:
-    return request.spec.arrival_order
+    def _read(self, row: int) -> None:
+        request = self._scheduler.kv.columns.requests[row]
+        self._rids[row] = request.message.rid
+        self._tenants[row] = request.message.tenant
+        self._arrived_s[row] = request.spec.arrival_s
+        self._order[row] = request.spec.arrival_order
+        self._cached_len[row] = request.cached_tokens
+        self._fill_len[row] = request.fill_len
+        self._max_len[row] = request.max_len

@@ -15,7 +15,7 @@ from weft.engine.hooks import Service
 from weft.engine.input_gate import InputGate
 from weft.engine.load_report import LoadReporter
 from weft.engine.pause import Pause
-from weft.engine.picture.queue import queue_columns
+from weft.engine.picture.queue import QueueWatch
 from weft.engine.picture.rows import RowWatch
 from weft.engine.picture.steps import StepWatch
 from weft.engine.picture.tree import TreeWatch
@@ -42,7 +42,6 @@ class Pictures(Service):
         input_gate: InputGate,
     ) -> None:
         self._core = core
-        self._features = features
         self._load = load
         self._pins = pins
         self._pause = pause
@@ -50,6 +49,7 @@ class Pictures(Service):
         self._asked: list[Watch] = []  # that wait for the end of a step
         self._steps = StepWatch(core)
         self._rows = RowWatch(core.scheduler)
+        self._queue = QueueWatch(core.scheduler, features)
         self._tree = TreeWatch(core)
         self._stays = False  # whoever asks
         self._asked_s = 0.0  # when the last question was answered
@@ -70,11 +70,11 @@ class Pictures(Service):
 
     def take(self, question: Watch, now: float) -> Picture:
         """A picture between two steps."""
-        self._tree.go_on(now)
         return self._picture(question, now)
 
     def after_step(self, now: float) -> None:
         self._steps.look(now)
+        self._tree.go_on(now)
         if self._asked:
             self._answer(now)
         elif not self._stays and now - self._asked_s > WATCH_S:
@@ -85,7 +85,6 @@ class Pictures(Service):
         self._asked = []
         self._asked_s = now
         self._core.hooks.end_work(self)
-        self._tree.go_on(now)
         for question in questions:
             self._core.send(self._picture(question, now))
 
@@ -104,7 +103,7 @@ class Pictures(Service):
             stats=self._load.stats(),
             steps=self._steps.columns(question.since_step),
             rows=self._rows.columns(now),
-            queue=queue_columns(self._core.scheduler, self._features, now),
+            queue=self._queue.columns(now),
             pins=self._pins.statuses(now, MAX_PINS),
             tree=tree,
             input_state=self._input_gate.state,

@@ -1,4 +1,4 @@
-"""Walks over the prefix tree for pictures, some nodes with each."""
+"""Walks over the prefix tree for pictures, some nodes at a time."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ from weft.engine.picture.columns import ints, longs
 from weft.memory.index.survey import Survey, TreeSurvey
 from weft.messages.picture import TreeColumns
 
-NODES_PER_PICTURE = 128  # that a picture walks on
+PIECE_S = 0.02  # from one piece of a walk to the next, at least
+NODES_PER_S = 800  # that are looked at, so that the share of time is the same for all models
+MAX_NODES_AT_ONCE = 256
 ROUND_S = 1.0  # from one walk to the next, at least
 
 
 class TreeWatch:
-    """Walks over the prefix tree, some nodes with each picture."""
+    """Walks over the prefix tree between steps: nodes lie anywhere in memory, so that each costs a
+    microsecond or two."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._walk: TreeSurvey | None = None
         self._begun_s = -ROUND_S
+        self._looked_s = -ROUND_S
         self.columns = TreeColumns()  # of the last walk that is over
 
     def go_on(self, now: float) -> None:
+        passed_s = now - self._looked_s
+        if passed_s < PIECE_S:
+            return
         if self._walk is None:
             if now - self._begun_s < ROUND_S:
                 return
             self._begun_s = now
             self._walk = TreeSurvey(self._core.scheduler.kv.cache.tops())
-        survey = self._walk.look(NODES_PER_PICTURE)
+        self._looked_s = now
+        survey = self._walk.look(min(int(passed_s * NODES_PER_S), MAX_NODES_AT_ONCE))
         if survey is not None:
             self._walk = None
             self.columns = _tree_columns(

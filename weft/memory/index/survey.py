@@ -82,7 +82,7 @@ class TreeSurvey:
         # Heap of the heaviest so far: tokens, and the number, so that of equal ones the first
         # counts as the heavier: no child is chosen without its parent.
         self._heaviest: list[tuple[int, int, int, Node]] = []
-        self._least = 0  # what a node must have to be among them
+        self._least = 0  # tokens that a leaf must have to be among them
 
     def look(self, num_nodes: int) -> Survey | None:
         """Look at so many nodes more. Returns what was found, when the walk is over."""
@@ -155,7 +155,8 @@ class TreeSurvey:
         else:
             heapq.heappushpop(heaviest, one)
         if len(heaviest) == MAX_FOUND:
-            self._least = heaviest[0][0]
+            # A leaf that comes later has to be heavier: of equal ones the first counts.
+            self._least = heaviest[0][0] + 1
 
     def _cut_short(self) -> Survey:
         """The walk has seen as many as it may."""

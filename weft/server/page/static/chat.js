@@ -1,6 +1,6 @@
 // A conversation with the model, streamed: the OpenAI API as every client uses it.
 
-import { $, button, check, el, headers, join, keepKey, keyOf, on, tell } from "./parts.js";
+import { $, button, bytes, check, el, headers, join, keepKey, keyOf, on, tell } from "./parts.js";
 import { events } from "./feed.js";
 import { nodes } from "./markdown.js";
 import { mine } from "./rows.js";
@@ -44,11 +44,6 @@ function clear() {
 	log.replaceChildren(el("p", "none", "Ask something, and see what the engine makes of it: your request is the bold one among those that run."));
 }
 
-function grow() {
-	text.style.height = "auto";
-	text.style.height = Math.min(text.scrollHeight + 2, 144) + "px";
-}
-
 const follow = () => log.scrollTo(0, log.scrollHeight);
 
 function complain(words) {
@@ -61,7 +56,7 @@ async function take(files) {
 	for (const file of files) {
 		if (!file.type.startsWith("image/")) continue;
 		if (file.size > MAX_PICTURE) {
-			complain(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most ${MAX_PICTURE / 1e6} are sent from here`);
+			complain(`${file.name} has ${bytes(file.size)}; at most ${bytes(MAX_PICTURE)} are sent`);
 			continue;
 		}
 		const reader = new FileReader();
@@ -115,7 +110,6 @@ function send() {
 	text.value = "";
 	pictures = [];
 	showPictures();
-	grow();
 	const rid = "page-" + crypto.getRandomValues(new Uint32Array(2)).join("-");
 	run(asked, { rid, box, text: "", thought: "", began: performance.now() });
 }
@@ -200,7 +194,6 @@ on("ask", "submit", (event) => { event.preventDefault(); send(); });
 on("text", "keydown", (event) => {
 	if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 });
-on("text", "input", grow);
 on("text", "paste", (event) => take(event.clipboardData?.files || []));
 on("log", "dragover", (event) => event.preventDefault());
 on("log", "drop", (event) => { event.preventDefault(); take(event.dataTransfer.files); });

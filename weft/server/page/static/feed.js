@@ -16,9 +16,8 @@ export async function* events(answer) {
 			const blocks = (rest + value).split("\n\n");
 			rest = blocks.pop();
 			for (const block of blocks) {
-				const lines = block.split("\n");
-				const field = (name) => lines.filter((line) => line.startsWith(name)).map((line) => line.slice(name.length)).join("\n");
-				yield [field("event: "), field("data: ")];
+				const found = block.match(/^(?:event: (.*)\n)?data: (.*)/);
+				if (found) yield found.slice(1);
 			}
 		}
 	} finally {

@@ -1,9 +1,9 @@
 // The figures at the top. Rates are differences of counters, as Prometheus would take them.
 
-import { $, clear as empty, colour, el, short, used } from "./parts.js";
+import { $, clear as empty, colour, el, put, short, used } from "./parts.js";
 
 const SPAN_S = 3; // of rates
-const KEPT_S = 60; // of hits, and of the small curves
+const KEPT_S = 60; // of hits and curves
 const TITLES = [
 	["Output tokens/s", "decode"],
 	["Prompt tokens/s", "prefill"],
@@ -14,7 +14,7 @@ const TITLES = [
 ];
 
 const tiles = TITLES.map(([title, shade]) => {
-	const value = el("dd");
+	const value = el("dd", "", "0", el("small"));
 	const curve = el("canvas");
 	curve.ariaHidden = true;
 	$("figures").append(el("div", "panel", el("dt", "", title), value, curve));
@@ -51,8 +51,8 @@ export function show(at, stats) {
 }
 
 function set(tile, at, value, unit = "") {
-	tile.value.textContent = unit === "%" ? value.toFixed(0) : short(value);
-	if (unit) tile.value.append(el("small", "", unit));
+	put(tile.value.firstChild, unit === "%" ? value.toFixed(0) : short(value));
+	put(tile.value.lastChild, unit);
 	tile.points.push([at, value]);
 	while (at - tile.points[0][0] > KEPT_S) tile.points.shift();
 	const [drawing, width, height] = empty(tile.curve);

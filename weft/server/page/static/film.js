@@ -54,7 +54,7 @@ export async function go(index) {
 
 function say(frame) {
 	const words = `step ${num(frame.step)} of ${num(frames.at(-1).step)} · ${frame.at_s.toFixed(3)} s`;
-	tell("film-text", words + (facts.stride > 1 ? ` · every ${facts.stride}th` : ""));
+	tell("film-text", words + (facts.stride > 1 ? ` · 1 of ${facts.stride}` : ""));
 	$("film-at").value = at;
 	$("film-at").ariaValueText = words;
 }
@@ -63,7 +63,6 @@ function play(isOn) {
 	clearTimeout(timer);
 	timer = isOn ? setTimeout(turn) : 0;
 	tell("film-play", isOn ? "Stop" : "Play");
-	$("film-play").ariaPressed = isOn;
 }
 
 async function turn() {

@@ -20,6 +20,7 @@ let hello = null;
 let offset = 0; // of the server's clock, in seconds
 let isPaused = false;
 let saidAt = 0;
+let work = []; // what of the picture is not drawn yet
 const latest = new Map(); // pictures by the rank of the engine, each with its last tree
 
 // ---- pictures
@@ -37,12 +38,30 @@ function change() {
 }
 
 function draw(picture) {
-	const stats = picture.stats;
-	steps.add(picture.steps, isFilm);
-	figures.show(picture.at_s, stats);
-	rows.show(picture);
-	memory.show(stats, picture.pins);
-	if (picture.tree) tree.show(picture.tree);
+	const { stats, pins } = picture;
+	finish();
+	work = [
+		() => rows.show(picture),
+		() => rows.wait(picture),
+		() => { figures.show(picture.at_s, stats); memory.show(stats, pins); say(stats); },
+		() => picture.tree && tree.show(picture.tree),
+		() => steps.add(picture.steps, isFilm),
+	];
+	if (isFilm) finish();
+	else requestAnimationFrame(go);
+}
+
+// A frame for each part, so that none takes long.
+function go() {
+	work.shift()?.();
+	if (work.length) requestAnimationFrame(go);
+}
+
+function finish() {
+	while (work.length) work.shift()();
+}
+
+function say(stats) {
 	if (!isFilm) live();
 	const now = performance.now();
 	if (now - saidAt < WORDS_MS) return;

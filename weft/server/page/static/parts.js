@@ -4,10 +4,12 @@ export const $ = (id) => document.getElementById(id);
 
 export const on = (id, event, act) => $(id).addEventListener(event, act);
 
-// Screen readers hear only what has changed.
-export function tell(id, words) {
-	if ($(id).textContent !== words) $(id).textContent = words;
+// Screen readers hear only what has changed, and only that is laid out again.
+export function put(node, words) {
+	if (node.textContent !== words) node.textContent = words;
 }
+
+export const tell = (id, words) => put($(id), words);
 
 export function el(tag, kind = "", ...children) {
 	const made = document.createElement(tag);
@@ -49,7 +51,9 @@ export function listOf(box, make, fill, none) {
 
 export const join = (...words) => words.filter(Boolean).join(" · ");
 
-export const num = (value) => Math.round(value).toLocaleString("en");
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export const num = (value) => whole.format(value);
 
 export function short(value, more = {}) {
 	const notation = value < 1e4 ? "standard" : "compact";
@@ -62,8 +66,7 @@ export function span(seconds) {
 	if (seconds < 10) return seconds.toFixed(1) + " s";
 	if (seconds < 120) return seconds.toFixed(0) + " s";
 	if (seconds < 7200) return Math.floor(seconds / 60) + " min";
-	if (seconds < 172800) return Math.floor(seconds / 3600) + " h " + Math.floor((seconds % 3600) / 60) + " min";
-	return Math.floor(seconds / 86400) + " days";
+	return Math.floor(seconds / 3600) + " h " + Math.floor((seconds % 3600) / 60) + " min";
 }
 
 export const plural = (count, word) => `${num(count)} ${word}${count === 1 ? "" : "s"}`;
@@ -91,15 +94,29 @@ export function colour(name) {
 
 export const forgetColours = () => { colours = {}; };
 
-// A canvas in its own size, empty: [drawing, width, height] in pixels of the page.
-export function clear(canvas) {
+const sheets = new Map();
+const resized = new ResizeObserver((all) => all.forEach(({ target }) => fit(target)));
+
+function fit(canvas) {
 	const { clientWidth: width, clientHeight: height } = canvas;
 	const ratio = devicePixelRatio;
 	canvas.width = Math.round(width * ratio);
 	canvas.height = Math.round(height * ratio);
 	const drawing = canvas.getContext("2d");
 	drawing.scale(ratio, ratio);
-	return [drawing, width, height];
+	sheets.set(canvas, [drawing, width, height]);
+}
+
+// A canvas in its own size, empty: [drawing, width, height] in pixels of the page.
+export function clear(canvas) {
+	if (!sheets.has(canvas)) {
+		fit(canvas);
+		resized.observe(canvas);
+	}
+	const sheet = sheets.get(canvas);
+	sheet[0].clearRect(0, 0, sheet[1], sheet[2]);
+	sheet[0].beginPath();
+	return sheet;
 }
 
 export const keyOf = (kind) => sessionStorage.getItem("weft-" + kind) || "";

@@ -1,6 +1,6 @@
 // Who runs and who waits: a bar for each request that has a row, a reason for each that has none.
 
-import { $, button, el, hue, join, listOf, num, plural, span, take, tell } from "./parts.js";
+import { $, button, el, hue, join, listOf, num, plural, put, span, take, tell } from "./parts.js";
 import * as story from "./story.js";
 
 const MANY = 14;
@@ -11,12 +11,17 @@ let queue = null;
 
 export function show(picture) {
 	const stats = picture.stats;
-	({ rows, queue } = picture);
+	rows = picture.rows;
 	const prompts = rows.decoding.filter((is) => !is).length;
 	const computed = prompts && `${plural(prompts, "prompt")} being computed`;
 	tell("rows-text", join(`${num(rows.rid.length)} of ${num(stats.max_running_requests)} rows`, computed));
 	$("rows").classList.toggle("many", rows.rid.length > MANY);
 	lanes(rows.rid);
+}
+
+export function wait(picture) {
+	const stats = picture.stats;
+	queue = picture.queue;
 	let words = plural(stats.num_waiting, "request");
 	if (stats.num_waiting) words += ` with ${num(stats.num_waiting_tokens)} prompt tokens`;
 	tell("queue-text", join(
@@ -56,11 +61,12 @@ function fill(item, i) {
 
 const line = (rid) => row(rid, "", el("span", "why"));
 
-function wait(item, i) {
+function entry(item, i) {
 	const [, why, age] = item.firstChild.children;
-	why.textContent = why.title = queue.why[i];
-	age.textContent = span(queue.age[i]);
+	put(why, queue.why[i]);
+	why.title = queue.why[i];
+	put(age, span(queue.age[i]));
 }
 
 const lanes = listOf($("rows"), lane, fill, "Nothing runs. Ask something, and watch it here.");
-const lines = listOf($("queue"), line, wait, "Nobody waits.");
+const lines = listOf($("queue"), line, entry, "Nobody waits.");

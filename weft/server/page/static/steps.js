@@ -14,7 +14,7 @@ let list = [];
 let shown = 0; // bars that have come in; a fraction of the next one
 let top = 1; // ms of the highest bar, smoothed
 let at = -1; // index of the chosen one
-let rate = 0; // bars that come in within a millisecond
+let rate = 0; // bars in a millisecond
 let frame = 0;
 
 export const onPick = (act) => { pick = act; };
@@ -46,7 +46,7 @@ function sumUp() {
 	const times = list.slice(-200).map((step) => step.ms).sort((a, b) => a - b);
 	const last = list.at(-1);
 	const half = times[times.length >> 1];
-	tell("steps-text", `${num(last.number)} · median ${half.toFixed(1)} ms · longest ${times.at(-1).toFixed(1)} ms of the last ${times.length}`);
+	tell("steps-text", `${num(last.number)} · median ${half.toFixed(1)} ms · longest ${times.at(-1).toFixed(1)} ms`);
 	strip.ariaValueMin = list[0].number;
 	strip.ariaValueMax = last.number;
 	if (at < 0) say(last);
@@ -129,6 +129,7 @@ export function draw() {
 	const begin = Math.max(end - Math.ceil(width / WIDTH) - 1, 0);
 	const highest = Math.max(1, ...list.slice(begin, end).map((step) => step.ms));
 	top = highest > top ? highest : top + (highest - top) * 0.05;
+	const bars = { decode: new Path2D(), cached: new Path2D(), prefill: new Path2D() };
 	for (let i = begin; i < end; i++) {
 		const step = list[i];
 		const x = width - (shown - i) * WIDTH;
@@ -138,16 +139,16 @@ export function draw() {
 		// Of a mixed step each decoding row has a token, and the prompts the others.
 		const isMixed = decoding > 0 && step.tokens;
 		const share = isMixed ? (step.tokens - decoding) / step.tokens : 1;
-		drawing.fillStyle = colour(step.mode === 4 ? "cached" : "decode");
-		drawing.fillRect(x, height - tall, WIDTH - 1.5, tall);
-		if (step.prompts && share > 0) {
-			drawing.fillStyle = colour("prefill");
-			drawing.fillRect(x, height - tall, WIDTH - 1.5, Math.max(tall * share, 2));
-		}
+		bars[step.mode === 4 ? "cached" : "decode"].rect(x, height - tall, WIDTH - 1.5, tall);
+		if (step.prompts && share > 0) bars.prefill.rect(x, height - tall, WIDTH - 1.5, Math.max(tall * share, 2));
 		if (i === at) {
 			drawing.strokeStyle = colour("ink");
 			drawing.strokeRect(x - 0.75, height - tall - 1, WIDTH, tall + 2);
 		}
+	}
+	for (const [name, path] of Object.entries(bars)) {
+		drawing.fillStyle = colour(name);
+		drawing.fill(path);
 	}
 	drawing.fillStyle = colour("soft");
 	drawing.font = "10px system-ui, sans-serif";

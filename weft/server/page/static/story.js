@@ -21,7 +21,7 @@ const fill = (...made) => $("story-body").replaceChildren(...made);
 export async function open(rid) {
 	shown = rid;
 	$("story").hidden = false;
-	fill(el("p", "none", "Looking it up…"));
+	fill();
 	await load(rid);
 	$("story-body").focus({ preventScroll: true });
 }
@@ -69,9 +69,6 @@ function article(one) {
 		const [low, middle, high] = one.first_token_in_s.map(span);
 		say(`first token expected in ${middle} (${low} to ${high})`);
 	}
-	if (one.retractions) {
-		say(`${num(one.retractions)} retractions: ${num(one.recomputed_tokens)} tokens computed again, ${num(one.refound_tokens)} still cached`);
-	}
 	if (one.drafts) say(`guesses: ${one.drafts}`);
 	box.append(el("ol", "times", ...one.timeline.map(entry)), el("div", "after", ...copies(one.rid)));
 	return box;
@@ -90,15 +87,14 @@ function entry({ what, first_step, last_step, times, at_s }) {
 // Buttons that copy how to ask the same again, or for the story of a request of others.
 export function copies(rid) {
 	const body = asked.get(rid);
-	if (body) return [copier("curl", asCurl(body)), copier("Python", asPython(body))];
-	return [copier("curl of this story", storyCurl(rid)), copier("Python", storyPython(rid))];
+	const what = body ? ["v1/chat/completions", "WEFT_API_KEY", body] : [path(rid), "WEFT_ADMIN_API_KEY"];
+	return [copier("curl", curl(...what)), copier("Python", python(...what))];
 }
 
 function copier(name, text) {
 	const made = button("Copy " + name, async () => {
 		const isDone = await navigator.clipboard?.writeText(text).then(() => true, () => false);
 		made.textContent = isDone ? "Copied" : "Not allowed";
-		setTimeout(() => { made.textContent = "Copy " + name; }, 1500);
 	});
 	return made;
 }
@@ -106,31 +102,18 @@ function copier(name, text) {
 const url = (path) => new URL(path, location.href).href;
 const quoted = (text) => "'" + text.replaceAll("'", `'\\''`) + "'";
 
-const asCurl = (body) => `curl -N ${quoted(url("v1/chat/completions"))} \\
+const curl = (path, key, body) => `curl -N ${quoted(url(path))} \\
+  -H "authorization: Bearer $${key}"` + (body ? ` \\
   -H 'content-type: application/json' \\
-  -H "authorization: Bearer $WEFT_API_KEY" \\
-  -d ${quoted(JSON.stringify(body))}`;
+  -d ${quoted(JSON.stringify(body))}` : "");
 
-const asPython = (body) => `import json
-import os
-
-from openai import OpenAI
-
-client = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key=os.environ.get("WEFT_API_KEY", "none"))
-body = json.loads(r'''${JSON.stringify(body).replaceAll("'''", "\\u0027\\u0027\\u0027")}''')
-body["stream"] = False
-answer = client.post("/chat/completions", body=body, cast_to=object)
-print(answer["choices"][0]["message"]["content"])
-`;
-
-const storyCurl = (rid) => `curl -s -H "authorization: Bearer $WEFT_ADMIN_API_KEY" ${quoted(url(path(rid)))}`;
-
-const storyPython = (rid) => `import os
+// A string of JSON is one of Python, too.
+const python = (path, key, body) => `import os
 
 import httpx
 
-headers = {"authorization": "Bearer " + os.environ.get("WEFT_ADMIN_API_KEY", "none")}
-answer = httpx.get(${JSON.stringify(url(path(rid)))}, headers=headers)
-for line in answer.json()["requests"][0]["text"]:
-    print(line)
+headers = {"authorization": "Bearer " + os.environ.get("${key}", "none"), "content-type": "application/json"}
+body = ${JSON.stringify(body ? JSON.stringify({ ...body, stream: false, stream_options: undefined }) : "")}
+answer = httpx.request("${body ? "POST" : "GET"}", ${JSON.stringify(url(path))}, headers=headers, content=body, timeout=None)
+print(answer.json())
 `;

@@ -1,6 +1,6 @@
 // The prefix cache as an icicle.
 
-import { $, button, listOf, num, plural, tell } from "./parts.js";
+import { $, button, listOf, num, plural, put, tell } from "./parts.js";
 
 const DEPTH = 9;
 const THIN = 0.0035; // share of the width below which a node is not drawn
@@ -8,6 +8,7 @@ const THIN = 0.0035; // share of the width below which a node is not drawn
 const box = $("tree");
 let tree = null;
 let places = []; // of the nodes that are drawn
+let wide = 0; // pixels
 let chosen = "";
 const draw = listOf(box, (name) => button("", () => choose(name), ""), (node, i) => place(node, places[i]));
 
@@ -18,6 +19,7 @@ export function show(seen) {
 	const words = `${num(total)} tokens in ${plural(tree.nodes, "node")}${whole} · width: tokens, brightness: last use`;
 	tell("tree-text", tree.parent.length ? words : "nothing is cached");
 	places = layOut(total);
+	wide = box.clientWidth;
 	box.style.setProperty("--depth", Math.max(...places.map((one) => one.y + 1), 1));
 	draw(places.map((one) => one.name));
 }
@@ -40,7 +42,7 @@ function layOut(total) {
 		const isDrawn = !isEmpty && width >= THIN && y < DEPTH;
 		while (isDrawn && names.has(name)) name += "'";
 		if (isDrawn) names.add(name);
-		const b = 1 - tree.age[i] / oldest;
+		const b = (1 - tree.age[i] / oldest).toFixed(1);
 		all.push({ i, name, x, y, w: width, b, next: x, isDrawn });
 	});
 	return all.filter((one) => one.isDrawn);
@@ -48,13 +50,13 @@ function layOut(total) {
 
 function place(node, spot) {
 	const { i, name } = spot;
-	for (const sign of ["x", "y", "w", "b"]) node.style.setProperty("--" + sign, spot[sign].toFixed(5));
+	for (const sign of ["x", "y", "w", "b"]) node.style.setProperty("--" + sign, spot[sign]);
 	const text = tree.text[i];
-	const isSlim = spot.w * box.clientWidth < 26;
+	const isSlim = spot.w * wide < 26;
 	node.classList.toggle("slim", isSlim);
 	node.classList.toggle("used", tree.locks[i]);
 	node.classList.toggle("kept", tree.pins[i]);
-	node.textContent = isSlim ? "" : text.replaceAll("\n", "⏎");
+	put(node, isSlim ? "" : text.replaceAll("\n", "⏎"));
 	let words = `${plural(tree.tokens[i], "token")}, ${num(tree.below[i])} with all below`;
 	if (tree.locks[i]) words += `, used by ${plural(tree.locks[i], "request")}`;
 	if (tree.pins[i]) words += ", pinned";
