@@ -229,6 +229,7 @@ class DecodeSide(NoHandoff):
         except SentAway as exc:
             reason = "refused"
             why = f"{talk.place}: {exc}"
+            self._refusals.tell(f"{talk.place}", f"{exc}")
         except DamagedPiece as exc:
             reason = "damaged"
             why = f"{talk.place}: {exc}"
@@ -265,7 +266,7 @@ class DecodeSide(NoHandoff):
         connection = await self._connect(talk.place)
         incoming: asyncio.Future[Spoken] | None = None
         try:
-            await self._greet(connection, talk.place, facts)
+            await greet(connection, self._secret, facts, self._silence_s)
             ask = Ask(talk.place.room, talk.key.namespace, talk.key.tokens, talk.have)
             await connection.send(ask)
             incoming = connection.next_message()
@@ -374,20 +375,13 @@ class DecodeSide(NoHandoff):
             facts = self._known_facts()
             connection = await self._connect(place)
             try:
-                await self._greet(connection, place, facts)
+                await greet(connection, self._secret, facts, self._silence_s)
                 await connection.send(Ask(place.room, "", b"", 0, is_needless=True))
                 async with asyncio.timeout(2 * self._silence_s):
                     while isinstance(await connection.receive(), Beat):
                         pass
             finally:
                 connection.close()
-
-    async def _greet(self, connection: Connection, place: MeetingPlace, facts: Facts) -> None:
-        try:
-            await greet(connection, self._secret, facts, self._silence_s)
-        except SentAway as exc:
-            self._refusals.tell(f"{place}", f"{exc}")
-            raise
 
     def _known_facts(self) -> Facts:
         """Raises SentAway while they are not known."""

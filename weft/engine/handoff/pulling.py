@@ -207,7 +207,8 @@ class PullService(Service):
     def _miss(self, ids: list[int], reason: str, why: str, now: float) -> None:
         """Requests get nothing, or nothing more, from another server."""
         self.num_missed[reason] += len(ids)
-        log.seldom("missed", reason=reason, why=why, requests=len(ids))
+        if reason != "refused":  # then there is a line already
+            log.seldom("missed", reason=reason, why=why, requests=len(ids))
         for id in ids:
             if self._settings.fallback == "fail":
                 message = f"its KV did not come from the prefill server ({reason}): {why}"
