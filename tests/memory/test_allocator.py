@@ -53,12 +53,13 @@ def test_the_audit_names_the_owners_of_a_page_owned_twice() -> None:
 
 
 def test_the_runner_is_told_of_what_a_row_points_to() -> None:
-    rows = RowTable(num_rows=2, max_len=8)
+    rows = RowTable(num_rows=2, max_len=9, page_size=2)
     row = rows.alloc()
-    rows.point(row, 2, np.array([5, 6], dtype=np.int32))
-    assert rows.slots[row, 2:4].tolist() == [5, 6]
+    rows.point(row, 2, np.array([5, 7], dtype=np.int32))
+    assert rows.pages_of(row, 2, 5).tolist() == [5, 7]
+    assert rows.slots_of(row, 3, 6).tolist() == [11, 14, 15]
     ((written, start, slots),) = rows.take_writes()
-    assert (written, start, slots.tolist()) == (row, 2, [5, 6])
+    assert (written, start, slots.tolist()) == (row, 2, [10, 11, 14, 15])
     assert rows.take_writes() == []
     rows.free(row)
     assert rows.num_free == 2

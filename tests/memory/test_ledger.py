@@ -168,7 +168,7 @@ def test_requests_that_were_given_the_same_page_end_and_others_are_computed_anew
     first, second = world.request(0), world.request(1)
     mine = int(kv.owned_pages(first)[-1])
     at = int(columns.seq_len[second.row]) - 2
-    kv.rows.slots[second.row, at] = mine  # and so the page that was there is nobody's
+    kv.rows.pages[second.row, at] = mine  # and so the page that was there is nobody's
     reply = world.audited()
     assert len(reply.faults) == 2
     assert "r0 (request 0) and r1 (request 1)" in " ".join(reply.faults)

@@ -93,8 +93,8 @@ class Pages:
 
     def own(self, request: Request) -> set[int]:
         """Pages of a row that are not the tree's."""
-        slots = self._kv.rows.slots[request.row, : self.computed(request)]
-        return set((slots // self.size).tolist()) - self.paths[request.id]
+        pages = self._kv.rows.pages_of(request.row, 0, self.computed(request))
+        return set(pages.tolist()) - self.paths[request.id]
 
     def up(self, tokens: int) -> int:
         """Whole pages for so many tokens, in tokens."""

@@ -21,7 +21,10 @@ from weft.scheduler.request import Columns, Request
 def make_kv(num_pages: int, page_size: int) -> KvMemory:
     columns = Columns(8, 8192)
     return KvMemory(
-        RowTable(8, 8192), PageAllocator(num_pages, page_size), RadixCache(page_size), columns
+        RowTable(8, 8192, page_size),
+        PageAllocator(num_pages, page_size),
+        RadixCache(page_size),
+        columns,
     )
 
 

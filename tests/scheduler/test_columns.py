@@ -100,7 +100,7 @@ def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwh
     world.step()
     world.step()
     kv = world.scheduler.kv
-    used = [kv.rows.slots[world.request(id).row, :20].tolist() for id in ids]
+    used = [kv.rows.slots_of(world.request(id).row, 0, 20).tolist() for id in ids]
     assert (
         used[0]
         == used[1]

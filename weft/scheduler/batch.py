@@ -17,7 +17,7 @@ import numpy as np
 from weft.arrays import BoolArray, IntArray, LongArray
 from weft.messages.replies import FinishReason
 from weft.plan.step import ForwardMode, Plan, Result
-from weft.scheduler.request import Columns, Request
+from weft.scheduler.request import Columns, Request, RowFacts
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 NO_SLOTS = np.empty(0, dtype=np.int32)
@@ -60,13 +60,13 @@ class Batch:
     __slots__ = (
         "blocks_overlap",
         "epochs",
+        "facts",
         "lens",
         "mode",
         "plan",
         "prefills",
         "prompt_only_rows",
         "rows",
-        "sample_epochs",
         "sample_lens",
         "sample_rows",
         "starts",
@@ -87,15 +87,16 @@ class Batch:
         self.rows = rows  # [R]
         self.starts = starts  # [R] position of the first token of each in this step
         self.lens = lens  # [R] how many there are
-        self.epochs: IntArray = columns.epoch.take(rows)  # [R]
-        self.sample_rows: IntArray = rows  # [S]
-        self.sample_epochs: IntArray = self.epochs  # [S]
         # [S] tokens of its sequence that stand before the one that is sampled
         self.sample_lens: IntArray = starts + lens
-        if not samples.all():
-            self.sample_rows = rows[samples]
-            self.sample_epochs = self.epochs[samples]
+        if samples.all():
+            self.facts = columns.facts(rows)  # [S]
+            self.epochs: IntArray = self.facts.epochs  # [R]
+        else:
+            self.facts = columns.facts(rows[samples])
+            self.epochs = columns.epoch.take(rows)
             self.sample_lens = self.sample_lens[samples]
+        self.sample_rows: IntArray = self.facts.rows  # [S]
         # Rows that end here, without a token, and their epochs.
         self.prompt_only_rows: list[tuple[int, int]] = []
         for request in prefills:
@@ -125,7 +126,9 @@ class Batch:
 
     def is_live(self, columns: Columns) -> BoolArray:
         """[S] whether each sampled token counts: its request still has its row."""
-        live: BoolArray = columns.epoch.take(self.sample_rows) == self.sample_epochs
+        if self.facts.as_of == columns.num_changes:
+            return np.ones(len(self.sample_rows), dtype=np.bool_)
+        live: BoolArray = columns.epoch.take(self.sample_rows) == self.facts.epochs
         return live
 
 
@@ -181,17 +184,17 @@ def commit(
         errors = _errors(batch, result, live & result.invalid)
         errors = [end for end in errors if end.row not in explained]
         live &= ~result.invalid
-    rows: IntArray = batch.sample_rows
+    facts = batch.facts
     tokens: IntArray = result.first_tokens
     known: IntArray = batch.sample_lens
-    if not live.all():
-        rows = rows[live]
+    if facts.as_of != columns.num_changes or not live.all():
+        facts = columns.facts(facts.rows[live])
         tokens = tokens[live]
         known = known[live]
-    at = rows.astype(np.intp)  # numpy would convert the rows for each column
-    columns.tokens.reshape(-1)[at * columns.tokens.shape[1] + known] = tokens
+    places = facts.at * columns.tokens.shape[1] + known
+    columns.tokens.reshape(-1)[places] = tokens
     known = known + 1
-    columns.known_len[at] = known
+    columns.known_len[facts.at] = known
 
     # By row; a later one of the same row only counts where none was found before.
     found: dict[int, End] = {}
@@ -200,16 +203,16 @@ def commit(
     for row, epoch in batch.prompt_only_rows:
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
-    stops = stopped(columns, rows, tokens, is_eos)
-    ended = stops | (known >= columns.max_len.take(rows))
+    stops = stopped(columns, facts, tokens, is_eos)
+    ended = stops | (known >= facts.max_len)
     for i in np.flatnonzero(ended).tolist():
-        row = int(rows[i])
+        row = int(facts.rows[i])
         if stops[i]:
             found[row] = End(row, "stop", int(tokens[i]))
         else:
             found.setdefault(row, End(row, "length"))
 
-    ids: LongArray = columns.ids.take(rows)
+    ids = facts.ids
     more: Sequence[Forced] = forced
     if result.counts is not None:
         more = [*_behind_first(columns, batch, result, result.counts, live), *forced]
@@ -251,14 +254,13 @@ def _errors(batch: Batch, result: Result, invalid: BoolArray) -> list[End]:
     return ends
 
 
-def stopped(columns: Columns, rows: IntArray, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
-    """[n] whether the token that each of the rows [n] got stops its request."""
-    stops: BoolArray = is_eos.take(tokens) & columns.stops_at_eos.take(rows)
-    special = columns.has_stop_ids.take(rows)
+def stopped(columns: Columns, facts: RowFacts, tokens: IntArray, is_eos: BoolArray) -> BoolArray:
+    """[n] whether the token that each of n rows got stops its request."""
+    stops: BoolArray = is_eos.take(tokens) & facts.stops_at_eos
     # Few requests have stop tokens of their own.
-    if special.any():
-        for i in np.flatnonzero(special).tolist():
-            request: Request = columns.requests[rows[i]]
+    if np.count_nonzero(facts.has_stop_ids):
+        for i in np.flatnonzero(facts.has_stop_ids).tolist():
+            request: Request = columns.requests[facts.rows[i]]
             stop_ids = request.message.sampling.stop_token_ids
             stops[i] |= int(tokens[i]) in stop_ids
     return stops

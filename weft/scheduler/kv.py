@@ -93,7 +93,7 @@ class KvMemory:
         self.columns.fill(request)
         handle, length, pages, is_locked = request.prefix
         if length:
-            self.rows.point(request.row, 0, slots_of(pages, self.page_size))
+            self.rows.point(request.row, 0, pages)
             # From here on the row has the slots; the pages would only be kept twice.
             request.prefix = CachedPrefix(handle, length, NO_PAGES, is_locked)
 
@@ -108,20 +108,19 @@ class KvMemory:
         extend_len = request.extend_end - start
         assert start % page_size == 0
         pages = self._alloc(num_pages_for(extend_len, page_size), request.id)
-        slots = slots_of(pages, page_size)[:extend_len]
-        self.rows.slots[request.row, start : request.extend_end] = slots
-        return slots
+        begin = start // page_size
+        self.rows.pages[request.row, begin : begin + len(pages)] = pages
+        return slots_of(pages, page_size)[:extend_len]
 
     def slots_again(self, request: Request, start: int) -> IntArray:
         """The slots of the planned tokens from `start` on, which a step before has allocated: the
         next one writes more of their layers."""
-        slots: IntArray = self.rows.slots[request.row, start : request.extend_end].copy()
-        return slots
+        return self.rows.slots_of(request.row, start, request.extend_end)
 
     def withdraw(self, request: Request, start: int) -> None:
         """Free the pages of the tokens from `start` on, a border of pages: they were computed in
         part and will never be whole."""
-        pages = self._pages(request.row, start, request.kv_len)
+        pages = self.rows.pages_of(request.row, start, request.kv_len)
         self.allocator.free(pages)
         request.kv_len = start
         self.columns.kv_len[request.row] = start
@@ -147,30 +146,34 @@ class KvMemory:
 
     def decode_fits(self, rows: IntArray) -> bool:
         """Whether there is memory for the next decode step of `rows`."""
-        needed = self.decode_pages(rows) * self.page_size
-        return needed <= self.available
+        available = self.available
+        # As a rule there is, even if each token began a page: that is counted in half the time.
+        num_tokens = (self.columns.seq_len - self.columns.kv_len).take(rows)
+        if int(num_tokens.sum()) * self.page_size <= available:
+            return True
+        return self.decode_pages(rows) * self.page_size <= available
 
     def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
         """Allocate the slots [T] of T tokens of decoding rows.
 
         Token i stands at `positions[i]` of `rows[i]`; the tokens of a row follow each other, and
         those that have slots. A token that begins a page takes a new one; every other token finds
-        its page by the slot of the page's first token, which is in the row.
+        its page in the row.
         """
-        # Positions are not negative: this is `%` and its rest, in a third of the time.
-        first = positions // self.page_size * self.page_size
-        in_page = positions - first
+        page_size = self.page_size
+        num_before = positions // page_size  # pages of the row that are full
+        # Positions are not negative: this is `%`, in a third of the time.
+        in_page = positions - num_before * page_size
         begins_page = in_page == 0
-        slots = self.rows.slots.reshape(-1)
-        row_begins = rows.astype(np.intp) * self.rows.max_len
+        table = self.rows.pages.reshape(-1)
+        places = rows.astype(np.intp) * self.rows.max_pages + num_before
         # Pages first: every other token finds its page in the row, also one that begins here.
-        if begins_page.any():
+        if np.count_nonzero(begins_page):
             new_rows = rows[begins_page]
             pages = self._alloc(len(new_rows), self.columns.ids[new_rows])
-            slots[(row_begins + first)[begins_page]] = pages * self.page_size
-        taken: IntArray = slots.take(row_begins + first) + in_page
-        slots[row_begins + positions] = taken
-        return taken
+            table[places[begins_page]] = pages
+        slots: IntArray = table.take(places) * page_size + in_page
+        return slots
 
     def cut(self, row: int, kv_len: int) -> None:
         """Keep what is computed of the first `kv_len` tokens of a row; take back the pages behind
@@ -178,7 +181,7 @@ class KvMemory:
         begin = num_pages_for(kv_len, self.page_size) * self.page_size
         end = int(self.columns.kv_len[row])
         if begin < end:
-            self.allocator.free(self._pages(row, begin, end))
+            self.allocator.free(self.rows.pages_of(row, begin, end))
         self.columns.kv_len[row] = kv_len
 
     def share(self, request: Request) -> None:
@@ -198,7 +201,7 @@ class KvMemory:
         if present > before:
             pages = self.cache.pages_of(inserted.handle)
             theirs = pages[before // page_size : present // page_size]
-            self.rows.point(request.row, before, slots_of(theirs, page_size))
+            self.rows.point(request.row, before, theirs)
         # The new path first: it has the old one in it, which must not become evictable between.
         self.cache.lock(inserted.handle)
         self.unlock(request)
@@ -331,7 +334,7 @@ class KvMemory:
     def owned_pages(self, request: Request) -> IntArray:
         """Pages that a request with a row owns besides the cache's."""
         num_computed = int(self.columns.kv_len[request.row])
-        return self._pages(request.row, request.prefix.length, num_computed)
+        return self.rows.pages_of(request.row, request.prefix.length, num_computed)
 
     @property
     def num_owned(self) -> int:
@@ -376,7 +379,7 @@ class KvMemory:
         # A launched step computes one token whose id is not known yet: no key can have it.
         num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
         num_tokens -= num_tokens % page_size
-        pages = self._pages(row, 0, num_tokens)
+        pages = self.rows.pages_of(row, 0, num_tokens)
         key = request.cache_key(columns.packed(row, num_tokens))
         inserted = self.cache.insert(key, pages)
         present = inserted.present
@@ -384,12 +387,6 @@ class KvMemory:
             # Another request has put the same tokens there meanwhile: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])
         return inserted
-
-    def _pages(self, row: int, start: int, end: int) -> IntArray:
-        """The pages of positions start..end of a row; start is on a page border."""
-        # The first slot of each page says which page it is.
-        first_slots = self.rows.slots[row, start : end : self.page_size]
-        return first_slots // self.page_size
 
     def _alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
         """Allocate pages for requests, by their ids, evicting what the free ones lack.

@@ -657,7 +657,7 @@ class Scheduler:
         for request in self.requests.values():
             request.max_len = min(request.max_len, max_len)
             if request.row != NO_ROW:
-                self.kv.columns.max_len[request.row] = request.max_len
+                self.kv.columns.shorten(request.row, request.max_len)
 
     def memory_came_back(self) -> None:
         """There is more KV memory than the last pass over the queue has seen."""
@@ -763,7 +763,9 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
     cache: PrefixCache = NoPrefixCache(page_size)
     if settings.prefix_cache:
         cache = RadixCache(page_size)
-    rows = RowTable(num_rows, settings.context_length, settings.max_running_requests)
+    rows = RowTable(
+        num_rows, settings.context_length, page_size, limit=settings.max_running_requests
+    )
     allocator = PageAllocator(settings.num_pages, page_size)
     columns = Columns(num_rows, settings.context_length)
     kv: KvMemory

@@ -18,6 +18,7 @@ from weft.plan.step import Drafting, ForwardMode, Plan, Result
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
+from weft.scheduler.planner import sampling_of
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.speculation.guessing import Guess, Guesser
 from weft.scheduler.speculation.planner import SpeculativePlanner
@@ -97,6 +98,7 @@ class DraftingPlanner(SpeculativePlanner):
             tokens.append(columns.tokens[row, start:end])
             positions.append(np.arange(end, end + count, dtype=np.int32))
         counts = np.array([guess.num_drafts for guess in guesses], dtype=np.int32)
+        facts = columns.facts(np.repeat(rows, counts))
         batch.plan = Plan(
             step=self.num_steps,
             mode=batch.mode,
@@ -106,7 +108,7 @@ class DraftingPlanner(SpeculativePlanner):
             tokens=np.concatenate(tokens),
             slots=np.concatenate(slots),
             samples=counts > 0,
-            sampling=self._sampling(np.repeat(rows, counts), np.concatenate(positions)),
+            sampling=sampling_of(facts, np.concatenate(positions)),
             table=self._kv.take_writes(),
             drafting=Drafting(counts, np.concatenate(own_slots)),
         )

@@ -141,7 +141,7 @@ class Guesser:
         guesses but for the last [count - 1]. It is going to have seen those tokens."""
         row, start, length, count = guess
         end = min(start + length, int(self._kv.columns.kv_len[row]))
-        known = self._kv.rows.slots[row, start:end]
+        known = self._kv.rows.slots_of(row, start, end)
         self._has_seen[known] = True
         own = self._num_slots + row * self._num_own
         of_tokens = np.full(length, own, dtype=np.int32)
@@ -242,7 +242,7 @@ class Guesser:
         """None: there is a token that the draft model does not know."""
         columns = self._kv.columns
         start = length - 1
-        has_seen = self._has_seen[self._kv.rows.slots[row, :start]]
+        has_seen = self._has_seen[self._kv.rows.slots_of(row, 0, start)]
         if not has_seen.all():
             start = int(has_seen.argmin())
         end = min(length, start + room)

@@ -43,7 +43,7 @@ class DraftedBatch(Batch):
         self.drafts = drafts
         self.counts: IntArray = work.drafts[work.samples] + 1  # tokens of each request that samples
         self.sample_rows = np.repeat(self.sample_rows, self.counts)
-        self.sample_epochs = np.repeat(self.sample_epochs, self.counts)
+        self.facts = columns.facts(self.sample_rows)
         self.sample_lens = consecutive(self.sample_lens - (self.counts - 1), self.counts)
         self.kept: BoolArray = np.ones(len(self.sample_rows), dtype=np.bool_)  # [S], once settled
         self.blocks_overlap = True
@@ -76,7 +76,7 @@ class SpeculativePlanner(Planner):
             return result
         columns = self._columns
         is_live = batch.is_live(columns)
-        goes_on = ~stopped(columns, batch.sample_rows, result.tokens, is_eos)
+        goes_on = ~stopped(columns, batch.facts, result.tokens, is_eos)
         if result.invalid is not None:
             goes_on &= ~result.invalid
         begins = np.cumsum(batch.counts) - batch.counts

@@ -43,7 +43,7 @@ class WindowedKv(KvMemory):
             window=settings.window,
             num_pages=settings.num_pages,
             page_size=self.page_size,
-            shape=rows.slots.shape,
+            shape=columns.tokens.shape,
             pins=self.pins,
         )
         cache.listeners.append(self.windows.tails)
