@@ -16,7 +16,7 @@ from weft.scheduler.waiting_table import WaitingTable
 class Latest(KeyPolicy):
     """Last come, first served."""
 
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         return -table.arrival_order[indices]
 
 
@@ -44,7 +44,7 @@ class ByTag(Policy):
     def left(self, request: Request) -> None:
         self.heard.append("left")
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         return table.lowest_first(indices, table.tag[indices])
 
 
@@ -54,49 +54,49 @@ class Unmakeable(Policy):
 
 
 class Raises(KeyPolicy):
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> Any:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> Any:
         raise ZeroDivisionError("in my policy")
 
 
 class TooShort(KeyPolicy):
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> Any:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> Any:
         return np.zeros(max(len(indices) - 1, 0))
 
 
 class NotANumber(KeyPolicy):
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> Any:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> Any:
         return np.full(len(indices), np.nan)
 
 
 class Words(KeyPolicy):
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> Any:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> Any:
         return np.array(["first"] * len(indices))
 
 
 class Nobody(Policy):
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         return iter(())
 
 
 class Nothing(Policy):
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Any:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Any:
         return None
 
 
 class Twice(Policy):
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         for request in super().order(table, indices, now):
             yield request
             yield request
 
 
 class Strange(Policy):
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Any:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Any:
         return iter([7])
 
 
 class RaisesLater(Policy):
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         yield table.request_at(int(indices[-1]))
         raise KeyError("after the first")
 
@@ -108,7 +108,7 @@ class Gone(Policy):
         super().__init__(context)
         self.first: Request | None = None
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         if self.first is None:
             self.first = table.request_at(int(indices[0]))
         yield self.first
@@ -139,7 +139,7 @@ class WrongClasses(Policy):
     def far_below(self, waiting: Request, rows: IntArray) -> Any:
         return [1, 2, 3]
 
-    def displaced(self, table: WaitingTable, indices: IntArray, newcomer: Request) -> Any:
+    def displaced(self, table: WaitingTable, indices: LongArray, newcomer: Request) -> Any:
         return 7
 
 

@@ -2,7 +2,8 @@
 in real time and without a model.
 
 Prompts are short (32 tokens), because what grows with the number of requests is measured here, not
-what grows with their length. Half of each prompt is one of 64 heads.
+what grows with their length. Half of each prompt is one of 64 heads. Requests differ in priority,
+tenant, length and deadline, so that every policy has something to decide.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from weft.bench.overhead import (
@@ -35,6 +37,11 @@ PROMPT_LEN = 32
 NUM_HEADS = 64
 MAX_NEW = 2_000
 AGING_S = 5.0
+NUM_CLASSES = 3
+NUM_TENANTS = 50
+TTFT_MS = 60_000
+# Besides each policy alone.
+COMPOSED = ("priority > lpm", "fair(key) > deadline", "priority > fair(key) > lpm")
 NUM_DECODES = 100
 NUM_ADMISSIONS = 20
 
@@ -44,7 +51,7 @@ def scale_figures(
 ) -> Iterator[OverheadFigure]:
     """A decode step; under each policy the plan of a step that admits one request and the first of
     the order; and the mass move of requests that get a shared prefix."""
-    for name in policies.names():
+    for name in (*policies.names(), *COMPOSED):
         # It admits nobody while its batch decodes.
         if name == "static":
             continue
@@ -93,9 +100,18 @@ def _full(policy: str, num_running: int, num_waiting: int) -> Scheduler:
     while len(scheduler.running_batch.rows) < num_running:
         timed_step(scheduler)
     heads = [draw_ids(rng, HEAD_LEN) for _ in range(NUM_HEADS)]
-    for number in range(num_running, num_running + num_waiting):
-        prompt = heads[number % NUM_HEADS] + draw_ids(rng, PROMPT_LEN - HEAD_LEN)
-        scheduler.add_request(message_of(number, prompt, max_new=MAX_NEW), 0.0)
+    drawn = rng.integers(1_000, size=(num_waiting, 4)).tolist()
+    for number, (a, b, c, d) in enumerate(drawn, start=num_running):
+        own_len = PROMPT_LEN - HEAD_LEN - a % HEAD_LEN
+        prompt = heads[number % NUM_HEADS] + draw_ids(rng, own_len)
+        message = message_of(number, prompt, max_new=MAX_NEW - b)
+        message = msgspec.structs.replace(
+            message,
+            priority=c % NUM_CLASSES,
+            tenant=f"tenant {d % NUM_TENANTS}",
+            ttft_ms=TTFT_MS + a,
+        )
+        scheduler.add_request(message, 0.0)
     settle()
     return scheduler
 

@@ -54,7 +54,7 @@ class Displacement(Protocol):
     """Who has to go when the queue is full, for a policy that does not refuse the newcomer."""
 
     def displaced(
-        self, table: WaitingTable, indices: IntArray, newcomer: Request
+        self, table: WaitingTable, indices: LongArray, newcomer: Request
     ) -> Iterator[Request]:
         """Requests at `indices` [n] that go for the newcomer, which is among them, in order."""
         ...
@@ -111,7 +111,7 @@ class Policy:
         self.prefix_index: PrefixIndex | None = None
         self.subtree_counts: SubtreeCounts | None = None
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         """The requests at `indices` [n], best first. Not all of them will be asked for."""
         return map(table.request_at, indices)
 
@@ -129,10 +129,10 @@ class Policy:
 class KeyPolicy(Policy):
     """An order by a number for each request. Enough for most policies."""
 
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> DoubleArray | LongArray:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> DoubleArray | LongArray:
         """A number [n] for each of `indices` [n]: the lowest goes first, equal ones as they
         came."""
         raise NotImplementedError
 
-    def order(self, table: WaitingTable, indices: IntArray, now: float) -> Iterator[Request]:
+    def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         return table.lowest_first(indices, self.key(table, indices, now))

@@ -7,7 +7,9 @@ written into the history. It knows nothing of results, and ends no request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
 from weft.scheduler.planner import Planner
+from weft.scheduler.policy import RequestClasses
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.retraction import victims_for
@@ -46,6 +49,18 @@ STOPS = {
     Lack.TIME: Stop.TIME,
     Lack.OPEN_PROMPT: Stop.OPEN_PROMPT,
 }
+
+
+class Room(NamedTuple):
+    """What is to be done before the first that waits can come in."""
+
+    victims: list[Request]  # running requests that must go
+    # The order of the queue, which had to be asked for: that of 100,000 takes as long as a step.
+    # None: it was not, or it will be another one.
+    order: Iterator[Request] | None = None
+
+
+NO_ROOM = Room([])  # nobody asks for it
 
 
 class PrefillScheduler:
@@ -111,8 +126,9 @@ class PrefillScheduler:
             self.chunked_req = None
         self.is_full = False
 
-    def next_batch(self, now: float) -> Batch | None:
-        """Admit waiting requests as far as memory and the budgets of a step allow.
+    def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
+        """Admit waiting requests as far as memory and the budgets of a step allow, in the order of
+        the queue, if that is known already.
 
         Returns a batch with prefills, or None if nothing can run. The open chunk goes first, also
         when the batch is full: it has its row, and only its progress gives it back.
@@ -133,7 +149,7 @@ class PrefillScheduler:
             self._continue_chunk(self.chunked_req, adder, now)
         picked: list[Request] = []
         if not self.is_full:
-            picked = self._pick_waiting(adder, sharing, now)
+            picked = self._pick_waiting(adder, sharing, now, order or self._queue.order(now))
         elif self._queue.has_candidates:
             self._record_pass(now, Stop.FULL)
         if not adder.can_run:
@@ -146,19 +162,37 @@ class PrefillScheduler:
         self._counters.num_prefilled_tokens += adder.input_tokens
         return self._planner.make_batch(adder.can_run, decode_rows)
 
-    def victims(self, now: float) -> list[Request]:
+    def room_for_first(self, now: float) -> Room:
         """The running requests that must go so that the first that waits can come in.
 
-        Empty if none must, or if it does not help, or if the policy has no classes. A request that
+        None if none must, or if it does not help, or if the policy has no classes. A request that
         got in because it was overdue keeps its place.
         """
         queue = self._queue
         classes = queue.policy.classes
         if classes is None or not queue:
-            return []
-        first = next(queue.order(now), None)
+            return Room([])
+        order = queue.order(now)
+        first = next(order, None)
         if first is None:
-            return []
+            return Room([])
+        victims = self._victims_of(first, classes, now)
+        # For requests that resume the pass itself looks at the queue once more, before it begins.
+        if victims or queue.resumed:
+            return Room(victims)
+        return Room([], chain((first,), order))
+
+    def record_no_walk(self, now: float, stop: Stop) -> None:
+        """No request is looked at before the next step, though some wait."""
+        if self._queue.has_candidates:
+            self._history.begin_walk()
+            self._record_pass(now, stop)
+
+    # Inside
+
+    def _victims_of(self, first: Request, classes: RequestClasses, now: float) -> list[Request]:
+        """The running requests that must go so that `first` can come in."""
+        queue = self._queue
         rows = self._running.rows
         if self.chunked_req is not None:
             # It has the next step, so no other row would help.
@@ -176,14 +210,6 @@ class PrefillScheduler:
         return victims_for(
             first, below, self._kv, adder, self.new_token_ratio.current, classes.rank
         )
-
-    def record_no_walk(self, now: float, stop: Stop) -> None:
-        """No request is looked at before the next step, though some wait."""
-        if self._queue.has_candidates:
-            self._history.begin_walk()
-            self._record_pass(now, stop)
-
-    # Inside
 
     def _may_walk(self, now: float) -> bool:
         if not self._queue.has_candidates:
@@ -258,7 +284,11 @@ class PrefillScheduler:
         return rows
 
     def _pick_waiting(
-        self, adder: PrefillAdder, sharing: PrefixSharing, now: float
+        self,
+        adder: PrefillAdder,
+        sharing: PrefixSharing,
+        now: float,
+        order: Iterator[Request],
     ) -> list[Request]:
         """Walk the queue in the policy's order and add what fits, up to the first that does not."""
         picked: list[Request] = []
@@ -267,7 +297,7 @@ class PrefillScheduler:
             walk = self._queue_walk(picked, now)
         num_seen = 0
         num_passed_over = 0
-        for request in self._queue.order(now):
+        for request in order:
             num_seen += 1
             self.seen.add(request.id)
             if len(picked) >= self._kv.rows.num_free:

@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.scheduler.policy import TURNS, Policy, RequestClasses, RequestFollower
@@ -78,9 +78,9 @@ class ArrivalGate:
     def lets_pass(self, request: Request) -> bool:
         return request.spec.arrival_order < self._blocked_from
 
-    def passing(self, table: WaitingTable, indices: IntArray) -> IntArray:
+    def passing(self, table: WaitingTable, indices: LongArray) -> LongArray:
         """Those of `indices` [n], which rise by arrival, that are not blocked."""
-        end = np.searchsorted(table.arrival_order[indices], self._blocked_from)
+        end = np.searchsorted(table.arrival_order.take(indices), self._blocked_from)
         return indices[: int(end)]
 
 
@@ -294,7 +294,7 @@ class WaitingQueue:
             return first
         return None
 
-    def _candidates(self) -> IntArray:
+    def _candidates(self) -> LongArray:
         """The indices [n] of requests that never ran and are not blocked, by arrival."""
         indices = self._waiting.indices()
         if self._gate is None:
@@ -320,7 +320,7 @@ class WaitingQueue:
         return chain(self.resumed, fresh)
 
     def _order_by_class(
-        self, classes: RequestClasses, fresh: Iterator[Request], indices: IntArray, now: float
+        self, classes: RequestClasses, fresh: Iterator[Request], indices: LongArray, now: float
     ) -> Iterator[Request]:
         """Resumed requests go first in their class; one that is overdue goes before all classes."""
         resumed = sorted(self.resumed, key=classes.rank)
@@ -333,7 +333,7 @@ class WaitingQueue:
         )
         return self._turns.interleave(overdue, ranked)
 
-    def _oldest(self, indices: IntArray, now: float) -> Iterator[Request]:
+    def _oldest(self, indices: LongArray, now: float) -> Iterator[Request]:
         """The overdue ones of the requests at `indices`, which rise by arrival."""
         return map(self._waiting.request_at, indices[: self._num_overdue(indices, now)])
 
@@ -342,14 +342,11 @@ class WaitingQueue:
             if self.is_overdue(request, now):
                 yield request
 
-    def _num_overdue(self, indices: IntArray, now: float) -> int:
+    def _num_overdue(self, indices: LongArray, now: float) -> int:
         """As many of the first of `indices`, which rise by arrival, have waited too long."""
         if not self.policy.ages:
             return 0
-        last_s = now - self._aging_s
-        # Of the table, not of the requests: those that have left keep their place in the order.
-        border = self._waiting.first_after(last_s)
-        return int(np.searchsorted(indices, border))
+        return self._waiting.num_by(indices, now - self._aging_s)
 
     # Inside
 

@@ -370,11 +370,6 @@ class Columns:
         for column in self._numbers:
             column[:] = 0
 
-    def shorten(self, row: int, max_len: int) -> None:
-        """The request in a row ends earlier than it was to."""
-        self.max_len[row] = max_len
-        self.num_changes += 1
-
     def facts(self, rows: IntArray) -> RowFacts:
         """The facts of `rows` [n].
 

@@ -42,7 +42,7 @@ from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
 from weft.scheduler.policy import Policy, PolicyContext
-from weft.scheduler.prefill import PrefillScheduler
+from weft.scheduler.prefill import NO_ROOM, PrefillScheduler
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (
     NO_ROW,
@@ -409,9 +409,12 @@ class Scheduler:
         self.prefills.seen.clear()
         self.expire(now)
         self.merge_last_batch()
-        if self.waiting_queue.policy.classes is not None and not self._make_room(in_flight):
+        room = NO_ROOM
+        if self.waiting_queue.policy.classes is not None:
+            room = self.prefills.room_for_first(now)
+        if room.victims and not self._make_room(room.victims, in_flight):
             return None
-        batch = self.prefills.next_batch(now)
+        batch = self.prefills.next_batch(now, room.order)
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
@@ -423,13 +426,12 @@ class Scheduler:
                 self.counters.num_prefill_steps += 1
         return batch
 
-    def _make_room(self, in_flight: bool) -> bool:
+    def _make_room(self, victims: list[Request], in_flight: bool) -> bool:
         """Retract the requests whose place a waiting one of a far higher class takes.
 
         Returns False if the result of a step must be known before that.
         """
-        victims = self.prefills.victims(self._now)
-        if victims and in_flight:
+        if in_flight:
             self.prefills.record_no_walk(self._now, Stop.ROOM)
             return False
         for victim in victims:
@@ -657,7 +659,8 @@ class Scheduler:
         for request in self.requests.values():
             request.max_len = min(request.max_len, max_len)
             if request.row != NO_ROW:
-                self.kv.columns.shorten(request.row, request.max_len)
+                self.kv.columns.max_len[request.row] = request.max_len
+                self.kv.columns.num_changes += 1
 
     def memory_came_back(self) -> None:
         """There is more KV memory than the last pass over the queue has seen."""

@@ -18,13 +18,13 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray, LongArray
+from weft.arrays import BoolArray, LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policies.priority import Priority
 from weft.scheduler.policy import Policy, PolicyContext, RequestFollower
 from weft.scheduler.queue import AgingTurns
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import WaitingTable
+from weft.scheduler.waiting_table import WaitingTable, chosen
 
 MAX_SCANS = 16  # classes that are found one by one, by a look at all requests each
 
@@ -111,7 +111,7 @@ class Classes(Policy):
     def displaced(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
         """Those of lower classes, the latest of the lowest first; then those of the newcomer's own
@@ -129,7 +129,7 @@ class Classes(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         ranks = self._priority.key(table, indices, now)
@@ -137,8 +137,7 @@ class Classes(Policy):
         aging_s = self.context.settings.aging_s
         if self.ages or not aging_s:
             return walk.by_class()
-        arrivals_s = table.arrival_s[indices]
-        num_overdue = int(np.searchsorted(arrivals_s, now - aging_s, side="right"))
+        num_overdue = table.num_by(indices, now - aging_s)
         if not num_overdue:
             self._turns.forget_turns()
             return walk.by_class()
@@ -153,7 +152,7 @@ class ClassWalk:
         self,
         classes: Classes,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         ranks: LongArray,
         now: float,
     ) -> None:
@@ -193,7 +192,7 @@ class ClassWalk:
     def _begin(self, rank: int) -> Iterator[Request]:
         policy = self._classes.policy_of(rank)
         self._classes.lend_index(policy)
-        own = self._indices[self._ranks == rank]
+        own = chosen(self._indices, self._ranks == rank)
         for request in policy.order(self._table, own, self._now):
             index = self._table.index_of(request)
             self._is_left[np.searchsorted(self._indices, index)] = False

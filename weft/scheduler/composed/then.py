@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.arrays import IntArray, LongArray
+from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import NUM_HEAD, DoubleArray, WaitingTable
+from weft.scheduler.waiting_table import SAMPLE_SIZE, DoubleArray, WaitingTable, chosen, low_border
 
 
 class Then(Policy):
@@ -33,19 +33,18 @@ class Then(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         self.lend_index(self._second)
         key = self._first.key(table, indices, now)
-        while len(indices) > 2 * NUM_HEAD:
-            # Those below the highest of the head are few, those equal to it may be all.
-            highest = np.partition(key, NUM_HEAD)[NUM_HEAD]
-            is_lower = key < highest
-            is_equal = key == highest
+        while len(indices) > 2 * SAMPLE_SIZE:
+            # Those below the border are few, those equal to it may be all.
+            border = low_border(key)
+            is_lower = np.flatnonzero(key < border)
             yield from self._groups(table, indices[is_lower], key[is_lower], now)
-            yield from self._second.order(table, indices[is_equal], now)
-            is_higher = ~(is_lower | is_equal)
+            yield from self._second.order(table, chosen(indices, key == border), now)
+            is_higher = np.flatnonzero(key > border)
             indices = indices[is_higher]
             key = key[is_higher]
         yield from self._groups(table, indices, key, now)
@@ -53,7 +52,7 @@ class Then(Policy):
     def _groups(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         key: DoubleArray | LongArray,
         now: float,
     ) -> Iterator[Request]:

@@ -10,11 +10,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray, LongArray
-from weft.scheduler.policies.fair import TenantTurn, wants_oldest_of
+from weft.arrays import BoolArray, LongArray
+from weft.scheduler.policies.fair import (
+    TenantTurn,
+    cost_of,
+    first_positions,
+    next_position,
+    wants_oldest_of,
+)
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import DoubleArray, WaitingTable
+from weft.scheduler.waiting_table import DoubleArray, WaitingTable, chosen
 
 
 class OrderWithin:
@@ -26,7 +32,7 @@ class OrderWithin:
     def walk(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         *,
         service: DoubleArray,
         since_oldest: LongArray,
@@ -56,7 +62,7 @@ class WalkWithin:
         self,
         policy: Policy,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         *,
         service: DoubleArray,
         since_oldest: LongArray,
@@ -66,18 +72,14 @@ class WalkWithin:
         num = len(indices)
         self.service = service
         self.since_oldest = since_oldest
-        self.cost: LongArray = table.fill_len[indices] - table.cached_len[indices]
         self._policy = policy
         self._table = table
         self._indices = indices
         self._now = now
         self._num_overdue = num_overdue
-        self._tenants: LongArray = table.tag[indices]  # [n]
+        self._tenants: LongArray = table.tag.take(indices)  # [n]
         self._is_left: BoolArray = np.ones(num, dtype=np.bool_)
-        # By tenant, its first position that is left; n: none is. Of several assignments to one
-        # tenant the last one stays, so they are made from the last position to the first.
-        self._oldest: LongArray = np.full(len(service), num)
-        self._oldest[self._tenants[::-1]] = np.arange(num)[::-1]
+        self._oldest = first_positions(self._tenants, len(service))
         self._orders: dict[int, Iterator[Request]] = {}  # by tenant
 
     def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
@@ -100,7 +102,7 @@ class WalkWithin:
         """The position of the tenant's next request in the order of the policy."""
         order = self._orders.get(tenant)
         if order is None:
-            own = self._indices[self._tenants == tenant]
+            own = chosen(self._indices, self._tenants == tenant)
             order = self._policy.order(self._table, own, self._now)
             self._orders[tenant] = order
         for request in order:
@@ -111,16 +113,14 @@ class WalkWithin:
         # The policy has named too few: as they came.
         return int(self._oldest[tenant])
 
+    def cost(self, position: int) -> int:
+        """Tokens to compute of the request at this position."""
+        return cost_of(self._table, int(self._indices[position]))
+
     def take(self, position: int) -> int:
         """The request at this position is not left any more. Returns its tenant."""
         tenant = int(self._tenants[position])
         self._is_left[position] = False
-        if self._oldest[tenant] != position:
-            return tenant
-        is_theirs = self._tenants[position:] == tenant
-        is_next = is_theirs & self._is_left[position:]
-        if is_next.any():
-            self._oldest[tenant] = position + int(np.argmax(is_next))
-        else:
-            self._oldest[tenant] = len(self._tenants)
+        if self._oldest[tenant] == position:
+            self._oldest[tenant] = next_position(position, self._tenants, self._is_left, tenant)
         return tenant

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
@@ -99,7 +99,7 @@ class GuardedKey(KeyPolicy):
     def key(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> DoubleArray:
         watch = self._watch
@@ -114,7 +114,7 @@ class GuardedKey(KeyPolicy):
 def _as_numbers(
     own: KeyPolicy,
     table: WaitingTable,
-    indices: IntArray,
+    indices: LongArray,
     now: float,
 ) -> DoubleArray:
     """The key of a policy. Raises ValueError if it is none."""
@@ -158,7 +158,7 @@ class GuardedPolicy(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         watch = self._watch
@@ -217,7 +217,7 @@ class GuardedPolicy(Policy):
     def displaced(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
         """Those that it names, up to the first that is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import LongArray
 from weft.scheduler.policy import KeyPolicy
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
@@ -20,17 +20,13 @@ class EarliestDeadline(KeyPolicy):
     def key(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> DoubleArray:
-        ttft_ms = table.ttft_ms[indices]
-        timeout_ms = table.timeout_ms[indices]
-        allowed_ms = np.where(ttft_ms > 0, ttft_ms, timeout_ms)
-        due_s = table.arrival_s[indices] + allowed_ms / 1_000
-        num_tokens = table.fill_len[indices] - table.cached_len[indices]
+        due_s = table.due_s.take(indices)
+        num_tokens = table.fill_len.take(indices) - table.cached_len.take(indices)
         done_s = now + self._token_s() * num_tokens
-        can_be_met = (allowed_ms > 0) & (done_s <= due_s)
-        key: DoubleArray = np.where(can_be_met, due_s, np.inf)
+        key: DoubleArray = np.where(done_s <= due_s, due_s, np.inf)
         return key
 
     def _token_s(self) -> float:

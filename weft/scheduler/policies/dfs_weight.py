@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.arrays import IntArray
+from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import Request
@@ -20,13 +20,15 @@ class DepthFirst(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         if self.prefix_index is None or self.subtree_counts is None:
             yield from super().order(table, indices, now)
             return
-        is_asked = table.marks(indices)
+        is_asked = table.is_used
+        if len(indices) < len(table):
+            is_asked = table.marks(indices)
         # A request is filed under the node where its cached prefix ends.
         for anchor in self.subtree_counts.heaviest_first():
             arrival_orders = self.prefix_index.ending_at(anchor)

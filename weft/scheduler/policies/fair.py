@@ -35,12 +35,12 @@ from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policy import TURNS, Policy, PolicyContext
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import DoubleArray, WaitingTable
+from weft.scheduler.waiting_table import SOME, DoubleArray, WaitingTable
 
 DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
 QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
 NO_TENANT = 0
-TAKEN = -1  # below every cached length: the request at this position has been named
+TAKEN = np.int64(-1)  # below every cached length: the request at this position has been named
 
 
 class Tenants:
@@ -115,7 +115,10 @@ class FairWalk(Protocol):
 
     service: DoubleArray
     since_oldest: LongArray
-    cost: LongArray  # [n] tokens to compute
+
+    def cost(self, position: int) -> int:
+        """Tokens to compute of the request at this position."""
+        ...
 
     def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
         """The position of the next request, and why it is."""
@@ -134,7 +137,7 @@ class Within(Protocol):
     def walk(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         *,
         service: DoubleArray,
         since_oldest: LongArray,
@@ -240,7 +243,7 @@ class Fair(Policy):
     def displaced(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
         """The latest of the tenant that has most waiting for its weight, while another has more
@@ -267,7 +270,7 @@ class Fair(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         """As if each request that is named were admitted at once, unless it is `passed_over`."""
@@ -287,7 +290,7 @@ class Fair(Policy):
             tenant = walk.take(position)
             if self._passed_over is request:
                 continue
-            walk.service[tenant] += walk.cost[position] / weight[tenant]
+            walk.service[tenant] += walk.cost(position) / weight[tenant]
             if turn.is_oldest:
                 walk.since_oldest[tenant] = 0
             else:
@@ -300,7 +303,7 @@ class Fair(Policy):
     def new_counts(self) -> SubtreeCounts | None:
         return None if self._within is None else self._within.policy.new_counts()
 
-    def _new_walk(self, table: WaitingTable, indices: IntArray, now: float) -> FairWalk:
+    def _new_walk(self, table: WaitingTable, indices: LongArray, now: float) -> FairWalk:
         service = self._served()
         since_oldest = self._tenants.since_oldest.copy()
         num_overdue = self._num_overdue(table, indices, now)
@@ -323,15 +326,12 @@ class Fair(Policy):
             now=now,
         )
 
-    def _num_overdue(self, table: WaitingTable, indices: IntArray, now: float) -> int:
+    def _num_overdue(self, table: WaitingTable, indices: LongArray, now: float) -> int:
         """The number of overdue requests; they are the first of `indices`, which are by arrival."""
         aging_s = self.context.settings.aging_s
         if not aging_s:
             return 0
-        arrivals_s = table.arrival_s[indices]
-        overdue_since_s = now - aging_s
-        num_overdue = np.searchsorted(arrivals_s, overdue_since_s, side="right")
-        return int(num_overdue)
+        return table.num_by(indices, now - aging_s)
 
     # Service
 
@@ -367,10 +367,10 @@ class Fair(Policy):
 
         It is added to the account when a request leaves its row, so that a step pays nothing.
         """
-        known_len = self.context.columns.known_len[rows]
-        generated = known_len - self._first_len[rows]
-        tenants = self._tenant_of[rows]
-        weight = self._tenants.weight[tenants]
+        known_len = self.context.columns.known_len.take(rows)
+        generated = known_len - self._first_len.take(rows)
+        tenants = self._tenant_of.take(rows)
+        weight = self._tenants.weight.take(tenants)
         cost = generated * DECODE_COST / weight
         has_tenant = tenants != NO_TENANT
         cost = np.where(has_tenant, cost, 0.0)
@@ -390,6 +390,29 @@ class TenantTurn(NamedTuple):
 
 
 NO_TURN = TenantTurn(is_due=False, is_oldest=False)
+
+
+def cost_of(table: WaitingTable, index: int) -> int:
+    """Tokens to compute of a request."""
+    return int(table.fill_len[index] - table.cached_len[index])
+
+
+def first_positions(tenants: LongArray, num_tenants: int) -> LongArray:
+    """By tenant, its first position in `tenants` [n]; n: it has none."""
+    num = len(tenants)
+    first: LongArray = np.full(num_tenants, num)
+    np.minimum.at(first, tenants, np.arange(num))
+    return first
+
+
+def next_position(position: int, tenants: LongArray, is_left: BoolArray, tenant: int) -> int:
+    """The first position [n] behind this one that is left of the tenant; n: none is."""
+    for first in range(position + 1, len(tenants), SOME):
+        is_theirs = tenants[first : first + SOME] == tenant
+        is_next = is_theirs & is_left[first : first + SOME]
+        if is_next.any():
+            return first + int(np.argmax(is_next))
+    return len(tenants)
 
 
 def wants_oldest_of(since_oldest: LongArray, oldest: LongArray, num_overdue: int) -> BoolArray:
@@ -417,25 +440,23 @@ class Walk:
     def __init__(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         *,
         service: DoubleArray,
         since_oldest: LongArray,
         num_overdue: int,
     ) -> None:
-        num = len(indices)
-        cached = table.cached_len[indices]
         self.service = service
         self.since_oldest = since_oldest
-        self.cost: LongArray = table.fill_len[indices] - cached
+        self._table = table
+        self._indices = indices
         self._num_overdue = num_overdue
-        self._tenants: LongArray = table.tag[indices]  # [n]
-        self._cached = cached.astype(np.int64)  # [n]; TAKEN: it is not left
-        # By tenant, its first position that is left; n: none is. Of several assignments to one
-        # tenant the last one stays, so they are made from the last position to the first.
-        positions = np.arange(num)
-        self._oldest: LongArray = np.full(len(service), num)
-        self._oldest[self._tenants[::-1]] = positions[::-1]
+        self._tenants: LongArray = table.tag.take(indices)  # [n]
+        self._cached: LongArray = table.cached_len.take(indices)  # [n]; TAKEN: it is not left
+        self._is_left: BoolArray = np.ones(len(indices), dtype=np.bool_)
+        # By tenant, its first position that is left; n: none is.
+        self._oldest = first_positions(self._tenants, len(service))
+        self._positions: dict[int, LongArray] = {}  # of tenants that had the least service
 
     def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
         """The position of the next request.
@@ -454,9 +475,9 @@ class Walk:
         if wants_oldest[due]:
             position = int(self._oldest[due])
         else:
-            is_of_due = self._tenants == due
-            position = self._longest(is_of_due)
-        if may_leave_due:
+            position = self._longest_of(due)
+        # As a rule nobody has a longer one, and the tenants need not be looked at.
+        if may_leave_due and self._cached[position] < self._cached.max():
             may_go = served <= least + QUANTUM
             rival = self._rival(may_go, wants_oldest)
             if self._cached[rival] > self._cached[position]:
@@ -468,20 +489,17 @@ class Walk:
         )
         return position, turn
 
+    def cost(self, position: int) -> int:
+        """Tokens to compute of the request at this position."""
+        return cost_of(self._table, int(self._indices[position]))
+
     def take(self, position: int) -> int:
         """The request at this position is not left any more. Returns its tenant."""
         tenant = int(self._tenants[position])
         self._cached[position] = TAKEN
-        if self._oldest[tenant] != position:
-            return tenant
-        is_theirs = self._tenants[position:] == tenant
-        is_left = self._cached[position:] >= 0
-        is_next = is_theirs & is_left
-        if is_next.any():
-            distance = int(np.argmax(is_next))
-            self._oldest[tenant] = position + distance
-        else:
-            self._oldest[tenant] = len(self._tenants)
+        self._is_left[position] = False
+        if self._oldest[tenant] == position:
+            self._oldest[tenant] = next_position(position, self._tenants, self._is_left, tenant)
         return tenant
 
     def _rival(self, may_go: BoolArray, wants_oldest: BoolArray) -> int:
@@ -490,7 +508,7 @@ class Walk:
         A tenant that wants its oldest offers that one alone.
         """
         may_go_freely = may_go & ~wants_oldest
-        is_free = may_go_freely[self._tenants]
+        is_free = may_go_freely.take(self._tenants)
         best = self._longest(is_free)
         oldest = self._oldest[may_go & wants_oldest]
         if not len(oldest):
@@ -503,8 +521,20 @@ class Walk:
             return best
         return other
 
+    def _longest_of(self, tenant: int) -> int:
+        """The longest cached prefix of those of a tenant that are left, the first of equals."""
+        positions = self._positions.get(tenant)
+        if positions is None:
+            positions = np.flatnonzero(self._tenants == tenant)
+            self._positions[tenant] = positions
+        if len(positions) == len(self._cached):
+            return int(np.argmax(self._cached))
+        return int(positions[np.argmax(self._cached.take(positions))])
+
     def _longest(self, chosen: BoolArray) -> int:
         """The longest cached prefix of those `chosen` [n] that are left, the first of equals."""
+        if chosen.all():
+            return int(np.argmax(self._cached))
         cached = np.where(chosen, self._cached, TAKEN)
         return int(np.argmax(cached))
 

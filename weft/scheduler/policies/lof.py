@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from weft.arrays import IntArray, LongArray
+from weft.arrays import LongArray
 from weft.scheduler.policy import KeyPolicy
 from weft.scheduler.waiting_table import WaitingTable
 
 
 class LongestOutput(KeyPolicy):
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         # The negative of the output length: the lowest key goes first.
-        fill_len = table.fill_len[indices]
-        max_len = table.max_len[indices]
+        fill_len = table.fill_len.take(indices)
+        max_len = table.max_len.take(indices)
         return fill_len - max_len
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.arrays import IntArray, LongArray
+from weft.arrays import LongArray
 from weft.scheduler.policy import KeyPolicy
 from weft.scheduler.waiting_table import WaitingTable
 
@@ -10,8 +10,8 @@ from weft.scheduler.waiting_table import WaitingTable
 class LongestPrefix(KeyPolicy):
     reads_cache = True
 
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        cached_len = table.cached_len[indices]
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
+        cached_len = table.cached_len.take(indices)
         return -cached_len
 
 

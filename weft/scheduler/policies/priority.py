@@ -27,8 +27,8 @@ class Priority(KeyPolicy):
         if context.settings.low_priority_first:
             self._sign = 1
 
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
-        priority = table.priority[indices]
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
+        priority = table.priority.take(indices)
         return priority * self._sign
 
     def rank(self, request: Request) -> int:
@@ -37,7 +37,7 @@ class Priority(KeyPolicy):
     def displaced(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
         """Those of a lower class: the lowest, and among these the latest first."""
@@ -54,7 +54,7 @@ class Priority(KeyPolicy):
             ranks[last] = own_rank
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
-        priority = self.context.columns.priority[rows]
+        priority = self.context.columns.priority.take(rows)
         ranks = priority * self._sign
         distance = ranks - self.rank(waiting)
         threshold = self.context.settings.preemption_threshold

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.arrays import GOLDEN_GAMMA, IntArray, LongArray, splitmix64
+from weft.arrays import GOLDEN_GAMMA, LongArray, splitmix64
 from weft.scheduler.policy import KeyPolicy
 from weft.scheduler.waiting_table import WaitingTable
 
 
 class Random(KeyPolicy):
-    def key(self, table: WaitingTable, indices: IntArray, now: float) -> LongArray:
+    def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         # The seed in the upper half, the arrival in the lower: equal sums need equal seeds.
         seed = self.context.settings.seed % 2**32
         upper_half = np.uint64(seed << 32)
-        arrivals = table.arrival_order[indices]
+        arrivals = table.arrival_order.take(indices)
         numbers = arrivals.astype(np.uint64) + upper_half
         hashes = splitmix64(numbers * GOLDEN_GAMMA)
         return hashes.view(np.int64)

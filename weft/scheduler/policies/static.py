@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.arrays import IntArray
+from weft.arrays import LongArray
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable
@@ -16,7 +16,7 @@ class Static(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         columns = self.context.columns

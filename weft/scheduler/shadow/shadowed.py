@@ -14,9 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
-from weft.arrays import IntArray
+from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.history import Counters
 from weft.scheduler.policy import Policy
@@ -161,7 +159,7 @@ class Shadowed(Policy):
     def displaced(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
         displacement = self.live.displacement
@@ -173,7 +171,7 @@ class Shadowed(Policy):
     def order(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
         self._compare()
@@ -184,7 +182,7 @@ class Shadowed(Policy):
     def _head(
         self,
         table: WaitingTable,
-        indices: IntArray,
+        indices: LongArray,
         now: float,
     ) -> list[Request]:
         """The first requests that the shadow would look at."""
@@ -197,8 +195,7 @@ class Shadowed(Policy):
         order = shadow.order(view, indices, now)
         aging_s = self.context.settings.aging_s
         if aging_s and shadow.ages:
-            arrivals_s = table.arrival_s[indices]
-            num_overdue = int(np.searchsorted(arrivals_s, now - aging_s, side="right"))
+            num_overdue = table.num_by(indices, now - aging_s)
             oldest = map(table.request_at, indices[:num_overdue])
             order = self._turns.interleave(oldest, order)
         return list(islice(order, NUM_HEAD))

@@ -6,12 +6,13 @@ It stands around the pass that chooses requests, and chooses none itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from weft.scheduler.admission import NewTokenRatio
 from weft.scheduler.batch import Batch
 from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
-from weft.scheduler.prefill import PrefillScheduler
+from weft.scheduler.prefill import PrefillScheduler, Room
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.split.planner import SplitPlanner
@@ -38,7 +39,7 @@ class SplitPrefills:
         self._history = history
         self._counters = counters
 
-    def next_batch(self, now: float) -> Batch | None:
+    def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
         """The next layers of the open prefill, or the first ones of another; None if it is the
         running requests' turn, or nothing can run."""
         planner = self._planner
@@ -49,17 +50,17 @@ class SplitPrefills:
             self.record_no_walk(now, Stop.LAYERS)
             batch: Batch | None = planner.make_piece()
         else:
-            batch = self._whole.next_batch(now)
+            batch = self._whole.next_batch(now, order)
         if batch is not None and batch.plan.layers is not None:
             self._counters.num_split_steps += 1
             self._note(batch, now)
         return batch
 
-    def victims(self, now: float) -> list[Request]:
-        """As `PrefillScheduler.victims`. Nobody could come in before the open prefill is done."""
+    def room_for_first(self, now: float) -> Room:
+        """As that of `PrefillScheduler`. Nobody could come in before the open prefill is done."""
         if self._planner.open:
-            return []
-        return self._whole.victims(now)
+            return Room([])
+        return self._whole.room_for_first(now)
 
     def open_prompts(self) -> list[Request]:
         """Those that are computed in part, by tokens or by layers."""
