@@ -51,7 +51,7 @@ STOPS = {
 }
 
 
-class Room(NamedTuple):
+class RoomForFirst(NamedTuple):
     """What is to be done before the first that waits can come in."""
 
     victims: list[Request]  # running requests that must go
@@ -60,7 +60,7 @@ class Room(NamedTuple):
     order: Iterator[Request] | None = None
 
 
-NO_ROOM = Room([])  # nobody asks for it
+NO_ROOM = RoomForFirst([])  # nobody asks for it
 
 
 class PrefillScheduler:
@@ -162,7 +162,7 @@ class PrefillScheduler:
         self._counters.num_prefilled_tokens += adder.input_tokens
         return self._planner.make_batch(adder.can_run, decode_rows)
 
-    def room_for_first(self, now: float) -> Room:
+    def room_for_first(self, now: float) -> RoomForFirst:
         """The running requests that must go so that the first that waits can come in.
 
         None if none must, or if it does not help, or if the policy has no classes. A request that
@@ -171,16 +171,16 @@ class PrefillScheduler:
         queue = self._queue
         classes = queue.policy.classes
         if classes is None or not queue:
-            return Room([])
+            return RoomForFirst([])
         order = queue.order(now)
         first = next(order, None)
         if first is None:
-            return Room([])
+            return RoomForFirst([])
         victims = self._victims_of(first, classes, now)
         # For requests that resume the pass itself looks at the queue once more, before it begins.
         if victims or queue.resumed:
-            return Room(victims)
-        return Room([], chain((first,), order))
+            return RoomForFirst(victims)
+        return RoomForFirst([], chain((first,), order))
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
         """No request is looked at before the next step, though some wait."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from weft.scheduler.admission import NewTokenRatio
 from weft.scheduler.batch import Batch
 from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
-from weft.scheduler.prefill import PrefillScheduler, Room
+from weft.scheduler.prefill import PrefillScheduler, RoomForFirst
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.split.planner import SplitPlanner
@@ -56,10 +56,10 @@ class SplitPrefills:
             self._note(batch, now)
         return batch
 
-    def room_for_first(self, now: float) -> Room:
+    def room_for_first(self, now: float) -> RoomForFirst:
         """As that of `PrefillScheduler`. Nobody could come in before the open prefill is done."""
         if self._planner.open:
-            return Room([])
+            return RoomForFirst([])
         return self._whole.room_for_first(now)
 
     def open_prompts(self) -> list[Request]:
