@@ -38,6 +38,8 @@ LEAST_BOUND_S = 0.01
 RARE = 10
 MARGIN_RATE = 0.05  # by which a step that was longer moves the margin
 MAX_MARGIN = 2.0
+FIRST_MARGIN = 1.6  # before a step was measured; what is known of few steps is not much
+NUM_CAREFUL = 16  # measured steps over which it goes
 NUM_KEPT = 32  # measured decode steps that wait to be learnt from
 REFIT_STEPS = 64  # measured steps between two fits for who asks in every step
 
@@ -92,19 +94,27 @@ class StepBudget:
 
 class Margin:
     """How many times as long as expected steps take, nine of ten of them. It is learnt online: a
-    step that was longer moves it up, each that was not moves it down by a ninth of that."""
+    step that was longer moves it up, each that was not moves it down by a ninth of that. The first
+    steps are taken with care: what they cost is a guess from few."""
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self._learnt = 1.0
+        self._num_seen = 0
+
+    @property
+    def factor(self) -> float:
+        left = max(1 - self._num_seen / NUM_CAREFUL, 0.0)
+        return max(self._learnt, 1 + (FIRST_MARGIN - 1) * left)
 
     def observe(self, expected_s: float, seconds: float) -> None:
         """A step was expected to take so long, and has taken `seconds`."""
         if not math.isfinite(seconds) or expected_s <= 0:
             return
         change = -MARGIN_RATE / (RARE - 1)
-        if seconds > self.factor * expected_s:
+        if seconds > self._learnt * expected_s:
             change = MARGIN_RATE
-        self.factor = min(max(self.factor + change, 1.0), MAX_MARGIN)
+        self._learnt = min(max(self._learnt + change, 1.0), MAX_MARGIN)
+        self._num_seen += 1
 
 
 class Waiting(NamedTuple):
