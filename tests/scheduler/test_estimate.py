@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
+from tests.engine.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
-from tests.scheduler.test_ttft import timed_engine
+from tests.scheduler.test_ttft import STEP_S, TOKEN_S, timed_engine
 from weft.scheduler.estimate.band import Calibration
 from weft.scheduler.estimate.outputs import MIN_LENGTHS, OutputsSeen
+from weft.scheduler.pace.step_cost import StepLoad
 
 
 def seen(*lengths: int) -> OutputsSeen:
@@ -95,6 +98,68 @@ def test_where_steps_cost_what_was_learnt_requests_wait_as_long_as_expected(
     assert 0.85 <= ratios[18] <= 1.15
     assert ratios[3] >= 0.6
     assert ratios[-4] <= 1.5
+
+
+def expected_s(world: EngineWorld, id: int, in_flight: StepLoad | None = None) -> float:
+    estimator = world.engine.services.deadlines._estimator
+    assert estimator is not None
+    found = estimator.first_token_s(world.scheduler.requests[id], world.time, [], in_flight)
+    assert found is not None
+    return found
+
+
+def test_a_step_that_runs_comes_first() -> None:
+    world = timed_engine()
+    id = world.send([7] * 30, max_new_tokens=2)
+    later_s = expected_s(world, id, StepLoad(tokens=50, pairs=0)) - expected_s(world, id)
+    assert later_s == pytest.approx(STEP_S + 50 * TOKEN_S, rel=0.05)
+
+
+def test_the_engine_says_which_step_runs_where_steps_overlap() -> None:
+    world = timed_engine(depth=1, max_running_requests=4)
+    told: list[StepLoad | None] = []
+    estimator = world.engine.services.deadlines._estimator
+    assert estimator is not None
+    first_token_s = estimator.first_token_s
+
+    def listen(*arguments: Any) -> float | None:
+        told.append(arguments[3])
+        return first_token_s(*arguments)
+
+    estimator.first_token_s = listen  # type: ignore[method-assign]
+    world.send([1] * 20, max_new_tokens=30, ignore_eos=True)
+    for _ in range(5):
+        world.step(check=False)
+    world.send([2] * 20, max_new_tokens=3, ttft_ms=60_000)
+    world.run_dry(check=False)
+    (in_flight,) = told
+    assert in_flight is not None
+    assert in_flight.tokens == in_flight.samples == 1
+
+
+def test_of_a_prompt_that_is_cached_the_rest_is_to_be_computed() -> None:
+    world = timed_engine(prefix_cache=True)
+    world.send([77] * 60, max_new_tokens=1)
+    world.run_dry(check=False)
+    cached = world.send([77] * 60, max_new_tokens=1)
+    assert STEP_S <= expected_s(world, cached) <= STEP_S + 5 * TOKEN_S
+    world.run_dry(check=False)
+    unknown = world.send([78] * 60, max_new_tokens=1)
+    assert expected_s(world, unknown) == pytest.approx(STEP_S + 60 * TOKEN_S, rel=0.05)
+
+
+def test_who_waits_for_memory_is_expected_when_another_one_has_given_it_back() -> None:
+    world = timed_engine(num_pages=130, max_running_requests=20, context_length=120)
+    for number in range(2):
+        world.send([number] * 20, max_new_tokens=40, ignore_eos=True)
+    for _ in range(3):
+        world.step(check=False)
+    waiting = [world.send([9 + n] * 20, max_new_tokens=40, ignore_eos=True) for n in range(4)]
+    waits_s = [expected_s(world, id) for id in waiting]
+    # Two at a time: a step of two takes 12 ms, an output 40 steps.
+    round_s = 40 * (STEP_S + 2 * TOKEN_S)
+    assert waits_s[0] == pytest.approx(round_s, rel=0.25)
+    assert waits_s[3] == pytest.approx(2 * round_s, rel=0.25)
 
 
 def test_a_band_leaves_one_in_twenty_on_either_side_though_errors_are_skewed() -> None:

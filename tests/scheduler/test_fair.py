@@ -198,6 +198,26 @@ def test_a_tenant_saves_nothing_up_while_one_request_of_it_runs_and_none_waits()
     assert abs(differs_by(world, ("busy", "slow"), 150)) <= SMALL
 
 
+def test_a_token_of_a_prompt_counts_half_as_much_as_a_generated_one() -> None:
+    world = World(
+        settings(
+            schedule_policy="fair",
+            num_pages=4_000,
+            context_length=600,
+            max_running_requests=1,
+            prefix_cache=False,
+        )
+    )
+    # Both kinds are 202 units of service: 200 + 2 · 1, and 10 + 2 · 96.
+    for number in range(24):
+        world.send([number] * 200, max_new_tokens=1, ignore_eos=True, tenant="reads")
+        world.send([number] * 10, max_new_tokens=96, ignore_eos=True, tenant="writes")
+    while len(world.finished) < 20:
+        world.step(check=False)
+    tenants = [world.sent[id].tenant for id in world.finished]
+    assert 9 <= tenants.count("reads") <= 11
+
+
 def test_aborted_requests_are_forgotten() -> None:
     """Else the tenant of requests that never ran would be the least served for ever, and whoever comes begin there."""
     world = small_world()

@@ -136,6 +136,25 @@ def test_a_shadow_is_set_changed_and_taken_away_while_requests_wait() -> None:
     world.check_idle()
 
 
+def test_what_a_shadow_would_have_changed_is_kept_when_another_policy_decides() -> None:
+    world = World(settings(shadow_policy="lof", max_running_requests=1))
+    ids = [world.send([number, 2], max_new_tokens=2 + number) for number in range(4)]
+    for _ in range(4):
+        world.step()
+    before = shadow_of(world).notes()
+    assert ids[-1] in before
+    world.scheduler.set_policy("hrrn")
+    assert shadow_of(world).notes() == before
+    world.run_dry()
+    world.check_idle()
+
+
+def shadow_of(world: World) -> Shadowed:
+    policy = world.scheduler.waiting_queue.policy
+    assert isinstance(policy, Shadowed)
+    return policy
+
+
 @pytest.mark.parametrize("faulty", FAULTY)
 def test_a_faulty_shadow_changes_nothing_and_is_reported_once(faulty: str) -> None:
     world = EngineWorld(

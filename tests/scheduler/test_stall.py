@@ -10,7 +10,8 @@ import pytest
 from tests.scheduler.stalls import KINDS, StallWorld, Ways, stalls
 from tests.scheduler.test_pace import Streams, seconds
 from tests.scheduler.test_scheduler import settings
-from weft.scheduler.pace.pace import FIRST_MARGIN, MAX_MARGIN, NUM_CAREFUL, Margin
+from weft.scheduler.pace.draft_cost import size_of
+from weft.scheduler.pace.pace import FIRST_MARGIN, MAX_MARGIN, NUM_CAREFUL, Margin, Waiting
 from weft.scheduler.settings import PoolingLimits
 
 BOUND_S = 0.04
@@ -38,6 +39,28 @@ def test_streams_have_their_tokens_in_time_beside_prompts_without_end(
     assert seen.first_s <= (1.45 if kind == "adapters" else 1.2) * BOUND_S
     # Not by letting prompts stand still: most of each step is theirs.
     assert seen.num_prompts >= 2
+
+
+def test_what_a_draft_model_takes_is_taken_off_what_prompts_may_take() -> None:
+    world = StallWorld(KINDS["draft model"], max_step_ms=100.0)
+    streams = [world.send_one(8, 120) for _ in range(2)]
+    pace = world.scheduler.pace
+    assert pace is not None
+    num_drafted = 0
+    while not any(id in world.finished for id in streams):
+        world.step(check=False)
+        batch = world.scheduler.last_batch
+        if batch is None or batch.plan.drafting is None or not pace.draft_cost.is_known:
+            continue
+        budget = pace.budget(Waiting(1, 1_000), mixes=True)
+        assert budget is not None
+        decode_s = pace.cost.seconds(pace._load(pace._next_rows()))
+        drafted_s = pace.draft_cost.seconds(*size_of(batch.plan, batch.plan.drafting))
+        assert drafted_s > 5e-4
+        left_s = 0.1 / pace._margin.factor - decode_s - drafted_s
+        assert budget.left_s == pytest.approx(left_s, abs=2e-4)
+        num_drafted += 1
+    assert num_drafted > 3
 
 
 @pytest.mark.parametrize("depth", [0, 1])

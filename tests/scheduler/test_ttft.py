@@ -16,9 +16,10 @@ from weft.cli.main import main
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_tenant_ttft, why_no_ttft
 from weft.messages.control import ExplainRequest
-from weft.messages.replies import StepOutput
+from weft.messages.replies import Finish, StepOutput
 from weft.plan.step import Plan
 from weft.scheduler.estimate.band import COVERED, Calibration
+from weft.scheduler.limits import MIN_RETRY_S
 
 STEP_S = 0.010
 TOKEN_S = 0.001
@@ -38,8 +39,9 @@ def timed(world: World) -> World:
     return world
 
 
-def timed_engine(**changes: object) -> EngineWorld:
-    world = EngineWorld(settings(max_slowdown=2.5, prefix_cache=False, **changes))
+def timed_engine(depth: int = 0, **changes: object) -> EngineWorld:
+    values = {"max_slowdown": 2.5, "prefix_cache": False, **changes}
+    world = EngineWorld(settings(**values), depth)
     timed(world)
     return world
 
@@ -95,6 +97,55 @@ def test_a_request_that_cannot_have_its_first_token_in_time_is_refused_when_it_c
     world.run_dry(check=False)
     assert world.finished[patient].status == 200
     world.check_idle()
+
+
+def judged(ttft_ms: int, waited_s: float = 0.0) -> tuple[Finish | None, str]:
+    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is judged."""
+    world = timed_engine(max_running_requests=1)
+    for number in range(10):
+        world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
+    world.step(check=False)
+    told: list[str] = []
+    receive = world.receive
+
+    def listen(output: StepOutput) -> None:
+        told.extend(warning.text for warning in output.warnings)
+        receive(output)
+
+    world.receive = listen  # type: ignore[method-assign]
+    id = world.send([7] * 5, max_new_tokens=2, ttft_ms=ttft_ms)
+    world.time += waited_s
+    world.step(check=False)
+    finish = world.finished.get(id)
+    return finish, "".join(told)
+
+
+def likely_ms(told: str) -> float:
+    """Before anything is learnt, the band is a factor of four on both sides."""
+    low, high = map(int, told.split("-"))
+    assert high == pytest.approx(16 * low, rel=0.02)
+    return low * 4
+
+
+def test_a_request_is_refused_where_it_is_likelier_to_be_late_than_not() -> None:
+    refusal, told = judged(600_000)
+    assert refusal is None
+    expected = likely_ms(told)
+    assert judged(int(1.2 * expected))[0] is None
+    refusal, _ = judged(int(0.8 * expected))
+    assert refusal is not None
+    # It is to come again when its time would do.
+    assert refusal.retry_after_s == max(math.ceil(0.2 * expected / 1_000), MIN_RETRY_S)
+
+
+def test_what_a_request_has_waited_before_it_is_judged_counts() -> None:
+    expected = likely_ms(judged(600_000)[1])
+    _, told = judged(600_000, waited_s=5.0)
+    low, high = map(int, told.split("-"))
+    assert low == pytest.approx(5_000 + expected / 4, rel=0.02)
+    assert high == pytest.approx(5_000 + expected * 4, rel=0.02)
+    assert judged(int(5_000 + 1.2 * expected), waited_s=5.0)[0] is None
+    assert judged(int(5_000 + 0.8 * expected), waited_s=5.0)[0] is not None
 
 
 def test_without_a_queue_nobody_is_refused_and_the_client_is_told_what_is_expected() -> None:

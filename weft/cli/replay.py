@@ -232,8 +232,8 @@ def describe_shadow(run: Replay) -> Iterator[str]:
     stats = scheduler.stats()
     yield (
         f"{policy.name} would have made {stats.total_shadow_later:,} of "
-        f"{stats.total_shadow_admissions:,} admissions later, and "
-        f"{stats.total_shadow_earlier:,} requests it would have admitted earlier"
+        f"{stats.total_shadow_admissions:,} admissions later; earlier, it would have admitted "
+        f"{stats.total_shadow_earlier:,}"
     )
     ranked = sorted(notes.items(), key=lambda one: (-one[1].earlier_s, -one[1].num_before))
     for id, _ in ranked[:MAX_SHADOWED]:

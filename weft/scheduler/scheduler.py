@@ -682,7 +682,10 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
-        policy = self._new_policy(settings, self.waiting_queue.policy.context)
+        before = self.waiting_queue.policy
+        policy = self._new_policy(settings, before.context)
+        if isinstance(policy, Shadowed) and isinstance(before, Shadowed):
+            policy.remember(before)
         self.outbox.policy_fault = ""
         self.waiting_queue.use(policy)
         self.prefills.apply(settings)

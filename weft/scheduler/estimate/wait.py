@@ -93,9 +93,10 @@ class WaitEstimator:
         """Tokens of it that need not be computed; of many, as far as that is known, or as it was
         in the mean."""
         known = max(request.prefix.length, request.kv_len)
-        if exactly and not known:
-            known = self._kv.cache.peek(request.cache_key(request.packed))
-        if not known and self._counters.num_prompt_tokens:
+        if exactly:
+            cached = self._kv.cache.peek(request.cache_key(request.packed))
+            known = max(known, cached)
+        elif not known and self._counters.num_prompt_tokens:
             part = self._counters.num_cached_tokens / self._counters.num_prompt_tokens
             known = int(part * request.fill_len)
         # The last token is computed in any case.

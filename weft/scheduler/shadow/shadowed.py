@@ -98,6 +98,10 @@ class Shadowed(Policy):
         self._compare()
         return self._notes.get(id)
 
+    def remember(self, before: Shadowed) -> None:
+        """Another policy decides now: keep what the same shadow would have changed before."""
+        self._notes = OrderedDict(before.notes())
+
     # It begins, or ends, while requests wait
 
     def introduce(
