@@ -12,6 +12,7 @@ import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import PAGE_SIZE, BytesPool, key_of, pages
+from weft.handoff.decode import Talk
 from weft.handoff.wire import LENGTH, MAX_GREETING_BYTES, Connection
 from weft.memory.handoff.protocol import FoundKv, Missed
 
@@ -201,6 +202,18 @@ def test_whoever_waits_when_the_weights_change_gets_nothing_and_hears_why(
     assert missed.reason == "refused"
     assert missed.message.endswith(f"the weights were changed {where}")
     assert pair.wait_for("returned") == "r"
+
+
+def test_what_is_asked_when_the_weights_change_is_answered_though_nothing_has_begun(
+    pair: Pair,
+) -> None:
+    def ask_and_renew() -> None:
+        pair.decode._begin(Talk(0, pair.place(), key_of(24), 0))
+        pair.decode._leave_all("the weights were changed here")
+
+    pair.lend()
+    pair.decode._thread.soon(ask_and_renew)
+    assert pair.wait_for("missed") == Missed(0, "refused", "the weights were changed here")
 
 
 def test_what_was_found_before_the_weights_were_changed_is_not_fetched(pair: Pair) -> None:

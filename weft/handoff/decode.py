@@ -90,6 +90,7 @@ class Talk:
     orders: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)  # None: leave
     task: asyncio.Task[None] | None = None
     delivery: Delivery | None = None  # that has not landed
+    has_begun: bool = False
     refusal: str = ""  # why it was ended here
 
 
@@ -210,7 +211,8 @@ class DecodeSide(NoHandoff):
         self._refusals.forget()
         for talk in self._talks.values():
             talk.refusal = why
-            if talk.task is not None:
+            # One that has not begun would end without a word.
+            if talk.has_begun and talk.task is not None:
                 talk.task.cancel()
 
     def _say_goodbye(self, place: MeetingPlace) -> None:
@@ -223,8 +225,10 @@ class DecodeSide(NoHandoff):
     async def _run(self, talk: Talk) -> None:
         reason = "lost"
         why = "it was given up"
+        talk.has_begun = True
         try:
-            await self._talk(talk)
+            if not talk.refusal:
+                await self._talk(talk)
             reason = ""
         except SentAway as exc:
             reason = "refused"
