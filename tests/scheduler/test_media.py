@@ -97,6 +97,7 @@ def test_a_picture_is_encoded_once_and_found_where_it_stood() -> None:
     assert run(world, 5, 6, 1_001, 7, salt="other") == 0
     assert num_runs(world) == 2
     assert world.engine._engine.services.stats().total_encoder_hits == 2
+    assert world.engine._engine.services.stats().total_encoder_misses == 2
     assert whys(world, 0)[2] == "image encoder: 1 encoded (16 tokens), 0 found encoded"
     assert whys(world, 3)[2] == "image encoder: 0 encoded (0 tokens), 1 found encoded"
     world.check_outputs()

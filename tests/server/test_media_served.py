@@ -17,7 +17,7 @@ import transformers
 from PIL import Image
 
 from tests.models.many import Checkpoint
-from tests.models.pictures import IMAGE_TOKEN, SIDE, make_with_pictures
+from tests.models.pictures import IMAGE_TOKEN, SIDE, TEXT, make_with_pictures
 from tests.server.real_engine import RealServer, serving
 from tests.text.media_fakes import saved
 from tests.text.tokens import EOS, byte_backend
@@ -141,6 +141,31 @@ def test_the_same_picture_is_found_and_another_is_not(server: RealServer) -> Non
     other = ask(server, part(noise(4)), words)
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= len("USER: ")
     assert server.engine.services.stats().total_encoder_runs == runs + 1
+
+
+def test_the_load_says_what_is_kept_encoded_and_how_long_it_took(server: RealServer) -> None:
+    def numbers() -> dict[str, float]:
+        stats = server.engine.services.stats()
+        return {name: getattr(stats, name) for name in stats.__struct_fields__}
+
+    words = text("And this one?")
+    before = numbers()
+    ask(server, part(noise(30)), words)
+    once = numbers()
+    ask(server, part(noise(30)), words, cache_salt="another")
+    twice = numbers()
+    assert once["encoder_items"] == before["encoder_items"] + 1
+    assert once["encoder_bytes"] == once["encoder_tokens"] * 4 * TEXT["hidden_size"] > 0
+    assert once["total_encoder_misses"] == before["total_encoder_misses"] + 1
+    assert once["total_encoder_s"] > before["total_encoder_s"]
+    assert twice["total_encoder_hits"] == once["total_encoder_hits"] + 1
+    for name in ("encoder_items", "encoder_bytes", "total_encoder_misses", "total_encoder_s"):
+        assert twice[name] == once[name]
+    [load] = server.get("/v1/loads").json()["loads"]
+    assert set(load["stats"]) == set(twice)
+    page = server.get("/metrics").text
+    for name in ("encoder_cache_bytes", "encoder_cache_misses_total", "encoder_seconds_total"):
+        assert f"\nweft:{name}{{" in page
 
 
 def test_completions_of_a_prompt_share_one_run_of_the_encoder(server: RealServer) -> None:

@@ -27,10 +27,11 @@ from weft.assemble.ranks import StartedRanks
 from weft.config.cache import stores_kv
 from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
+from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_recv_weights
-from weft.config.resolve import kept_as, parameters, size, window_tokens
+from weft.config.resolve import encoded_bytes, kept_as, parameters, size, window_tokens
 from weft.config.scheduling import scheduling_values
 from weft.engine.engine import Engine
 from weft.executor.assembly import DraftSpec
@@ -227,11 +228,18 @@ def scheduler_settings(
         windows=_windows(config, model),
         states=_states(config, model),
         draft=_draft(draft),
-        media=None if model.vision is None else model.vision.rules,
+        media=_media(model),
         tiers=tier_settings(config, model),
         handoff=handoff_settings(config),
         seed=config.seed,
     )
+
+
+def _media(model: ModelConfig) -> MediaRules | None:
+    """What the scheduler needs of an encoder, where the model has one."""
+    if model.vision is None:
+        return None
+    return replace(model.vision.rules, vector_bytes=encoded_bytes(model))
 
 
 def _windows(config: EngineConfig, model: ModelConfig) -> WindowSettings | None:

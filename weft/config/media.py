@@ -15,3 +15,5 @@ class MediaRules:
     # Tokens of its longest item, where all of them are computed together. Chunks are at least so
     # long, and a page at each end; 0: not known.
     longest_whole: int = 0
+    # Of the vectors that the encoder makes for one token; 0: not known.
+    vector_bytes: int = 0

@@ -103,10 +103,16 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_accepted_draft: int = 0
     total_accepted_ngram: int = 0
     total_draft_runs: int = 0  # drafts of several tokens count once
-    encoder_tokens: int = 0  # of pictures, videos and sounds that are there encoded
+    # Pictures, tiles, videos and sounds that are there encoded: how many, their tokens, and the
+    # memory of their vectors.
+    encoder_items: int = 0
+    encoder_tokens: int = 0
+    encoder_bytes: int = 0
     total_encoder_runs: int = 0  # for one picture, tile, video or sound each
     total_encoded_tokens: int = 0  # that these made
+    total_encoder_s: float = 0.0  # that the encoder has worked
     total_encoder_hits: int = 0  # that were there encoded when a prompt needed them
+    total_encoder_misses: int = 0  # that were encoded for a prompt that needed them
     total_faults: int = 0  # found in the books of KV memory
     busy_s: float = 0.0  # time with work
 

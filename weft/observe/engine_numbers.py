@@ -86,6 +86,11 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
     ),
     "lora_pool_slots_used": ("adapter_slots_used", "Adapters that run."),
     "num_grammar_queue_reqs": ("num_grammar_queue", "Requests whose grammar is being compiled."),
+    "encoder_cache_items": (
+        "encoder_items",
+        "Pictures, tiles, videos and sounds that are kept encoded.",
+    ),
+    "encoder_cache_bytes": ("encoder_bytes", "Bytes of the vectors that are kept of these."),
     "encoder_cache_tokens": (
         "encoder_tokens",
         "Tokens of pictures, videos and sounds that are kept encoded.",
@@ -223,6 +228,11 @@ _COUNTERS = {
         "total_encoder_hits",
         "Pictures, tiles, videos and sounds that were there encoded when a prompt needed them.",
     ),
+    "encoder_cache_misses": (
+        "total_encoder_misses",
+        "Pictures, tiles, videos and sounds that were encoded for a prompt that needed them.",
+    ),
+    "encoder_seconds": ("total_encoder_s", "Time that the encoder has worked."),
     "kv_faults": ("total_faults", "Faults found in the books of KV memory."),
     "engine_busy_seconds": ("busy_s", "Time that the engine had work."),
 }

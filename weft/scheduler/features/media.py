@@ -73,7 +73,8 @@ class MediaFeature(Feature):
         # [rows] what is added to the place of tokens behind the prompt, for its positions
         num_rows = settings.sized_for.max_running_requests
         self._shifts: IntArray = np.zeros(num_rows, dtype=np.int32)
-        self.books = EncoderBooks(settings.encoder_cache_tokens)
+        vector_bytes = 0 if self._rules is None else self._rules.vector_bytes
+        self.books = EncoderBooks(settings.encoder_cache_tokens, vector_bytes=vector_bytes)
         self._notes: list[Note] = []  # of steps that were planned since the last result
         # Of the last pass over the queue, and how long its step may take.
         self._pass: EncoderBudget | None = None
@@ -147,6 +148,7 @@ class MediaFeature(Feature):
     def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
         effects.notes += self._notes
         self._notes = []
+        self.books.busy_s += result.encoder_s
         ahead = batch.plan.ahead
         if ahead is not None:
             pinned = self._pinned({})
@@ -246,6 +248,7 @@ class MediaFeature(Feature):
             elif begins:
                 num_found += 1
         self.books.num_reused += num_found
+        self.books.num_missed += num_encoded
         if num_encoded or num_found:
             detail = f"{num_encoded:,} encoded ({num_tokens:,} tokens), {num_found:,} found encoded"
             self._notes.append(Note(id, detail))

@@ -22,11 +22,13 @@ class EncoderWork(NamedTuple):
 
 
 class EncoderBooks:
-    """`max_tokens` are held, or as many as one step takes if these are more."""
+    """`max_tokens` are held, or as many as one step takes if these are more. `vector_bytes`: of
+    what the device keeps for a token."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, vector_bytes: int = 0) -> None:
         self._max_tokens = max_tokens
-        self._held: OrderedDict[bytes, int] = OrderedDict()  # tokens by digest, last used last
+        self.vector_bytes = vector_bytes
+        self.held: OrderedDict[bytes, int] = OrderedDict()  # tokens by digest, last used last
         # What the device may have and nobody counts on: the next plan drops it,
         self._stale: dict[bytes, None] = {}
         self.is_in_doubt = False  # or, after a failure, all that it has
@@ -37,6 +39,8 @@ class EncoderBooks:
         self.num_runs = 0  # of the encoder
         self.num_encoded = 0  # tokens
         self.num_reused = 0  # items that were there when a prompt needed them
+        self.num_missed = 0  # items that were encoded for a prompt that needed them
+        self.busy_s = 0.0  # that the encoder has worked, as results say
 
     @property
     def max_ahead(self) -> int:
@@ -45,15 +49,15 @@ class EncoderBooks:
         return self._max_tokens // 2
 
     def __contains__(self, digest: bytes) -> bool:
-        return digest in self._held
+        return digest in self.held
 
     def take(self, wanted: Sequence[EncoderInput], pinned: Container[bytes]) -> EncoderWork:
         """The next step takes vectors of all of `wanted`, each of which stands there once. What is
         `pinned` is not dropped for it."""
         encode: list[EncoderInput] = []
         for one in wanted:
-            if one.digest in self._held:
-                self._held.move_to_end(one.digest)
+            if one.digest in self.held:
+                self.held.move_to_end(one.digest)
             else:
                 encode.append(one)
         needed = sum(one.length for one in encode)
@@ -68,7 +72,7 @@ class EncoderBooks:
         if drop or drops_all:
             self.generation += 1
         for one in encode:
-            self._held[one.digest] = one.length
+            self.held[one.digest] = one.length
         self.num_tokens += needed
         self.num_encoded += needed
         self.num_runs += len(encode)
@@ -76,22 +80,22 @@ class EncoderBooks:
 
     def use(self, digest: bytes) -> None:
         """A prompt that waits needs it: it is not among those that were used longest ago."""
-        self._held.move_to_end(digest)
+        self.held.move_to_end(digest)
 
     def encoded_ahead(self, one: EncoderInput, generation: int, pinned: Container[bytes]) -> None:
         """The device has encoded it for later steps, as a plan of this generation told it."""
         if generation != self.generation:
             # It may have been dropped since.
-            if one.digest not in self._held:
+            if one.digest not in self.held:
                 self._stale[one.digest] = None
             return
-        if one.digest in self._held:
+        if one.digest in self.held:
             return
         self._stale.pop(one.digest, None)
         for digest in self._oldest_for(one.length, (one.digest,), pinned):
             self._let_go(digest)
             self._stale[digest] = None
-        self._held[one.digest] = one.length
+        self.held[one.digest] = one.length
         self._untaken.add(one.digest)
         self.num_tokens += one.length
         self.num_encoded += one.length
@@ -106,13 +110,13 @@ class EncoderBooks:
 
     def forget(self, digest: bytes) -> None:
         """What the device has of it is worth nothing."""
-        if digest in self._held:
+        if digest in self.held:
             self._let_go(digest)
             self._stale[digest] = None
 
     def forget_all(self) -> None:
         """Nothing that the device may have is worth anything."""
-        self._held.clear()
+        self.held.clear()
         self._stale.clear()
         self._untaken.clear()
         self.is_in_doubt = True
@@ -120,7 +124,7 @@ class EncoderBooks:
         self.num_tokens = 0
 
     def _let_go(self, digest: bytes) -> None:
-        self.num_tokens -= self._held.pop(digest)
+        self.num_tokens -= self.held.pop(digest)
         self._untaken.discard(digest)
 
     def _oldest_for(
@@ -129,7 +133,7 @@ class EncoderBooks:
         """What goes so that there is room for `needed` tokens, as far as there can be."""
         missing = self.num_tokens + needed - self._max_tokens
         found: list[bytes] = []
-        for digest, length in self._held.items():
+        for digest, length in self.held.items():
             if missing <= 0:
                 break
             if digest in used or digest in pinned:
