@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from weft.cli.film import FilmedEngine, show_film
 from weft.config.engine import EngineConfig
+from weft.config.media import MediaRules
 from weft.config.numbers import MAX_ENGINES
 from weft.config.options import (
     Command,
@@ -46,14 +47,15 @@ from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
 from weft.sim.cluster import simulate_cluster
 from weft.sim.cost import PRESETS, read_cost
+from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, read_encoder_cost
 from weft.sim.files import read_trace
-from weft.sim.fit import WatchedCost, fit, fit_usual, read_steps
+from weft.sim.fit import WatchedCost, fit, fit_encoder, fit_usual, read_steps
 from weft.sim.journal import Journal, read_journal
 from weft.sim.plot import plot
 from weft.sim.report import Slo, Summary, by_tenant, compare, describe, outcomes, summarize
 from weft.sim.run import Clock, Record, simulate
 from weft.sim.speed import MachineSpeed
-from weft.sim.synthetic import Traffic, synthetic
+from weft.sim.synthetic import PictureTraffic, Traffic, synthetic
 from weft.sim.table import number, table
 from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
 
@@ -100,6 +102,13 @@ class SimOptions:
         "auto",
         f"{', '.join(PRESETS)}, or a,b,c[,d]: seconds of a step, and for each token, token of "
         "context and sample in it; auto: fitted to the steps of a journal, without one gpu",
+        group="sim",
+        everyday=True,
+    )
+    encoder_cost: str = option(
+        "auto",
+        f"{', '.join(ENCODER_PRESETS)}, or a,b: seconds of a picture, and for each of its tokens; "
+        "auto: fitted to what a journal has of that, without one gpu",
         group="sim",
         everyday=True,
     )
@@ -226,7 +235,7 @@ class ComparedValue(NamedTuple):
 def sim(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
     engine = engine_options(DEFAULTS)
-    command = Command("weft sim", ABOUT, SimOptions, Traffic, engine)
+    command = Command("weft sim", ABOUT, SimOptions, Traffic, PictureTraffic, engine)
     section = asked_help(argv)
     if section is not None:
         print(command.help(section))
@@ -234,14 +243,24 @@ def sim(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     options = settings.make(SimOptions)
     traffic = settings.make(Traffic)
+    pictures = settings.make(PictureTraffic)
     if options.fit:
         return _fit(options.fit)
+    if pictures.images and options.trace:
+        raise SettingsError("--images is of synthetic traffic; a file has its own prompts")
     journal = _journal(options.trace)
     fixed = FIXED
+    if pictures.images:
+        fixed = FIXED | {"media": MediaRules()}
     if journal is not None:
         engine = engine_options(_plain(journal.settings))
-        fixed = FIXED | {"vocab_size": journal.settings.vocab_size}
+        recorded_settings = journal.settings
+        fixed = FIXED | {
+            "vocab_size": recorded_settings.vocab_size,
+            "media": recorded_settings.media,
+        }
     cost = _cost(options.cost, journal)
+    encoder_cost = _encoder_cost(options.encoder_cost, journal)
     slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
     variants = _routed(variants, options)
@@ -251,7 +270,7 @@ def sim(argv: Sequence[str]) -> int:
         raise SettingsError("--page shows one run: leave --compare out")
     if options.page and options.replicas > 1:
         raise SettingsError("--page shows one engine: leave --replicas out")
-    trial = Trial(options, traffic, journal, cost)
+    trial = Trial(options, traffic, pictures, journal, cost, encoder_cost)
     notes: list[str] = []
     ranges: list[FigureRange] = []
     for variant in variants:
@@ -377,11 +396,15 @@ class Trial:
         self,
         options: SimOptions,
         traffic: Traffic,
+        pictures: PictureTraffic,
         journal: Journal | None,
         cost: CostModel,
+        encoder_cost: EncoderCost,
     ) -> None:
         self._options = options
         self._traffic = traffic
+        self._pictures = pictures
+        self._encoder_cost = encoder_cost
         self._journal = journal
         self._cost = cost
         self._overlaps = options.overlap
@@ -409,6 +432,7 @@ class Trial:
                 num_replicas=self._options.replicas,
                 method=variant.router,
                 overlap=self._overlaps,
+                encoder_cost=self._encoder_cost,
             )
         else:
             steps = [] if self._journal is None else self._journal.steps
@@ -420,6 +444,7 @@ class Trial:
                 overlap=self._overlaps,
                 around=film if self._options.page else None,
                 speed=self._speed,
+                encoder_cost=self._encoder_cost,
             )
             if self._speed is not None and watched.guessed_share > WORTH_SAYING:
                 note = (
@@ -445,12 +470,13 @@ class Trial:
                 self._arrivals(),
                 overlap=self._overlaps,
                 speed=self._speed.times(factor),
+                encoder_cost=self._encoder_cost,
             )
             found.append(summarize(record, slo))
         return FigureRange(*found)
 
     def _arrivals(self) -> Iterator[Arrival]:
-        for arrival in _arrivals(self._options, self._traffic, self._journal):
+        for arrival in _arrivals(self._options, self._traffic, self._pictures, self._journal):
             if self._options.ttft_ms:
                 arrival = arrival._replace(ttft_ms=self._options.ttft_ms)
             yield arrival
@@ -489,6 +515,21 @@ def _cost(text: str, journal: Journal | None) -> CostModel:
     return fitted.cost
 
 
+def _encoder_cost(text: str, journal: Journal | None) -> EncoderCost:
+    """Raises SettingsError."""
+    if text != "auto":
+        return read_encoder_cost(text)
+    if journal is None or not journal.encoder:
+        return ENCODER_PRESETS["gpu"]
+    fitted = fit_encoder(journal.encoder)
+    num_items = sum(one.num_items for one in journal.encoder)
+    print(
+        f"fitted to the journal: --encoder-cost {fitted.text}, {num_items:,} runs of the encoder",
+        file=sys.stderr,
+    )
+    return fitted
+
+
 def _beside_recorded(recorded: Summary, simulated: Summary) -> str:
     """The recorded run and the simulated one of its first settings, figure by figure."""
     rows = []
@@ -516,7 +557,9 @@ def _print_outcomes(
         print(f"\n{outcomes(names, runs)}")
 
 
-def _arrivals(options: SimOptions, traffic: Traffic, journal: Journal | None) -> Iterator[Arrival]:
+def _arrivals(
+    options: SimOptions, traffic: Traffic, pictures: PictureTraffic, journal: Journal | None
+) -> Iterator[Arrival]:
     """The trace, from its beginning."""
     if journal is not None:
         faster = (
@@ -526,7 +569,7 @@ def _arrivals(options: SimOptions, traffic: Traffic, journal: Journal | None) ->
     if options.trace:
         arrivals = read_trace(options.trace, max_tokens=traffic.max_tokens, speed=options.speed)
         return islice(arrivals, traffic.requests or None)
-    return synthetic(traffic)
+    return synthetic(traffic, pictures=pictures)
 
 
 def _journal(name: str) -> Journal | None:

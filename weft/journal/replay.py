@@ -116,7 +116,7 @@ class Replay:
 
     With `check` all invariants of memory are checked after every step, and `broke` says at which
     they did not hold. `shadow`: a policy that decides beside the recorded one, without effect.
-    `on_step` hears of the end of each step: its plan, and the seconds since the
+    `on_step` hears of the end of each step: its plan, its result, and the seconds since the
     end of the one before, or, if the engine had nothing to do between, since it was planned.
     """
 
@@ -126,13 +126,14 @@ class Replay:
         *,
         check: bool = False,
         shadow: str = "",
-        on_step: Callable[[Plan, float], None] | None = None,
+        on_step: Callable[[Plan, Result, float], None] | None = None,
     ) -> None:
         self._script = _Script(records)
         self._check = check
         self._on_step = on_step
         self._launched: dict[int, tuple[Plan, float]] = {}  # by step, with the time of its plan
-        self._ended: int | None = None  # the step whose result has just been taken
+        # The step whose result has just been taken.
+        self._ended: tuple[int, Result] | None = None
         self._done_s: float | None = None  # when the last step ended; None: there was a pause
         self._runner = _Runner(self._script, self)
         self.began = self._script.first()
@@ -304,16 +305,16 @@ class Replay:
             self.first_s = self.last_s
         # The first thing that an engine does with a result is to look at the clock.
         if self._ended is not None:
-            self._step_ended(self._ended)
+            self._step_ended(*self._ended)
             self._ended = None
         return self.last_s
 
-    def _step_ended(self, number: int) -> None:
+    def _step_ended(self, number: int, result: Result) -> None:
         launched = self._launched.pop(number, None)
         if launched is not None and self._on_step is not None:
             plan, planned_s = launched
             began_s = planned_s if self._done_s is None else self._done_s
-            self._on_step(plan, self.last_s - began_s)
+            self._on_step(plan, result, self.last_s - began_s)
         self._done_s = self.last_s
 
 
@@ -493,8 +494,9 @@ class _Step:
         sampled = self._script.expect(
             Sampled, self._replay, f"waits for the result of step {self._number}"
         )
-        self._replay._ended = self._number
-        return sampled.result()
+        result = sampled.result()
+        self._replay._ended = (self._number, result)
+        return result
 
     def done(self) -> bool:
         return True

@@ -25,6 +25,7 @@ from weft.route.policy import EngineRouter, RoutedRequest
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
+from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
 
@@ -38,9 +39,10 @@ class SimulatedReplica:
         cost: CostModel,
         lengths: TrueLengths,
         overlap: bool,
+        encoder_cost: EncoderCost,
     ) -> None:
         self.clock = VirtualClock()
-        self.runner = CostRunner(cost, self.clock, lengths)
+        self.runner = CostRunner(cost, self.clock, lengths, encoder_cost=encoder_cost)
         self.engine = Engine(
             settings,
             self.runner,
@@ -137,13 +139,17 @@ def simulate_cluster(
     num_replicas: int,
     method: str,
     overlap: bool = True,
+    encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
 ) -> Record:
     """Play a trace on `num_replicas` engines of these settings, as `simulate` does on one.
 
     `method` is a key of `weft.route.policy.METHODS`.
     """
     lengths = TrueLengths()
-    replicas = [SimulatedReplica(settings, cost, lengths, overlap) for _ in range(num_replicas)]
+    replicas = [
+        SimulatedReplica(settings, cost, lengths, overlap, encoder_cost)
+        for _ in range(num_replicas)
+    ]
     router = EngineRouter(method, num_replicas, settings.num_pages * settings.page_size)
     features = [replica.engine.services.adapters.feature for replica in replicas]
     tokens = TokenSource(settings.vocab_size)
@@ -159,6 +165,7 @@ def simulate_cluster(
             "the books of memory did not balance: what was simulated means nothing"
         )
         record.evicted_tokens += stats.total_evicted_tokens
+        record.add_encoder(replica.runner.encoder, replica.engine.services.stats())
         calibration = replica.engine.services.deadlines.calibration
         record.num_expected += calibration.num_seen
         record.num_within += calibration.num_within

@@ -21,6 +21,7 @@ from weft.config.options import SettingsError, did_you_mean
 from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
 from weft.plan.step import ForwardMode, Plan, Result
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
 from weft.sim.speed import MachineSpeed
 from weft.sim.trace import EOS, FILLER
 
@@ -196,8 +197,10 @@ class CostRunner:
         clock: VirtualClock,
         lengths: TrueLengths,
         speed: MachineSpeed | None = None,
+        encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
     ) -> None:
         self.meter = StepMeter()
+        self.encoder = SimulatedEncoder(encoder_cost)
         self._cost = cost
         self._speed = speed
         self._clock = clock
@@ -205,15 +208,23 @@ class CostRunner:
         self._free_s = 0.0  # when the device has done all that was launched
 
     def launch(self, plan: Plan) -> SimulatedStep:
-        seconds = self._cost.seconds(StepLoad.of(plan))
+        encoder_s, encoded = self.encoder.step(plan)
+        seconds = self._cost.seconds(StepLoad.of(plan)) + encoder_s
         # A step begins when the one before it ends, or now if the device has nothing to do.
         begins_s = max(self._free_s, self._clock.now)
         if self._speed is not None:
-            seconds = self._speed.seconds(seconds, begins_s)
+            usual_s = seconds
+            seconds = self._speed.seconds(usual_s, begins_s)
+            if encoder_s:
+                encoder_s *= seconds / usual_s
         self.meter.add(decode_rows_of(plan), seconds)
         self._free_s = begins_s + seconds
         sampling = plan.sampling
-        result = Result(tokens=self._lengths.tokens(sampling.seeds, sampling.positions))
+        result = Result(
+            tokens=self._lengths.tokens(sampling.seeds, sampling.positions),
+            encoded=encoded,
+            encoder_s=encoder_s,
+        )
         return SimulatedStep(self._clock, self._free_s, result)
 
     def control(self, request: DeviceRequest) -> Pending:

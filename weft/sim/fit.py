@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.scheduler.pace.step_cost import CostModel, StepLoad, solve_not_negative
+from weft.sim.encoder import EncoderCost, EncoderTime
 
 DoubleArray: TypeAlias = NDArray[np.float64]
 
@@ -96,6 +97,23 @@ def fit_usual(steps: Sequence[StepTime]) -> CostFit:
         total_error=float(model.sum() / seconds.sum() - 1),
         median_error=float(np.median(np.abs(model / seconds - 1))),
     )
+
+
+def fit_encoder(times: Sequence[EncoderTime]) -> EncoderCost:
+    """Fit seconds of an item and of a token, with weights as those of `fit`.
+    Raises ValueError if nothing was encoded.
+    """
+    if not times:
+        raise ValueError("nothing was encoded that the cost could be fitted to")
+    table = np.array(times, dtype=np.float64)  # [N, 3]: items, tokens, seconds
+    loads = table[:, :2]
+    seconds = table[:, 2]
+    model = np.full(len(times), seconds.mean())
+    solution = np.zeros(2)
+    for _ in range(ROUNDS):
+        solution = _least_squares(loads, seconds, 1 / np.maximum(model, LEAST_S))
+        model = loads @ solution
+    return EncoderCost(*solution.tolist())
 
 
 class WatchedCost:

@@ -22,10 +22,11 @@ from weft.journal.replay import Replay
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-from weft.plan.step import Plan
+from weft.plan.step import Plan, Result
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.sim.encoder import EncoderTime, EncoderTimes
 from weft.sim.fit import StepTime
 from weft.sim.gaps import Gaps
 from weft.sim.lengths import OutputLengths
@@ -44,6 +45,7 @@ class Journal(NamedTuple):
     steps: list[StepTime]  # that ran
     ended_s: list[float]  # when each did, from the first arrival on
     overlaps: bool  # whether it planned a step while another ran
+    encoder: list[EncoderTime]  # what its encoder did, and how long that took
     record: Record  # what the requests of `arrivals` saw
 
     def speed(self, cost: CostModel) -> MachineSpeed:
@@ -62,10 +64,15 @@ def read_journal(records: Iterable[bytes]) -> Journal:
     steps: list[StepTime] = []
     ended_s: list[float] = []
 
-    def note_step(plan: Plan, seconds: float) -> None:
+    encoder = EncoderTimes()
+
+    def note_step(plan: Plan, result: Result, seconds: float) -> None:
         ended_s.append(replay.last_s)
         load = StepLoad.of(plan)
-        steps.append(StepTime(load.tokens, load.context, load.samples, seconds))
+        encoder.note(plan, result)
+        # What the encoder does has a cost of its own.
+        own_s = max(seconds - result.encoder_s, 0.0)
+        steps.append(StepTime(load.tokens, load.context, load.samples, own_s))
 
     replay = Replay(records, on_step=note_step)
     tap = _Tap(replay, replay.engine)
@@ -113,6 +120,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         steps,
         [time_s - begin_s for time_s in ended_s],
         replay.began.depth > 0,
+        encoder.measured,
         seen.record(tap.gaps),
     )
 
@@ -261,4 +269,5 @@ def _arrival(
         salt=message.cache_salt,
         adapter=message.adapter,
         output=known,
+        media=message.media,
     )

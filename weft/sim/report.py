@@ -55,6 +55,10 @@ class Summary:
     good_per_s: float  # requests that kept the SLO
     good_share: float
     busiest: float = 1.0  # of several engines: the time that one worked, divided by the mean
+    encoder_runs: int = 0
+    encoded_tokens: int = 0
+    encoder_hits: int = 0  # pictures that were there encoded when a prompt needed them
+    encoder_s: float = 0.0  # that encoders worked
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what never happened is null."""
@@ -98,6 +102,10 @@ def summarize(record: Record, slo: Slo) -> Summary:
         good_per_s=num_good / duration,
         good_share=num_good / max(len(record), 1),
         busiest=record.busiest,
+        encoder_runs=record.encoder_runs,
+        encoded_tokens=record.encoded_tokens,
+        encoder_hits=record.encoder_hits,
+        encoder_s=record.encoder_s,
     )
 
 
@@ -205,6 +213,11 @@ def describe(summary: Summary) -> str:
     ]
     if summary.busiest != 1.0:
         facts.append(f"replicas     the busiest works {summary.busiest:.2f} times the mean")
+    if summary.encoder_runs:
+        facts.append(
+            f"encoder      {summary.encoder_runs:,} runs, {summary.encoded_tokens:,} tokens in "
+            f"{_seconds(summary.encoder_s)}; {summary.encoder_hits:,} times found encoded"
+        )
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
 
 
@@ -289,6 +302,10 @@ COLUMNS = [
 def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
     """A table with a row for each run."""
     rows = []
+    columns = [*COLUMNS, "good"]
+    sees = any(each.encoder_runs for each in summaries)
+    if sees:
+        columns += ["enc. runs", "enc. s"]
     for name, each in zip(names, summaries, strict=True):
         row = [name, number(each.requests_per_s), number(each.output_per_s)]
         for p50, _, p99 in _times(each).values():
@@ -300,8 +317,10 @@ def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
             f"{each.fairness:.3f}",
             f"{each.good_share:.1%}",
         ]
+        if sees:
+            row += [f"{each.encoder_runs:,}", number(each.encoder_s)]
         rows.append(row)
-    return table([*COLUMNS, "good"], rows)
+    return table(columns, rows)
 
 
 def _times(summary: Summary) -> dict[str, Percentiles]:

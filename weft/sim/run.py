@@ -19,9 +19,11 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.messages.status import Stats
 from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
+from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
 from weft.sim.gaps import Gaps
 from weft.sim.outcome import ABORTED, DONE, OPEN, REFUSED, state_of, why_refused
 from weft.sim.speed import MachineSpeed
@@ -149,6 +151,10 @@ class Record:
     num_expected: int = 0  # first tokens whose time was estimated
     num_within: int = 0  # of these, within the band around the estimate
     busiest: float = 1.0  # of several engines: the time that one worked, divided by the mean
+    encoder_runs: int = 0
+    encoded_tokens: int = 0
+    encoder_hits: int = 0  # pictures that were there encoded when a prompt needed them
+    encoder_s: float = 0.0  # that encoders worked, of all engines together
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -157,6 +163,13 @@ class Record:
     def total_s(self) -> float:
         """From the first arrival to the last end."""
         return float(self.end_s.max() - self.sent_s.min())
+
+    def add_encoder(self, encoder: SimulatedEncoder, stats: Stats) -> None:
+        """What the encoder of one engine did, and the numbers of that engine."""
+        self.encoder_runs += encoder.num_runs
+        self.encoded_tokens += encoder.num_tokens
+        self.encoder_hits += stats.total_encoder_hits
+        self.encoder_s += encoder.busy_s
 
 
 class Run:
@@ -283,6 +296,7 @@ class Run:
             adapter=arrival.adapter,
             ttft_ms=arrival.ttft_ms,
             timeout_ms=arrival.timeout_ms,
+            media=arrival.media,
         )
         self._target.submit(message, time_s)
 
@@ -401,6 +415,7 @@ def simulate(
     overlap: bool = True,
     around: Around | None = None,
     speed: MachineSpeed | None = None,
+    encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
 ) -> Record:
     """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence
     token. `around` may put something around the engine; `speed` is that of the machine.
@@ -409,7 +424,7 @@ def simulate(
     """
     clock = VirtualClock()
     lengths = TrueLengths()
-    runner = CostRunner(cost, clock, lengths, speed)
+    runner = CostRunner(cost, clock, lengths, speed, encoder_cost=encoder_cost)
     engine = Engine(
         settings,
         runner,
@@ -431,6 +446,7 @@ def simulate(
         "the books of memory did not balance: what was simulated means nothing"
     )
     record.evicted_tokens = stats.total_evicted_tokens
+    record.add_encoder(runner.encoder, engine.services.stats())
     calibration = engine.services.deadlines.calibration
     record.num_expected = calibration.num_seen
     record.num_within = calibration.num_within

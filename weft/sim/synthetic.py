@@ -6,6 +6,7 @@ Everything follows from the seed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.config.options import SettingsError, option
-from weft.sim.trace import OUTPUT, Arrival, Prompt, Segment
+from weft.messages.media import MediaItem
+from weft.sim.trace import OUTPUT, PICTURE, Arrival, Prompt, Segment
 
 BLOCK_LEN = 4_096  # conversations that are drawn together
 # Of the Gamma distribution of gaps: their coefficient of variation is 1 / sqrt(shape), about 3.
@@ -89,6 +91,31 @@ class Traffic:
     traffic_seed: int = option(0, "seed of everything that is drawn", group="traffic", low=0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PictureTraffic:
+    """Options of pictures in synthetic traffic."""
+
+    images: float = option(
+        0.0,
+        "mean number of pictures in a prompt (of a chat: in each turn), before its text",
+        group="traffic",
+        everyday=True,
+        low=0.0,
+        high=1_000.0,
+    )
+    image_tokens: str = option(
+        "256", "tokens of a picture, as those of --input-len", group="traffic", everyday=True
+    )
+    image_pool: int = option(
+        0,
+        "different pictures that there are, drawn by Zipf's law (--zipf); 0: each is new",
+        group="traffic",
+        everyday=True,
+        low=0,
+        high=1_000_000,
+    )
+
+
 class Lengths(NamedTuple):
     """A distribution of lengths in tokens."""
 
@@ -131,11 +158,16 @@ class Lengths(NamedTuple):
         return whole
 
 
-def synthetic(traffic: Traffic, first_key: int = 0) -> Iterator[Arrival]:
-    """The trace that `traffic` describes.
+def synthetic(
+    traffic: Traffic, first_key: int = 0, pictures: PictureTraffic | None = None
+) -> Iterator[Arrival]:
+    """The trace that `traffic` describes, with `pictures` in its prompts; None: there are none.
     Prompts of another `first_key` (by more than `requests`) share nothing.
     """
-    source = _Source(traffic, first_key)
+    drawn = None
+    if pictures is not None and pictures.images:
+        drawn = _Pictures(pictures, traffic, first_key)
+    source = _Source(traffic, first_key, drawn)
     number = 0
     while number < traffic.requests:
         num_left = traffic.requests - number
@@ -187,10 +219,45 @@ class _Turn(NamedTuple):
     tenant: int
 
 
+class _Pictures:
+    """Draws the pictures of prompts, by random numbers of their own: the rest of a trace is the
+    same with pictures and without."""
+
+    def __init__(self, pictures: PictureTraffic, traffic: Traffic, first_key: int) -> None:
+        self._mean = pictures.images
+        self._first_key = first_key
+        self._rng = np.random.default_rng([traffic.traffic_seed, 1])
+        self._lengths = Lengths.parse(pictures.image_tokens, "--image-tokens")
+        self._pool = self._lengths.draw(self._rng, pictures.image_pool)
+        self._shares = _zipf(pictures.image_pool, traffic.zipf)
+        self._num_new = 0
+
+    def draw(self, begin: int) -> tuple[MediaItem, ...]:
+        """Those of one prompt, one after the other from its token `begin` on."""
+        items: list[MediaItem] = []
+        for _ in range(int(self._rng.poisson(self._mean))):
+            number, length = self._one()
+            name = f"picture {number} of {self._first_key}, {length} tokens"
+            digest = hashlib.sha256(name.encode()).digest()
+            items.append(MediaItem(kind="image", digest=digest, start=begin, length=length))
+            begin += length
+        return tuple(items)
+
+    def _one(self) -> tuple[int, int]:
+        """Number and tokens of the next picture."""
+        if self._pool:
+            [number] = _draw(self._rng, self._shares, 1)
+            return number, self._pool[number]
+        self._num_new += 1
+        [length] = self._lengths.draw(self._rng, 1)
+        return self._num_new, length
+
+
 class _Source:
     """Draws conversations in blocks."""
 
-    def __init__(self, traffic: Traffic, first_key: int) -> None:
+    def __init__(self, traffic: Traffic, first_key: int, pictures: _Pictures | None) -> None:
+        self._pictures = pictures
         self._traffic = traffic
         self._first_key = first_key
         self._rng = np.random.default_rng(traffic.traffic_seed)
@@ -233,11 +300,17 @@ class _Source:
     def arrival(self, turn: _Turn, number: int, previous: Arrival | None) -> Arrival:
         traffic = self._traffic
         before: Prompt = ()
+        media: tuple[MediaItem, ...] = ()
         if previous is not None:
             assert not isinstance(previous.prompt, bytes)
             before = (*previous.prompt, Segment(OUTPUT, previous.output_len))
+            media = previous.media
         elif turn.prefix >= 0:
             before = (Segment(self._first_key + turn.prefix, traffic.prefix_len),)
+        if self._pictures is not None:
+            items = self._pictures.draw(sum(segment.length for segment in before))
+            media = (*media, *items)
+            before = (*before, *(Segment(PICTURE, item.length) for item in items))
         own = Segment(self._first_key + traffic.prefixes + number, turn.input_len)
         return Arrival(
             time_s=turn.time_s,
@@ -246,6 +319,7 @@ class _Source:
             max_new_tokens=traffic.max_tokens,
             tenant=f"tenant-{turn.tenant}",
             after=-1 if previous is None else number - 1,
+            media=media,
         )
 
 

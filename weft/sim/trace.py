@@ -13,10 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from weft.messages.media import MediaItem
+
 VOCAB_SIZE = 32_768  # of a simulated model
 EOS = 0  # the token that ends an output in simulation
 FILLER = 1  # every other token of an output
 FIRST_TOKEN = 2  # of prompts
+PICTURE = -2  # key of a segment of placeholders: what picture it is, `Arrival.media` says
 OUTPUT = -1  # key of a segment that repeats an output: of an earlier turn of a chat
 
 
@@ -25,7 +28,7 @@ class Segment(NamedTuple):
     segments of different keys differ at once.
     """
 
-    key: int  # 0 and up, or OUTPUT
+    key: int  # 0 and up, OUTPUT or PICTURE
     length: int
 
 
@@ -57,6 +60,7 @@ class Arrival(NamedTuple):
     output: bytes = b""
     is_cut: bool = False  # its output ends there because its client leaves
     leaves_s: float = math.inf  # after so long its client leaves, whatever it has got
+    media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds in its prompt, without values
 
     @property
     def prompt_len(self) -> int:
@@ -91,6 +95,8 @@ class TokenSource:
     def _segment(self, key: int, length: int) -> bytes:
         if key == OUTPUT:
             return struct.pack("<i", FILLER) * (length - 1) + struct.pack("<i", EOS)
+        if key == PICTURE:
+            return struct.pack("<i", FILLER) * length
         high, low = divmod(key, self._base)
         head = struct.pack("<ii", FIRST_TOKEN + low, FIRST_TOKEN + high % self._base)
         start = key * 2_654_435_761 % self.TABLE_LEN * 4

@@ -1,0 +1,165 @@
+"""The encoder of pictures, videos and sounds in simulation: it computes nothing, keeps what plans
+say, and takes as long as its cost says.
+
+Knows nothing of what is in a picture: a digest is all that there is of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from weft.config.options import SettingsError, did_you_mean
+from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
+from weft.plan.step import Plan, Result, find
+
+# A device stops between two pieces of the work on one picture.
+PIECES = 100
+
+
+class EncoderCost(NamedTuple):
+    """Seconds of a picture, tile, video or sound, and of each token that stands for it."""
+
+    item_s: float
+    token_s: float
+
+    def seconds(self, num_items: int, num_tokens: int) -> float:
+        return self.item_s * num_items + self.token_s * num_tokens
+
+    @property
+    def text(self) -> str:
+        """As `--encoder-cost` takes it."""
+        return f"{self.item_s:.6g},{self.token_s:.6g}"
+
+
+# cpu: SmolVLM-256M on two cores (340 ms for 64 tokens of 16 patches). gpu: the encoder of
+# Qwen2.5-VL (0.6 B weights, four patches a token) on an H100 at 0.25 PFLOP/s.
+ENCODER_PRESETS = {
+    "cpu": EncoderCost(item_s=0.0, token_s=0.0053),
+    "gpu": EncoderCost(item_s=0.004, token_s=2e-5),
+}
+
+
+def read_encoder_cost(text: str) -> EncoderCost:
+    """A preset's name, or a,b. Raises SettingsError."""
+    if text in ENCODER_PRESETS:
+        return ENCODER_PRESETS[text]
+    try:
+        values = [float(word) for word in text.split(",")]
+        is_possible = all(0 <= value < math.inf for value in values)
+        if len(values) != 2 or not is_possible:
+            raise ValueError(text)
+    except ValueError as exc:
+        hint = did_you_mean(text, ENCODER_PRESETS)
+        raise SettingsError(
+            f"--encoder-cost is {text!r}; {', '.join(ENCODER_PRESETS)} or seconds a,b of a "
+            f"picture and of each of its tokens are expected{hint}"
+        ) from exc
+    return EncoderCost(*values)
+
+
+class OpenItem(NamedTuple):
+    """What is being encoded."""
+
+    digest: bytes
+    left_s: float
+    piece_s: float
+
+
+class SimulatedEncoder:
+    """Does what plans say, as the store of a device does (`executor/media/store.py`)."""
+
+    def __init__(self, cost: EncoderCost) -> None:
+        self._cost = cost
+        self._held: set[bytes] = set()  # digests
+        self._open: OpenItem | None = None
+        self.num_runs = 0
+        self.num_tokens = 0  # that were encoded
+        self.busy_s = 0.0
+
+    def step(self, plan: Plan) -> tuple[float, tuple[bytes, ...]]:
+        """How long the encoder works in a step and behind it, and what of `Plan.ahead` is there."""
+        seconds = 0.0
+        op = find(plan.inputs, MediaVectors)
+        if op is not None:
+            seconds = self._take(op)
+        encoded: tuple[bytes, ...] = ()
+        if plan.ahead is not None:
+            seconds += self._work_ahead(plan.ahead)
+            encoded = tuple(one.digest for one in plan.ahead.encode if one.digest in self._held)
+        self.busy_s += seconds
+        return seconds, encoded
+
+    def _take(self, op: MediaVectors) -> float:
+        if op.drops_all:
+            self._held.clear()
+            self._open = None
+        self._held.difference_update(op.drop)
+        seconds = 0.0
+        for one in op.encode:
+            if one.digest not in self._held:
+                seconds += self._work(one, math.inf)
+        assert self._held.issuperset(op.items), "a step takes what is not encoded"
+        return seconds
+
+    def _work_ahead(self, ahead: EncodeAhead) -> float:
+        seconds = 0.0
+        for one in ahead.encode:
+            is_first = seconds == 0.0
+            if one.digest not in self._held and (is_first or seconds < ahead.seconds):
+                seconds += self._work(one, ahead.seconds - seconds)
+        return seconds
+
+    def _work(self, one: EncoderInput, seconds: float) -> float:
+        """Work on it for so long, at least for a piece. Returns how long it took."""
+        if self._open is None or self._open.digest != one.digest:
+            whole_s = self._cost.seconds(1, one.length)
+            self._open = OpenItem(one.digest, whole_s, whole_s / PIECES)
+            self.num_runs += 1
+            self.num_tokens += one.length
+        left_s = self._open.left_s
+        spent_s = min(max(seconds, self._open.piece_s), left_s)
+        if spent_s < left_s:
+            self._open = self._open._replace(left_s=left_s - spent_s)
+            return spent_s
+        self._open = None
+        self._held.add(one.digest)
+        return left_s
+
+
+class EncoderTime(NamedTuple):
+    """What was encoded while the encoder worked for so long."""
+
+    num_items: int
+    num_tokens: int
+    seconds: float
+
+
+class EncoderTimes:
+    """Reads from plans and results how long the encoder has worked on what."""
+
+    def __init__(self) -> None:
+        self.measured: list[EncoderTime] = []
+        self._held: set[bytes] = set()
+        self._open_s = 0.0  # since something was ready last
+
+    def note(self, plan: Plan, result: Result) -> None:
+        """A step has ended."""
+        lengths: dict[bytes, int] = {}
+        op = find(plan.inputs, MediaVectors)
+        if op is not None:
+            if op.drops_all:
+                self._held.clear()
+            self._held.difference_update(op.drop)
+            lengths |= {one.digest: one.length for one in op.encode}
+        if plan.ahead is not None:
+            ready = set(result.encoded)
+            ahead = [one for one in plan.ahead.encode if one.digest in ready]
+            lengths |= {one.digest: one.length for one in ahead}
+        self._open_s += result.encoder_s
+        new = [length for digest, length in lengths.items() if digest not in self._held]
+        self._held.update(lengths)
+        if new and self._open_s > 0:
+            self.measured.append(EncoderTime(len(new), sum(new), self._open_s))
+        if new:
+            self._open_s = 0.0
