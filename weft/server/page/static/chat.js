@@ -41,7 +41,7 @@ function busy(by) {
 function clear() {
 	stop();
 	messages = [];
-	log.replaceChildren(el("p", "none", "Ask something, and see what the engine makes of it: your request is the bold one among those that run."));
+	log.replaceChildren(el("p", "none", "Ask something: your request is the bold one among those that run."));
 }
 
 const follow = () => log.scrollTo(0, log.scrollHeight);

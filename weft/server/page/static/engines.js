@@ -1,7 +1,8 @@
 // Several engines behind one server (--dp-size): each in small, and one of them large.
 
-import { $, button, el, num, take, used } from "./parts.js";
+import { $, button, el, num, put, take, used } from "./parts.js";
 
+const AWAY_MS = 3000; // without a picture, while others give some
 const shown = new Map(); // buttons by rank
 export let rank = null; // of the one that is shown: first the first that is seen
 
@@ -14,9 +15,14 @@ export function clear() {
 export function show({ rank: seen, stats }, chosen) {
 	rank ??= seen;
 	if (!shown.has(seen)) add(seen, chosen);
-	const [words, pool] = shown.get(seen).children;
+	const choice = shown.get(seen);
+	const [words, pool] = choice.children;
+	choice.seenAt = performance.now();
 	words.textContent = `${num(stats.num_running)} running, ${num(stats.num_waiting)} waiting · KV ${Math.round(100 * used(stats))} %`;
 	take(pool.firstChild, used(stats));
+	for (const one of shown.values()) {
+		if (choice.seenAt - one.seenAt > AWAY_MS) put(one.children[0], "does not answer");
+	}
 	return seen === rank;
 }
 
@@ -29,9 +35,9 @@ function add(seen, chosen) {
 	choice.append(el("small"), el("span", "pool", el("i", "c-decode")));
 	shown.set(seen, choice);
 	mark();
-	const ranks = [...shown.keys()].sort((a, b) => a - b);
-	$("engines").replaceChildren(...ranks.map((one) => shown.get(one)));
-	$("engines").hidden = ranks.length < 2;
+	choice.style.order = seen;
+	$("engines").append(choice);
+	$("engines").hidden = shown.size < 2;
 }
 
 function mark() {

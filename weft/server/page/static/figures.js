@@ -59,7 +59,6 @@ function set(tile, at, value, unit = "") {
 	const top = unit === "%" ? 100 : Math.max(...tile.points.map((point) => point[1]), 1);
 	drawing.strokeStyle = colour(tile.shade);
 	drawing.lineWidth = 1.5;
-	drawing.lineJoin = "round";
 	for (const [when, one] of tile.points) {
 		drawing.lineTo(width - ((at - when) / KEPT_S) * width, height - 2 - Math.min(one / top, 1) * (height - 4));
 	}

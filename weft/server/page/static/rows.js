@@ -68,5 +68,5 @@ function entry(item, i) {
 	put(age, span(queue.age[i]));
 }
 
-const lanes = listOf($("rows"), lane, fill, "Nothing runs. Ask something, and watch it here.");
+const lanes = listOf($("rows"), lane, fill, "Nothing runs. Ask something.");
 const lines = listOf($("queue"), line, entry, "Nobody waits.");

@@ -59,7 +59,7 @@ function say(step) {
 
 function words(step) {
 	const prompts = step.prompts && step.prompts < step.rows ? `, ${step.prompts} of them prompts` : "";
-	return `step ${num(step.number)} · ${MODES[step.mode] || "mode " + step.mode}
+	return `step ${num(step.number)} · ${MODES[step.mode]}
 ${plural(step.rows, "row")}${prompts}
 ${plural(step.tokens, "token")} in ${step.ms.toFixed(2)} ms
 ${num(step.waiting)} waiting`;
