@@ -29,7 +29,8 @@ class TreeWatch:
         if passed_s < PIECE_S:
             return
         if self._walk is None:
-            if now - self._begun_s < ROUND_S:
+            # What is cached first is seen at once.
+            if now - self._begun_s < ROUND_S and self.columns.num_nodes:
                 return
             self._begun_s = now
             self._walk = TreeSurvey(self._core.scheduler.kv.cache.tops())

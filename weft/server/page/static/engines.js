@@ -2,7 +2,7 @@
 
 import { $, button, el, num, put, take, used } from "./parts.js";
 
-const AWAY_MS = 3000; // without a picture, while others give some
+const AWAY_MS = 3000; // without a picture
 const shown = new Map(); // buttons by rank
 export let rank = null; // of the one that is shown: first the first that is seen
 

@@ -95,23 +95,19 @@ export function colour(name) {
 export const forgetColours = () => { colours = {}; };
 
 const sheets = new Map();
-const resized = new ResizeObserver((all) => all.forEach(({ target }) => fit(target)));
-
-function fit(canvas) {
-	const { clientWidth: width, clientHeight: height } = canvas;
-	const ratio = devicePixelRatio;
-	canvas.width = Math.round(width * ratio);
-	canvas.height = Math.round(height * ratio);
-	const drawing = canvas.getContext("2d");
-	drawing.scale(ratio, ratio);
-	sheets.set(canvas, [drawing, width, height]);
-}
+const resized = new ResizeObserver((all) => all.forEach(({ target }) => sheets.set(target, null)));
 
 // A canvas in its own size, empty: [drawing, width, height] in pixels of the page.
 export function clear(canvas) {
-	if (!sheets.has(canvas)) {
-		fit(canvas);
-		resized.observe(canvas);
+	if (!sheets.has(canvas)) resized.observe(canvas);
+	if (!sheets.get(canvas)) {
+		const { clientWidth: width, clientHeight: height } = canvas;
+		const ratio = devicePixelRatio;
+		canvas.width = Math.round(width * ratio);
+		canvas.height = Math.round(height * ratio);
+		const drawing = canvas.getContext("2d");
+		drawing.scale(ratio, ratio);
+		sheets.set(canvas, [drawing, width, height]);
 	}
 	const sheet = sheets.get(canvas);
 	sheet[0].clearRect(0, 0, sheet[1], sheet[2]);
