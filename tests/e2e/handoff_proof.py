@@ -1,11 +1,12 @@
 """Random requests through a prefill and a decode server, compared with one server bit for bit, while servers
 are killed, stopped or made to refuse at random moments.
 
-python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--front]
+python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s 8] [--front]
 
 `--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets it drop what it
-has, `weights` gives it other ones for a while, `kill_decode` is about the decode server, whose requests may end with an error then; `none`: nothing happens. With
-`--front` all requests go through `weft route`.
+has, `weights` gives it other ones for a while; `kill_decode` is about the decode server, whose requests may end with an
+error then; `none`: nothing happens. Between two of these are `--rest-s` at most. With `--front` all requests go through
+`weft route`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ IGNORED = {"id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_detai
 KINDS = ("kill", "hang", "refuse", "weights", "kill_decode")
 NORM = "model.layers.0.input_layernorm.weight"
 LEASE_S = 8.0  # of the prefill server
-LONGEST_REST_S = 8.0  # between two troubles
+REST_S = 8.0  # the longest time between two troubles
 
 
 def free_port() -> int:
@@ -324,8 +325,9 @@ class Troubles:
     """One after the other on a thread, with a rest in between. `count` is about what has happened;
     the decode server was `touched` so often."""
 
-    def __init__(self, trio: Trio, rng: random.Random, kinds: Sequence[str]) -> None:
+    def __init__(self, trio: Trio, rng: random.Random, kinds: Sequence[str], rest_s: float) -> None:
         self._trio = trio
+        self._rest_s = rest_s
         self._rng = rng
         self._kinds = kinds
         self._is_over = threading.Event()
@@ -346,7 +348,7 @@ class Troubles:
 
     def _run(self) -> None:
         try:
-            while self._kinds and not self._is_over.wait(self._rng.uniform(0.1, LONGEST_REST_S)):
+            while self._kinds and not self._is_over.wait(self._rng.uniform(0.1, self._rest_s)):
                 kind = self._rng.choice(self._kinds)
                 getattr(self, f"_{kind}")()
                 self.count[kind] += 1
@@ -393,7 +395,11 @@ class Troubles:
 
 
 def compare(
-    trio: Trio, rng: random.Random, num_requests: int, kinds: Sequence[str] = ()
+    trio: Trio,
+    rng: random.Random,
+    num_requests: int,
+    kinds: Sequence[str] = (),
+    rest_s: float = REST_S,
 ) -> tuple[Counter[str], list[Errand]]:
     """Send requests, some together. Returns what has happened, and the requests whose answers are
     not those of one server."""
@@ -414,7 +420,7 @@ def compare(
             wrong.append(errand)
 
     with (
-        Troubles(trio, random.Random(rng.random()), kinds) as troubles,
+        Troubles(trio, random.Random(rng.random()), kinds, rest_s) as troubles,
         ThreadPoolExecutor(8) as pool,
     ):
         list(pool.map(run, errands))
@@ -448,6 +454,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rest-s", type=float, default=REST_S)
     parser.add_argument("--front", action="store_true")
     asked = parser.parse_args()
     kinds = [kind for kind in asked.kinds.split(",") if kind != "none"]
@@ -456,7 +463,8 @@ def main() -> int:
     if asked.front:
         trio.open_front()
     began_s = time.monotonic()
-    count, wrong = compare(trio, random.Random(asked.seed), asked.requests, kinds)
+    rng = random.Random(asked.seed)
+    count, wrong = compare(trio, rng, asked.requests, kinds, asked.rest_s)
     print(f"{asked.requests} requests, {len(wrong)} wrong, {time.monotonic() - began_s:.0f} s")
     print(dict(count))
     for errand in wrong[:3]:
