@@ -68,7 +68,8 @@ class Asked:
     body: dict[str, Any]
     low_ms: float = math.nan
     high_ms: float = math.nan
-    first_ms: float = math.nan  # as the client saw it
+    head_ms: float = math.nan  # when the answer began
+    first_ms: float = math.nan  # when the first text was there
     end_s: float = 0.0
     error: str = ""
 
@@ -181,6 +182,7 @@ class ServedRun:
                 one.first_ms = 1_000 * (time.perf_counter() - began_s)
 
         def head(headers: dict[str, str]) -> None:
+            one.head_ms = 1_000 * (time.perf_counter() - began_s)
             band = headers.get(WAIT_HEADER, "")
             if band:
                 low, _, high = band.partition("-")

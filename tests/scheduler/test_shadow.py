@@ -12,7 +12,7 @@ from tests.scheduler.own_policies import FAULTY
 from tests.scheduler.random_worlds import COMPOSED, drive, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_policies import order
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.config.engine import EngineConfig
@@ -134,6 +134,43 @@ def test_a_shadow_is_set_changed_and_taken_away_while_requests_wait() -> None:
         option.checked("magic", "--shadow-policy")
     world.run_dry()
     world.check_idle()
+
+
+def test_a_shadow_ages_as_the_policy_itself_would() -> None:
+    world = World(
+        settings(schedule_policy="lof", shadow_policy="lof", aging_s=3.0, max_running_requests=1)
+    )
+    for number in range(24):
+        world.send([number, 3], max_new_tokens=1 + number % 6, ignore_eos=True)
+    world.run_dry(check=False)
+    assert changed(world) == (24, 0, 0)
+
+
+def test_who_is_not_ready_is_preferred_by_no_shadow() -> None:
+    patience = Patience()
+    world = World(
+        settings(schedule_policy="fcfs", shadow_policy="lof", max_running_requests=1),
+        features=(patience,),
+    )
+    for num_new in (2, 9, 2):  # the second is the longest, and waits for itself
+        world.send([num_new, 3], max_new_tokens=num_new, ignore_eos=True)
+    while len(world.finished) < 2:
+        world.step(check=False)
+    # When the first was admitted, nobody had asked whether the second is ready.
+    assert changed(world) == (2, 1, 1)
+    patience.is_over = True
+    world.run_dry(check=False)
+
+
+def test_requests_that_resume_are_no_admissions_that_a_shadow_could_change() -> None:
+    world = World(settings(shadow_policy="lof", num_pages=400))
+    ids = [world.send([number] * 5, max_new_tokens=9, ignore_eos=True) for number in range(4)]
+    while not all(world.outputs[id] for id in ids):
+        world.step()
+    world.scheduler.retract(world.request(ids[1]))
+    world.run_dry()
+    assert world.finished[ids[1]].retractions == 1
+    assert changed(world)[0] == 4
 
 
 def test_what_a_shadow_would_have_changed_is_kept_when_another_policy_decides() -> None:

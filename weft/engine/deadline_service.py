@@ -103,7 +103,8 @@ class DeadlineService(Service):
             self._refuse(request, band, left_s, waited_s)
             return []
         self._promises[request.id] = Promise(now, expected_s, band)
-        words = _milliseconds(band, waited_s)
+        late = band._replace(high_s=band.high_s + self._core.loop.unseen_s(request.spec.arrival_s))
+        words = _milliseconds(late, waited_s)
         self._core.note(request.id, EventKind.EXPECTED, f"its first token in {words} ms", now)
         return [RequestWarning(id=request.id, text=words, header=HEADER)]
 
