@@ -323,6 +323,24 @@ def test_a_request_says_how_large_its_pictures_are(
     assert "mm_processor_kwargs has 'depth'" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": "", "images": [text_of(WIDE)]}]}),
+        ("/api/generate", {"prompt": "What?", "images": [text_of(WIDE)]}),
+    ],
+)
+def test_ollama_says_how_large_its_pictures_are(
+    web: httpx.Client, seeing: RunningServer, route: str, body: dict[str, Any]
+) -> None:
+    sized = {**body, "stream": False, "mm_processor_kwargs": {"max_width": 8}}
+    assert web.post(route, json=sized).status_code == 200
+    check(seeing, 2)
+    answer = web.post(route, json={**sized, "mm_processor_kwargs": {"depth": 8}})
+    assert answer.status_code == 400
+    assert "mm_processor_kwargs has 'depth'" in answer.text
+
+
 def test_tokens_are_counted_with_those_of_pictures(
     web: httpx.Client, seeing: RunningServer
 ) -> None:

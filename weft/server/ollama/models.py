@@ -35,6 +35,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):

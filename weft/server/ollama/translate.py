@@ -102,6 +102,7 @@ def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     request.stream = body.stream is not False
     request.logprobs = body.logprobs
     request.top_logprobs = body.top_logprobs
+    request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.options is not None:
         copy_sampling(body.options, request)
         max_tokens = body.options.num_predict
