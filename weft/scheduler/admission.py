@@ -77,10 +77,11 @@ def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
 
     One that ignores EOS will go to its end.
     """
-    left = columns.max_len[rows] - columns.seq_len[rows]
-    left = np.clip(left, 0, CLIP_MAX_NEW_TOKENS)  # below 0: it wants no token
+    # Of all rows, and then of these: one read by rows less. Below 0: it wants no token.
+    left = (columns.max_len - columns.seq_len).take(rows)
+    left = np.minimum(np.maximum(left, 0), CLIP_MAX_NEW_TOKENS)
     # Sums of integers: the same on every machine.
-    at_eos = int(left[columns.stops_at_eos[rows]].sum())
+    at_eos = int(left[columns.stops_at_eos.take(rows)].sum())
     return int(left.sum()) - at_eos + at_eos * ratio
 
 

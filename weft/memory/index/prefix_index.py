@@ -23,7 +23,8 @@ from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, anchor_of
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache
 from weft.memory.radix import Node, path_up, shared_len
 
-MAX_MOVES = 32  # that an insertion makes at once, or a call of `move_on`
+# That an insertion makes at once, or a call of `move_on`: each takes some 10 us of a step.
+MAX_MOVES = 8
 NUM_FIRST = 64  # numbers of a bucket that are listed without the rest
 
 
