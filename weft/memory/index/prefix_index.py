@@ -24,7 +24,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache
 from weft.memory.radix import Node, path_up, shared_len
 
 # That an insertion makes at once, or a call of `move_on`: each takes some 10 us of a step.
-MAX_MOVES = 8
+MAX_MOVES = 32
 NUM_FIRST = 64  # numbers of a bucket that are listed without the rest
 
 
