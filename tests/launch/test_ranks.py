@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.nano_adapters import NANO, make_adapter
+from tests.seeds import slow
 from weft import LLM, SamplingParams
 from weft.assemble.build import Built, build_engine
 from weft.assemble.prepare import load_tokenizer, prepare
@@ -106,8 +107,9 @@ def answers(llm: LLM, num: int) -> list[list[int]]:
     return [output.token_ids for output in llm.generate(*mixed_requests(num))]
 
 
-def test_mixed_requests_have_the_answers_of_one_rank(one: Loaded, two: Loaded) -> None:
-    assert answers(two.llm, 35) == answers(one.llm, 35)
+@pytest.mark.parametrize("num", [35, *slow([200])])
+def test_mixed_requests_have_the_answers_of_one_rank(one: Loaded, two: Loaded, num: int) -> None:
+    assert answers(two.llm, num) == answers(one.llm, num)
     # Whoever replays the journal knows nothing of other ranks.
     assert main(["replay", two.llm.config.journal, "--check"]) == 0
 
