@@ -48,3 +48,15 @@ def test_line_is_written_though_the_snapshot_has_words(lines: io.StringIO) -> No
     engine = EngineNumbers("m")
     engine.set(IDLE | {"num_running": 1, "policy_fault": "it has raised"}, 0.0)  # type: ignore[dict-item]
     assert "running=1" in lines.getvalue()
+
+
+def test_line_has_nothing_below_none_when_an_engine_is_lost_with_its_counts(
+    lines: io.StringIO,
+) -> None:
+    engine = EngineNumbers("m")
+    both = {"total_prompt_tokens": 200, "total_cached_tokens": 50, "total_generated_tokens": 30}
+    engine.set(IDLE | {"num_running": 2, "busy_s": 2.0} | both, 0.0)
+    engine.set(IDLE | {"num_running": 1, "busy_s": 1.0}, 20.0)
+    [_, line] = lines.getvalue().splitlines()
+    assert " prompt_tokens_per_s=0 output_tokens_per_s=0 " in line
+    assert " cache_hits=0.0% " in line

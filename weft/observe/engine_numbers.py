@@ -324,7 +324,8 @@ class EngineNumbers(Collector):
         # Rates are of the time with work since the last line: a quiet hour does not thin them.
         grown: dict[str, float] = {}
         for name in GROWING:
-            grown[name] = numbers[name] - self._line_numbers.get(name, 0)
+            # Of several engines one may have been lost, and its counts with it.
+            grown[name] = max(numbers[name] - self._line_numbers.get(name, 0), 0.0)
         busy_s = max(grown["busy_s"], 1e-3)
         log.info(
             "working",
