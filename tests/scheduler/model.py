@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from weft.messages.requests import GenerateRequest
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Admission, Feature
 from weft.scheduler.policy import Policy, RequestFollower
+from weft.scheduler.prefill import RoomForFirst
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 
@@ -132,7 +133,7 @@ class Model:
         scheduler = self.scheduler
         self._wrap(scheduler.prefills, "next_batch", self._compare_pass)
         self._wrap(scheduler, "update_running_batch", self._compare_decode)
-        self._wrap(scheduler.prefills, "victims", self._compare_victims)
+        self._wrap(scheduler.prefills, "room_for_first", self._compare_victims)
         self._wrap(scheduler, "merge_last_batch", self._check_merged)
         self._wrap(scheduler, "get_next_batch_to_run", self._count_step)
         self._wrap(scheduler, "set_policy", self._follow_switch)
@@ -167,7 +168,12 @@ class Model:
 
     # A pass over the queue
 
-    def _compare_pass(self, real: Callable[[float], Batch | None], now: float) -> Batch | None:
+    def _compare_pass(
+        self,
+        real: Callable[..., Batch | None],
+        now: float,
+        order_of_room: Iterator[Request] | None,
+    ) -> Batch | None:
         scheduler = self.scheduler
         self._is_full &= not self._something_left()
         assert scheduler.prefills.is_full == self._is_full, (
@@ -181,7 +187,7 @@ class Model:
         admitted = [scheduler.requests[id] for id in expected.admitted]
         self._count(expected, admitted)
         self._looked_at = 0
-        batch = real(now)
+        batch = real(now, order_of_room)
         if order is None:  # nor does the model know who had an overdue one's turn
             turns = scheduler.waiting_queue._turns
             self._since_turn = 0 if turns is None else turns.num_since
@@ -538,16 +544,16 @@ class Model:
 
     def _compare_victims(
         self,
-        real: Callable[..., list[Request]],
+        real: Callable[..., RoomForFirst],
         now: float,
-    ) -> list[Request]:
+    ) -> RoomForFirst:
         scheduler = self.scheduler
         ratio = scheduler.prefills.new_token_ratio.current
         expected = self._expected_preempted(now, scheduler.prefills.chunked_req, ratio)
-        victims = real(now)
-        assert [one.id for one in victims] == expected
-        self.count["preempted"] += len(victims)
-        return victims
+        room = real(now)
+        assert [one.id for one in room.victims] == expected
+        self.count["preempted"] += len(room.victims)
+        return room
 
     def _expected_preempted(self, now: float, chunk: Request | None, ratio: float) -> list[int]:
         """Whose place the first that waits takes: of a far lower class, none that waited too long before, and only if
