@@ -264,7 +264,7 @@ def test_a_journal_holds_no_weights() -> None:
     bench.replay()
 
 
-@pytest.mark.parametrize("seed", seeds(5, 6))
+@pytest.mark.parametrize("seed", seeds(4, 6))
 def test_random_device_work_among_random_requests_is_replayed_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
     bench = Bench(depth=seed % 2)

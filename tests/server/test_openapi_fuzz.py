@@ -63,6 +63,8 @@ def test_every_route_answers_as_its_document_says(answering: RunningServer) -> N
 
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         operation = found.ok()
+        if operation.path == "/events":
+            continue  # its answer does not end; tests/server/test_page.py reads it
         try_out(ask, operation.as_strategy(generation_mode=right))
         if operation.body or operation.path_parameters:  # else nothing of it can be wrong
             try_out(ask, operation.as_strategy(generation_mode=wrong))
