@@ -99,12 +99,8 @@ def test_a_request_that_cannot_have_its_first_token_in_time_is_refused_when_it_c
     world.check_idle()
 
 
-def judged(ttft_ms: int, waited_s: float = 0.0) -> tuple[Finish | None, str]:
-    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is judged."""
-    world = timed_engine(max_running_requests=1)
-    for number in range(10):
-        world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
-    world.step(check=False)
+def warnings_of(world: EngineWorld) -> list[str]:
+    """The texts of all warnings that come from now on."""
     told: list[str] = []
     receive = world.receive
 
@@ -113,6 +109,16 @@ def judged(ttft_ms: int, waited_s: float = 0.0) -> tuple[Finish | None, str]:
         receive(output)
 
     world.receive = listen  # type: ignore[method-assign]
+    return told
+
+
+def judged(ttft_ms: int, waited_s: float = 0.0) -> tuple[Finish | None, str]:
+    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is judged."""
+    world = timed_engine(max_running_requests=1)
+    for number in range(10):
+        world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
+    world.step(check=False)
+    told = warnings_of(world)
     id = world.send([7] * 5, max_new_tokens=2, ttft_ms=ttft_ms)
     world.time += waited_s
     world.step(check=False)
@@ -151,14 +157,7 @@ def test_what_a_request_has_waited_before_it_is_judged_counts() -> None:
 @pytest.mark.parametrize("idle_s", [0.0, 5.0])
 def test_who_may_have_come_while_a_step_ran_is_told_so(idle_s: float) -> None:
     world = timed_engine(max_running_requests=4, chunked_prefill_size=256, max_prefill_tokens=256)
-    told: list[str] = []
-    receive = world.receive
-
-    def listen(output: StepOutput) -> None:
-        told.extend(warning.text for warning in output.warnings)
-        receive(output)
-
-    world.receive = listen  # type: ignore[method-assign]
+    told = warnings_of(world)
     world.send([9] * 60, max_new_tokens=1)
     world.run_dry(check=False)
     world.time += idle_s

@@ -165,7 +165,7 @@ class PrefillScheduler:
     def room_for_first(self, now: float) -> RoomForFirst:
         """The running requests that must go so that the first that waits can come in.
 
-        None if none must, or if it does not help, or if the policy has no classes. A request that
+        Nobody if nobody must, or if it does not help, or if the policy has no classes. One that
         got in because it was overdue keeps its place.
         """
         queue = self._queue
