@@ -236,7 +236,7 @@ def test_metrics_count_requests_tokens_and_latencies() -> None:
         server.engine.script = lambda ids: as_bytes("abc")
         http.post("/v1/completions", json={"prompt": "xy", "n": 2})
         http.post("/v1/completions", json={"prompt": ""})
-        http.get("/no/such/path/4711")
+        http.get("/no/such/path/quagga")
         http.get("/v1/models/a/b")
         server.engine.hold = True
         server.leave("/v1/completions", {"prompt": "x"})
@@ -267,4 +267,4 @@ def test_metrics_count_requests_tokens_and_latencies() -> None:
     assert values["prompt_tokens_histogram_sum", "m"] == 2 + 2 + 1
     assert values["generation_tokens_histogram_bucket", "4.0", "m"] == 3
     assert values["generation_tokens_histogram_bucket", "2.0", "m"] == 1
-    assert "4711" not in text
+    assert "quagga" not in text
