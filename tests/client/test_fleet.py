@@ -26,6 +26,7 @@ from weft.messages.control import (
     AbortRequestReply,
     AuditReply,
     BlockInput,
+    ExpertDistributionReply,
     ExplainRequest,
     ExplainRequestReply,
     Explanation,
@@ -408,6 +409,20 @@ def test_counts_of_ended_requests_and_faults_are_added_up() -> None:
     assert (both.num_pages, both.faults) == (10, ["engine 0: x", "engine 1: x"])
     joined = join_stats([Stats(batch_is_full=True), Stats()])
     assert not joined.batch_is_full
+
+
+def test_counts_of_experts_are_added_up_and_grow_if_those_of_one_engine_do() -> None:
+    mine = ExpertDistributionReply(success=True, layers=[2], prefill=[[1, 2]], decode=[[3, 4]])
+    other = ExpertDistributionReply(
+        success=True,
+        layers=[2],
+        prefill=[[10, 20]],
+        decode=[[30, 40]],
+        is_recording=True,
+    )
+    both = join({0: mine, 1: other})
+    assert (both.layers, both.prefill, both.decode) == ([2], [[11, 22]], [[33, 44]])
+    assert both.is_recording
 
 
 @pytest.mark.parametrize("method", ["round_robin", "cache_aware"])

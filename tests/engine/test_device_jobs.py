@@ -15,7 +15,10 @@ from tests.seeds import seeds
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import (
     ContinueGeneration,
+    DumpExpertDistributionRecord,
+    ExpertDistributionReply,
     FlushCache,
+    GetExpertDistributionRecord,
     HealthCheck,
     HealthCheckReply,
     PauseGeneration,
@@ -58,7 +61,7 @@ class Bench(RecordedWorld):
     def turn(self) -> list[StepOutput]:
         replies = self.engine.step()
         for index, reply in enumerate(replies):
-            if isinstance(reply, WeightsReply | HealthCheckReply):
+            if isinstance(reply, WeightsReply | HealthCheckReply | ExpertDistributionReply):
                 self.replies.append(reply)
                 before = [one for one in replies[:index] if isinstance(one, StepOutput)]
                 tokens = Counter(
@@ -254,6 +257,22 @@ def test_a_journal_is_put_aside_while_memory_is_released_but_not_while_the_devic
         bench.step()
     assert len(bench.records.parts) == 1
     bench.ask(ResumeMemoryOccupation(call=2, tags=BOTH))
+    bench.replay()
+
+
+def test_counts_of_experts_are_told_between_steps_and_a_journal_holds_none() -> None:
+    bench = Bench()
+    running = generate(bench)
+    bench.step()
+    for message in (GetExpertDistributionRecord(call=1), DumpExpertDistributionRecord(call=2)):
+        assert bench.engine.submit(message) is None
+    bench.run_dry()
+    looked, dumped = bench.replies
+    assert isinstance(looked, ExpertDistributionReply)
+    # The device of this world tells none, as that of a replay.
+    assert (looked.call, looked.prefill, looked.decode) == (1, [], [])
+    assert isinstance(dumped, ExpertDistributionReply)
+    assert len(bench.outputs[running]) == 12
     bench.replay()
 
 

@@ -107,6 +107,22 @@ def test_a_dump_begins_again_and_a_stop_keeps_what_was_counted(drive: Drive) -> 
     assert counts(ask(driver, "dump")).sum() == 0
 
 
+def test_a_look_keeps_what_was_counted_and_says_whether_more_is(
+    drive: Drive, tmp_path: Path
+) -> None:
+    driver = drive(kernels="auto", profile_dir=str(tmp_path))
+    assert counts(ask(driver, "look")).sum() == 0
+    assert ask(driver, "start").ok
+    driver.run(Turn(0, FIRST))
+    looks = [ask(driver, "look") for _ in range(2)]
+    assert [counts(one).sum() for one in looks] == [NUM_CHOSEN * len(FIRST)] * 2
+    assert [one.is_recording for one in looks] == [True, True]
+    assert ask(driver, "stop").ok
+    assert not ask(driver, "look").is_recording
+    assert not list(tmp_path.iterdir())
+    assert counts(ask(driver, "dump")).sum() == NUM_CHOSEN * len(FIRST)
+
+
 def test_starting_twice_and_stopping_without_a_start_are_refused(drive: Drive) -> None:
     driver = drive(kernels="auto")
     refused = ask(driver, "stop")
@@ -131,7 +147,7 @@ def test_each_dump_is_a_new_file_in_the_folder(drive: Drive, tmp_path: Path) -> 
 def test_a_model_without_experts_refuses_by_its_name() -> None:
     driver = make_driver()
     try:
-        for action in ("start", "stop", "dump"):
+        for action in ("start", "stop", "look", "dump"):
             reply = ask(driver, action)
             assert (reply.ok, reply.status) == (False, 400)
             assert reply.message == "smallest has no experts"

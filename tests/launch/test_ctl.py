@@ -447,6 +447,7 @@ def test_commands_have_names_of_their_own() -> None:
     }
     assert {verb.words for verb in COMMANDS} - tried == {
         "experts dump",
+        "experts show",
         "explain",
         "profile stop",
         "weights send",

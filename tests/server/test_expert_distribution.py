@@ -37,6 +37,17 @@ class Recording:
                 return control.ExpertRecordReply(call=call, **how)
             case control.StopExpertDistributionRecord(call=call):
                 return control.ExpertRecordReply(call=call, success=True)
+            case control.GetExpertDistributionRecord(call=call):
+                if not self.has_experts:
+                    return control.ExpertDistributionReply(call=call, **refusal)
+                return control.ExpertDistributionReply(
+                    call=call,
+                    success=True,
+                    layers=[1],
+                    prefill=[[4, 0, 2]],
+                    decode=[[0, 1, 1]],
+                    is_recording=True,
+                )
             case control.DumpExpertDistributionRecord(call=call):
                 return control.ExpertDistributionReply(
                     call=call,
@@ -67,6 +78,12 @@ def test_a_record_is_started_stopped_and_dumped(server: RunningServer, engine: R
         return httpx.post(f"{server.url}/{verb}_expert_distribution_record").json()
 
     assert ask("start") == {"recording": True}
+    assert httpx.get(f"{server.url}/experts").json() == {
+        "recording": True,
+        "layers": [1],
+        "prefill": [[4, 0, 2]],
+        "decode": [[0, 1, 1]],
+    }
     assert ask("stop") == {"recording": False}
     assert ask("dump") == {
         "layers": [1],
@@ -78,15 +95,19 @@ def test_a_record_is_started_stopped_and_dumped(server: RunningServer, engine: R
 
 def test_a_model_without_experts_is_refused(server: RunningServer, engine: Recording) -> None:
     engine.has_experts = False
-    answer = httpx.post(f"{server.url}/start_expert_distribution_record")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "nano has no experts"
+    start = httpx.post(f"{server.url}/start_expert_distribution_record")
+    look = httpx.get(f"{server.url}/experts")
+    for answer in (start, look):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "nano has no experts"
 
 
 def test_the_command_prints_a_line_for_each_layer(
     server: RunningServer, engine: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ctl", "experts", "start", "--url", server.url]) == 0
+    assert main(["ctl", "experts", "show", "--url", server.url]) == 0
+    assert capsys.readouterr().out.endswith("most 0: 4, 2: 3, 1: 1\nthey are counted\n")
     assert main(["ctl", "experts", "dump", "--url", server.url]) == 0
     printed = capsys.readouterr().out
     assert "layer 1: prefill 6, decode 2; most 0: 4, 2: 3, 1: 1" in printed

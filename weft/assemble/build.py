@@ -187,6 +187,7 @@ def _ready(
         max_running_requests=config.max_running_requests,
         startup=startup,
         pools=_pools(model),
+        has_experts=model.has_experts,
     )
 
 

@@ -146,8 +146,10 @@ def experts(answer: Any) -> Iterator[str]:
         best = sorted(range(len(total)), key=total.__getitem__, reverse=True)[:4]
         told = ", ".join(f"{expert}: {total[expert]:,}" for expert in best if total[expert])
         yield f"layer {layer}: prefill {sum(prefill):,}, decode {sum(decode):,}; most {told or '-'}"
-    if answer["file"]:
+    if answer.get("file"):
         yield answer["file"]
+    if "recording" in answer:
+        yield "they are counted" if answer["recording"] else "nothing is counted now"
 
 
 def profile(answer: Any) -> Iterator[str]:
@@ -300,10 +302,17 @@ COMMANDS = (
         "count experts no more",
     ),
     CtlCommand(
+        "experts show",
+        "GET",
+        "/experts",
+        "print how many tokens each expert got so far",
+        show=experts,
+    ),
+    CtlCommand(
         "experts dump",
         "POST",
         "/dump_expert_distribution_record",
-        "print how many tokens each expert got",
+        "print how many tokens each expert got, and count again from zero",
         show=experts,
     ),
     CtlCommand(

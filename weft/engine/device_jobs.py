@@ -50,6 +50,7 @@ class DeviceJob(NamedTuple):
     weight_version: str | None = None
     aborts: bool = False  # open requests end if it succeeds
     from_checkpoint: bool = False  # the weights can be loaded again from where these come
+    is_logged: bool = True  # what is asked again and again is not
 
 
 class DeviceJobs(Service):
@@ -153,14 +154,15 @@ class DeviceJobs(Service):
             self.weight_version = job.weight_version or self.weight_version
             if job.from_checkpoint:
                 self._checkpoint_version = self.weight_version
-        log.info(
-            "device_request",
-            request=type(job.request).__name__,
-            success=reply.ok,
-            tensors=reply.num_tensors,
-            bytes=reply.num_bytes,
-            requests=num_requests,
-            weight_version=self.weight_version,
-            released=",".join(self.released) or "-",
-        )
+        if job.is_logged:
+            log.info(
+                "device_request",
+                request=type(job.request).__name__,
+                success=reply.ok,
+                tensors=reply.num_tensors,
+                bytes=reply.num_bytes,
+                requests=num_requests,
+                weight_version=self.weight_version,
+                released=",".join(self.released) or "-",
+            )
         return JobResult(reply, self.weight_version, num_requests)

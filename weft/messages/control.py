@@ -356,7 +356,12 @@ class ExpertDistributionReply(SuccessReply):
     prefill: list[list[int]] = []  # by layer and expert, the tokens of prompts that it got,
     decode: list[list[int]] = []  # and the others
     file: str = ""  # below the profiler's folder; nothing if none is written
+    is_recording: bool = False  # the counts grow with the steps to come
     status: int = 200
+
+
+class GetExpertDistributionRecord(ControlRequest[ExpertDistributionReply]):
+    """Ask for the counts since the start or the last dump. They stay, and no file is written."""
 
 
 class DumpExpertDistributionRecord(ControlRequest[ExpertDistributionReply]):

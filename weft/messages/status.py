@@ -151,6 +151,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     hidden_size: int = 0  # of hidden states and input embeddings; 0: it has neither
     gives_hidden_states: bool = False  # to requests that ask for them
     dtype: str = "float32"  # in which the model computes: input embeddings become that
+    has_experts: bool = False  # in some of its layers
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

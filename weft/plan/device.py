@@ -80,8 +80,8 @@ class ResumeMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecordExperts:
-    """Count which experts tokens get: start, stop, or dump, which tells the counts and begins
-    anew."""
+    """Count which experts tokens get: start, stop, look, which tells the counts, or dump, which
+    begins anew besides."""
 
     action: str
 
@@ -137,7 +137,8 @@ class DeviceReply:
     values: bytes = b""  # its first rows, float32
     # Of experts, `values` are counts, int64 [prefill and decode, layers, experts],
     layers: tuple[int, ...] = ()  # of these layers,
-    file: str = ""  # which this file below the profiler's folder has, too
+    file: str = ""  # which this file below the profiler's folder has, too;
+    is_recording: bool = False  # and they grow with the steps to come
 
 
 class Pending(Protocol):

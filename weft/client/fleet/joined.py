@@ -252,6 +252,7 @@ def _experts(replies: Replies) -> ExpertDistributionReply:
             prefill=total("prefill"),
             decode=total("decode"),
             file=", ".join(files),
+            is_recording=any(reply.is_recording for reply in replies),
         ),
     )
 

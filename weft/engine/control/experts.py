@@ -12,10 +12,13 @@ from weft.messages.control import (
     DumpExpertDistributionRecord,
     ExpertDistributionReply,
     ExpertRecordReply,
+    GetExpertDistributionRecord,
     StartExpertDistributionRecord,
     StopExpertDistributionRecord,
 )
 from weft.plan.device import RecordExperts
+
+NOTHING = (2, 0, 0)  # counts of a replayed engine, whose journal has none
 
 
 def start_record(services: Services, message: StartExpertDistributionRecord) -> None:
@@ -39,24 +42,37 @@ def _submit(services: Services, call: int, action: str) -> None:
     services.device_jobs.submit(DeviceJob(RecordExperts(action), answer))
 
 
+def look_at_record(services: Services, message: GetExpertDistributionRecord) -> None:
+    _tell(services, message.call, "look")
+
+
 def dump_record(services: Services, message: DumpExpertDistributionRecord) -> None:
+    _tell(services, message.call, "dump")
+
+
+def _tell(services: Services, call: int, action: str) -> None:
+    """Answer with the counts."""
+
     def answer(result: JobResult) -> ControlReply:
         reply = result.reply
         if not reply.ok:
             return ExpertDistributionReply(
-                call=message.call,
+                call=call,
                 success=False,
                 message=reply.message,
                 status=reply.status,
             )
-        prefill, decode = np.frombuffer(reply.values, np.int64).reshape(reply.shape).tolist()
+        shape = reply.shape or NOTHING
+        prefill, decode = np.frombuffer(reply.values, np.int64).reshape(shape).tolist()
         return ExpertDistributionReply(
-            call=message.call,
+            call=call,
             success=True,
             layers=list(reply.layers),
             prefill=prefill,
             decode=decode,
             file=reply.file,
+            is_recording=reply.is_recording,
         )
 
-    services.device_jobs.submit(DeviceJob(RecordExperts("dump"), answer))
+    job = DeviceJob(RecordExperts(action), answer, is_logged=action != "look")
+    services.device_jobs.submit(job)

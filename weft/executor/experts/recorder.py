@@ -71,10 +71,14 @@ class ExpertRecorder:
             raise ExpertError("the expert distribution is not being recorded; start begins that")
         self.is_on = False
 
+    def look(self) -> ExpertCounts:
+        """What was counted since `start` or the last dump, which stays."""
+        return ExpertCounts(tuple(self._layers), self._counts, "")
+
     def dump(self) -> ExpertCounts:
         """What was counted since `start` or the last dump; counting goes on from zero, if it is on.
         Raises ExpertError if there is no room for a file, and OSError if it cannot be written."""
-        counts = ExpertCounts(tuple(self._layers), self._counts, "")
+        counts = self.look()
         if self._folder is not None:
             counts = counts._replace(file=self._written(self._folder, counts))
         self._counts = self._none()

@@ -464,18 +464,21 @@ class WeightStore:
                 experts.start()
             elif request.action == "stop":
                 experts.stop()
+            elif request.action == "look":
+                return self._counts(experts.look(), is_recording=experts.is_on)
             else:
-                return self._counts(experts.dump())
+                return self._counts(experts.dump(), is_recording=experts.is_on)
         except ExpertError as exc:
             raise Refused(str(exc)) from exc
         return self._reply()
 
-    def _counts(self, found: ExpertCounts) -> DeviceReply:
+    def _counts(self, found: ExpertCounts, *, is_recording: bool) -> DeviceReply:
         return self._reply(
             shape=found.counts.shape,
             values=found.counts.tobytes(),
             layers=found.layers,
             file=found.file,
+            is_recording=is_recording,
         )
 
     # Memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +15,9 @@ from weft.messages.by_name import plain
 from weft.messages.control import (
     ConfigureLogging,
     DumpExpertDistributionRecord,
+    ExpertDistributionReply,
     ExpertRecordReply,
+    GetExpertDistributionRecord,
     GetInternalState,
     SetInternalState,
     SlowDown,
@@ -185,19 +188,23 @@ def _experts(event: str, reply: ExpertRecordReply) -> ASGIApp:
     return json_response({"recording": event.startswith("start")})
 
 
+async def get_experts(context: ServerContext, request: Request) -> ASGIApp:
+    """The counts since the start or the last dump, which stay; `recording`: whether they grow."""
+    reply = await context.client.call(GetExpertDistributionRecord())
+    return json_response({"recording": reply.is_recording, **_counts(reply)})
+
+
 async def dump_experts(context: ServerContext, request: Request) -> ASGIApp:
     """The counts since the start or the last dump, which begin again from zero."""
     reply = await context.client.call(DumpExpertDistributionRecord())
     log.info("dump_expert_distribution_record", success=reply.success, file=reply.file or "-")
+    return json_response({**_counts(reply), "file": reply.file or None})
+
+
+def _counts(reply: ExpertDistributionReply) -> dict[str, list[Any]]:
     if not reply.success:
         raise ApiError(reply.status, reply.message)
-    answer = {
-        "layers": reply.layers,
-        "prefill": reply.prefill,
-        "decode": reply.decode,
-        "file": reply.file or None,
-    }
-    return json_response(answer)
+    return {"layers": reply.layers, "prefill": reply.prefill, "decode": reply.decode}
 
 
 ROUTES = (
@@ -241,6 +248,7 @@ ROUTES = (
         "Count experts no more",
         access="admin",
     ),
+    get("/experts", get_experts, "How many tokens each expert got so far", access="admin"),
     post(
         "/dump_expert_distribution_record",
         dump_experts,

@@ -104,6 +104,7 @@ def _facts(context: ServerContext) -> dict[str, Any]:
         "policy": info.settings.get("schedule_policy", ""),
         "has_chat": context.template is not None and (ready is None or ready.pools is None),
         "takes": kinds,
+        "has_experts": ready is not None and ready.has_experts,
     }
 
 
