@@ -176,7 +176,7 @@ class LLM:
         self._client.deliver(ready)
         self._media = _media_loader(prepared, tokenizer)
         self._numbers = itertools.count()
-        self._adapters = AdapterNames(adapter_files(prepared))
+        self._adapters = AdapterNames(adapter_files(prepared), prepared.model.name)
         # Open prompts: so few that the engine's queue never refuses one.
         self._window = max(1, prepared.config.max_queued_requests - MAX_N)
 

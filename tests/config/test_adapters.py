@@ -21,6 +21,7 @@ def read(*argv: str, environ: dict[str, str] | None = None) -> tuple[LoraPath, .
     "argv",
     [
         ["--lora-paths", "a=/x", "b=/y"],
+        ["--lora-modules", "a=/x", "b=/y"],
         ["--lora-paths", "a=/x", "b=/y", "model"],
         ["--lora-paths", "a=/x", "b=/y", "--threads", "2"],
         ["model", "--lora-paths=a=/x,b=/y"],

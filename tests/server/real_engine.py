@@ -58,7 +58,7 @@ class RealServer:
             info,
             readiness,
             limits,
-            adapters=AdapterNames(adapter_files(prepared)),
+            adapters=AdapterNames(adapter_files(prepared), "tiny"),
             processor=load_processor(prepared),
         )
         self.http = httpx.AsyncClient(

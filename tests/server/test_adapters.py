@@ -128,6 +128,38 @@ def test_every_api_knows_adapters(server: RealServer) -> None:
     assert scores[0] != scores[1]
 
 
+def test_an_answer_names_the_adapter_that_gave_it(server: RealServer) -> None:
+    load(server, "a0")
+    messages = [{"role": "user", "content": "Hi"}]
+    short = {"max_tokens": 1}
+    few = {"stream": False, "options": {"num_predict": 1}}
+    for path, body in {
+        "/v1/completions": {"prompt": "a", **short},
+        "/v1/chat/completions": {"messages": messages, **short},
+        "/v1/messages": {"messages": messages, **short},
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+        "/v1/score": {"query": "a", "items": ["b"], "label_token_ids": [5, 6]},
+        "/api/chat": {"messages": messages, **few},
+        "/api/generate": {"prompt": "a", **few},
+    }.items():
+        for model, named in (("a0", "a0"), ("tiny:a0", "a0"), ("tiny", "tiny")):
+            answer = server.post(path, model=model, **body)
+            assert answer.json()["model"] == named, (path, answer.text)
+    answer = server.post("/v1/completions", prompt="a", lora_path="a0", **short)
+    assert answer.json()["model"] == "a0"
+    listed = server.get("/api/tags").json()["models"]
+    assert [one["name"] for one in listed] == ["tiny", "a0"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny:a0", "default"])
+def test_no_adapter_stands_under_a_name_of_the_model(server: RealServer, name: str) -> None:
+    before = text(server)
+    answer = load(server, name, "a0")
+    assert answer.status_code == 400
+    assert f"an adapter cannot have the name '{name}'" in answer.json()["error_message"]
+    assert text(server) == before
+
+
 def test_prefixes_are_found_again_within_an_adapter_alone(server: RealServer) -> None:
     load(server, "a0")
     prompt = list(range(10, 90))

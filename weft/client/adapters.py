@@ -16,6 +16,7 @@ from weft.client.client import EngineClient
 from weft.config.adapters import LoraPath, wrong_name
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 
+DEFAULT_MODEL = "default"  # what clients made for SGLang call the model that is served
 TIMEOUT_S = 3_600.0  # for requests to end that use an adapter
 NO_ADAPTERS = "this server takes no adapters; it would with --enable-lora"
 
@@ -65,8 +66,10 @@ class NamedAdapter(NamedTuple):
 class AdapterNames:
     """The adapters that are loaded, by name."""
 
-    def __init__(self, files: AdapterFiles | None = None) -> None:
-        """`files` None: the engine takes no adapters."""
+    def __init__(self, files: AdapterFiles | None = None, model_name: str = "") -> None:
+        """`files` None: the engine takes no adapters. `model_name` is that of the served model,
+        which no adapter may have."""
+        self._model_name = model_name
         self.by_name: dict[str, NamedAdapter] = {}
         # Whether requests may name adapters that are not loaded.
         self.offers = files is not None and files.offers
@@ -91,6 +94,8 @@ class AdapterNames:
         or not there."""
         if not self.offers or self._files is None or name in self.by_name:
             return ""
+        if self._is_of_model(name):
+            return ""
         return self._files.offered(name)
 
     def unknown(self, name: str) -> str:
@@ -107,6 +112,11 @@ class AdapterNames:
         why_not = wrong_name(asked.name)
         if why_not:
             raise AdapterRefused(why_not)
+        if self._is_of_model(asked.name):
+            raise AdapterRefused(
+                f"an adapter cannot have the name {asked.name!r}: requests name the served model "
+                f"so, and an adapter behind it ({self._model_name}:NAME)"
+            )
         if asked.name in self.by_name and not replaces:
             raise AdapterRefused(
                 f"the adapter {asked.name!r} is loaded already; unload it first, or replace it "
@@ -141,6 +151,12 @@ class AdapterNames:
         for name, adapter in list(self.by_name.items()):
             if adapter.uid in gone:
                 del self.by_name[name]
+
+    def _is_of_model(self, name: str) -> bool:
+        """Whether requests mean the model by this name, or what stands behind it."""
+        if name == DEFAULT_MODEL:
+            return True
+        return bool(self._model_name) and f"{name}:".startswith(f"{self._model_name}:")
 
     def _is_named(self, uid: str) -> bool:
         return any(adapter.uid == uid for adapter in self.by_name.values())

@@ -575,7 +575,8 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         group="adapters",
         everyday=True,
         several=True,
-        elsewhere=("lora_modules", "lora"),
+        elsewhere=("lora",),
+        aliases=("lora_modules",),
     )
     lora_dir: str = option(
         "",

@@ -68,7 +68,7 @@ class Front:
         _require_memory()
         self.readiness = Readiness()
         self._context = context
-        self._adapters = AdapterNames(adapter_files(context.prepared))
+        self._adapters = AdapterNames(adapter_files(context.prepared), context.model_name)
         metrics = Metrics(context.model_name, context.config.metrics_compat)
         self._engines = _engines(context, group, metrics)
         self.client = _client(context, tokenizer, self._engines, metrics, tracer or NoTracer())

@@ -21,6 +21,7 @@ from weft.server.operation import post
 from weft.server.stream import SSE, Answer, Wire, sse_error
 from weft.server.submit import (
     SampledRequest,
+    answering_name,
     encode_texts,
     prompts,
     require_model,
@@ -73,7 +74,8 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
         prompts(context, request, body, [ids], params),
         stream=bool(body.stream),
     )
-    reply = InfillReply(context.info.model_name, generation.completions[0])
+    name = answering_name(context, body.model, body.lora_path)
+    reply = InfillReply(name, generation.completions[0])
     return Answer(generation, reply, LLAMA_EVENTS)
 
 

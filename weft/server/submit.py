@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from starlette.requests import Request
 
-from weft.client.adapters import AdapterRefused, NamedAdapter
+from weft.client.adapters import DEFAULT_MODEL, AdapterRefused, NamedAdapter
 from weft.client.generation import Generation
 from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.config.pairs import parse_tenant_ttft
@@ -29,7 +29,6 @@ from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_totals, require_embeds_room
 
 Side = Literal["left", "right"]
-DEFAULT_MODEL = "default"  # what clients made for SGLang call the model that is served
 KEY_END = "\x1e"  # stands in no name of a key
 
 
@@ -178,6 +177,17 @@ def adapter_of(context: ServerContext, model: str | None, lora_path: str | None 
     if found is None:
         raise _not_loaded(context, lora_path, "lora_path")
     return found.uid
+
+
+def answering_name(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
+    """What an answer calls its model: the adapter that a request names, or the served model."""
+    adapters = context.adapters
+    own_name = context.info.model_name
+    asked = (model or "").removeprefix(f"{own_name}:")
+    for name in (asked, lora_path):
+        if name in adapters.by_name:
+            return str(name)
+    return own_name
 
 
 # ---- tokens of prompts

@@ -14,6 +14,9 @@ from tests.executor.lora.adapters import load, logprobs_with
 
 peft = pytest.importorskip("peft")
 
+# Of transformers, about what peft calls.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
 TOKENS = [(7 * number + 3) % 120 + 5 for number in range(23)]
 
 

@@ -169,7 +169,7 @@ def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -
         if file.num_bytes > most:
             raise AdapterError(
                 f"{TENSORS} has {file.num_bytes:,} bytes; an adapter of this model, with ranks up "
-                f"to {max_rank}, has at most {most:,}"
+                f"to {max_rank} (--max-lora-rank), has at most {most:,}"
             )
         if file.num_bytes >= 8:
             start = bytearray(8)

@@ -37,9 +37,10 @@ class OllamaReply:
         context: ServerContext,
         conversation: Conversation,
         *,
+        model: str,
         kind: Literal["chat", "generate"],
     ) -> None:
-        self._model = context.info.model_name
+        self._model = model
         self._tokenizer = context.tokenizer
         self._conversation = conversation
         self._kind = kind

@@ -19,11 +19,16 @@ from weft.server.ollama.models import (
     OllamaShowRequest,
 )
 from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
-from weft.server.ollama.translate import chat_request, generate_request, require_tagged_model
+from weft.server.ollama.translate import (
+    chat_request,
+    generate_request,
+    require_tagged_model,
+    untagged,
+)
 from weft.server.openai.conversation import start_chat
 from weft.server.operation import get, post
 from weft.server.stream import Answer
-from weft.server.submit import encode_texts
+from weft.server.submit import answering_name, encode_texts, require_model
 
 OLLAMA_VERSION = "0.12.0"
 
@@ -34,7 +39,7 @@ async def chat(context: ServerContext, request: Request) -> ASGIApp:
     if not body.messages:
         return _loaded(context, body, {"message": {"role": "assistant", "content": ""}})
     conversation = await start_chat(context, request, chat_request(body), whole_calls=True)
-    reply = OllamaReply(context, conversation, kind="chat")
+    reply = OllamaReply(context, conversation, model=_asked_for(context, body), kind="chat")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 
 
@@ -52,23 +57,25 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
     elif body.raw or context.template is None:
         [ids] = await encode_texts(context, [body.prompt], add_special_tokens=True)
     conversation = await start_chat(context, request, generate_request(body, ids, stops))
-    reply = OllamaReply(context, conversation, kind="generate")
+    reply = OllamaReply(context, conversation, model=_asked_for(context, body), kind="generate")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 
 
 async def tags(context: ServerContext, request: Request) -> ASGIApp:
-    return json_response({"models": [_model(context)]})
+    """The served model, and the adapters that are loaded."""
+    return json_response({"models": _models(context)})
 
 
 async def ps(context: ServerContext, request: Request) -> ASGIApp:
-    return json_response(
-        {"models": [_model(context) | {"context_length": context.info.context_length}]}
-    )
+    """The same: all of them are in memory."""
+    length = {"context_length": context.info.context_length}
+    return json_response({"models": [model | length for model in _models(context)]})
 
 
 async def show(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaShowRequest)
-    require_tagged_model(context, body.model or body.name)
+    name = untagged(body.model or body.name)
+    require_model(context, name)
     ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]
@@ -82,7 +89,7 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
         {
             "details": _details(),
             "model_info": {
-                "general.name": context.info.model_name,
+                "general.name": answering_name(context, name),
                 "weft.context_length": context.info.context_length,
             },
             "template": "\n".join(context.tokenizer.chat_templates.values()),
@@ -106,7 +113,7 @@ def _loaded(
 ) -> Response:
     """The answer to a request that clients send to have a model loaded: it has no text."""
     fields = {
-        "model": context.info.model_name,
+        "model": _asked_for(context, body),
         "created_at": _started(context),
         **empty,
     }
@@ -122,8 +129,16 @@ def _loaded(
     return Response(answer + b"\n", media_type="application/x-ndjson")
 
 
-def _model(context: ServerContext) -> dict[str, Any]:
-    name = context.info.model_name
+def _asked_for(context: ServerContext, body: OllamaRequest) -> str:
+    return answering_name(context, untagged(body.model))
+
+
+def _models(context: ServerContext) -> list[dict[str, Any]]:
+    names = [context.info.model_name, *context.adapters.by_name]
+    return [_model(context, name) for name in names]
+
+
+def _model(context: ServerContext, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,

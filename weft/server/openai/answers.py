@@ -31,6 +31,7 @@ from weft.server.openai.models import (
     TopLogprob,
     Usage,
 )
+from weft.server.submit import answering_name
 from weft.text.detokenizer import Detokenizer
 from weft.text.parsers.output import ParsedOutput
 from weft.text.tokenizer import Tokenizer
@@ -52,13 +53,17 @@ class AnswerHeader(NamedTuple):
 
 
 def answer_header(
-    context: ServerContext, prefix: str, rid: str, model: str | None = None
+    context: ServerContext,
+    prefix: str,
+    rid: str,
+    model: str | None = None,
+    lora_path: str | None = None,
 ) -> AnswerHeader:
-    """`prefix`: the beginning of the ids of such answers, before the name of the request. `model`:
-    as it was asked for; an answer names the adapter that gave it."""
+    """`prefix`: the beginning of the ids of such answers, before the name of the request. `model`
+    and `lora_path`: as they were asked for; an answer names the adapter that gave it."""
     name = context.info.model_name
-    if model in context.adapters.by_name:
-        name = str(model)
+    if context.adapters.by_name:
+        name = answering_name(context, model, lora_path)
     return AnswerHeader(f"{prefix}{rid}", int(time.time()), name)
 
 

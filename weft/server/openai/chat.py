@@ -79,7 +79,8 @@ class ChatReply:
         ids = conversation.prompt.ids
         self._client = context.client
         self._tokenizer = context.tokenizer
-        self._header = answer_header(context, "chatcmpl-", conversation.prompt.rid, body.model)
+        rid = conversation.prompt.rid
+        self._header = answer_header(context, "chatcmpl-", rid, body.model, body.lora_path)
         self._conversation = conversation
         prompt = conversation.prompt
         told: Sequence[Completion] = ()

@@ -203,7 +203,7 @@ class CompletionReply:
         self._tokenizer: Tokenizer = context.tokenizer
         self._generation = generation
         self._header: AnswerHeader = answer_header(
-            context, "cmpl-", generation.completions[0].spec.rid, body.model
+            context, "cmpl-", generation.completions[0].spec.rid, body.model, body.lora_path
         )
         self._n = params.n
         self._prompt_ids = prompt_ids

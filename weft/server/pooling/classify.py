@@ -20,7 +20,7 @@ from weft.server.operation import post
 from weft.server.pooling.embeddings import native, text_or_ids
 from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
 from weft.server.pooling.models import ClassifyRequest
-from weft.server.submit import require_model
+from weft.server.submit import answering_name, require_model
 
 
 async def classify(context: ServerContext, request: Request) -> ASGIApp:
@@ -57,7 +57,7 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
             "id": f"classify-{rid}",
             "object": "list",
             "created": int(time.time()),
-            "model": context.info.model_name,
+            "model": answering_name(context, body.model, body.lora_path),
             "data": data,
             "usage": usage(deltas),
         }

@@ -46,7 +46,7 @@ from weft.server.pooling.models import (
     Texts,
 )
 from weft.server.sglang.media import KINDS, NO_MEDIA, load_media
-from weft.server.submit import require_model
+from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
 
 EMBED = "embeddings need a model that makes vectors"
@@ -77,7 +77,7 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
         return {
             "object": "list",
             "data": data,
-            "model": context.info.model_name,
+            "model": answering_name(context, body.model, body.lora_path),
             "usage": _seen_usage(deltas, prompts.all_media),
         }
 
@@ -166,7 +166,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
         texts = body.input
     else:
         texts = [body.input or ""]
-    name = context.info.model_name
+    name = answering_name(context, untagged(body.model))
     # Clients send nothing to have a model loaded.
     if body.input is None or not any(texts):
         return json_response({"model": name, "embeddings": []})

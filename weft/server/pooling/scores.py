@@ -23,7 +23,7 @@ from weft.server.errors import ApiError
 from weft.server.operation import post
 from weft.server.pooling.inputs import Input, Vector, answer, encoded, start, usage
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
-from weft.server.submit import require_model
+from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
 
 
@@ -60,7 +60,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
         total = usage(deltas)
         return {
             "id": f"rerank-{generation.completions[0].spec.rid}",
-            "model": context.info.model_name,
+            "model": answering_name(context, body.model, body.lora_path),
             "results": results,
             "usage": total,
             "meta": {
@@ -101,7 +101,7 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
             "id": f"score-{generation.completions[0].spec.rid}",
             "object": "list",
             "created": int(time.time()),
-            "model": context.info.model_name,
+            "model": answering_name(context, body.model, body.lora_path),
             "data": data,
             "usage": usage(deltas),
         }
@@ -217,7 +217,7 @@ async def _score_label_tokens(
         scores = [_probabilities(vector, own=own) for vector in vectors]
         return {
             "object": "scoring",
-            "model": context.info.model_name,
+            "model": answering_name(context, body.model, body.lora_path),
             "scores": scores,
             "usage": usage(deltas),
         }

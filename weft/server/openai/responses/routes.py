@@ -25,7 +25,7 @@ from weft.server.openai.responses.translate import chat_request, messages
 from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
 from weft.server.stream import Answer
-from weft.server.submit import require_model
+from weft.server.submit import answering_name, require_model
 
 CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
 
@@ -167,7 +167,7 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, A
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": context.info.model_name,
+        "model": answering_name(context, body.model),
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
