@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from tests.executor.driver import MODEL
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, QkNorm
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    QkNorm,
+    RouterSpec,
+)
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, fitting_sizes, kept_together, of_rank
@@ -36,6 +44,13 @@ def test_inner_sizes_of_all_layers_count() -> None:
     assert fitting_sizes(model) == [1]
 
 
+def test_inner_sizes_of_experts_and_of_what_all_tokens_share_count() -> None:
+    experts = MoeSpec(router=RouterSpec(num_experts=4, num_chosen=2), size=12, shared_size=30)
+    model = replace(SIX, decoder=DecoderSpec(layers=(LayerSpec(mlp=experts),)))
+    assert fitting_sizes(model) == [1, 2, 6]
+    assert "the 6 inner numbers of an expert" in refusal(replace(model, num_heads=12), 4)
+
+
 def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
     model = replace(SIX, num_heads=12, num_kv_heads=4, intermediate_size=96)
     assert fitting_sizes(model) == [1, 2, 4, 12]
@@ -46,12 +61,10 @@ def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
     ("changes", "settings", "why"),
     [
         ({"is_encoder": True}, {}, "is an encoder"),
-        ({}, {"cache_dir": "here"}, "--cache-dir"),
-        ({}, {"draft_model": "small"}, "--draft-model"),
         (
-            {"decoder": DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(sinks=True)),))},
             {},
-            "attention sinks",
+            {"cache_dir": "here", "nnodes": 2, "dist_init_addr": "127.0.0.1:1"},
+            "--nnodes is 2: KV of other nodes is not stored (--cache-dir)",
         ),
         (
             {

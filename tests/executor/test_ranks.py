@@ -15,14 +15,28 @@ from tests.executor.driver import (
     Driver,
     Turn,
     asking,
+    full_logprobs,
     ints,
     make_driver,
 )
 from tests.executor.ranks import running
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, QkNorm, TensorNames
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    QkNorm,
+    RouterSpec,
+    TensorNames,
+)
+from weft.executor.inputs import DeviceRowTable
+from weft.executor.ranks.leader import LeaderDrafting
+from weft.executor.runner import DecoderOutput
 from weft.executor.wire.followers import PLAN
 from weft.ops.sharding import RankLost
-from weft.plan.device import GetWeight
+from weft.plan.device import GetWeight, RecordExperts
+from weft.plan.inputs import InputVectors, MediaVectors
 from weft.plan.outputs import (
     HiddenStatesRequest,
     PoolingRequest,
@@ -30,7 +44,7 @@ from weft.plan.outputs import (
     PromptLogprobsRequest,
     SampledLogprobsRequest,
 )
-from weft.plan.step import LAST_SAMPLED, find
+from weft.plan.step import LAST_SAMPLED, Drafting, Plan, find
 
 LLAMA = replace(MODEL, num_heads=4, num_kv_heads=2, intermediate_size=32)
 QWEN = DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.HEAD, qkv_bias=True)),))
@@ -39,6 +53,14 @@ BY_HEAD = TensorNames(qkv=("query_key_value",), qkv_by_head=True)
 PLAIN_MLP = LayerSpec(
     attention=AttentionSpec(qkv_bias=True, out_bias=True, window=8),
     mlp=MlpSpec(is_gated=False, bias=True, activation="gelu"),
+)
+
+EXPERTS = MoeSpec(
+    router=RouterSpec(num_experts=6, num_chosen=2), size=96, shared_size=64, shared_gate=True
+)
+EXPERTS_WITH_BIAS = LayerSpec(
+    attention=AttentionSpec(sinks=True),
+    mlp=MoeSpec(router=RouterSpec(num_experts=4, num_chosen=3, bias=True), size=40, bias=True),
 )
 
 MODELS = {
@@ -51,7 +73,30 @@ MODELS = {
         num_kv_heads=4,
         decoder=DecoderSpec(layers=(PLAIN_MLP,), names=BY_HEAD, head_bias=True),
     ),
+    "experts": replace(LLAMA, decoder=DecoderSpec(layers=(LayerSpec(mlp=EXPERTS),))),
+    "experts with biases, sinks": replace(LLAMA, decoder=DecoderSpec(layers=(EXPERTS_WITH_BIAS,))),
 }
+
+
+class EncodedAlready:
+    """An encoder that has made these vectors."""
+
+    def __init__(self, vectors: np.ndarray[Any, Any]) -> None:
+        self._vectors = torch.from_numpy(vectors)
+
+    def take(self, op: MediaVectors) -> torch.Tensor:
+        return self._vectors[torch.from_numpy(op.row).long()]
+
+
+class OwnTable:
+    """What rank 0 does with a plan for its draft model, as far as the table of slots goes."""
+
+    def __init__(self, rows: DeviceRowTable) -> None:
+        self._rows = rows
+
+    def run(self, plan: Plan) -> DecoderOutput:
+        self._rows.apply(plan)
+        return DecoderOutput(None, ())
 
 
 def few_steps(driver: Driver) -> list[torch.Tensor]:
@@ -145,6 +190,49 @@ def test_every_output_makes_all_ranks_do_the_same_together(tmp_path: Path) -> No
             expected = find(theirs.outputs, PromptLogprobs)
             if prompts is not None and expected is not None:
                 same(prompts.logprobs, expected.logprobs)
+
+
+def test_experts_are_counted_once(tmp_path: Path) -> None:
+    """All ranks choose the same ones: rank 0 counts alone."""
+    with running(MODELS["experts"], 2, tmp_path) as (driver, _):
+        assert driver.runner.control(RecordExperts("start")).result().ok
+        driver.run(Turn(0, [3, 5, 7]))
+        reply = driver.runner.control(RecordExperts("dump")).result()
+    counts = np.frombuffer(reply.values, np.int64)
+    assert counts.sum() == 3 * 2 * LLAMA.num_layers
+
+
+def test_vectors_that_rank_0_has_encoded_go_to_all(tmp_path: Path) -> None:
+    vectors = np.arange(2 * LLAMA.hidden_size, dtype=np.float32).reshape(2, -1) / 50
+    request = HiddenStatesRequest(index=ints([0]), counts=ints([2]), places=ints([1, 3]))
+    one = make_driver(LLAMA)
+    plan = one.plan(Turn(0, [3, 5, 7, 11]))
+    given = replace(plan, inputs=(InputVectors(ints([1, 2]), vectors),))
+    expected = one.runner.launch(asking(given, request)).result()
+    with running(LLAMA, 2, tmp_path) as (driver, _):
+        rows = driver.runner.parts[0]._rows  # type: ignore[attr-defined]
+        rows.media = EncodedAlready(vectors)
+        plan = driver.plan(Turn(0, [3, 5, 7, 11]))
+        taken = MediaVectors(False, (), (), (b"x",), ints([1, 2]), ints([0, 0]), ints([0, 1]))
+        found = driver.runner.launch(replace(asking(plan, request), inputs=(taken,))).result()
+    same(found.outputs[0].states, expected.outputs[0].states)
+
+
+def test_followers_hear_what_steps_of_a_draft_model_say_of_slots(tmp_path: Path) -> None:
+    """No later plan says it again."""
+    one = make_driver(LLAMA)
+    one.run(Turn(0, [3, 5, 7, 11]))
+    expected = one.run(Turn(0, [13]))
+    with running(LLAMA, 2, tmp_path, draft_model="beside") as (driver, _):
+        driver.run(Turn(0, [3, 5, 7, 11]))
+        driver.share(0, 1, 4)
+        plan = driver.plan(Turn(1, [13]))
+        assert plan.table is not None
+        leader = driver.runner.parts[0]
+        drafting = LeaderDrafting(OwnTable(leader._rows), leader._followers, leader._rows)  # type: ignore[attr-defined]
+        drafting.run(replace(plan, drafting=Drafting(counts=ints([1]), slots=ints([]))))
+        found = full_logprobs(driver.runner.launch(replace(plan, table=None)).result())
+    same(found, expected)
 
 
 def test_a_weight_is_told_whole_whichever_ranks_have_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,9 +77,18 @@ def one() -> Loaded:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    """Over shared memory; `tests/executor/test_ranks.py` has gloo."""
-    journal = tmp_path_factory.mktemp("journals") / "two"
-    loaded = load(tp_size=2, dist_backend="shm", journal=str(journal))
+    """Over shared memory; `tests/executor/test_ranks.py` has gloo. A draft model guesses for it, and
+    what it has computed is stored."""
+    folder = tmp_path_factory.mktemp("two")
+    loaded = load(
+        tp_size=2,
+        dist_backend="shm",
+        journal=str(folder / "journal"),
+        draft_model="weft-nano-draft",
+        speculative="draft",
+        cache_dir=str(folder / "cache"),
+        cache_write="through",
+    )
     yield loaded
     loaded.close()
 
@@ -112,6 +122,23 @@ def test_mixed_requests_have_the_answers_of_one_rank(one: Loaded, two: Loaded, n
     assert answers(two.llm, num) == answers(one.llm, num)
     # Whoever replays the journal knows nothing of other ranks.
     assert main(["replay", two.llm.config.journal, "--check"]) == 0
+
+
+def test_stored_pages_of_all_ranks_are_read_again(one: Loaded, two: Loaded) -> None:
+    """Those of rank 1 lie in memory that rank 0 has, too."""
+    prompt = "# stored\n" + "def f(x):\n" * 30
+    params = SamplingParams(max_new_tokens=8, temperature=0.0)
+    expected = one.llm.generate(prompt, params)[0].token_ids
+    assert two.llm.generate(prompt, params)[0].token_ids == expected
+    cached_tokens = 0
+    deadline = time.monotonic() + 60
+    while cached_tokens < 64:
+        assert time.monotonic() < deadline, "nothing was read"
+        time.sleep(0.01)
+        assert two.built.engine.scheduler.flush_cache()
+        again = two.llm.generate(prompt, params)[0]
+        assert again.token_ids == expected
+        cached_tokens = again.cached_tokens
 
 
 def test_log_probabilities_are_those_of_one_rank(one: Loaded, two: Loaded) -> None:

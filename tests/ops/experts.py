@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS, random_codes
+from weft.models.layers.linear import INPUTS, OUTPUTS
 from weft.ops.cpp.abi import StepArgs
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
@@ -45,9 +46,14 @@ class Shape:
     def experts(self, ops: Ops) -> Experts:
         num = self.choice.num_experts
         gate_up = ops.expert_matrix(
-            num, self.hidden, (self.inner, self.inner), bias=self.bias, gated=True
+            num,
+            self.hidden,
+            (self.inner, self.inner),
+            bias=self.bias,
+            gated=True,
+            shard=OUTPUTS,
         )
-        down = ops.expert_matrix(num, self.inner, (self.hidden,), bias=self.bias)
+        down = ops.expert_matrix(num, self.inner, (self.hidden,), bias=self.bias, shard=INPUTS)
         self._fill(gate_up, self.hidden)
         self._fill(down, self.inner)
         return Experts(gate_up, down, self.activation)

@@ -11,6 +11,7 @@ from tests.ops.experts import Program, Shape, mixed, random
 from weft.ops.cpp.abi import StepArgs, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
+from weft.ops.cpp.sharded import ShardedCppOps, by_calls
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Router
 from weft.ops.routing import Choice, Scores, choose
@@ -30,6 +31,20 @@ CHOICES = (
         scale=0.3,
     ),
 )
+
+
+class Lonely:
+    """The `Collective` of a rank whose terms nobody adds to others."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_reduce(self, x: Tensor) -> None:
+        pass
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        raise AssertionError("experts gather nothing")
 
 
 def plain_ops(format: str = "") -> PlainOps:
@@ -158,3 +173,21 @@ def test_rows_are_gated_by_a_sigmoid(kernels: Library) -> None:
     ops.gate_rows(y, x, weight)
     ops.finish().run(kernels, StepArgs(num_tokens=5))
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("codes", ["", "q8_0"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_terms_of_all_ranks_are_the_output_of_the_experts(
+    kernels: Library, codes: str, num_ranks: int
+) -> None:
+    shape = Shape(inner=192, bias=True, codes=codes)
+    x = random(7, shape.hidden)
+    whole = CppOps(kernels, WeightFormat.F32, keeps_codes=True)
+    expected = Program(kernels, whole, shape, len(x))(x)
+    total = x.clone()
+    for rank in range(num_ranks):
+        link = by_calls(Lonely(rank, num_ranks), timeout_s=1.0)
+        ops = ShardedCppOps(link, kernels, WeightFormat.F32, keeps_codes=True)
+        total += Program(kernels, ops, shape, len(x))(x) - x
+    tolerance = 1e-4 * max(expected.abs().max().item(), 1.0)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=tolerance)

@@ -6,10 +6,15 @@ import mmap
 import sys
 
 import pytest
+import torch
 
 from weft.executor.weights.release import give_back
+from weft.executor.wire.shared_pool import SharedPool
 from weft.ops.cpp.weight_memory import HUGE_PAGE, PIECE_BYTES, WeightMemory
+from weft.parallel.shared_memory import anonymous_file
 
+CPU = torch.device("cpu")
+BYTES = torch.uint8
 SIZES = (1, 64, 100, 3_000_000, 5)
 
 
@@ -48,3 +53,21 @@ def test_pages_of_one_tensor_are_given_back_without_its_neighbours() -> None:
     assert not middle[mmap.PAGESIZE : -mmap.PAGESIZE].any()
     assert left.eq(7).all()
     assert right.eq(7).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has files without a name")
+def test_memory_that_two_have_is_given_back_for_both() -> None:
+    file = anonymous_file(0)
+    shape = (3, mmap.PAGESIZE)
+    first, same = SharedPool(file), SharedPool(file)
+    nothing, mine, behind = (first.zeros(each, BYTES, CPU) for each in ((0, 4), shape, (5, 2)))
+    mine.fill_(7)
+    behind.fill_(9)
+    theirs = [same.zeros(each, BYTES, CPU) for each in ((0, 4), shape, (5, 2))]
+    assert not len(nothing)
+    assert theirs[1].eq(7).all()
+    assert theirs[2].eq(9).all()
+    assert give_back([mine]) == mine.nbytes
+    assert not theirs[1].any()
+    assert theirs[2].eq(9).all()
+    first.close()

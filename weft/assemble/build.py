@@ -129,7 +129,8 @@ def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Bu
     settings = scheduler_settings(config, model, None if draft is None else draft.model)
     tiers: Tiers = NoTiers()
     if stores_kv(config):
-        tiers = make_tiers(config, model, folder, cache_folder, runner, wakeup.notify)
+        others = None if ranks is None else ranks.kv_caches
+        tiers = make_tiers(config, model, folder, cache_folder, runner, wakeup.notify, others)
     handoff: Handoff = NoHandoff()
     if settings.handoff is not None:
         handoff = make_handoff(config, model, cache_folder, runner, wakeup.notify)

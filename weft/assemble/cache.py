@@ -17,11 +17,13 @@ from weft.config.cache import has_host_tier, host_bytes, stores_kv
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.parallel import kept_together
 from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.drafting.store import PairedStore
 from weft.executor.gpu.host_memory import HostMemory, page_bytes
 from weft.executor.media.steps import MediaDeviceStore
+from weft.executor.ranks.leader import LeaderStore
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin, files_of, origin_of
 from weft.executor.weights.store import WeightStore
@@ -78,7 +80,7 @@ def tier_settings(config: EngineConfig, model: ModelConfig) -> TierSettings | No
     where = "disk"
     if has_host:
         where = "host memory"
-    kept = kept_as(config, model)
+    kept = kept_together(kept_as(config, model), config.tp_size)
     return TierSettings(
         block_len=config.cache_block,
         block_bytes=kept.kv_bytes_per_token * config.cache_block,
@@ -96,14 +98,19 @@ def make_tiers(
     cache_folder: Path | None,
     runner: TorchRunner,
     notify: Callable[[], None],
+    others: Callable[[Sequence[Tensor]], Sequence[Sequence[Tensor]]] | None = None,
 ) -> Tiers:
     """The store of an engine that has loaded `model` from `folder`: in `cache_folder`, if there is
-    one, in the memory of the host, or there first. It begins to look what there is. Raises
-    SettingsError."""
+    one, in the memory of the host, or there first. It begins to look what there is. `others`: from
+    the KV pool of this process to those of the other ranks, whose K and V are stored with its own.
+    Raises SettingsError."""
     store = weight_store(runner)
     if not has_host_tier(config):
         assert cache_folder is not None
-        pages, endings = _memory(config, model, store.kv_cache)
+        pools: list[Sequence[Tensor]] = [store.kv_cache]
+        if others is not None:
+            pools += others(store.kv_cache)
+        pages, endings = _memory(config, model, pools)
         return _on_disk(config, model, folder, cache_folder, runner, notify, pages, endings)
     memory = _host_memory(config, store.kv_cache)
     below = None
@@ -153,6 +160,8 @@ def _on_disk(
     store = weight_store(runner)
     described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
     described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
+    if config.tp_size > 1:
+        described.append(f"{config.tp_size} ranks that meet by {config.dist_backend}")
     if config.load_format != "dummy" and not files_of(folder):
         raise SettingsError(f"--cache-dir: there is no file of weights in {folder}")
     store.follows_origin = True
@@ -176,32 +185,37 @@ def _on_disk(
 
 
 def _memory(
-    config: EngineConfig, model: ModelConfig, tensors: Sequence[Tensor]
+    config: EngineConfig, model: ModelConfig, pools: Sequence[Sequence[Tensor]]
 ) -> tuple[KvPages, KvPages | None]:
-    """The memory of pages, and that of endings, where the model has some. `tensors`: those of the
-    KV pool, of K and V and their scales layer by layer, and behind them those of states."""
+    """The memory of pages, and that of endings, where the model has some. `pools`: the tensors of
+    each rank's KV pool, of K and V and their scales layer by layer, and behind them those of
+    states."""
     page_size = config.page_size
-    if not window_tokens(config) and not model.state_bytes:
-        return KvPages(tensors, page_size), None
     num_layers = model.num_layers
-    kinds = 4 if model.kv_dtype == "int8" else 2
-    of_tokens = tensors[: kinds * num_layers]
-    if model.state_bytes:
-        return KvPages(of_tokens, page_size), KvPages(tensors[kinds * num_layers :], 1)
+    num_of_tokens = num_layers * (4 if model.kv_dtype == "int8" else 2)
+    has_windows = window_tokens(config) > 0
     in_pages: list[Tensor] = []
     in_windows: list[Tensor] = []
-    for number, tensor in enumerate(of_tokens):
-        if model.window(number % num_layers):
-            in_windows.append(tensor)
-        else:
-            in_pages.append(tensor)
-    return KvPages(in_pages, page_size), KvPages(in_windows, page_size)
+    states: list[Tensor] = []
+    for tensors in pools:
+        states += tensors[num_of_tokens:]
+        for number, tensor in enumerate(tensors[:num_of_tokens]):
+            if has_windows and model.window(number % num_layers):
+                in_windows.append(tensor)
+            else:
+                in_pages.append(tensor)
+    pages = KvPages(in_pages, page_size)
+    if states:
+        return pages, KvPages(states, 1)
+    if has_windows:
+        return pages, KvPages(in_windows, page_size)
+    return pages, None
 
 
 def weight_store(runner: TorchRunner) -> WeightStore:
     """Where the weights and the KV pool of the model are, whatever it is beside that."""
     _, store, _ = runner.parts
-    while isinstance(store, MediaDeviceStore | PairedStore):
+    while isinstance(store, MediaDeviceStore | PairedStore | LeaderStore):
         store = store.inner
     assert isinstance(store, WeightStore)
     return store

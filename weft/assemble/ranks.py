@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from weft.assemble.node_facts import facts_of
 from weft.assemble.nodes import OtherNodes
@@ -27,6 +29,7 @@ from weft.config.model import ModelConfig, ModelError
 from weft.config.nodes import ranks_of
 from weft.config.process import FollowerArgs
 from weft.executor.wire.followers import READY, Followers, Ranks
+from weft.executor.wire.shared_pool import SharedPool
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.sharded import shared_bytes
@@ -57,6 +60,7 @@ class StartedRanks:
         process does. Raises SettingsError where this one cannot listen for other nodes."""
         self._memory: int | None = None  # number of the open file that all share
         self._segment: SharedSegment | None = None
+        self._pools: list[int] = []  # open files with the K and V of each follower, if stored
         self._loss = Loss()
         self._lost: Callable[[str], None] | None = None
         self._config = config
@@ -100,6 +104,17 @@ class StartedRanks:
         if self._nodes is not None:
             self._nodes.tell_serving()
 
+    def kv_caches(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
+        """K and V of each follower, where they lie, if they are stored: all have tensors like those
+        of this rank. Once, when all have loaded."""
+        found = []
+        for file in self._pools:
+            pool = SharedPool(file)
+            found.append([pool.zeros(tuple(one.shape), one.dtype, one.device) for one in own])
+            pool.close()
+        self._pools.clear()
+        return found
+
     @property
     def pids(self) -> list[int]:
         """Of the followers of this machine, from rank 1 on."""
@@ -123,6 +138,8 @@ class StartedRanks:
         for link in self._links[: len(self._processes.pids)]:
             link.close()
         self._processes.close()
+        while self._pools:
+            os.close(self._pools.pop())
         self._forget_meeting()
 
     def _store(self) -> Any:
@@ -140,6 +157,9 @@ class StartedRanks:
             files = [theirs.fileno()]
             if self._memory is not None:
                 files.append(self._memory)
+            if self._config.cache_dir:
+                self._pools.append(anonymous_file(0))
+                files.append(self._pools[-1])
             args = FollowerArgs(
                 config=self._config,
                 folder=str(folder),
@@ -147,6 +167,7 @@ class StartedRanks:
                 link=theirs.fileno(),
                 meeting=str(self._meeting / "ranks"),
                 memory=-1 if self._memory is None else self._memory,
+                pool=self._pools[-1] if self._pools else -1,
                 log_level=get_level(),
                 log_format=get_format(),
                 host="" if self._nodes is None else self._nodes.host,
@@ -216,7 +237,7 @@ def joined_as(args: FollowerArgs) -> Ranks:
             return calling_store(args.host, args.store, config.tp_size, config.dist_timeout)
         return file_store(Path(args.meeting), config.tp_size)
 
-    return joined(
+    ranks = joined(
         config,
         RankPlace(args.rank, config.tp_size),
         None,
@@ -224,3 +245,6 @@ def joined_as(args: FollowerArgs) -> Ranks:
         address=address_towards(args.host) if args.host else "127.0.0.1",
         memory=None if args.memory < 0 else args.memory,
     )
+    if args.pool < 0:
+        return ranks
+    return replace(ranks, pool=SharedPool(args.pool))

@@ -109,14 +109,8 @@ def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
         return (
             f"{model.name} is computed by the code of transformers, whose weights are not divided"
         )
-    if model.vision is not None:
-        return (
-            f"the encoder beside {model.name} is not divided (--language-model-only leaves it out)"
-        )
-    if config.draft_model:
-        return "a draft model is not divided (--draft-model)"
-    if config.cache_dir:
-        return "KV of several ranks is not stored (--cache-dir)"
+    if config.cache_dir and config.nnodes > 1:
+        return f"--nnodes is {config.nnodes}: KV of other nodes is not stored (--cache-dir)"
     for spec in model.decoder.layers:
         for name, has in _NOT_DIVIDED.items():
             if has(spec):
@@ -126,20 +120,25 @@ def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
 
 _NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
     "layers that keep a state": lambda spec: spec.state is not None,
-    "experts": lambda spec: not isinstance(spec.mlp, MlpSpec),
     "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.WHOLE,
-    "attention sinks": lambda spec: spec.attention.sinks,
 }
 
 
 def _divided(model: ModelConfig) -> dict[str, int]:
     """The numbers that ranks must divide, by what they count."""
     sizes: set[int] = set()
+    of_experts: set[int] = set()
     for spec in model.decoder.layers:
         if isinstance(spec.mlp, MlpSpec):
             sizes.add(spec.mlp.size or model.intermediate_size)
-    what = "inner numbers of a feed-forward part"
-    return {"heads": model.num_heads, what: math.gcd(*sizes)}
+        else:
+            of_experts |= {spec.mlp.size, spec.mlp.shared_size or spec.mlp.size}
+    found = {"heads": model.num_heads}
+    if sizes:
+        found["inner numbers of a feed-forward part"] = math.gcd(*sizes)
+    if of_experts:
+        found["inner numbers of an expert"] = math.gcd(*of_experts)
+    return found
 
 
 def _fits_kv(num_kv_heads: int, size: int) -> bool:

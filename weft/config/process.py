@@ -69,6 +69,7 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
     link: int  # number of the open socket whose other end rank 0 has; -1: it is on another node
     meeting: str  # path of the file in which ranks meet, where gloo joins them on one machine
     memory: int  # number of the open file that they share; -1: none
+    pool: int = -1  # number of the open file for its K and V, which rank 0 has, too; -1: none
     host: str = ""  # address of node 0, where there are several
     store: int = 0  # port there at which ranks meet
     plans: int = 0  # port there at which this rank gets its plans

@@ -21,7 +21,7 @@ from weft.config.parallel import of_rank
 from weft.config.projections import adapter_item_bytes
 from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.kv_pool import KVPool, StatePool
+from weft.executor.kv_pool import KVPool, MakeZeros, StatePool, zeros
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.steps import AdapterSteps
@@ -100,6 +100,9 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
     if config.kv_dtype == "float8_e4m3fn" and not spec.is_dummy:
         layer_scales = kv_scales(spec.folder, config.num_layers)
     dtype = getattr(torch, config.kv_dtype or config.dtype)
+    make: MakeZeros = zeros
+    if spec.ranks is not None and spec.ranks.pool is not None:
+        make = spec.ranks.pool.zeros
     return KVPool(
         config,
         spec.kv_tokens,
@@ -107,6 +110,7 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
         dtype,
         layer_scales,
         num_window_slots=spec.window_tokens,
+        make=make,
     )
 
 

@@ -76,4 +76,5 @@ def _build(spec: RunnerSpec) -> TorchRunner:
     runner = cpu.build_decoder(spec, rows)
     if spec.draft is None:
         return runner
-    return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))
+    draft = cpu.build_decoder(draft_spec(spec), rows.beside())
+    return paired(spec, runner, draft, rows)

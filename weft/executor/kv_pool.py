@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,13 +14,38 @@ from torch import Tensor
 from weft.config.model import ModelConfig
 
 
+class MakeZeros(Protocol):
+    def __call__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor: ...
+
+
+def zeros(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Zeros from a multiple of 64 bytes on, which take no memory until they are written to:
+    torch.zeros writes them, numpy asks the system for them."""
+    if device.type != "cpu":
+        return torch.zeros(
+            shape,
+            dtype=dtype,
+            device=device,
+        )
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = torch.from_numpy(np.zeros(num_bytes + 64, dtype=np.uint8))
+    start = -memory.data_ptr() % 64
+    return memory[start : start + num_bytes].view(dtype).view(shape)
+
+
 class KVPool:
     """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a
     scale for each slot and head, in fp8 divided by `layer_scales`, of K and of V (1 if not
     given).
 
     Layers with windows have `num_window_slots` of their own instead; 0: they have no others than
-    all layers.
+    all layers. `make` makes the tensors, in the order of `tensors`.
     """
 
     def __init__(
@@ -31,6 +57,7 @@ class KVPool:
         layer_scales: Sequence[tuple[float, float]] | None = None,
         *,
         num_window_slots: int = 0,
+        make: MakeZeros = zeros,
     ) -> None:
         num_layers = config.num_layers
         self.layer_scales = list(layer_scales or [(1.0, 1.0)] * num_layers)
@@ -44,14 +71,14 @@ class KVPool:
             if config.decoder.layer(layer).state is not None:
                 lens[layer] = 0  # it keeps neither K nor V
         head = (config.num_kv_heads, config.head_dim)
-        self.k = [zeros((length, *head), dtype, device) for length in lens]
-        self.v = [zeros((length, *head), dtype, device) for length in lens]
+        self.k = [make((length, *head), dtype, device) for length in lens]
+        self.v = [make((length, *head), dtype, device) for length in lens]
         self.k_scale: list[Tensor] = []
         self.v_scale: list[Tensor] = []
         # Only int8 has a scale for each slot and head; the scales of fp8 are of whole layers.
         if dtype == torch.int8:
-            self.k_scale = [zeros((length, head[0]), torch.float32, device) for length in lens]
-            self.v_scale = [zeros((length, head[0]), torch.float32, device) for length in lens]
+            self.k_scale = [make((length, head[0]), torch.float32, device) for length in lens]
+            self.v_scale = [make((length, head[0]), torch.float32, device) for length in lens]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -79,22 +106,3 @@ class StatePool:
         for tensors in self.of_layer.values():
             found += tensors
         return found
-
-
-def zeros(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    """Zeros from a multiple of 64 bytes on, which take no memory until they are written to:
-    torch.zeros writes them, numpy asks the system for them."""
-    if device.type != "cpu":
-        return torch.zeros(
-            shape,
-            dtype=dtype,
-            device=device,
-        )
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = torch.from_numpy(np.zeros(num_bytes + 64, dtype=np.uint8))
-    start = -memory.data_ptr() % 64
-    return memory[start : start + num_bytes].view(dtype).view(shape)

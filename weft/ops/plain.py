@@ -350,8 +350,12 @@ class TorchWeights(ABC):
         *,
         bias: bool = False,
         gated: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
-        return self.matrix(in_size, sizes * num_experts, bias=bias, gated=gated)
+        return self.matrix(in_size, sizes * num_experts, bias=bias, gated=gated, shard=shard)
+
+    def of_heads(self, values: Tensor) -> Tensor:
+        return values
 
     @abstractmethod
     def _matrix(

@@ -170,9 +170,16 @@ class Ops(Protocol):
         *,
         bias: bool = False,
         gated: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
         """Weights without content yet that all have parts of these sizes: one for each expert, one
-        below the other. Part p of expert e is part e len(sizes) + p."""
+        below the other. Part p of expert e is part e len(sizes) + p. `shard`: how each expert is
+        divided; no process lacks one."""
+        ...
+
+    def of_heads(self, values: Tensor) -> Tensor:
+        """Of a vector with one number for each head, those of the heads that are computed here: a
+        part of it, in the same memory, where several processes hold the model."""
         ...
 
     def embed(

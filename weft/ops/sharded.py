@@ -15,7 +15,8 @@ from weft.arrays import IntArray
 from weft.ops.elementwise import scaled_logits
 from weft.ops.lora import AdapterOps, LoraPart, LoraParts
 from weft.ops.plain import PlainOps
-from weft.ops.protocol import Divided, Matrix, Shard
+from weft.ops.protocol import Divided, Experts, Matrix, Shard
+from weft.ops.routing import Routed
 from weft.ops.sharding import Collective, RankPlace, ShardedMatrix, part_of
 
 MakeMatrix = Callable[[int, tuple[int, ...], bool], Matrix]  # in_size, sizes, bias
@@ -28,15 +29,23 @@ def shard_matrix(
     bias: bool,
     shard: Shard,
     place: RankPlace,
+    num_experts: int = 1,
 ) -> ShardedMatrix:
-    """A matrix whose part of this rank `make` makes."""
+    """A matrix whose part of this rank `make` makes: for each of the experts, parts of `sizes`."""
     rank, num_ranks = place
     if shard.divided is Divided.INPUTS:
         local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
     else:
         parts = [part_of(size, rank, num_ranks, shard.unit) for size in sizes]
         local = make(in_size, tuple(part.size for part in parts), bias)
-    return ShardedMatrix(local, in_size, sizes, shard, rank=rank, num_ranks=num_ranks)
+    whole = sizes * num_experts
+    return ShardedMatrix(local, in_size, whole, shard, rank=rank, num_ranks=num_ranks)
+
+
+def part_of_heads(values: Tensor, place: RankPlace) -> Tensor:
+    """Of one number for each head, those of the heads that the rank has."""
+    part = part_of(len(values), *place)
+    return values[part.first : part.end]
 
 
 class ShardedPlainOps(PlainOps):
@@ -71,6 +80,9 @@ class ShardedPlainOps(PlainOps):
             return make(in_size, sizes, bias)
         return shard_matrix(make, in_size, sizes, bias, shard, self._place)
 
+    def of_heads(self, values: Tensor) -> Tensor:
+        return part_of_heads(values, self._place)
+
     def embed(
         self,
         tokens: Tensor,
@@ -104,6 +116,14 @@ class ShardedPlainOps(PlainOps):
         total = y.float().contiguous()
         self._ranks.all_reduce(total)
         return total.to(y.dtype)
+
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+        if not isinstance(experts.down, ShardedMatrix):
+            return super().experts(x, routed, experts)
+        local = experts._replace(gate_up=_local(experts.gate_up), down=_local(experts.down))
+        total = super().experts(x, routed, local).float().contiguous()
+        self._ranks.all_reduce(total)
+        return total.to(x.dtype)
 
     def logits(
         self,

@@ -141,14 +141,13 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         rows=rows,
         experts=experts,
     )
-    steps, store = with_media(
+    steps, store = with_ranks(
         spec,
         with_adapters(steps, adapters),
         make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters, tower),
         rows,
-        tower,
     )
-    steps, store = with_ranks(spec, steps, store, rows)
+    steps, store = with_media(spec, steps, store, rows, tower)
     return TorchRunner(steps, store=store, device=_device(spec), kernels=library)
 
 

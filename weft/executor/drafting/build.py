@@ -7,6 +7,8 @@ from dataclasses import replace
 from weft.executor.assembly import RunnerSpec
 from weft.executor.drafting.steps import DraftingSteps
 from weft.executor.drafting.store import PairedStore
+from weft.executor.inputs import DeviceRowTable
+from weft.executor.ranks.build import with_drafting
 from weft.executor.runner import TorchRunner
 
 
@@ -22,15 +24,18 @@ def draft_spec(spec: RunnerSpec) -> RunnerSpec:
         kv_tokens=spec.kv_tokens + spec.max_rows * spec.engine.max_draft,
         processors=None,
         draft=None,
+        ranks=None,  # the one that decides has all of it
     )
 
 
-def paired(runner: TorchRunner, draft: TorchRunner) -> TorchRunner:
-    """A runner of both. Their tables of slots are one."""
+def paired(
+    spec: RunnerSpec, runner: TorchRunner, draft: TorchRunner, rows: DeviceRowTable
+) -> TorchRunner:
+    """A runner of both. Their tables of slots are one: `rows`."""
     steps, store, device = runner.parts
     draft_steps, draft_store, _ = draft.parts
     return TorchRunner(
-        DraftingSteps(steps, draft_steps),
+        with_drafting(spec, DraftingSteps(steps, draft_steps), rows),
         store=PairedStore(store, draft_store),
         device=device,
         kernels=runner.kernels,

@@ -78,8 +78,8 @@ def build_decoder(
         rows=rows,
         experts=experts,
     )
-    steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
-    steps, store = with_ranks(spec, steps, store, rows)
+    steps, store = with_ranks(spec, with_adapters(steps, adapters), weights, rows)
+    steps, store = with_media(spec, steps, store, rows, tower)
     return TorchRunner(steps, store=store, device=device)
 
 

@@ -10,8 +10,8 @@ import torch
 from weft.config.model import UnsupportedModel
 from weft.executor.assembly import RunnerSpec
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.ranks.follower import FollowerSteps
-from weft.executor.ranks.leader import LeaderSteps, LeaderStore
+from weft.executor.ranks.follower import FollowerSteps, FollowerTables
+from weft.executor.ranks.leader import LeaderDrafting, LeaderSteps, LeaderStore
 from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps
 from weft.executor.wire.followers import Ranks
 from weft.ops.cpp.abi import WeightFormat
@@ -66,7 +66,18 @@ def with_ranks(
     spec: RunnerSpec, steps: ModelSteps, store: DeviceStore, rows: DeviceRowTable
 ) -> tuple[ModelSteps, DeviceStore]:
     """The steps and the store, done by all ranks if this one decides."""
-    if spec.ranks is None or spec.ranks.followers is None:
+    if spec.ranks is None:
         return steps, store
     followers = spec.ranks.followers
-    return LeaderSteps(steps, followers, rows.last_tokens), LeaderStore(store, followers)
+    if followers is not None:
+        return LeaderSteps(steps, followers, rows), LeaderStore(store, followers)
+    if spec.engine.draft_model:
+        return FollowerTables(steps, rows), store
+    return steps, store
+
+
+def with_drafting(spec: RunnerSpec, steps: ModelSteps, rows: DeviceRowTable) -> ModelSteps:
+    """The steps of a model and of its draft model, of which all ranks hear if this one decides."""
+    if spec.ranks is None or spec.ranks.followers is None:
+        return steps
+    return LeaderDrafting(steps, spec.ranks.followers, rows)

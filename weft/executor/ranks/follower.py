@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.executor.inputs import Inputs
+from weft.executor.device import DeviceOutput
+from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.outputs.prompt_logprobs import BLOCK_LEN
 from weft.executor.ranks.leader import of_follower
-from weft.executor.runner import DecoderOutput, DecoderSteps, TorchRunner
+from weft.executor.runner import DecoderOutput, DecoderSteps, ModelSteps, TorchRunner
 from weft.executor.wire.followers import FAILED, PLAN, REPLY, REQUEST
 from weft.executor.wire.pack import pack, unpack, unpack_request
 from weft.ops.sampling import on
@@ -44,6 +45,21 @@ class FollowerSteps(DecoderSteps):
         elif isinstance(request, PoolingRequest) and request.labels is not None:
             ends = plan.lens.cumsum()[request.index]
             self._model.logits(hidden[on(hidden, ends - 1)])
+
+
+class FollowerTables:
+    """The `ModelSteps` of a rank that follows one with a draft model: of a step of that, it needs
+    what it says of the table of slots."""
+
+    def __init__(self, steps: ModelSteps, rows: DeviceRowTable) -> None:
+        self._steps = steps
+        self._rows = rows
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        if plan.drafting is None:
+            return self._steps.run(plan)
+        self._rows.apply(plan)
+        return DecoderOutput(None, ())
 
 
 def follow(runner: TorchRunner, link: Link, rank: int) -> None:

@@ -17,43 +17,76 @@ import numpy as np
 from torch import Tensor
 
 from weft.executor.device import DeviceOutput
+from weft.executor.inputs import DeviceRowTable
 from weft.executor.runner import DeviceStore, ModelSteps
 from weft.executor.wire.followers import PLAN, REQUEST, Followers
 from weft.executor.wire.pack import pack
 from weft.ops.sharding import RankLost
-from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup
+from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup, RecordExperts
+from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.outputs import SampledLogprobsRequest
-from weft.plan.step import LAST_SAMPLED, Plan, Sampling
+from weft.plan.step import LAST_SAMPLED, Plan, Sampling, find
 
 
 class LeaderSteps:
     """The `ModelSteps` of rank 0: `steps` are its own."""
 
-    def __init__(self, steps: ModelSteps, followers: Followers, last_tokens: Tensor) -> None:
-        """`last_tokens` [rows]: those that were sampled last, as the device keeps them."""
+    def __init__(self, steps: ModelSteps, followers: Followers, rows: DeviceRowTable) -> None:
+        """`rows`: the table of `steps`."""
         self._steps = steps
         self._followers = followers
-        self._last_tokens = last_tokens
+        self._rows = rows
 
     def run(self, plan: Plan) -> DeviceOutput:
-        self._followers.tell(PLAN, pack(without_sampling(plan, self._last_tokens)))
+        plan = self._encoded(plan)
+        self._followers.tell(PLAN, pack(without_sampling(plan, self._rows.last_tokens)))
         try:
             return self._steps.run(plan)
         except RankLost as exc:
             raise self._followers.explain(exc) from exc
+
+    def _encoded(self, plan: Plan) -> Plan:
+        """The plan with vectors in place of what the encoder makes them of: it works here alone,
+        and followers get what it has made."""
+        media = self._rows.media
+        if media is None or find(plan.inputs, MediaVectors) is None:
+            return plan
+        inputs: list[InputOp] = []
+        for op in plan.inputs:
+            if isinstance(op, MediaVectors):
+                op = InputVectors(op.index, media.take(op).numpy(force=True))
+            inputs.append(op)
+        return replace(plan, inputs=tuple(inputs))
+
+
+class LeaderDrafting:
+    """Steps of rank 0 beside which a draft model guesses, here alone."""
+
+    def __init__(self, steps: ModelSteps, followers: Followers, rows: DeviceRowTable) -> None:
+        self._steps = steps
+        self._followers = followers
+        self._rows = rows
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        if plan.drafting is not None:
+            # What it says of the table of slots holds for all: later plans do not say it again.
+            self._followers.tell(PLAN, pack(without_sampling(plan, self._rows.last_tokens)))
+        return self._steps.run(plan)
 
 
 class LeaderStore:
     """The `DeviceStore` of rank 0: every rank does the same, and the replies become one."""
 
     def __init__(self, store: DeviceStore, followers: Followers) -> None:
-        self._store = store
+        self.inner = store
         self._followers = followers
 
     def do(self, request: DeviceRequest) -> DeviceReply:
+        if isinstance(request, RecordExperts):
+            return self.inner.do(request)  # all ranks choose the same experts
         try:
             self._followers.tell(REQUEST, pack(request))
-            mine = self._store.do(request)
+            mine = self.inner.do(request)
             return self._joined([mine, *self._followers.replies()])
         except RankLost as exc:
             return DeviceReply(ok=False, message=str(exc), status=500)

@@ -35,7 +35,11 @@ def give_back(tensors: Iterable[Tensor]) -> int:
         start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
-            if libc.madvise(start, end - start, mmap.MADV_DONTNEED):
+            # Memory of an open file, which processes share, goes back by the first one alone, and
+            # is the only one that it takes.
+            if libc.madvise(start, end - start, mmap.MADV_REMOVE) and libc.madvise(
+                start, end - start, mmap.MADV_DONTNEED
+            ):
                 raise OSError(ctypes.get_errno(), "madvise")
             total += end - start
     return total

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.executor.wire.pack import unpack
+from weft.executor.wire.shared_pool import SharedPool
 from weft.ops.sharding import Collective, RankLost, RankPlace
 from weft.parallel.links import Link, Loss
 from weft.parallel.shared_memory import SharedSegment
@@ -83,3 +84,4 @@ class Ranks:
     timeout_s: float  # for which they wait for each other
     collective: Collective | None = None  # by a library of torch; None: they share memory
     memory: SharedSegment | None = None
+    pool: SharedPool | None = None  # for K and V, where rank 0 is to have them, too

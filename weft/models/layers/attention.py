@@ -98,13 +98,14 @@ class Attention:
         self.k_norm: RmsNorm | None = None
         # The kernels read sinks as float32.
         sinks = ops.vector(config.num_heads, exact=True) if spec.sinks else None
+        self._sinks = sinks
         self._heads = Heads(
             rope,
             None,
             None,
             spec.scale,
             spec.score_cap,
-            sinks,
+            None if sinks is None else ops.of_heads(sinks),
             spec.gate,
         )
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
@@ -141,8 +142,8 @@ class Attention:
     def weights(self, prefix: str) -> Weights:
         yield from self.qkv.weights(prefix)
         yield from self.out.weights(prefix)
-        if self._heads.sinks is not None:
-            yield vector(f"{prefix}.{self._names.sinks}", self._heads.sinks)
+        if self._sinks is not None:
+            yield vector(f"{prefix}.{self._names.sinks}", self._sinks)
         if self.q_norm is not None and self.k_norm is not None:
             yield from self.q_norm.weights(f"{prefix}.{self._names.q_norm}")
             yield from self.k_norm.weights(f"{prefix}.{self._names.k_norm}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.config.decoder import MlpSpec, MoeSpec, RouterSpec
 from weft.config.model import ModelConfig
 from weft.models.layers.expert_tensors import ExpertSizes, expert_weights
-from weft.models.layers.linear import bias_weight
+from weft.models.layers.linear import INPUTS, OUTPUTS, bias_weight
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.weight import Weight, Weights, vector
 from weft.ops.protocol import Experts, Ops, Router
@@ -41,12 +41,14 @@ class ExpertMLP:
                 (spec.size, spec.size),
                 bias=spec.bias,
                 gated=True,
+                shard=OUTPUTS,
             ),
             ops.expert_matrix(
                 num_experts,
                 spec.size,
                 (hidden,),
                 bias=spec.bias,
+                shard=INPUTS,
             ),
             spec.activation,
         )

@@ -301,8 +301,9 @@ class PackedMatrix:
     def _pack_codes(self, part: int, codes: Codes, start: int) -> None:
         """Those of the format and the order that are kept."""
         self._has_content = True
-        args = self._pack_args(part, codes.values.contiguous(), start)
-        kept: list[Tensor] = []
+        # The arguments hold plain addresses: this keeps the memory alive.
+        kept = [codes.values.contiguous()]
+        args = self._pack_args(part, kept[0], start)
         for scales, name in ((codes.scales, "scales"), (codes.mins, "mins")):
             if scales is None:
                 continue
@@ -487,6 +488,7 @@ class CppOps:
         *,
         bias: bool = False,
         gated: bool = False,
+        shard: Shard | None = None,
     ) -> Matrix:
         packed = PackedMatrix(
             self.library,
@@ -500,6 +502,9 @@ class CppOps:
         )
         self._matrices.append(packed)
         return packed
+
+    def of_heads(self, values: Tensor) -> Tensor:
+        return values
 
     def embed(
         self,
@@ -588,7 +593,7 @@ class CppOps:
         return cast(Routed, routes)
 
     def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        record = partial(self._record_experts, cast(Routes, routed), experts)
+        record = partial(self.record_experts, cast(Routes, routed), experts)
         return activation_of(Product(self.computed(x), record))
 
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -689,7 +694,7 @@ class CppOps:
         )
         return y
 
-    def _record_experts(
+    def record_experts(
         self,
         routes: Routes,
         experts: Experts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps, PackedMatrix
+from weft.ops.cpp.routes import Routes
 from weft.ops.fusion import Product, Source, Value
 from weft.ops.fusion import activation as activation_of
-from weft.ops.protocol import Matrix, Shard
-from weft.ops.sharded import shard_matrix
+from weft.ops.protocol import Experts, Matrix, Norm, Shard
+from weft.ops.routing import Routed
+from weft.ops.sharded import part_of_heads, shard_matrix
 from weft.ops.sharding import Collective, RankLost, RankPlace, ShardedMatrix
 
 CHUNK_FLOATS = 1 << 18  # of a buffer that a rank shows, at least
@@ -117,6 +119,28 @@ class ShardedCppOps(CppOps):
             return make(in_size, sizes, bias)
         return shard_matrix(make, in_size, sizes, bias, shard, self._ranks.place)
 
+    def expert_matrix(
+        self,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        shard: Shard | None = None,
+    ) -> Matrix:
+        def make(in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+            whole = super(ShardedCppOps, self).expert_matrix
+            return whole(num_experts, in_size, sizes, bias=bias, gated=gated)
+
+        if shard is None:
+            return make(in_size, sizes, bias)
+        place = self._ranks.place
+        return shard_matrix(make, in_size, sizes, bias, shard, place, num_experts)
+
+    def of_heads(self, values: Tensor) -> Tensor:
+        return part_of_heads(values, self._ranks.place)
+
     def embed(
         self,
         tokens: Tensor,
@@ -154,6 +178,14 @@ class ShardedCppOps(CppOps):
     def activated(self, x: Tensor, weight: Matrix, activation: str) -> Tensor:
         return super().activated(x, _local(weight), activation)
 
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
+        """This rank's part of each chosen expert, and the sum of all parts."""
+        if not isinstance(experts.down, ShardedMatrix):
+            return super().experts(x, routed, experts)
+        local = experts._replace(gate_up=_local(experts.gate_up), down=_local(experts.down))
+        record = partial(self._record_expert_terms, cast(Routes, routed), local)
+        return activation_of(Product(self.computed(x), record))
+
     def logits(
         self,
         x: Tensor,
@@ -185,7 +217,7 @@ class ShardedCppOps(CppOps):
         self,
         packed: PackedMatrix,
         x: Tensor,
-        norm: object,
+        norm: Norm | None,
         add: Tensor | None,
         scale: float,
     ) -> Tensor:
@@ -193,6 +225,18 @@ class ShardedCppOps(CppOps):
         assert norm is None, "a norm needs whole rows, and a rank has a part of each"
         y = self.recorder.buffer(packed.out_size)
         self.record_linear(Source(x, None), packed, y, Epilogue.STORE)
+        return self._sum(y, add, scale)
+
+    def _record_expert_terms(
+        self,
+        routes: Routes,
+        experts: Experts,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        y = self.record_experts(routes, experts, x, norm, None, 1.0)
         return self._sum(y, add, scale)
 
     def _sum(self, x: Tensor, add: Tensor | None = None, scale: float = 1.0) -> Tensor:
