@@ -56,7 +56,8 @@ from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
 from weft.text.media.errors import MediaError
 from weft.text.media.fetch import Fetcher, MediaAccess
-from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
+from weft.text.media.limits import MediaLimits
+from weft.text.media.loader import MediaLoader, MediaRefusal, token_ids
 from weft.text.media.placing import NAMES
 from weft.text.media.sources import MediaSource
 from weft.text.parsers.formats import find_formats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ from weft.messages.control import (
     UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
+from weft.messages.media import MediaItem
 from weft.messages.picture import (
     Picture,
     QueueColumns,
@@ -423,6 +425,27 @@ def test_counts_of_experts_are_added_up_and_grow_if_those_of_one_engine_do() -> 
     both = join({0: mine, 1: other})
     assert (both.layers, both.prefill, both.decode) == ([2], [[11, 22]], [[33, 44]])
     assert both.is_recording
+
+
+def picture(seed: int) -> MediaItem:
+    digest = hashlib.sha256(bytes([seed])).digest()
+    return MediaItem(kind="image", digest=digest, start=0, length=64)
+
+
+def test_a_picture_goes_where_it_was_sent_and_another_is_not_taken_for_it() -> None:
+    world = World(2, "cache_aware")
+    for id, seed in enumerate([1, 2, 2, 1, 1, 2]):
+        world.send(id, media=(picture(seed),))
+        for rank in range(2):
+            world.fleet.take(rank, finish(id))
+    assert [world.ids(rank) for rank in range(2)] == [[0, 3, 4], [1, 2, 5]]
+
+
+def test_prompts_of_a_batch_part_where_their_pictures_differ() -> None:
+    world = World()
+    for id in range(4):
+        world.send(id, rid="same", media=(picture(id // 2),))
+    assert [world.ids(rank) for rank in range(2)] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("method", ["round_robin", "cache_aware"])

@@ -4,6 +4,7 @@ where it was, and a stream beside them goes on."""
 from __future__ import annotations
 
 import base64
+import gc
 import resource
 import socket
 import struct
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.text.media_fakes import FakeProcessor, animation, picture, png_chunk, png_of_size, saved
@@ -265,6 +267,22 @@ def test_memory_stays_and_a_stream_goes_on(web: httpx.Client, seeing: RunningSer
     grown = 1_024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert grown < MAX_GROWTH
     assert eventually(lambda: seeing.client.num_open == 0)
+
+
+def test_a_refused_picture_does_not_wait_for_the_collector(web: httpx.Client) -> None:
+    """Files whose heads tell of many pixels would fill the memory before it comes round."""
+    gc.disable()
+    try:
+        refused(ask(web, data_url(HOSTILE["lies about its size"])))
+
+        def is_gone() -> bool:
+            pictures = [one for one in gc.get_objects() if type(one) is PngImageFile]
+            return all(one.size != (5_000, 5_000) for one in pictures)
+
+        # A thread forgets its last piece of work when it gets another.
+        assert eventually(lambda: ask(web, data_url(PLAIN)).status_code == 200 and is_gone())
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_leaves_while_its_picture_is_decoded_harms_nobody(

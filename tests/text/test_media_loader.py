@@ -11,7 +11,8 @@ from tests.text.media_fakes import FakeProcessor, animation, picture, png_of_siz
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.families import make_processor
 from weft.text.media.fetch import Fetcher, MediaAccess
-from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
+from weft.text.media.limits import MediaLimits
+from weft.text.media.loader import MediaLoader, MediaRefusal, token_ids
 from weft.text.media.sources import MediaSource, Raw, read_inline, text_source
 
 PNG = saved(picture())

@@ -7,9 +7,11 @@ from PIL import Image
 
 from tests.text.media_fakes import animation, picture, png_chunk, png_of_size, saved
 from weft.text.media.errors import MediaError, MediaTooLarge
+from weft.text.media.limits import MediaLimits
 from weft.text.media.pictures import decode_frames, decode_picture, format_of, open_picture
 
 MOST = 1_000_000
+LIMITS = MediaLimits(max_video_frames=8, max_video_pixels=MOST)
 SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><image href="http://127.0.0.1/"/></svg>'
 
 
@@ -186,11 +188,11 @@ def test_a_compressed_text_that_grows_is_not_unpacked() -> None:
 
 def test_frames_of_an_animation_have_a_rate() -> None:
     for format in ("GIF", "WEBP", "PNG"):
-        frames, rate = decode_frames(open_picture(animation(5, format=format), MOST), 8, MOST)
+        frames, rate = decode_frames(open_picture(animation(5, format=format), MOST), LIMITS)
         assert len(frames) == 5
         assert rate == pytest.approx(4.0)
         assert [frame.mode for frame in frames] == ["RGB"] * 5
-    frames, rate = decode_frames(open_picture(saved(picture()), MOST), 8, MOST)
+    frames, rate = decode_frames(open_picture(saved(picture()), MOST), LIMITS)
     assert len(frames) == 1
     assert rate == 0.0
 
@@ -198,9 +200,9 @@ def test_frames_of_an_animation_have_a_rate() -> None:
 def test_too_many_frames_are_refused_before_any_is_decoded() -> None:
     image = open_picture(animation(9), MOST)
     with pytest.raises(MediaTooLarge, match="9 frames; 8 are allowed"):
-        decode_frames(image, 8, MOST)
+        decode_frames(image, LIMITS)
     with pytest.raises(MediaTooLarge, match="have 576 pixels; 500 are allowed"):
-        decode_frames(image, 9, 500)
+        decode_frames(image, MediaLimits(max_video_frames=9, max_video_pixels=500))
     broken = animation(4)[:-40]
     with pytest.raises(MediaError, match="frame"):
-        decode_frames(open_picture(broken, MOST), 8, MOST)
+        decode_frames(open_picture(broken, MOST), LIMITS)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -117,3 +120,33 @@ def test_an_error_of_the_work_is_that_of_who_asked_and_frees_the_thread() -> Non
                 await workers.run(lambda: 1 // 0)
 
     go(main)
+
+
+class Pixels:
+    """What weak references can follow."""
+
+
+def test_what_failed_work_has_made_goes_with_its_error(without_collector: None) -> None:
+    made: list[weakref.ref[Pixels]] = []
+
+    def fail() -> None:
+        pixels = Pixels()
+        made.append(weakref.ref(pixels))
+        raise ValueError("no")
+
+    async def main() -> None:
+        workers = Workers(1, "the test")
+        with suppress(ValueError):
+            await workers.run(fail)
+        # The thread forgets its last piece of work when it gets another.
+        await workers.run(int)
+        assert made[0]() is None
+
+    go(main)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()

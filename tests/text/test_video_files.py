@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from weft.text.media.errors import MediaError, MediaTooLarge
-from weft.text.media.video import FilmLimits, container_of, decode_video
+from weft.text.media.limits import MediaLimits
+from weft.text.media.video import container_of, decode_video
 
 av = pytest.importorskip("av", reason="the package av is not installed")
 
-LIMITS = FilmLimits(max_frames=768, max_pixels=64_000_000)
+LIMITS = MediaLimits(max_video_frames=768, max_video_pixels=64_000_000)
 WIDTH, HEIGHT = 64, 48
 
 
@@ -40,7 +41,7 @@ def film(
     return file.getvalue()
 
 
-def greys(data: bytes, limits: FilmLimits = LIMITS) -> tuple[list[int], float]:
+def greys(data: bytes, limits: MediaLimits = LIMITS) -> tuple[list[int], float]:
     frames, frames_per_s = decode_video(data, container_of(data), limits)
     return [round(np.asarray(frame)[8:40, 8:24].mean() / 4) for frame in frames], frames_per_s
 
@@ -68,10 +69,12 @@ def test_of_a_short_video_four_frames_are_kept_or_all_that_there_are() -> None:
 def test_fewer_frames_are_kept_where_more_are_not_allowed() -> None:
     data = film(num_frames=60, frames_per_s=6)
     assert len(greys(data)[0]) == 20
-    seen, frames_per_s = greys(data, FilmLimits(5, 64_000_000))
+    seen, frames_per_s = greys(
+        data, LIMITS._replace(max_video_frames=5, max_video_pixels=64_000_000)
+    )
     assert np.abs(np.subtract(seen, [0, 14, 29, 44, 59])).max() <= 2
     assert frames_per_s == pytest.approx(0.5)
-    assert len(greys(data, FilmLimits(768, 8 * WIDTH * HEIGHT))[0]) == 8
+    assert len(greys(data, LIMITS._replace(max_video_pixels=8 * WIDTH * HEIGHT))[0]) == 8
 
 
 def test_a_camera_that_was_held_upright_gives_upright_frames() -> None:
@@ -90,8 +93,11 @@ def test_a_camera_that_was_held_upright_gives_upright_frames() -> None:
 def test_a_video_beyond_the_limits_is_refused_by_its_size() -> None:
     data = film()
     for limits, words in [
-        (FilmLimits(768, 3 * WIDTH * HEIGHT), "frames of 64 x 48 pixels are too large"),
-        (FilmLimits(768, 4 * WIDTH * HEIGHT), ""),
+        (
+            LIMITS._replace(max_video_pixels=3 * WIDTH * HEIGHT),
+            "frames of 64 x 48 pixels are too large",
+        ),
+        (LIMITS._replace(max_video_pixels=4 * WIDTH * HEIGHT), ""),
     ]:
         if not words:
             assert len(greys(data, limits)[0]) == 4
@@ -101,7 +107,7 @@ def test_a_video_beyond_the_limits_is_refused_by_its_size() -> None:
         assert refused.value.limit == "max_video_pixels"
     long = film(num_frames=300)
     with pytest.raises(MediaTooLarge, match="its 300 frames of 64 x 48 pixels have 921,600 pixels"):
-        greys(long, FilmLimits(768, 4 * WIDTH * HEIGHT))
+        greys(long, LIMITS._replace(max_video_pixels=4 * WIDTH * HEIGHT))
 
 
 def test_what_is_cut_off_or_damaged_is_refused_or_has_all_its_frames() -> None:

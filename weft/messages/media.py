@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
 MediaKind: TypeAlias = Literal["image", "video", "audio"]
+
+ID_BYTES = 4  # of a packed token id
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,3 +56,23 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return [(self.start, self.end)]
         begins = range(self.start, self.end, self.line_len + 1)
         return [(begin, begin + self.line_len) for begin in begins]
+
+
+def told_apart(input_ids: bytes, media: Sequence[MediaItem]) -> bytes:
+    """The packed ids of a prompt, with its digest, again and again, in the place of each item.
+
+    For those who only compare prompts: with different pictures they differ from the first token of
+    these on, with equal ones they do not.
+    """
+    if not media:
+        return input_ids
+    pieces: list[bytes] = []
+    begin = 0
+    for item in media:
+        pieces.append(input_ids[begin : ID_BYTES * item.start])
+        num_bytes = ID_BYTES * item.length
+        repeats = -(-num_bytes // len(item.digest))
+        pieces.append((item.digest * repeats)[:num_bytes])
+        begin = ID_BYTES * item.end
+    pieces.append(input_ids[begin:])
+    return b"".join(pieces)

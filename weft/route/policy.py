@@ -30,7 +30,7 @@ OPEN_REQUEST_TOKENS = 48
 class RoutedRequest(NamedTuple):
     """What a router sees of a request."""
 
-    tokens: bytes  # of its prompt, int32, packed
+    tokens: bytes  # of its prompt, int32, packed; for pictures, what tells them apart
     namespace: str = ""  # prompts share prefixes only within one
     shares_kv: bool = True  # False: no cache has its prompt
     room: int | None = None  # of a handoff between a prefill and a decode engine

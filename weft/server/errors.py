@@ -198,7 +198,9 @@ def _form(path: str) -> Callable[[ApiError], bytes]:
 
 
 def error_response(exc: BaseException) -> Response:
-    return ErrorAnswer(translated(exc))
+    # A traceback holds the frame that holds the answer, and all that the request has brought: they
+    # would stay until the collector comes round.
+    return ErrorAnswer(translated(exc).with_traceback(None))
 
 
 class ErrorAnswer(Response):

@@ -25,7 +25,8 @@ from weft.server.errors import ApiError, over
 from weft.text.media.adjusted import PARAM
 from weft.text.media.errors import MediaError
 from weft.text.media.fetch import Fetcher, MediaAccess
-from weft.text.media.loader import MediaLimits, MediaLoader, MediaRefusal, token_ids
+from weft.text.media.limits import MediaLimits
+from weft.text.media.loader import MediaLoader, MediaRefusal, token_ids
 from weft.text.media.placing import NAMES, ReadyMedia
 from weft.text.media.processor import MediaProcessor
 from weft.text.media.sources import MediaSource, Raw

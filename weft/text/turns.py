@@ -82,15 +82,21 @@ class Workers:
 
     async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
         """What `work` returns, done in a thread. Raises `Busy`, or what `work` raises."""
+        await self._turns.take(is_long=is_long)
+        # No name here stands for the future: what the work raises would hold it, and it that, with
+        # all that the work has made so far, until the collector comes round.
+        return await asyncio.wrap_future(self._begun(work, is_long))
+
+    def _begun(self, work: Callable[[], T], is_long: bool) -> Future[T]:
+        """The place that was taken is given back when the work is done, by its thread: the request
+        may have left before."""
         turns = self._turns
-        await turns.take(is_long=is_long)
         loop = asyncio.get_running_loop()
-        future = self._threads.submit(work)
 
         def ended(_: Future[T]) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: turns.give_back(is_long=is_long))
 
-        # The request may have left before the work is done: the thread itself gives back.
+        future = self._threads.submit(work)
         future.add_done_callback(ended)
-        return await asyncio.wrap_future(future)
+        return future

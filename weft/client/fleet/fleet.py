@@ -63,6 +63,7 @@ from weft.messages.control import (
     GetStateReply,
 )
 from weft.messages.handoff import HandoffParams
+from weft.messages.media import told_apart
 from weft.messages.picture import Watch
 from weft.messages.replies import (
     Finish,
@@ -162,7 +163,8 @@ class Fleet:
     def _place(self, request: GenerateRequest) -> int | None:
         """The engine for a request, which is booked for it; None if none takes it: then it has had
         its answer."""
-        key = (request.rid, hash(request.input_ids))
+        prompt = told_apart(request.input_ids, request.media)
+        key = (request.rid, hash(prompt))
         ranks = self._ranks_for(request, key)
         missing = [rank for rank in ranks if not self.members[rank].is_up]
         if not ranks:
@@ -173,7 +175,7 @@ class Fleet:
             self._refuse([request.id], f"engine {missing[0]} takes no requests: {why}")
             return None
         routed = RoutedRequest(
-            tokens=request.input_ids,
+            tokens=prompt,
             namespace=f"{request.adapter}\x1f{request.cache_salt}",
             shares_kv=request.shares_kv,
             room=_room_number(request.handoff),

@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from weft.config.media_options import PER_PROMPT
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.adjusted import adjusted_within
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.fetch import Fetcher
+from weft.text.media.limits import MediaLimits
 from weft.text.media.pictures import decode_frames, decode_picture, open_picture
 from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens, ready
 from weft.text.media.processor import MediaProcessor, PreparedMedia
-from weft.text.media.sound import MAX_SECONDS, decode_sound
+from weft.text.media.sound import decode_sound
 from weft.text.media.sources import MediaSource, Raw, read_inline
-from weft.text.media.video import FRAMES_PER_S, FilmLimits, container_of, decode_video
+from weft.text.media.video import FRAMES_PER_S, container_of, decode_video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,17 +36,6 @@ Key: TypeAlias = tuple[MediaKind, bytes, float, str]
 LONG_PIXELS = 1_000_000  # from which on a picture is long work
 
 
-class MediaLimits(NamedTuple):
-    """How large what a request brings may be; the names are those of options."""
-
-    max_bytes: int = 64_000_000  # of all files of a request together
-    max_image_pixels: int = 36_000_000
-    max_video_frames: int = 768
-    max_video_pixels: int = 64_000_000  # of all frames together
-    max_audio_s: float = MAX_SECONDS
-    per_prompt: Mapping[str, int] = PER_PROMPT
-
-
 class Opened(NamedTuple):
     """A file that has been looked at, and not decoded."""
 
@@ -54,6 +43,7 @@ class Opened(NamedTuple):
     key: Key
     raw: Raw
     images: tuple[Image, ...]  # of a picture or an animation; nothing of an MP4 or a sound
+    container: str = ""  # of a video that is a file of one (`video.container_of`)
     found: ReadyMedia | None = None  # it was made ready before
 
     @property
@@ -151,13 +141,16 @@ class MediaLoader:
         key = (source.kind, digest.digest(), raw.frames_per_s, self._changes)
         found = self._cache.get(key)
         images: tuple[Image, ...] = ()
-        if found is None and not _is_decoded_at_once(source.kind, raw):
+        container = ""
+        if source.kind == "video" and len(raw.files) == 1:
+            container = container_of(raw.files[0])
+        if found is None and source.kind != "audio" and not container:
             most = self.limits.max_image_pixels
             try:
                 images = tuple(open_picture(file, most) for file in raw.files)
             except ValueError as exc:
                 raise MediaRefusal(source, exc) from exc
-        return Opened(source.kind, key, raw, images, found)
+        return Opened(source.kind, key, raw, images, container, found)
 
     def make_ready(
         self,
@@ -218,29 +211,17 @@ class MediaLoader:
     def _video(self, opened: Opened) -> PreparedMedia:
         """An MP4 or its like, an animation, or a picture for each frame."""
         frames_per_s = opened.raw.frames_per_s
-        limits = self.limits
-        if not opened.images:
+        if opened.container:
             [file] = opened.raw.files
-            most = FilmLimits(limits.max_video_frames, limits.max_video_pixels)
-            return self._processor.video(*decode_video(file, container_of(file), most))
+            return self._processor.video(*decode_video(file, opened.container, self.limits))
         if len(opened.images) == 1:
-            image = opened.images[0]
-            frames, told = decode_frames(image, limits.max_video_frames, limits.max_video_pixels)
+            frames, told = decode_frames(opened.images[0], self.limits)
             return self._processor.video(frames, frames_per_s or told or FRAMES_PER_S)
         first = opened.images[0].size
-        num_frames = len(opened.images)
-        if num_frames > limits.max_video_frames:
-            message = f"it has {num_frames:,} frames; {limits.max_video_frames:,} are allowed"
-            raise MediaTooLarge("max_video_frames", message)
+        self.limits.require_frames(len(opened.images), first)
         for index, image in enumerate(opened.images):
             if image.size != first:
                 raise MediaError(f"its frame {index} has another size than the first")
-        num_pixels = num_frames * first[0] * first[1]
-        if num_pixels > limits.max_video_pixels:
-            message = (
-                f"its frames have {num_pixels:,} pixels; {limits.max_video_pixels:,} are allowed"
-            )
-            raise MediaTooLarge("max_video_pixels", message)
         frames = [decode_picture(image) for image in opened.images]
         return self._processor.video(frames, frames_per_s or FRAMES_PER_S)
 
@@ -248,13 +229,6 @@ class MediaLoader:
         [file] = opened.raw.files
         rate = self._processor.audio_rate
         return self._processor.audio(decode_sound(file, rate, self.limits.max_audio_s))
-
-
-def _is_decoded_at_once(kind: MediaKind, raw: Raw) -> bool:
-    """Whether there is no picture in it that could be opened first."""
-    if kind == "video":
-        return len(raw.files) == 1 and bool(container_of(raw.files[0]))
-    return kind == "audio"
 
 
 class MediaRefusal(Exception):

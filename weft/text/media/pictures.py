@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from weft.text.media.errors import MediaError, MediaTooLarge
+from weft.text.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -104,29 +105,16 @@ def decode_picture(image: Image) -> Image:
         raise MediaError(message) from exc
 
 
-def decode_frames(
-    image: Image,
-    max_frames: int,
-    max_pixels: int,
-) -> tuple[list[Image], float]:
+def decode_frames(image: Image, limits: MediaLimits) -> tuple[list[Image], float]:
     """Every frame of an opened animation, in RGB, and how many of them it shows in a second.
 
-    `max_pixels`: of all frames together. Raises `MediaError` for more, and for a damaged file.
+    Raises `MediaError` for more than `limits` allow, and for a damaged file.
     """
     try:
         num_frames = int(getattr(image, "n_frames", 1))
     except Exception as exc:
         raise MediaError(f"its frames cannot be counted: {_reason(exc)}") from exc
-    if num_frames > max_frames:
-        message = f"it has {num_frames:,} frames; {max_frames:,} are allowed"
-        raise MediaTooLarge("max_video_frames", message)
-    width, height = image.size
-    if num_frames * width * height > max_pixels:
-        message = (
-            f"its {num_frames:,} frames of {width:,} x {height:,} pixels have "
-            f"{num_frames * width * height:,} pixels; {max_pixels:,} are allowed"
-        )
-        raise MediaTooLarge("max_video_pixels", message)
+    limits.require_frames(num_frames, image.size)
     frames: list[Image] = []
     duration_ms = 0.0
     for frame in _frames(image, num_frames):

@@ -9,12 +9,13 @@ large is held against the limits before anything is decoded.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.text.media.errors import MediaError, MediaTooLarge
+from weft.text.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,13 +33,6 @@ EBML = b"\x1a\x45\xdf\xa3"
 Times: TypeAlias = NDArray[np.float64]
 
 
-class FilmLimits(NamedTuple):
-    """How large a video may be: `max_frames` and `max_pixels` of all frames that are kept."""
-
-    max_frames: int
-    max_pixels: int
-
-
 def container_of(data: bytes) -> str:
     """FFmpeg's name of the container that the bytes begin as; nothing for what is no video."""
     if data[4:8] == b"ftyp" and data[8:12] not in PICTURE_BRANDS:
@@ -51,7 +45,7 @@ def container_of(data: bytes) -> str:
 def decode_video(
     data: bytes,
     format: str,
-    limits: FilmLimits,
+    limits: MediaLimits,
 ) -> tuple[list[Image], float]:
     """Frames of a file, in RGB and upright, and how many of them it shows in a second.
 
@@ -81,11 +75,11 @@ def _opened(
     av: Any,
     data: bytes,
     format: str,
-    limits: FilmLimits,
+    limits: MediaLimits,
 ) -> Any:
     """One core decodes it: the others serve. Nothing outside of `data` is opened, and no frame is
     given memory that is larger than all together may be (FFmpeg decodes some to look at them)."""
-    largest = {"max_pixels": str(limits.max_pixels + MARGIN_PIXELS)}
+    largest = {"max_pixels": str(limits.max_video_pixels + MARGIN_PIXELS)}
     options = {"codec_whitelist": CODECS, "enable_drefs": "0", "use_absolute_path": "0", **largest}
     container = av.open(io.BytesIO(data), format=format, options=options, metadata_errors="ignore")
     if not container.streams.video:
@@ -102,7 +96,7 @@ def _times(
     av: Any,
     data: bytes,
     format: str,
-    limits: FilmLimits,
+    limits: MediaLimits,
 ) -> Times:
     """When each frame is shown, in seconds, in order; nothing is decoded."""
     with _opened(av, data, format, limits) as container:
@@ -118,7 +112,7 @@ def _times(
 def _wanted(
     times: Times,
     size: tuple[int, int],
-    limits: FilmLimits,
+    limits: MediaLimits,
 ) -> tuple[NDArray[np.intp], float]:
     """Which frames are kept, as indices into `times` (some more than once where the file shows few
     of them for long), and how many of them there are in a second."""
@@ -126,17 +120,19 @@ def _wanted(
     if width < 1 or height < 1:
         raise MediaError(f"its frames are {width} x {height} pixels large")
     num_pixels = width * height
-    if num_pixels * min(len(times), MIN_FRAMES) > limits.max_pixels:
+    if num_pixels * min(len(times), MIN_FRAMES) > limits.max_video_pixels:
         message = (
             f"its frames of {width:,} x {height:,} pixels are too large: "
-            f"{limits.max_pixels:,} pixels are allowed in all that are kept, at least {MIN_FRAMES}"
+            f"{limits.max_video_pixels:,} pixels are allowed in all that are kept, "
+            f"at least {MIN_FRAMES}"
         )
         raise MediaTooLarge("max_video_pixels", message)
-    if num_pixels * len(times) > DECODED_PER_KEPT * limits.max_pixels:
+    if num_pixels * len(times) > DECODED_PER_KEPT * limits.max_video_pixels:
         message = (
             f"its {len(times):,} frames of {width:,} x {height:,} pixels have "
             f"{num_pixels * len(times):,} pixels; "
-            f"{DECODED_PER_KEPT * limits.max_pixels:,} are allowed: cut it, or make it smaller"
+            f"{DECODED_PER_KEPT * limits.max_video_pixels:,} are allowed: "
+            "cut it, or make it smaller"
         )
         raise MediaTooLarge("max_video_pixels", message)
     if len(times) == 1:
@@ -145,7 +141,7 @@ def _wanted(
     duration_s = (times[-1] - times[0]) * len(times) / (len(times) - 1)
     if duration_s <= 0:
         raise MediaError("its frames are all shown at the same time")
-    most = min(len(times), limits.max_frames, limits.max_pixels // num_pixels)
+    most = min(len(times), limits.max_video_frames, limits.max_video_pixels // num_pixels)
     num_frames = int(min(max(round(duration_s * FRAMES_PER_S), MIN_FRAMES), most))
     at = np.linspace(times[0], times[-1], num_frames)
     wanted = np.searchsorted(times, at + 1e-6, side="right") - 1
