@@ -63,7 +63,12 @@ def test_a_block_more_or_less_changes_nothing_and_no_block_is_larger(driver, mon
     wanted, model, lens = whole(0, len(TEXT), 3), driver.steps._model, []
     at_once = told(driver, wanted, Turn(0, TEXT))
     logits = model.logits
-    monkeypatch.setattr(model, "logits", lambda hidden: lens.append(len(hidden)) or logits(hidden))
+
+    def counted(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        lens.append(len(places))
+        return logits(hidden, places)
+
+    monkeypatch.setattr(model, "logits", counted)
     monkeypatch.setattr(module, "BLOCK_LEN", 16)
     in_blocks = told(driver, wanted, Turn(1, TEXT))
     assert lens == [16, 16, 7, 1]  # and the token that is sampled

@@ -1,5 +1,6 @@
 """The matrices of a decoder that adapters may change: those of attention and of the feed-forward
-parts that every token gets, each under the name that checkpoints have for it."""
+parts that every token gets, the embedding and the head, each under the name that checkpoints have
+for it."""
 
 from __future__ import annotations
 
@@ -15,9 +16,16 @@ IN_STEP = 64
 OUT_STEP = 32
 
 
+HEAD = "lm_head"
+LABELS = "score"  # the head of a model that gives labels, which is trained as a whole
+
+
 class Projection(NamedTuple):
+    """`is_table`: a row is looked up for each token, of `in_size` rows."""
+
     in_size: int
     out_size: int
+    is_table: bool = False
 
 
 def projections(model: ModelConfig) -> dict[str, Projection]:
@@ -27,6 +35,11 @@ def projections(model: ModelConfig) -> dict[str, Projection]:
     if model.library_config or model.is_encoder:
         return found
     names = model.decoder.names
+    found[names.embedding] = Projection(model.vocab_size, model.hidden_size, is_table=True)
+    if model.pooling is None:
+        found[HEAD] = Projection(model.hidden_size, model.vocab_size)
+    elif model.pooling.labels:
+        found[LABELS] = Projection(model.hidden_size, len(model.pooling.labels))
     for layer in range(model.num_layers):
         prefix = f"{names.layers}.{layer}"
         spec = model.decoder.layer(layer)
@@ -78,13 +91,18 @@ def adapter_item_bytes(model: ModelConfig) -> int:
 def adapter_bytes(model: ModelConfig, rank: int, targets: Container[str] | None = None) -> int:
     """Of memory, at most, for an adapter of this rank that changes all projections, or those whose
     names end in one of `targets`."""
-    num_values = 0
+    num_bytes = 0
     for name, projection in projections(model).items():
         if targets is not None and name.rpartition(".")[2] not in targets:
             continue
+        if projection.is_table:
+            # The rows of A as they are, and B in float32.
+            num_bytes += rank * projection.in_size * adapter_item_bytes(model)
+            num_bytes += rank * projection.out_size * DTYPES["float32"]
+            continue
         sizes = _up(projection.in_size, IN_STEP) + _up(projection.out_size, OUT_STEP)
-        num_values += sizes * _up(rank, RANK_STEP)
-    return num_values * adapter_item_bytes(model)
+        num_bytes += sizes * _up(rank, RANK_STEP) * adapter_item_bytes(model)
+    return num_bytes
 
 
 def _up(size: int, step: int) -> int:

@@ -200,8 +200,7 @@ class DecoderSteps:
         if not len(inputs.last):
             return DecoderOutput(None, outputs)
         # Logits only where a token is sampled: the head is the widest matrix of a model.
-        last = hidden.index_select(0, inputs.last)
-        logits = self._model.logits(last)
+        logits = self._model.logits(hidden, inputs.last)
         sampled = sample(
             self._sampler,
             logits,

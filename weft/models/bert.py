@@ -100,7 +100,9 @@ class Bert:
         """The last layer ends with its norm."""
         return hidden.float()
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        if places is not None:
+            hidden = hidden[places]
         assert self.classifier is not None, "this model has no labels"
         return self.classifier(hidden)
 

@@ -194,10 +194,11 @@ class Decoder:
     def normed(self, hidden: Tensor) -> Tensor:
         return self._ops.computed(self.norm(hidden))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         # The final norm runs here and not in `forward`, because only the last tokens need it.
         assert self.head is not None, "this model has neither logits nor labels"
-        return self.head(self.norm(hidden))
+        rows = hidden if places is None else hidden.index_select(0, places)
+        return self.head(self.norm(rows), places)
 
     def weights(self) -> Weights:
         names = self._names

@@ -64,10 +64,10 @@ class DecoderModel(Protocol):
         until the model is called again."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [S, hidden] of the tokens that need logits -> [S, vocab], float32. Of a
-        classifier: the scores [S, labels] of prompts, from the hidden states that stand for
-        them."""
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        """Hidden states [T, hidden] of the tokens of a step -> of those at `places` [S] (None: of
+        all) [S, vocab], float32. Of a classifier: the scores [S, labels] of prompts, from the
+        hidden states that stand for them."""
         ...
 
     def weights(self) -> Weights:
@@ -105,7 +105,7 @@ class EncoderModel(Protocol):
         (int64) -> hidden states [T, hidden]."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor: ...
 
     def normed(self, hidden: Tensor) -> Tensor: ...
 

@@ -1,7 +1,11 @@
-"""Adapters (LoRA) in products: y = W x + scale B (A x) for the tokens of an adapter.
+"""Adapters (LoRA) in products and tables.
 
-Adapters are known by place, 0, 1, ...; a token has the adapter of one place, or none. Torch is the
-specification; the CPU kernels are in `cpp/lora.py`.
+    product    y = W x + scale B (A x)                   for the tokens of an adapter
+    table      y = row t of W + scale B (column t of A)  where a token's row is looked up
+
+Adapters are known by place, 0, 1, ...; a token has the adapter of one place, or none. A matrix that
+is head and table has what is added to each by itself. Torch is the specification; the CPU kernels
+are in `cpp/lora.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from weft.ops.protocol import Matrix
 
 
 class LoraPart(NamedTuple):
-    """What an adapter adds to one part of a matrix."""
+    """What an adapter adds to one part of a matrix, or to the rows of a table: then `in` is their
+    number, and `size of the part` how long they are."""
 
     a: Tensor  # [rank, in]
     b: Tensor  # [size of the part, rank]
@@ -27,6 +32,9 @@ class LoraPart(NamedTuple):
 
 # By matrix, for each of its parts; None: the adapter leaves it alone.
 LoraParts: TypeAlias = Mapping[Matrix, Sequence[LoraPart | None]]
+# By the matrix whose rows are looked up.
+LoraTables: TypeAlias = Mapping[Matrix, LoraPart]
+NO_TABLES: LoraTables = {}
 
 
 class AdapterOps(Protocol):
@@ -34,11 +42,12 @@ class AdapterOps(Protocol):
 
     dtype: torch.dtype  # in which they are kept
 
-    def watch(self, matrices: Sequence[Matrix]) -> None:
-        """These are the matrices that adapters may change. Once, before anything is computed."""
+    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+        """These are the matrices whose products adapters may change, and those whose rows. Once,
+        before anything is computed."""
         ...
 
-    def put(self, place: int, parts: LoraParts) -> None:
+    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
         """Keep an adapter in a place, instead of what was there. If it raises, nothing has
         changed."""
         ...
@@ -47,9 +56,10 @@ class AdapterOps(Protocol):
         """Forget the adapter in a place."""
         ...
 
-    def begin(self, adapters: IntArray | None) -> None:
+    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         """Products until the next call are of tokens with these adapters: [T] the place of each, or
-        -1; None: no token has one."""
+        -1; None: no token has one. `sampled` [S]: the same of the tokens behind which one is
+        sampled."""
         ...
 
 
@@ -67,30 +77,36 @@ class TorchAdapters:
         self.dtype = dtype
         self._device = device
         self._loaded: dict[int, LoraParts] = {}  # by place
+        self._tables: dict[int, LoraTables] = {}
+        self._adapters: IntArray = np.empty(0, np.int32)  # of the step's tokens
         self._step: list[TokensOf] = []
 
-    def watch(self, matrices: Sequence[Matrix]) -> None:
+    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
         """A matrix is looked up when it is used."""
 
-    def put(self, place: int, parts: LoraParts) -> None:
+    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
         self._loaded[place] = {
             matrix: [self._there(part) for part in of_matrix] for matrix, of_matrix in parts.items()
         }
+        self._tables[place] = {matrix: self._moved(part) for matrix, part in tables.items()}
 
     def clear(self, place: int) -> None:
         self._loaded.pop(place, None)
+        self._tables.pop(place, None)
 
-    def begin(self, adapters: IntArray | None) -> None:
+    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         self._step = []
-        if adapters is None:
-            return
-        for place in np.unique(adapters[adapters >= 0]).tolist():
-            tokens = torch.from_numpy(np.flatnonzero(adapters == place))
-            self._step.append(TokensOf(place, tokens.to(self._device)))
+        if adapters is not None:
+            self._adapters = adapters
+            self._step = self._tokens_of(adapters)
 
-    def add(self, y: Tensor, x: Tensor, matrix: Matrix) -> None:
-        """Add to y [T, out] what the adapters of the step's tokens make of x [T, in]."""
-        for place, tokens in self._step:
+    def add(self, y: Tensor, x: Tensor, matrix: Matrix, places: Tensor | None = None) -> None:
+        """Add to y [T, out] what the adapters of the step's tokens make of x [T, in]; or of those
+        at `places`."""
+        step = self._step
+        if step and places is not None:
+            step = self._tokens_of(self._adapters[places.numpy(force=True)])
+        for place, tokens in step:
             parts = self._loaded[place].get(matrix, ())
             rows = None
             for part, columns in zip(parts, _columns(matrix.sizes), strict=False):
@@ -101,9 +117,28 @@ class TorchAdapters:
                 added = part.scale * ((rows @ part.a.T) @ part.b.T)
                 y[tokens, columns] += added
 
+    def add_rows(self, y: Tensor, ids: Tensor, table: Matrix, scale: float) -> None:
+        """Add to the rows y [T, size] of a table, times `scale`, what the adapters of the step's
+        tokens add to those of `ids` [T]; to none whose id is below 0."""
+        for place, tokens in self._step:
+            part = self._tables[place].get(table)
+            if part is None:
+                continue
+            found = tokens[ids[tokens] >= 0]
+            added = part.a.T[ids[found]] @ part.b.T
+            y[found] += (scale * part.scale) * added
+
+    def _tokens_of(self, adapters: IntArray) -> list[TokensOf]:
+        found = []
+        for place in np.unique(adapters[adapters >= 0]).tolist():
+            tokens = torch.from_numpy(np.flatnonzero(adapters == place))
+            found.append(TokensOf(place, tokens.to(self._device)))
+        return found
+
     def _there(self, part: LoraPart | None) -> LoraPart | None:
-        if part is None:
-            return None
+        return None if part is None else self._moved(part)
+
+    def _moved(self, part: LoraPart) -> LoraPart:
         a = part.a.to(self._device, self.dtype)
         return LoraPart(a, part.b.to(self._device, self.dtype), part.scale)
 

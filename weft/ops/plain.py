@@ -433,7 +433,10 @@ class PlainOps(TorchWeights):
         vectors: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        return embedded(_plain(table), tokens, vectors, scale)
+        rows = embedded(_plain(table), tokens, vectors, scale)
+        if self.adapters is not None:
+            self.adapters.add_rows(rows, tokens, table, scale)
+        return rows
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return vectors_added(x, tokens, vectors, part)
@@ -448,11 +451,7 @@ class PlainOps(TorchWeights):
         return F.layer_norm(x, (x.shape[-1],), *norm)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
-        matrix = _plain(weight)
-        y = F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
-        if self.adapters is not None:
-            self.adapters.add(y, x, weight)
-        return y
+        return self._product(x, weight)
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
         return gate_and_mul(self.linear(x, weight), activation)
@@ -482,11 +481,20 @@ class PlainOps(TorchWeights):
         weight: Matrix,
         scale: float = 1.0,
         cap: float = 0.0,
+        places: Tensor | None = None,
     ) -> Tensor:
-        return scaled_logits(self.linear(x, weight).float(), scale, cap)
+        return scaled_logits(self._product(x, weight, places).float(), scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:
         return x
+
+    def _product(self, x: Tensor, weight: Matrix, places: Tensor | None = None) -> Tensor:
+        """W x + bias of the tokens at `places`, with what their adapters add."""
+        matrix = _plain(weight)
+        y = F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
+        if self.adapters is not None:
+            self.adapters.add(y, x, weight, places)
+        return y
 
     def _matrix(
         self,

@@ -257,9 +257,11 @@ class Ops(Protocol):
         weight: Matrix,
         scale: float = 1.0,
         cap: float = 0.0,
+        places: Tensor | None = None,
     ) -> Tensor:
         """y = scale W x in float32, or cap tanh(y / cap) unless `cap` is 0; a tensor that the
-        caller may overwrite: [S, in] -> [S, out]"""
+        caller may overwrite: [S, in] -> [S, out]. `places` [S]: which tokens of the step these are;
+        None: all of them."""
         ...
 
     def computed(self, x: Tensor) -> Tensor:

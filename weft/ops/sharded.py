@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.ops.elementwise import scaled_logits
-from weft.ops.lora import AdapterOps, LoraPart, LoraParts
+from weft.ops.lora import NO_TABLES, AdapterOps, LoraPart, LoraParts, LoraTables
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Divided, Experts, Matrix, Shard
 from weft.ops.routing import Routed
@@ -131,11 +131,12 @@ class ShardedPlainOps(PlainOps):
         weight: Matrix,
         scale: float = 1.0,
         cap: float = 0.0,
+        places: Tensor | None = None,
     ) -> Tensor:
         """On ranks other than 0: those of the rank's own part of the vocabulary."""
         if not isinstance(weight, ShardedMatrix):
-            return super().logits(x, weight, scale, cap)
-        mine = super().linear(x, weight.local).float().contiguous()
+            return super().logits(x, weight, scale, cap, places)
+        mine = self._product(x, weight.local, places).float().contiguous()
         found = self._ranks.gather(mine)
         if found is None:
             return mine
@@ -152,24 +153,34 @@ class ShardedAdapters:
         self.dtype = adapters.dtype
         self._adapters = adapters
 
-    def watch(self, matrices: Sequence[Matrix]) -> None:
-        self._adapters.watch([_local(matrix) for matrix in matrices])
+    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+        mine = [_local(matrix) for matrix in matrices]
+        self._adapters.watch(mine, [_local(matrix) for matrix in tables])
 
-    def put(self, place: int, parts: LoraParts) -> None:
+    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
         mine = {}
         for matrix, of_matrix in parts.items():
             mine[_local(matrix)] = _parts_of(matrix, of_matrix)
-        self._adapters.put(place, mine)
+        own_rows = {_local(matrix): _rows_of(matrix, part) for matrix, part in tables.items()}
+        self._adapters.put(place, mine, own_rows)
 
     def clear(self, place: int) -> None:
         self._adapters.clear(place)
 
-    def begin(self, adapters: IntArray | None) -> None:
-        self._adapters.begin(adapters)
+    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
+        self._adapters.begin(adapters, sampled)
 
 
 def _local(matrix: Matrix) -> Matrix:
     return matrix.local if isinstance(matrix, ShardedMatrix) else matrix
+
+
+def _rows_of(table: Matrix, part: LoraPart) -> LoraPart:
+    """What this rank needs for the tokens whose rows of the table it has."""
+    if not isinstance(table, ShardedMatrix):
+        return part
+    (rows,) = table.rows
+    return part._replace(a=part.a[:, rows.first : rows.end].contiguous())
 
 
 def _parts_of(matrix: Matrix, parts: Sequence[LoraPart | None]) -> list[LoraPart | None]:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.func import functional_call
 
 from tests.executor.driver import Driver, Turn, full_logprobs, ints, make_driver
 from tests.models.reference import TINY
@@ -24,6 +25,8 @@ from weft.plan.step import Result
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ALL = (*ATTENTION, *MLP)
+TABLE = "model.embed_tokens"
+ENDS = (TABLE, "lm_head")
 QV = ("self_attn.q_proj", "self_attn.v_proj")
 
 # name -> family in transformers, what differs from TINY
@@ -98,16 +101,25 @@ def make_adapter(
     deltas = {}
     weights = dict(base.model.named_parameters())
     for module in modules:
-        out_size, in_size = weights[f"{module}.weight"].shape
+        # A tied head has no parameter of its own.
+        named = TABLE if module == "lm_head" and "lm_head.weight" not in weights else module
+        out_size, in_size = weights[f"{named}.weight"].shape
+        if module == TABLE:
+            out_size, in_size = in_size, out_size
         ending = module.rpartition(".")[2]
         r = (ranks or {}).get(ending, rank)
         alpha = (alphas or {}).get(ending, config["lora_alpha"])
         scale = alpha / (math.sqrt(r) if config.get("use_rslora") else r)
         a = (0.3 / math.sqrt(in_size) * torch.randn(r, in_size, generator=generator)).to(dtype)
         b = (0.3 * torch.randn(out_size, r, generator=generator)).to(dtype)
+        deltas[module] = scale * b.float() @ a.float()
+        if module == TABLE:
+            tensors[f"base_model.model.{module}.lora_embedding_A"] = a
+            tensors[f"base_model.model.{module}.lora_embedding_B"] = b
+            deltas[module] = deltas[module].T
+            continue
         tensors[f"base_model.model.{module}.lora_A.weight"] = a
         tensors[f"base_model.model.{module}.lora_B.weight"] = b
-        deltas[module] = scale * b.float() @ a.float()
     write_adapter(folder, tensors, config)
     return Made(folder, deltas)
 
@@ -119,14 +131,15 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: object) -
 
 
 def merged_logprobs(base: Base, made: Made, tokens: list[int]) -> Tensor:
-    """Of the model with what the adapter adds in its weights: [T, vocab]."""
-    weights = dict(base.model.named_parameters())
+    """Of the model with what the adapter adds in its weights: [T, vocab]. Embedding and head are
+    changed each by itself, also where they are one."""
+    weights = {name: value.clone() for name, value in base.model.state_dict().items()}
+    for module, delta in made.deltas.items():
+        weights[f"{module}.weight"] += delta
     with torch.inference_mode():
-        for module, delta in made.deltas.items():
-            weights[f"{module}.weight"].add_(delta)
-        logits = base.model(torch.tensor([tokens])).logits[0].float()
-        for module, delta in made.deltas.items():
-            weights[f"{module}.weight"].sub_(delta)
+        inputs = {"input_ids": torch.tensor([tokens])}
+        output = functional_call(base.model, weights, kwargs=inputs, tie_weights=False)
+    logits: Tensor = output.logits[0].float()
     return logits.log_softmax(-1)
 
 

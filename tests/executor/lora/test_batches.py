@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.executor.driver import Driver, Turn, asking, ints
 from tests.executor.lora.adapters import (
     ALL,
+    ENDS,
     QV,
     Base,
     load,
@@ -34,7 +35,9 @@ def loaded(base: Base, driver: Driver, folder: Path) -> list[int]:
     kinds = [(ALL, 8), (QV, 4), (ALL, 64), (ALL, 20), (("mlp.down_proj",), 8), (ALL, 16)]
     for place, (endings, rank) in enumerate(kinds):
         name = folder / f"{place}-{rank}"
-        made = make_adapter(base, name, base.modules(endings), rank=rank, seed=place)
+        ends = ENDS if place == 3 else ()
+        modules = [*base.modules(endings), *ends]
+        made = make_adapter(base, name, modules, rank=rank, seed=place)
         assert load(driver, base, place, made.folder).ok
     return [*range(NUM), -1]
 

@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.executor.lora.adapters import ALL, QV, Base, load, make_adapter, write_adapter
+from tests.executor.lora.adapters import ALL, ENDS, QV, Base, load, make_adapter, write_adapter
 from weft.config.projections import adapter_bytes
 from weft.executor.lora.pairs import read_adapter
 from weft.executor.lora.read import AdapterError, inspect_adapter
 
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
+TABLE = "base_model.model.model.embed_tokens"
+HEAD = "base_model.model.lm_head"
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none"}
 
 
@@ -25,6 +27,13 @@ def tensors_of(rank: int = 2, prefix: str = PREFIX, size: int = 48) -> dict[str,
     return {
         f"{prefix}.lora_A.weight": torch.ones(rank, 48),
         f"{prefix}.lora_B.weight": torch.ones(size, rank),
+    }
+
+
+def table_of(num_rows: int, size: int = 48) -> dict[str, Tensor]:
+    return {
+        f"{TABLE}.lora_embedding_A": torch.ones(2, num_rows),
+        f"{TABLE}.lora_embedding_B": torch.ones(size, 2),
     }
 
 
@@ -86,7 +95,8 @@ def test_scales_follow_ranks_alphas_and_patterns(base, tmp_path: Path) -> None:
         ({"lora_bias": True}, "a bias of B is not supported"),
         ({"alora_invocation_tokens": [5]}, "activated LoRA is not supported"),
         ({"layer_replication": [[0, 2], [1, 3]]}, "replicated layers is not supported"),
-        ({"modules_to_save": ["lm_head"]}, "whole modules is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']: whole modules is not"),
+        ({"modules_to_save": ["score"]}, "modules_to_save is ['score']: whole modules is not"),
         ({"target_parameters": ["mlp.experts.down_proj"]}, "parameters of experts is not"),
         ({"trainable_token_indices": [1]}, "embeddings of single tokens is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa, which also changes"),
@@ -120,6 +130,23 @@ def test_settings_that_mean_another_formula_are_refused_by_name(
     assert said in refusal(base, tmp_path, max_rank=64)
 
 
+def test_one_pair_for_embedding_and_head_is_refused(base, tmp_path: Path) -> None:
+    tied = {**CONFIG, "ensure_weight_tying": True}
+    write_adapter(tmp_path, tensors_of(), tied)
+    inspect_adapter(tmp_path, base.config)
+    write_adapter(tmp_path, table_of(131), tied)
+    assert "ensure_weight_tying is set" in refusal(base, tmp_path)
+
+
+def test_copies_of_the_weights_of_embedding_and_head_are_passed_over(base, tmp_path: Path) -> None:
+    tensors = table_of(131) | tensors_of(prefix=HEAD, size=131)
+    own = {f"{name}.base_layer.weight": torch.ones(131, 48) for name in (TABLE, HEAD)}
+    write_adapter(tmp_path, tensors | own, CONFIG)
+    info = inspect_adapter(tmp_path, base.config)
+    assert info.targets == ("embed_tokens", "lm_head")
+    assert info.num_bytes == 4 * 2 * 2 * (48 + 131)
+
+
 def test_settings_that_change_nothing_are_read(base, tmp_path: Path) -> None:
     harmless = {
         "init_lora_weights": "gaussian",
@@ -139,10 +166,25 @@ def test_settings_that_change_nothing_are_read(base, tmp_path: Path) -> None:
     ("tensors", "said"),
     [
         ({}, "the adapter has no tensors"),
-        (tensors_of(prefix="base_model.model.lm_head"), "the adapter changes lm_head"),
-        (tensors_of(prefix="base_model.model.model.embed_tokens"), "changes model.embed_tokens"),
+        (tensors_of(prefix=HEAD), "lm_head.lora_B.weight is [48, 2] instead of [131, 2]"),
+        (tensors_of(prefix=TABLE), "the adapter has no model.embed_tokens.lora_embedding_A"),
+        (table_of(131, size=47), "lora_embedding_B is [47, 2] instead of [48, 2]"),
+        (table_of(132), "lora_embedding_A is [2, 132] instead of [2, 131]"),
+        (table_of(131) | {f"{TABLE}.base_layer.weight": torch.ones(140, 48)}, "[140, 48] instead"),
+        (
+            tensors_of() | {f"{PREFIX}.base_layer.weight": torch.ones(48, 48)},
+            "q_proj.base_layer.weight, which are weights of the model",
+        ),
+        (tensors_of() | {f"{HEAD}.weight": torch.ones(131, 48)}, "has base_model.model.lm_head.w"),
+        (
+            tensors_of() | {"base_model.model.score.weight": torch.ones(2, 48)},
+            "the whole module score, which this model does not have",
+        ),
         (tensors_of(prefix=PREFIX.replace("0", "3")), "the adapter changes model.layers.3.self_"),
-        (tensors_of(prefix=PREFIX.replace("q_proj", "w_proj")), "down_proj, gate_proj, k_proj"),
+        (
+            tensors_of(prefix=PREFIX.replace("q_proj", "w_proj")),
+            "down_proj, embed_tokens, gate_proj, k_proj",
+        ),
         (tensors_of(prefix=PREFIX.removeprefix("base_model.")), "read are tensors base_model.mod"),
         (tensors_of(size=47), "lora_B.weight is [47, 2] instead of [48, 2]"),
         ({f"{PREFIX}.lora_A.weight": torch.ones(2, 48)}, "q_proj.lora_B.weight"),
@@ -249,9 +291,11 @@ def test_files_that_are_damaged_or_lie_are_refused(
 
 def test_memory_of_adapters_is_what_kernels_keep(base, drive, tmp_path: Path) -> None:
     driver = drive(base, kernels="auto")
-    made = make_adapter(base, tmp_path / "all", base.modules(ALL), rank=10)
+    made = make_adapter(base, tmp_path / "all", [*base.modules(ALL), *ENDS], rank=10)
     assert load(driver, base, 0, made.folder).ok
     kept = 0
+    for table in driver.runner._steps._table._ops._tables.values():
+        kept += sum(values.nbytes for values in table._kept[0])
     for piece in driver.runner._steps._table._ops._pieces.values():
         for part in piece._kept[0]:
             kept += part.a.nbytes + part.b.nbytes

@@ -53,10 +53,13 @@ class SizedProgram:
         self.output = output
         self.layers = layers  # of the body of a model
 
-    def run(self, library: Library, rows: Tensor) -> Tensor:
-        """Run it on `rows`. The output is good until the next run."""
+    def run(self, library: Library, rows: Tensor, step: StepArgs | None = None) -> Tensor:
+        """Run it on `rows`, which `step` may say more about. The output is good until the next
+        run."""
         self.input[: len(rows)].copy_(rows)
-        self.program.run(library, StepArgs(num_tokens=len(rows)))
+        step = step or StepArgs()
+        step.num_tokens = len(rows)
+        self.program.run(library, step)
         return self.output[: len(rows)]
 
 
@@ -135,8 +138,12 @@ class ProgramModel:
     def normed(self, hidden: Tensor) -> Tensor:
         return self._norm.for_rows(len(hidden)).run(self._ops.library, hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.for_rows(len(hidden)).run(self._ops.library, hidden)
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        rows = hidden if places is None else hidden.index_select(0, places)
+        step = StepArgs()
+        if self._ops.adapters is not None:
+            self._ops.adapters.tell(step, places)
+        return self.head.for_rows(len(rows)).run(self._ops.library, rows, step)
 
     def weights(self) -> Weights:
         return self._model.weights()
@@ -213,7 +220,9 @@ class ProgramEncoder:
     def normed(self, hidden: Tensor) -> Tensor:
         return self._model.normed(hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        if places is not None:
+            hidden = hidden[places]
         return self._head.for_rows(len(hidden)).run(self._ops.library, hidden)
 
     def weights(self) -> Weights:

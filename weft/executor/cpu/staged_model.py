@@ -117,7 +117,9 @@ class StagedModel:
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        if places is not None:
+            hidden = hidden[places]
         head = _with_room(self._head, len(hidden), self._record_head)
         self._head = head
         head.input[: len(hidden)].copy_(hidden)
@@ -170,7 +172,8 @@ class WholeModel:
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        assert places is None, "a head is recorded for rows that are chosen already"
         return self._translation.say_head(hidden, self._model.matrices, self._ops, _NoHost())
 
     def weights(self) -> Weights:

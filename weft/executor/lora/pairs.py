@@ -18,10 +18,10 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class LoraPair(NamedTuple):
-    """y += scale B (A x)"""
+    """y += scale B (A x); without B, y = A x."""
 
     a: Tensor  # [rank, in]
-    b: Tensor  # [out, rank]
+    b: Tensor | None  # [out, rank]
     scale: float
 
 
@@ -41,6 +41,10 @@ def read_adapter(
     files = read_files(folder, model, max_rank=max_rank)
     pairs = {}
     for module, stored in files.pairs.items():
+        if stored.b is None:
+            # What it differs by from the model's is small: that is rounded later.
+            pairs[module] = LoraPair(_values(files.content, stored.a, torch.float32), None, 1.0)
+            continue
         a = _values(files.content, stored.a, dtype)
         b = _values(files.content, stored.b, dtype)
         pairs[module] = LoraPair(a, b, stored.scale)

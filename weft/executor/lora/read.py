@@ -2,6 +2,8 @@
 
     adapter_config.json          rank, scale, and what else was trained
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight [rank, in], .lora_B.weight
+                                 of an embedding .lora_embedding_A, .lora_embedding_B
+                                 of the labels of a classifier .weight [labels, in], which replaces
 
 A module of the model becomes y = W x + scale B (A x). Which modules an adapter changes is what its
 tensors say. Whatever would need another formula, or other weights of the model, is refused by its
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
-from weft.config.projections import Projection, projections
+from weft.config.projections import HEAD, LABELS, Projection, projections
 from weft.executor.weights.base import in_base
 from weft.executor.weights.regular_file import RegularFile
 from weft.executor.weights.safetensors import BytesContent, FileContent, TensorEntry
@@ -40,6 +42,11 @@ MAX_PATTERN_REPEATS = 2  # so that a pattern takes no time that matters
 
 PREFIX = "base_model.model."
 SIDES = (".lora_A.weight", ".lora_B.weight")
+TABLE_SIDES = (".lora_embedding_A", ".lora_embedding_B")
+CLASSIFIERS = (LABELS, "classifier")  # as peft says it of every classifier
+WHOLE = ".weight"  # of a matrix that was trained as it is
+# Of the embedding and the head, beside A and B: the model's own weights, which peft writes, too.
+OWN_WEIGHTS = ".base_layer.weight"
 FLOATS = ("F32", "F16", "BF16")
 # Of `init_lora_weights`: all others change the weights of the model, which is then another one.
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -52,7 +59,6 @@ OTHER_METHODS = {
     "alora_invocation_tokens": "activated LoRA",
     "layer_replication": "replicated layers",
     "target_parameters": "parameters of experts",
-    "modules_to_save": "whole modules",
     "trainable_token_indices": "embeddings of single tokens",
     "arrow_config": "routing between adapters",
 }
@@ -74,15 +80,20 @@ class AdapterInfo(NamedTuple):
 
 
 class StoredPair(NamedTuple):
-    """A and B of one module, where they lie in the file."""
+    """A and B of one module, where they lie in the file; or one matrix, `a`, which stands in the
+    place of the model's."""
 
     a: TensorEntry
-    b: TensorEntry
+    b: TensorEntry | None
     scale: float
 
     @property
     def rank(self) -> int:
         return self.a.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.a.num_bytes + (0 if self.b is None else self.b.num_bytes)
 
 
 class LoadedFiles(NamedTuple):
@@ -141,7 +152,7 @@ def _info(digest: str, pairs: Mapping[str, StoredPair]) -> AdapterInfo:
     return AdapterInfo(
         uid=digest[:32],
         rank=max(pair.rank for pair in pairs.values()),
-        num_bytes=sum(pair.a.num_bytes + pair.b.num_bytes for pair in pairs.values()),
+        num_bytes=sum(pair.num_bytes for pair in pairs.values()),
         targets=tuple(sorted(targets)),
     )
 
@@ -163,6 +174,8 @@ def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -
             )
         raise AdapterError(f"there is no {TENSORS} in the folder of the adapter")
     num_values = sum(max_rank * (one.in_size + one.out_size) for one in known.values())
+    # With the model's own weights of the embedding and the head.
+    num_values += 2 * max(one.in_size * one.out_size for one in known.values() if one.is_table)
     header_bytes = MAX_CONFIG_BYTES + 2 * MAX_ENTRY_BYTES * len(known)
     with RegularFile(path, TENSORS) as file:
         most = 4 * num_values + header_bytes
@@ -234,11 +247,13 @@ def _pairs(
 ) -> dict[str, StoredPair]:
     """A and B of each module. Raises AdapterError."""
     _require_lora(config)
+    _require_known_whole(config, known)
     scales = _Scales(config)
     layers = _layers(config)
     sizes = {in_base(name): size for name, size in known.items()}
     found: dict[str, StoredPair] = {}
-    for written in _modules(entries):
+    whole = PREFIX + LABELS + WHOLE
+    for written in _modules(entries, whole):
         module = in_base(written)
         if module not in sizes:
             raise AdapterError(
@@ -251,37 +266,94 @@ def _pairs(
             raise AdapterError(
                 f"the adapter changes {_short(written)}, which is not in layers_to_transform"
             )
-        for side in SIDES:
+        sides = TABLE_SIDES if sizes[module].is_table else SIDES
+        for side in sides:
             if PREFIX + written + side not in entries:
                 raise AdapterError(f"the adapter has no {_short(written)}{side}")
-        a, b = (entries[PREFIX + written + side] for side in SIDES)
+        a, b = (entries[PREFIX + written + side] for side in sides)
         rank = scales.rank(written)
         if rank > max_rank:
             raise AdapterError(
                 f"the rank of {_short(written)} is {rank}; at most {max_rank} is allowed "
                 "(--max-lora-rank)"
             )
-        shapes = ((rank, sizes[module].in_size), (sizes[module].out_size, rank))
-        for entry, shape in zip((a, b), shapes, strict=True):
-            if entry.shape != shape:
-                raise AdapterError(
-                    f"{_short(entry.name)} is {list(entry.shape)} instead of {list(shape)}"
-                )
-            if entry.dtype not in FLOATS:
-                raise AdapterError(
-                    f"{_short(entry.name)} is {entry.dtype}; read are {', '.join(FLOATS)}"
-                )
+        _check_entry(a, (rank, sizes[module].in_size))
+        _check_entry(b, (sizes[module].out_size, rank))
         found[module] = StoredPair(a, b, scales.scale(written, rank))
+    if whole in entries:
+        found |= _labels(entries[whole], sizes, found, max_rank)
     if not found:
         raise AdapterError("the adapter has no tensors")
+    ends = [in_base(name) for name, one in known.items() if one.is_table or name == HEAD]
+    _check_own_weights(entries, {name: sizes[name] for name in ends})
+    if config.get("ensure_weight_tying") and any(name in found for name in ends):
+        raise AdapterError(
+            "ensure_weight_tying is set: one A and B for embedding and head is not supported"
+        )
     return found
 
 
-def _modules(entries: Mapping[str, TensorEntry]) -> Iterator[str]:
-    """The modules that tensors are for, as they are written. Raises AdapterError."""
+def _check_own_weights(entries: Mapping[str, TensorEntry], ends: Mapping[str, Projection]) -> None:
+    """Weights of the model beside A and B are those of the embedding or the head, and as many: so
+    they are those that there are, and are not read. Raises AdapterError."""
+    for name, entry in entries.items():
+        if not name.endswith(OWN_WEIGHTS):
+            continue
+        module = in_base(name.removeprefix(PREFIX).removesuffix(OWN_WEIGHTS))
+        if module not in ends:
+            raise AdapterError(f"{TENSORS} has {_short(name)}, which are weights of the model")
+        one = ends[module]
+        shape = (one.out_size, one.in_size)
+        _check_entry(entry, shape[::-1] if one.is_table else shape)
+
+
+def _require_known_whole(config: Mapping[str, Any], known: Mapping[str, Projection]) -> None:
+    """Raises AdapterError for modules that were trained as a whole, but for the labels of a
+    classifier."""
+    named = config.get("modules_to_save") or ()
+    allowed = CLASSIFIERS if LABELS in known else ()
+    if not isinstance(named, list | tuple) or any(name not in allowed for name in named):
+        raise AdapterError(f"modules_to_save is {_short(named)}: whole modules is not supported")
+
+
+def _labels(
+    entry: TensorEntry,
+    sizes: Mapping[str, Projection],
+    found: Mapping[str, StoredPair],
+    max_rank: int,
+) -> dict[str, StoredPair]:
+    """The labels of a classifier, which were trained as a whole. Raises AdapterError."""
+    if LABELS not in sizes:
+        raise AdapterError(
+            f"the adapter has the whole module {LABELS}, which this model does not have"
+        )
+    if LABELS in found:
+        raise AdapterError(f"the adapter has {LABELS} twice")
+    num_labels = sizes[LABELS].out_size
+    _check_entry(entry, (num_labels, sizes[LABELS].in_size))
+    if num_labels > max_rank:
+        raise AdapterError(
+            f"the adapter has {LABELS} for {num_labels} labels; at most {max_rank} are allowed "
+            "(--max-lora-rank)"
+        )
+    return {LABELS: StoredPair(entry, None, 1.0)}
+
+
+def _check_entry(entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise AdapterError(f"{_short(entry.name)} is {list(entry.shape)} instead of {list(shape)}")
+    if entry.dtype not in FLOATS:
+        raise AdapterError(f"{_short(entry.name)} is {entry.dtype}; read are {', '.join(FLOATS)}")
+
+
+def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
+    """The modules that pairs of tensors are for, as they are written. `whole`: the only tensor that
+    is none of a pair. Raises AdapterError."""
     seen = set()
     for name in entries:
-        for side in SIDES:
+        if name == whole or name.endswith(OWN_WEIGHTS):
+            continue
+        for side in (*SIDES, *TABLE_SIDES):
             if name.startswith(PREFIX) and name.endswith(side):
                 module = name.removeprefix(PREFIX).removesuffix(side)
                 break

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.config.projections import projections
+from weft.config.projections import HEAD, projections
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.pairs import read_adapter
 from weft.executor.lora.read import AdapterError
@@ -47,14 +48,19 @@ class AdapterTable:
         self._ops = ops
         self._num_places = num_places
         self._max_rank = max_rank
-        allowed = {in_base(name) for name in projections(model)}
+        allowed = {in_base(name): one for name, one in projections(model).items()}
+        self._table = next(name for name, one in allowed.items() if one.is_table)
         self._rows: dict[str, MatrixRows] = {}  # by module
         for weight in weights:
             module = in_base(weight.name).removesuffix(".weight")
             if weight.rows is not None and module in allowed:
                 self._rows[module] = weight.rows
-        assert self._rows.keys() == allowed, "the model has other projections than its config"
-        ops.watch([rows.matrix for rows in self._rows.values()])
+        if model.tie_embeddings and HEAD in allowed:
+            self._rows[HEAD] = self._rows[self._table]
+        assert self._rows.keys() == allowed.keys(), "the model has other matrices than its config"
+        products = [rows.matrix for name, rows in self._rows.items() if name != self._table]
+        ops.watch(products, [self._rows[self._table].matrix])
+        self._with_head: set[int] = set()  # places of adapters that change the head
 
     def load(self, place: int, path: str, uid: str) -> int:
         """Read the adapter with this content into a place. Returns the bytes of its tensors. Raises
@@ -65,30 +71,51 @@ class AdapterTable:
         if adapter.info.uid != uid:
             raise AdapterError("the files of the adapter have changed since it was asked for")
         parts: dict[Matrix, list[LoraPart | None]] = {}
+        tables: dict[Matrix, LoraPart] = {}
         for module, pair in adapter.pairs.items():
             matrix, runs = self._rows[module]
+            a, b = pair.a, pair.b
+            if b is None:
+                a, b = _difference(a, matrix, self._ops.dtype)
+            if module == self._table:
+                tables[matrix] = LoraPart(a, b, pair.scale)
+                continue
             of_matrix = parts.setdefault(matrix, [None] * len(matrix.sizes))
             for part in {run.part for run in runs}:
                 rows = [
-                    pair.b[run.begin : run.begin + run.size]
+                    b[run.begin : run.begin + run.size]
                     for run in sorted(runs, key=lambda run: run.first)
                     if run.part == part
                 ]
-                of_matrix[part] = LoraPart(pair.a, _joined(rows), pair.scale)
-        self._ops.put(place, parts)
+                of_matrix[part] = LoraPart(a, _joined(rows), pair.scale)
+        self._ops.put(place, parts, tables)
+        self._with_head.discard(place)
+        if HEAD in adapter.pairs:
+            self._with_head.add(place)
         return adapter.info.num_bytes
 
     def unload(self, place: int) -> None:
         """Forget the adapter in a place, if there is one."""
         self._check(place)
         self._ops.clear(place)
+        self._with_head.discard(place)
 
     def begin(self, plan: Plan) -> None:
         """What is computed next is this step."""
-        self._ops.begin(plan.adapters_of_tokens(self._num_places))
+        adapters = plan.adapters_of_tokens(self._num_places)
+        sampled = None
+        if plan.adapters is not None and not self._with_head.isdisjoint(plan.adapters.tolist()):
+            sampled = np.repeat(plan.adapters, plan.num_sampled)
+        self._ops.begin(adapters, sampled)
 
     def _check(self, place: int) -> None:
         assert 0 <= place < self._num_places, f"place {place} of {self._num_places}"
+
+
+def _difference(weights: Tensor, matrix: Matrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A and B with which a matrix of one part becomes these weights [out, in]."""
+    a = weights - matrix.get(0).float().to(weights.device)
+    return a.to(dtype), torch.eye(len(weights), dtype=dtype)
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

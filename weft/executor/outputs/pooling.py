@@ -21,6 +21,8 @@ from weft.plan.outputs import PoolingRequest
 from weft.plan.step import Plan
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
+# Of a model: hidden states [T, H] of a step, which of its tokens [n] -> [n, size]
+RowsAt = Callable[[Tensor, Tensor], Tensor]
 
 
 class Pooler:
@@ -30,7 +32,7 @@ class Pooler:
         self,
         config: ModelConfig,
         normed: Rows,
-        logits: Rows,
+        logits: RowsAt,
         max_rows: int,
         device: torch.device,
     ) -> None:
@@ -82,7 +84,7 @@ class Pooler:
         config = self._config
         if request.labels is not None:
             last = on(hidden, ends - 1)
-            return self._label_logprobs(hidden[last], request.labels)
+            return self._label_logprobs(hidden, last, request.labels)
         if config is None:
             raise ValueError("this model generates; it was not started for embeddings")
         if config.kind == "mean":
@@ -96,15 +98,15 @@ class Pooler:
         chosen = ends - 1
         if config.kind == "cls":
             chosen = starts
-        states = hidden[on(hidden, chosen)]
+        places = on(hidden, chosen)
         if config.labels:
-            return self._logits(states)
-        return self._normed(states)
+            return self._logits(hidden, places)
+        return self._normed(hidden[places])
 
-    def _label_logprobs(self, states: Tensor, labels: IntArray) -> Tensor:
-        logits = self._logits(states).float()
+    def _label_logprobs(self, hidden: Tensor, places: Tensor, labels: IntArray) -> Tensor:
+        logits = self._logits(hidden, places).float()
         logprobs = logits.log_softmax(-1)
-        return logprobs.gather(1, on(states, labels))
+        return logprobs.gather(1, on(hidden, labels))
 
     def _means(
         self,

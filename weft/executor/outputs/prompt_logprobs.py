@@ -38,7 +38,7 @@ def prompt_logprobs(
     blocks = []
     for begin in range(0, len(places), BLOCK_LEN):
         block = slice(begin, begin + BLOCK_LEN)
-        logits = model.logits(hidden[places[block]])
+        logits = model.logits(hidden, places[block])
         found = _of_block(
             sampler,
             logits,

@@ -32,7 +32,7 @@ class FollowerSteps(DecoderSteps):
         for request in plan.outputs:
             self._give_logits(plan, request, hidden)
         if len(inputs.last):
-            self._model.logits(hidden.index_select(0, inputs.last))
+            self._model.logits(hidden, inputs.last)
         return DecoderOutput(None, ())
 
     def _give_logits(self, plan: Plan, request: AuxRequest, hidden: Tensor) -> None:
@@ -41,10 +41,10 @@ class FollowerSteps(DecoderSteps):
         if isinstance(request, PromptLogprobsRequest):
             places = on(hidden, request.places)
             for begin in range(0, len(places), BLOCK_LEN):
-                self._model.logits(hidden[places[begin : begin + BLOCK_LEN]])
+                self._model.logits(hidden, places[begin : begin + BLOCK_LEN])
         elif isinstance(request, PoolingRequest) and request.labels is not None:
             ends = plan.lens.cumsum()[request.index]
-            self._model.logits(hidden[on(hidden, ends - 1)])
+            self._model.logits(hidden, on(hidden, ends - 1))
 
 
 class FollowerTables:

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from weft.models.layers.weight import Weight, Weights
+from weft.models.layers.weight import MatrixRows, RowRun, Weight, Weights
 from weft.ops.protocol import Divided, Matrix, Ops, Shard
 
 # Of tables with a row for each token, also those of heads.
@@ -58,4 +58,5 @@ def matrix_weight(
         partial(matrix.get, 0),
         partial(matrix.keep_as, 0),
         partial(matrix.put_codes, 0),
+        rows=MatrixRows(matrix, (RowRun(0, 0, 0, shape[0]),)),
     )

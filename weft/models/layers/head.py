@@ -34,13 +34,14 @@ class LmHead:
         self.matrix = matrix
         self.shape = shape
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[S, hidden] -> [S, vocab or labels], float32"""
+    def __call__(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        """[S, hidden] -> [S, vocab or labels], float32, of the tokens of the step at `places`"""
         return self._ops.logits(
             x,
             self.matrix,
             self._scale,
             self._cap,
+            places,
         )
 
     def weights(self) -> Weights:

@@ -83,7 +83,7 @@ class Weight(NamedTuple):
     put_codes: PutCodes | None = None
     # Tensors of which one may hold it, in place of one with its own name.
     stacks: tuple[Stack, ...] = ()
-    rows: MatrixRows | None = None  # of a projection
+    rows: MatrixRows | None = None  # of a projection, an embedding or a head
 
 
 Weights: TypeAlias = Iterator[Weight]

@@ -130,9 +130,11 @@ class TransformersModel:
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         """By the class's own forward, whose decoder gives `hidden`: so every factor and cap of
         logits is right."""
+        if places is not None:
+            hidden = hidden[places]
         given = self._output(last_hidden_state=hidden[None])
         with _giving(self._decoder, given):
             ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)

@@ -100,6 +100,13 @@ ADAPTER_FIELDS = (
     ("lora_blocks", c_void_p),
     ("lora_rows", c_void_p),
 )
+# Of a fused step: the same of the tokens that its head reads.
+HEAD_ADAPTER_FIELDS = (
+    ("head_adapters", c_void_p),
+    ("head_num_lora_blocks", c_int64),
+    ("head_lora_blocks", c_void_p),
+    ("head_lora_rows", c_void_p),
+)
 
 
 class StepArgs(ctypes.Structure):
@@ -162,6 +169,7 @@ class FusedStep(ctypes.Structure):
         ("num_kept", c_int64),
         *ADAPTER_FIELDS,
         ("rotation", c_void_p),
+        *HEAD_ADAPTER_FIELDS,
     )
 
 
@@ -204,6 +212,7 @@ class EmbedArgs(ctypes.Structure):
         ("scale", c_float),
         ("first", c_int64),
         ("num_rows", c_int64),
+        ("lora", c_void_p),
     )
 
 
@@ -249,6 +258,14 @@ class LinearArgs(ctypes.Structure):
 
 class PackedLoraPart(ctypes.Structure):
     _fields_ = (("rank", c_int64), ("a", c_void_p), ("b", c_void_p), ("scale", c_float))
+
+
+class LoraRows(ctypes.Structure):
+    _fields_ = (("rank", c_int64), ("a", c_void_p), ("b", c_void_p))
+
+
+class LoraTable(ctypes.Structure):
+    _fields_ = (("is_bf16", c_int64), ("adapters", c_void_p))
 
 
 class LoraRange(ctypes.Structure):
@@ -603,7 +620,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(FusedStep, LayerNormArgs, EmbedSumArgs, ScaleLogitsArgs),
     *(RouteArgs, ExpertsArgs, GateRowsArgs),
     *(ConvArgs, DeltaArgs, ScanArgs),
-    *(PackedLoraPart, LoraRange, Lora),
+    *(PackedLoraPart, LoraRange, Lora, LoraRows, LoraTable),
     AddVectorsArgs,
     *(RanksArgs, SumRanksArgs, GatherRanksArgs),
 )

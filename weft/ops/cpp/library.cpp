@@ -177,7 +177,8 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs),
                            sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs),
                            sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
-                           sizeof(LoraRange),    sizeof(Lora),     sizeof(AddVectorsArgs),
+                           sizeof(LoraRange),    sizeof(Lora),     sizeof(LoraRows),       sizeof(LoraTable),
+                           sizeof(AddVectorsArgs),
                            sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
@@ -200,6 +201,10 @@ API int weft_run_fused(int set, FusedStep* fused, int num_threads, int64_t* time
   gather_last(*fused);
   Step behind = {};
   behind.num_tokens = fused->num_sampling;
+  behind.adapters = fused->head_adapters;
+  behind.num_lora_blocks = fused->head_num_lora_blocks;
+  behind.lora_blocks = fused->head_lora_blocks;
+  behind.lora_rows = fused->head_lora_rows;
   int64_t* const behind_body = times ? times + fused->num_body + 1 : nullptr;
   if (const int failed = run(set, fused->head, fused->num_head, behind, num_threads, behind_body)) return failed;
   keep_tokens(*fused);

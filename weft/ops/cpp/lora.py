@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.arrays import IntArray, consecutive
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace
-from weft.ops.lora import LoraPart, LoraParts
+from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables
 from weft.ops.protocol import Matrix
 
 
@@ -66,6 +66,31 @@ class PieceAdapters:
             del self._kept[place]
 
 
+class TableAdapters:
+    """What all adapters add to the rows of one table."""
+
+    def __init__(self, num_adapters: int, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._rows = (abi.LoraRows * num_adapters)()
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by place, what `_rows` points to
+        self.struct = abi.LoraTable(
+            is_bf16=dtype == torch.bfloat16, adapters=ctypes.addressof(self._rows)
+        )
+
+    def put(self, place: int, part: LoraPart) -> None:
+        a = part.a.to(self._dtype).T.contiguous()
+        b = (part.scale * part.b.float()).T.contiguous()
+        entry = self._rows[place]
+        entry.a = a.data_ptr()
+        entry.b = b.data_ptr()
+        entry.rank = len(part.a)
+        self._kept[place] = (a, b)
+
+    def clear(self, place: int) -> None:
+        self._rows[place].rank = 0
+        self._kept.pop(place, None)
+
+
 class CppAdapters:
     """The `AdapterOps` of the CPU kernels."""
 
@@ -77,16 +102,24 @@ class CppAdapters:
         self._max_rank = _up(max_rank, abi.LORA_TILE)
         self._pieces: dict[Panels, PieceAdapters] = {}
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
-        # Structures of steps, which have ADAPTER_FIELDS.
+        self._tables: dict[Panels, TableAdapters] = {}
+        # Structures of steps, which have ADAPTER_FIELDS; that of a fused step HEAD_ADAPTER_FIELDS.
         self._steps: list[ctypes.Structure] = []
-        self._has_adapters = False
-        self._arrays: tuple[IntArray, ...] = ()  # what the steps point to
+        self._fused: list[abi.FusedStep] = []
+        self._adapters: IntArray | None = None  # of the step's tokens
+        self._told: TokenAdapters | None = None  # what the steps point to
+        self._sampled: TokenAdapters | None = None
+        self._of_head: TokenAdapters | None = None
 
     def of_steps(self, *steps: ctypes.Structure) -> None:
         """The kernels will read these."""
         self._steps += steps
+        self._fused += [step for step in steps if isinstance(step, abi.FusedStep)]
 
-    def watch(self, matrices: Sequence[Matrix]) -> None:
+    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+        for matrix in tables:
+            (panels,) = cast(PackedMatrix, matrix).pieces
+            self._tables[panels] = TableAdapters(self._num_adapters, self.dtype)
         for matrix in matrices:
             packed = cast(PackedMatrix, matrix)
             if matrix in self._matrices:
@@ -106,12 +139,17 @@ class CppAdapters:
         piece = self._pieces.get(panels)
         return None if piece is None else piece.struct
 
+    def of_table(self, panels: Panels) -> abi.LoraTable | None:
+        """What adapters add to rows of these panels, if they may."""
+        table = self._tables.get(panels)
+        return None if table is None else table.struct
+
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
         """That a product needs for its inner numbers."""
         num_slabs = -(-self._max_rank // abi.SLAB)
         return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
 
-    def put(self, place: int, parts: LoraParts) -> None:
+    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
         packed: list[tuple[PieceAdapters, list[PackedPart | None]]] = []
         for matrix, of_matrix in parts.items():
             in_size = cast(PackedMatrix, matrix).padded_in
@@ -121,30 +159,34 @@ class CppAdapters:
         self.clear(place)
         for piece, of_piece in packed:
             piece.put(place, of_piece)
+        for matrix, part in tables.items():
+            (panels,) = cast(PackedMatrix, matrix).pieces
+            self._tables[panels].put(place, part)
 
     def clear(self, place: int) -> None:
         for piece in self._pieces.values():
             piece.clear(place)
+        for table in self._tables.values():
+            table.clear(place)
 
-    def begin(self, adapters: IntArray | None) -> None:
-        if adapters is None and not self._has_adapters:
+    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
+        if adapters is None and self._adapters is None:
             return
-        self._has_adapters = False
-        found = {"adapters": None, "num_lora_blocks": 0, "lora_blocks": None, "lora_rows": None}
-        if adapters is not None and adapters.max(initial=-1) >= 0:
-            adapters = np.ascontiguousarray(adapters, np.int32)
-            blocks, rows = row_blocks(adapters)
-            self._arrays = (adapters, blocks, rows)
-            self._has_adapters = True
-            found = {
-                "adapters": adapters.ctypes.data,
-                "num_lora_blocks": len(blocks),
-                "lora_blocks": blocks.ctypes.data,
-                "lora_rows": rows.ctypes.data,
-            }
+        self._adapters = adapters
+        self._told = TokenAdapters.of(adapters)
+        self._sampled = TokenAdapters.of(sampled)
         for step in self._steps:
-            for name, value in found.items():
-                setattr(step, name, value)
+            _set_adapters(step, self._told)
+        for step in self._fused:
+            _set_adapters(step, self._sampled, "head_")
+
+    def tell(self, step: abi.StepArgs, places: Tensor | None) -> None:
+        """Let a step of a head know the adapters of the tokens at `places`; None: of all."""
+        chosen = self._adapters
+        if chosen is not None and places is not None:
+            chosen = chosen[places.numpy()]
+        self._of_head = TokenAdapters.of(chosen)
+        _set_adapters(step, self._of_head)
 
     def _packed(self, part: LoraPart | None, place: PartPlace, in_size: int) -> PackedPart | None:
         if part is None:
@@ -175,6 +217,37 @@ class CppAdapters:
             return panels.transpose(1, 2).contiguous()
         pairs = filled.view(torch.int32).view(place.num_panels, abi.PANEL, rank // 2)
         return pairs.transpose(1, 2).contiguous()
+
+
+class TokenAdapters(NamedTuple):
+    """Which tokens of a step have which adapters, as the kernels read it."""
+
+    adapters: IntArray  # [T] the place of each, or -1
+    blocks: IntArray  # of `row_blocks`
+    rows: IntArray
+
+    @classmethod
+    def of(cls, adapters: IntArray | None) -> TokenAdapters | None:
+        """None if no token has an adapter."""
+        if adapters is None or adapters.max(initial=-1) < 0:
+            return None
+        adapters = np.ascontiguousarray(adapters, np.int32)
+        return cls(adapters, *row_blocks(adapters))
+
+
+def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: str = "") -> None:
+    """The fields of a step: `ADAPTER_FIELDS`, behind the prefix."""
+    values: tuple[int | None, ...] = (None, 0, None, None)
+    if told is not None:
+        blocks = told.blocks
+        values = (
+            told.adapters.ctypes.data,
+            len(blocks),
+            blocks.ctypes.data,
+            told.rows.ctypes.data,
+        )
+    for (name, _), value in zip(abi.ADAPTER_FIELDS, values, strict=True):
+        setattr(step, f"{prefix}{name}", value)
 
 
 def row_blocks(adapters: IntArray) -> tuple[IntArray, IntArray]:

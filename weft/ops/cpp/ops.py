@@ -397,8 +397,16 @@ class RecordedAdapters(Protocol):
         """What adapters add to these panels, if they may."""
         ...
 
+    def of_table(self, panels: Panels) -> abi.LoraTable | None:
+        """What adapters add to rows of these panels, if they may."""
+        ...
+
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
         """That a product needs besides, for so many tokens."""
+        ...
+
+    def tell(self, step: abi.StepArgs, places: Tensor | None) -> None:
+        """Let a step of a head know the adapters of the tokens at `places`; None: of all."""
         ...
 
 
@@ -520,7 +528,7 @@ class CppOps:
         args = abi.EmbedArgs(weight=panels.address, out=out.data_ptr())
         if scale != 1:
             args.scale = scale
-        self.recorder.add(args)
+        self.record_embed(args, panels)
         return activation_of(Value(out))
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
@@ -614,7 +622,9 @@ class CppOps:
         weight: Matrix,
         scale: float = 1.0,
         cap: float = 0.0,
+        places: Tensor | None = None,
     ) -> Tensor:
+        assert places is None, "a head is recorded for rows that are chosen already"
         logits = self.computed(self.linear(x, weight))
         if scale != 1 or cap:
             args = abi.ScaleLogitsArgs(
@@ -629,6 +639,12 @@ class CppOps:
 
     def computed(self, x: Tensor) -> Tensor:
         return tensor_of(x)
+
+    def record_embed(self, args: abi.EmbedArgs, panels: Panels) -> None:
+        table = None if self.adapters is None else self.adapters.of_table(panels)
+        if table is not None:
+            args.lora = ctypes.addressof(table)
+        self.recorder.add(args)
 
     def record_linear(
         self,

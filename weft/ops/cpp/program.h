@@ -120,6 +120,10 @@ struct FusedStep {
   const LoraBlock* lora_blocks;
   const int32_t* lora_rows;
   const int32_t* rotation;  // [3, T] as in Step, or null
+  const int32_t* head_adapters;  // [S] as in Step, of what `head` reads, and so on
+  int64_t head_num_lora_blocks;
+  const LoraBlock* head_lora_blocks;
+  const int32_t* head_lora_rows;
 };
 
 // ---------------------------------------------------------------- weights
@@ -185,6 +189,18 @@ struct PackArgs {
 };
 
 // out[t] = row tokens[t] of the weight, as float, times scale; a vector of the step, as it is, where tokens[t] is below 0.
+// What one adapter adds to the rows of a table: to row t of it, B a[t]. Its scale is in B.
+struct LoraRows {
+  int64_t rank;    // 0: nothing is added
+  const void* a;   // [rows of the table, rank] float or bf16
+  const float* b;  // [rank, in]
+};
+
+struct LoraTable {
+  int64_t is_bf16;
+  const LoraRows* adapters;  // by place
+};
+
 // Reads Step.tokens. Of a table that ranks have in parts, this has the rows of tokens first .. first + num_rows - 1:
 // others become zeros here, and vectors do but on the rank that has token 0.
 struct EmbedArgs {
@@ -193,6 +209,7 @@ struct EmbedArgs {
   float scale;  // 0 is the same as 1
   int64_t first;
   int64_t num_rows;  // 0: the table is whole
+  const LoraTable* lora;  // or null: no adapter changes this weight
 };
 
 // x[t] += numbers part size .. (part + 1) size - 1 of a vector of the step, where Step.tokens[t] is below 0; nothing if

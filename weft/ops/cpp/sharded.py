@@ -162,7 +162,7 @@ class ShardedCppOps(CppOps):
         )
         if scale != 1:
             args.scale = scale
-        self.recorder.add(args)
+        self.record_embed(args, panels)
         self._sum(out)
         return activation_of(Value(out))
 
@@ -192,10 +192,11 @@ class ShardedCppOps(CppOps):
         weight: Matrix,
         scale: float = 1.0,
         cap: float = 0.0,
+        places: Tensor | None = None,
     ) -> Tensor:
         """On ranks other than 0: those of the rank's own part of the vocabulary."""
         if not isinstance(weight, ShardedMatrix):
-            return super().logits(x, weight, scale, cap)
+            return super().logits(x, weight, scale, cap, places)
         mine = super().logits(x, weight.local, scale, cap)
         args = abi.GatherRanksArgs(
             ranks=self._ranks.address,

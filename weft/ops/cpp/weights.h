@@ -246,6 +246,17 @@ static void unpack_weight(const PackArgs& args, const Step&, Team& team) {
   }
 }
 
+// Add to `num` numbers of row `id` of a table, from the k-th on, what an adapter adds.
+static void add_lora_row(const LoraTable& table, const LoraRows& of, int64_t id, int64_t in, int64_t k, int64_t num,
+                         float* row) {
+  for (int64_t r = 0; r < of.rank; r++) {
+    const int64_t at = id * of.rank + r;
+    const float factor = table.is_bf16 ? to_float(static_cast<const bf16*>(of.a)[at]) : static_cast<const float*>(of.a)[at];
+    const float* const b = of.b + r * in + k;
+    for (int64_t i = 0; i < num; i++) row[i] += factor * b[i];
+  }
+}
+
 // Elements of one output are 4 bytes in each 128: nearly every one is a line of its own, asked for ahead of its use.
 // A token below 0 is no output of the weight: its vector came with the step.
 static void embed(const EmbedArgs& args, const Step& step, Team& team) {
@@ -274,8 +285,11 @@ static void embed(const EmbedArgs& args, const Step& step, Team& team) {
     for (int64_t done = 0; done < num; done += kInStep) {
       read_output(w, panel, column, k + done, least(kInStep, num - done), args.out + token * w.in + k + done);
     }
-    if (args.scale == 0) continue;
     float* row = args.out + token * w.in + k;
+    if (args.lora && step.adapters && step.adapters[token] >= 0) {
+      add_lora_row(*args.lora, args.lora->adapters[step.adapters[token]], id, w.in, k, num, row);
+    }
+    if (args.scale == 0) continue;
     for (int64_t i = 0; i < num; i++) row[i] *= args.scale;
   }
 }

@@ -117,6 +117,7 @@ class TritonOps(TorchWeights):
         weight: Matrix,
         scale: float = 1.0,
         cap: float = 0.0,
+        places: Tensor | None = None,
     ) -> Tensor:
         return scaled_logits(self.computed(self.linear(x, weight)).float(), scale, cap)
 
