@@ -6,9 +6,11 @@ import io
 import logging
 import os
 import random
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG as HTTPX
@@ -29,6 +31,8 @@ settings.register_profile(
 )
 settings.load_profile("same")
 HTTPX.connect = HTTPX.read = HTTPX.write = HTTPX.pool = 240.0
+# Every HTTP client would read the certificates of all authorities: 40 ms of a processor, a thousand times.
+ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]
 
 # Nor on the settings of who runs them.
 for name in [name for name in os.environ if name.startswith("WEFT_") and name != "WEFT_CACHE"]:

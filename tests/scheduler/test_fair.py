@@ -98,7 +98,7 @@ class Crowd:
     def _send(self, tenant: str, head: list[int]) -> None:
         rng, longest = self._rng, self._lengths[tenant]
         num_own = max(rng.randrange(longest // 2, longest) - len(head), 1)
-        prompt = [*head, *(rng.randrange(VOCAB) for _ in range(num_own))]
+        prompt = [*head, *rng.choices(range(VOCAB), k=num_own)]
         max_new = rng.randrange(1, self._max_new + 1)
         self.world.send(prompt, max_new_tokens=max_new, ignore_eos=True, tenant=tenant)
 

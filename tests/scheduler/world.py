@@ -279,14 +279,15 @@ class World:
                 locked.add(id(node))
                 node = node.parent
         if kv.cache.shares:
-            assert locked == {id(node) for node in kv.cache.nodes() if node.locks}
+            nodes = list(kv.cache.nodes())
+            assert locked == {id(node) for node in nodes if node.locks}
             held = Counter[int]()
             for pin in kv.pins:
                 node = pin.handle
                 while node.key:
                     held[id(node)] += 1
                     node = node.parent
-            assert held == {id(node): node.pins for node in kv.cache.nodes() if node.pins}
+            assert held == {id(node): node.pins for node in nodes if node.pins}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv

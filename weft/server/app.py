@@ -6,6 +6,8 @@ is not known here.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -230,19 +232,30 @@ class RouteTable:
 
 
 def _documents(version: str) -> tuple[Operation, Operation]:
-    """The routes that describe all routes, themselves included."""
+    """The routes that describe all routes, themselves included.
+
+    They are written when they are first asked for: that takes as long as a good part of a start.
+    """
+
+    @functools.cache
+    def document() -> bytes:
+        return json_bytes(openapi_document((*OPERATIONS, *both), version))
+
+    @functools.cache
+    def page() -> str:
+        return docs_page((*OPERATIONS, *both), version)
 
     async def openapi(context: ServerContext, request: Request) -> ASGIApp:
-        return Response(document, media_type="application/json")
+        content = await asyncio.to_thread(document)
+        return Response(content, media_type="application/json")
 
     async def docs(context: ServerContext, request: Request) -> ASGIApp:
         policy = "default-src 'none'; style-src 'unsafe-inline'"
-        return HTMLResponse(page, headers={"content-security-policy": policy})
+        content = await asyncio.to_thread(page)
+        return HTMLResponse(content, headers={"content-security-policy": policy})
 
     both = (
         get("/openapi.json", openapi, "This document"),
         get("/docs", docs, "All routes as a page"),
     )
-    document = json_bytes(openapi_document((*OPERATIONS, *both), version))
-    page = docs_page((*OPERATIONS, *both), version)
     return both
