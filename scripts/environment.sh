@@ -8,6 +8,9 @@
 # fifth of the size: set PIP_EXTRA_INDEX_URL to the package index for CPUs that the PyTorch site names, before the first
 # start. WEFT_PYTHON names another Python.
 
+# Images of containers often set it. Then each process would compile all of weft, for a second of a processor.
+unset PYTHONDONTWRITEBYTECODE
+
 fail() {
     printf '%s: %s\n' "$(basename "$0")" "$1" >&2
     exit 2

@@ -39,6 +39,9 @@ for name in [name for name in os.environ if name.startswith("WEFT_") and name !=
     del os.environ[name]
 # Nor on whether SmolLM2 is installed: the bundled model is the default here.
 os.environ["WEFT_DEFAULT_MODEL"] = "weft-nano"
+# A thousand processes need not compile weft each anew, nor three that run the tests all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 
 # Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice the time of a busy
