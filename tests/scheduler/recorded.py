@@ -27,15 +27,19 @@ class Records(list[bytes]):
     def __init__(self) -> None:
         super().__init__()
         self.num_bytes = 0
+        # Records that are in `num_bytes`: a long journal is not summed anew in each step.
+        self.num_counted = 0
         self.parts: list[list[bytes]] = []
 
     def flush(self) -> None:
-        self.num_bytes = sum(map(len, self))
+        self.num_bytes += sum(map(len, self[self.num_counted :]))
+        self.num_counted = len(self)
 
     def rotate(self) -> None:
         self.parts.append(list(self))
         self.clear()
         self.num_bytes = 0
+        self.num_counted = 0
 
     @property
     def files(self) -> list[list[bytes]]:

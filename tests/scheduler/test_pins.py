@@ -289,6 +289,22 @@ def test_with_a_store_a_pin_comes_back_by_itself() -> None:
     it.replay(check=True)
 
 
+def test_a_replay_gives_each_pin_what_was_found_for_it() -> None:
+    before = small_world()
+    before.step()
+    run(before, PROMPT[:41], mark(40))
+    before.check_idle()
+    it = small_world(before.tiers.blocks, write="off")
+    it.step()
+    for prompt in ([7, *PROMPT], PROMPT):  # the first one is not stored
+        run(it, prompt[:41], mark(40))
+    it.tell(FlushCache(call=7))
+    for _ in range(4):
+        it.step()
+    assert sorted(pin.state for pin in listed(it)) == ["firm", "the cache was emptied"]
+    it.replay(check=True)
+
+
 @pytest.mark.parametrize("seed", seeds(8, 16))
 def test_with_pins_every_invariant_holds_and_the_replay_is_exact(seed: int) -> None:
     kinds = {"windows": seed % 8 == 1, "states": seed % 8 == 3, "drafts": seed % 8 == 5}

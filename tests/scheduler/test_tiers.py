@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from tests.scheduler.host_oracle import OracleCopies, OracleHost
 from tests.scheduler.random_worlds import (
     drive,
     journal_of_failure,
@@ -32,9 +33,14 @@ from weft.messages.cache import (
     SaveCache,
     SaveCacheReply,
 )
-from weft.messages.control import FlushCache
+from weft.messages.control import ContinueGeneration, FlushCache, PauseGeneration
+from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort
-from weft.messages.weights import UpdateWeightsFromDisk
+from weft.messages.weights import (
+    ReleaseMemoryOccupation,
+    ResumeMemoryOccupation,
+    UpdateWeightsFromDisk,
+)
 from weft.scheduler.settings import SchedulerSettings, TierSettings
 from weft.scheduler.tiers.kv import TieredKv
 
@@ -49,12 +55,13 @@ class TieredWorld(RecordedWorld):
         self,
         settings: SchedulerSettings,
         depth: int,
-        tiers: OracleTiers,
+        tiers: OracleTiers | OracleHost,
         fail_steps: set[int] | None = None,
     ) -> None:
         super().__init__(settings, depth, fail_steps, tiers=tiers)
         self.tiers = tiers
         tiers.runner = self.runner
+        self.memory_rng: random.Random | None = None  # None: memory is left alone
 
     @property
     def kv(self) -> TieredKv:
@@ -74,6 +81,8 @@ class TieredWorld(RecordedWorld):
             assert wait.until_s <= wait.since_s + self.settings.tiers.wait_s
             # Whoever waits is let go with the first step behind its time.
             assert self.time - self.tick_s < wait.until_s
+        if isinstance(self.tiers, OracleHost):
+            self.tiers.check_places()
         reading = [one for one in self.kv.transfers.values() if one.is_reading]
         assert sum(len(one.pages) for one in reading) == self.kv.num_read_pages
 
@@ -83,6 +92,29 @@ class TieredWorld(RecordedWorld):
                 return
             self.step(check)
         raise AssertionError("there is work, and nothing happens")
+
+    def turn(self) -> list[StepOutput]:
+        if self.memory_rng is not None:
+            self._disturb(self.memory_rng)
+        return super().turn()
+
+    def _disturb(self, rng: random.Random) -> None:
+        """What may happen to memory beside requests."""
+        if not self.has_work:
+            return
+        if rng.random() < 0.004:
+            self.tell(FlushCache(timeout_s=rng.choice([0.0, 20.0])))
+        if rng.random() < 0.002:
+            self.tell(ClearCache())
+        if rng.random() < 0.004:
+            self.tell(PauseGeneration(mode="retract"))
+            self.tell(ReleaseMemoryOccupation(tags=rng.choice([["kv_cache"], None])))
+            for _ in range(rng.choice([1, 3, 10])):
+                for output in super().turn():
+                    self.receive(output)
+                self.time += self.tick_s
+            self.tell(ResumeMemoryOccupation())
+            self.tell(ContinueGeneration())
 
     def check_idle(self) -> None:
         self.come_to_rest()
@@ -96,6 +128,25 @@ class TieredWorld(RecordedWorld):
                 return
             self.step()
         raise AssertionError(f"still under way: {list(self.kv.transfers)}")
+
+
+def with_host(
+    settings: SchedulerSettings, blocks: Blocks, mood: str, seed: str
+) -> tuple[SchedulerSettings, OracleHost]:
+    """Memory of the host for less than the pool has, or for more; with a store of `blocks` below it, or without."""
+    assert settings.tiers is not None
+    rng = random.Random(f"with host {seed}")
+    page_size = settings.page_size
+    block_len = settings.tiers.block_len
+    num_blocks = max(settings.num_pages * page_size * rng.choice([1, 4, 12]) // 4 // block_len, 2)
+    copies = OracleCopies(num_blocks * block_len // page_size, page_size, seed)
+    below = None
+    if rng.random() < 0.6:
+        below = OracleTiers(blocks, block_len, page_size, mood, seed, memory=copies.state)
+    host = OracleHost(copies, block_len, page_size, rng.choice([0.2, 0.5, 0.9]), seed, below)
+    wait_s = rng.choice([0.0, 5.0, 5.0, 40.0, 40.0])
+    tiers = replace(settings.tiers, saves_evicted=True, where="host memory", wait_s=wait_s)
+    return replace(settings, tiers=tiers), host
 
 
 def tiered(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
@@ -120,9 +171,11 @@ def run_tiered(
     windows: bool = False,
     states: bool = False,
     draft: bool = False,
+    host: bool = False,
 ) -> list[TieredWorld]:
     """Two worlds, the second of which finds what the first has stored: of a model some layers of which have windows or
-    keep a state, or beside which another one guesses."""
+    keep a state, or beside which another one guesses. `host`: with the memory of the host, alone or before the store;
+    then memory is released and resumed now and then."""
     blocks: Blocks = {}
     worlds = []
     for run in range(2):
@@ -139,14 +192,20 @@ def run_tiered(
             settings = with_pins(settings, random.Random(f"pins of {seed}"))
         assert settings.tiers is not None
         mood = random.Random(f"mood {seed}").choice(["quick", "slow", "moody"])
-        tiers = OracleTiers(
-            blocks, settings.tiers.block_len, settings.page_size, mood, f"{seed} {run}"
-        )
+        tiers: OracleTiers | OracleHost
+        if host:
+            settings, tiers = with_host(settings, blocks, mood, f"{seed} {run}")
+        else:
+            tiers = OracleTiers(
+                blocks, settings.tiers.block_len, settings.page_size, mood, f"{seed} {run}"
+            )
         depth = rng.choice([0, 1, 2])
         fails = {rng.randrange(5, 200) for _ in range(3)} if seed % 5 == 0 else set()
         world = TieredWorld(settings, depth, tiers, fails)
         if puts_aside:
             world.put_aside_in_every_step()
+        if host:
+            world.memory_rng = random.Random(f"memory {seed} {run}")
         with journal_of_failure(world, f"weft-tiers-{seed}-"):
             # The same families of prompts in both.
             drive(world, random.Random(seed), num_requests, pins=pins)
@@ -192,6 +251,33 @@ def test_schedules_that_nobody_has_seen_before(number: int, fresh_seed: int) -> 
     run_tiered(fresh_seed * 1_000 + number)
 
 
+# Of the slow ones some have what would be copied for ever, because others of it must go for it.
+@pytest.mark.parametrize("seed", [13, 17, *slow([2, 4, 14, 23])])
+def test_with_the_memory_of_the_host_every_invariant_holds(seed: int) -> None:
+    for world in run_tiered(seed, 24, pins=seed % 2 == 0, host=True):
+        world.replay(check=seed % 3 == 0)
+
+
+def test_what_would_drive_out_each_other_is_copied_to_the_host_once() -> None:
+    world = small_world()
+    copies = OracleCopies(4, 2, "")  # two blocks
+    store = OracleHost(copies, 4, 2, 1.0, "", None)
+    copies.fails = False
+    tiers = replace(world.settings.tiers, saves_evicted=True)
+    world = TieredWorld(replace(world.settings, num_pages=24, tiers=tiers), 0, store)
+    world.step()
+    for first in (10, 60):
+        run(world, list(range(first, first + 17)))
+    for _ in range(60):
+        world.step()
+    assert not world.service.feature.worthy
+    num_written = store.num_written
+    assert num_written > 0
+    for _ in range(60):
+        world.step()
+    assert store.num_written == num_written
+
+
 @pytest.mark.parametrize("seed", [401])
 def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> None:
     for world in run_tiered(seed, 8, puts_aside=True):
@@ -201,7 +287,7 @@ def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> N
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
     reached = sum(map(schedule, SCHEDULES), Counter[str]())
     assert reached["landed"] > 300, reached
-    assert min(reached.values()) > 5, reached
+    assert min(reached.values()) > 3, reached
 
 
 # One thing after the other

@@ -48,11 +48,19 @@ class Job:
 
 
 class OracleTiers(NoTiers):
-    """`blocks` may be those that another world has left. `mood`: how it behaves."""
+    """`blocks` may be those that another world has left. `mood`: how it behaves. `memory`: what it reads and writes,
+    if that is not the pool; then nobody asks whether it has opened."""
 
     def __init__(
-        self, blocks: Blocks, block_len: int, page_size: int, mood: str, seed: str
+        self,
+        blocks: Blocks,
+        block_len: int,
+        page_size: int,
+        mood: str,
+        seed: str,
+        memory: LongArray | None = None,
     ) -> None:
+        self._memory = memory
         self.blocks = blocks
         self.block_len = block_len
         self.page_size = page_size
@@ -70,7 +78,10 @@ class OracleTiers(NoTiers):
         self.num_endings = 0  # that were read
 
     def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
-        assert self.turns_to_open < 0, "it is asked before it has opened"
+        has_opened = self.turns_to_open < 0
+        assert has_opened or self._memory is not None, "it is asked before it has opened"
+        if not has_opened:
+            return NOT_STORED
         num_tokens = self._resumable(key, have)
         if self.is_stopped or num_tokens <= since:
             return NOT_STORED
@@ -186,6 +197,14 @@ class OracleTiers(NoTiers):
 
     # What it does with memory
 
+    @property
+    def memory(self) -> LongArray:
+        """What is moved: the states of all slots."""
+        if self._memory is not None:
+            return self._memory
+        assert self.runner is not None
+        return self.runner.state
+
     def _slots(self, job: Job) -> IntArray:
         return slots_of(job.pages, self.page_size)
 
@@ -194,15 +213,16 @@ class OracleTiers(NoTiers):
         assert self.runner is not None
         slots = self._slots(job)
         pending = self.runner.pending
-        assert not any(np.isin(step.plan.slots, slots).any() for step in pending)
-        self.runner.state[slots] = RUBBISH
+        is_pool = self._memory is None
+        assert not any(np.isin(step.plan.slots, slots).any() for step in pending if is_pool)
+        self.memory[slots] = RUBBISH
         if len(job.ending):
             memory, places = self._ending_memory(job)
             memory[places] = RUBBISH
 
     def _look_at(self, job: Job) -> None:
         assert self.runner is not None
-        found = self.runner.state[self._slots(job)].tolist()
+        found = self.memory[self._slots(job)].tolist()
         states = states_of(self.runner, job.key)
         assert found == states[job.start :], "pages changed while they were written"
         if len(job.ending):
@@ -232,7 +252,7 @@ class OracleTiers(NoTiers):
             if name not in self.blocks:
                 break
             here = slots[num_tokens : num_tokens + self.block_len]
-            self.runner.state[here] = self.blocks[name]
+            self.memory[here] = self.blocks[name]
             num_tokens += self.block_len
         self.num_read += num_tokens
         is_whole = job.start + num_tokens == len(job.key.tokens) // TOKEN_BYTES

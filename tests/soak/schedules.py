@@ -13,9 +13,10 @@ from weft.journal.replay import Replay
 
 NUM_REQUESTS = 12  # of one schedule
 REPLAYED = 10  # of so many schedules one is replayed from its journal
+REPLAYED_STORED = 4  # the same of those with a store
 TOLD = 500  # after so many schedules the sums are printed
 STORED_REQUESTS = 600  # of one with a store, in each of its two runs
-TOLD_STORED = 20
+TOLD_STORED = 5
 
 
 def run_schedules(num: int, seed: int) -> Counter[str]:
@@ -37,15 +38,16 @@ def run_schedules(num: int, seed: int) -> Counter[str]:
 
 
 def run_stored(num: int, seed: int) -> Counter[str]:
-    """Run so many with a store that answers late, in part, wrongly or never, every other one with pinned prompts. Raises
-    AssertionError with the call that breaks."""
+    """Run so many with a store that answers late, in part, wrongly or never, every other one with pinned prompts, every
+    third one with the memory of the host, and two worlds of each. Raises AssertionError with the call that breaks."""
     logging.getLogger("weft").setLevel(logging.CRITICAL)
     began = time.monotonic()
     totals = Counter[str]()
     for number in range(seed, seed + num):
-        call = f"run_tiered({number}, {STORED_REQUESTS}, pins={number % 2 == 0})"
+        kinds = {"pins": number % 2 == 0, "host": number % 3 == 0}
+        call = f"run_tiered({number}, {STORED_REQUESTS}, **{kinds})"
         try:
-            for world in run_tiered(number, STORED_REQUESTS, pins=number % 2 == 0):
+            for world in run_tiered(number, STORED_REQUESTS, **kinds):
                 stats = world.engine._engine.services.stats()
                 totals.update(
                     schedules=1,
@@ -53,13 +55,14 @@ def run_stored(num: int, seed: int) -> Counter[str]:
                     steps=world.num_steps,
                     read_tokens=world.tiers.num_read,
                     written_tokens=world.tiers.num_written,
+                    host_hit_tokens=world.service.feature.num_host_hits,
                     faults=world.tiers.num_faults,
                     never_answered=world.tiers.num_silent,
                     lost_pages=len(world.kv.allocator.quarantined),
                     retractions=stats.total_retractions,
                     pins_given_way=stats.total_pins_given_way,
                 )
-                if number % REPLAYED == 0:
+                if number % REPLAYED_STORED == 0:
                     replay = Replay(world.records, check=True)
                     assert replay.run(), replay.difference
                     totals["replayed"] += 1

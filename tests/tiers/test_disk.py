@@ -190,6 +190,18 @@ def test_what_is_not_used_for_longest_goes_when_there_is_no_room(tmp_path: Path)
     assert tiers.report().dropped_blocks == 1
 
 
+def test_of_what_is_longer_than_there_is_room_the_beginning_stays(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path, max_bytes=4 * BLOCK_BYTES).opened()
+    tiers.write(key_of(16), pages(0, 4))
+    tiers.write(key_of(8, 1), pages(0, 2))
+    # What is written behind a beginning uses that.
+    assert tiers.write(key_of(64), pages(4, 12), 16).num_bytes == 2 * BLOCK_BYTES
+    assert tiers.seek(0, key_of(64), 0, 0).num_tokens == 32
+    assert tiers.write(key_of(64), pages(8, 8), 32).num_bytes == 0
+    assert tiers.seek(0, key_of(64), 0, 0).num_tokens == 32
+    assert tiers.seek(0, key_of(8, 1), 0, 0).num_tokens == 0
+
+
 def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
     tiers = WaitedTiers(tmp_path).opened()
     for seed in range(4):

@@ -139,6 +139,30 @@ def test_the_least_recently_used_block_goes_for_another() -> None:
     assert hosted.found(key_of(80, 10)) == 64
 
 
+def test_of_what_is_longer_than_there_is_room_the_beginning_stays() -> None:
+    hosted = Hosted()
+    hosted.write(key_of(8, 1), pages(0, 2))
+    hosted.write(key_of(48), pages(0, 12))
+    hosted.write(key_of(64), pages(12, 4), 48)
+    assert hosted.found(key_of(64)) == 64  # the other one has gone, which was used last
+    assert hosted.write(key_of(80), pages(16, 4), 64).num_bytes == 0
+    assert hosted.found(key_of(80)) == 64
+
+
+def test_a_flush_empties_the_host_and_not_the_folder(tmp_path: Path) -> None:
+    hosted = Hosted(tmp_path)
+    hosted.write(key_of(16), pages(0, 4))
+    hosted.until(lambda: not hosted.tiers._writes_below)
+    hosted.tiers.keep(90, key_of(16, 2), 0, pages(4, 4))  # under way
+    hosted.tiers.flush()
+    hosted.news()
+    hosted.until(lambda: not hosted.tiers._jobs)
+    assert hosted.tiers.report().host_blocks == 0
+    assert len(hosted.tiers._free) == 8
+    assert hosted.read(key_of(16), pages(8, 4)).num_from_host == 0
+    assert hosted.read(key_of(16), pages(8, 4)).num_from_host == 16
+
+
 def test_a_copy_whose_pages_were_taken_away_is_not_kept() -> None:
     hosted = Hosted()
     hosted.tiers.keep(1, key_of(16), 0, pages(0, 4))

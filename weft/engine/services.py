@@ -60,7 +60,7 @@ class Services:
         self.device_jobs = DeviceJobs(core, around.runner, self.pause)
         self.adapters = AdapterService(core, self.device_jobs, features.adapters)
         self.deadlines = DeadlineService(core, features.deadlines)
-        self.flushes = CacheFlushes(core)
+        self.flushes = CacheFlushes(core, self.tiers)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
         held: list[Mapping[int, object]] = [features.grammar.queue]

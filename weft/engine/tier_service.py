@@ -12,6 +12,7 @@ Nothing here waits for a disk, and whatever goes wrong there is a prompt that is
 from __future__ import annotations
 
 import math
+import zlib
 from typing import NamedTuple
 
 import msgspec
@@ -45,7 +46,6 @@ LEARNING_RATE = 0.3
 LOW_PART = 4
 MAX_OLDEST = 8
 LOOK_EVERY_S = 0.05
-FOR_PIN = -2  # in place of the id of a request
 MAX_LOOKS = 8  # at sequences that are worth writing, in one step
 
 log = EventLog("cache")
@@ -65,6 +65,10 @@ class UnstoredPart(NamedTuple):
     key: CacheKey  # up to its end
     start: int
     with_ending: bool
+
+    @property
+    def end(self) -> int:
+        return len(self.key.tokens) // TOKEN_BYTES
 
 
 class TierService(Service):
@@ -86,7 +90,10 @@ class TierService(Service):
         self._token_s = 0.0  # to compute a token of a prompt; 0: not known yet
         self._num_prefilled = 0  # tokens, before the present step
         self._next_look_s = -math.inf  # for what is going to be evicted
-        self._writing: CacheKey | None = None  # what is worthy, a part of which was begun last
+        # What is worthy, a part of which was begun last, and up to where that goes.
+        self._writing: CacheKey | None = None
+        self._writing_end = 0
+        self._oldest: set[CacheKey] = set()  # what was going to be evicted at the last look
         self.saves: list[PendingSave] = []
         self.num_bytes_written = 0
         self.num_landed = 0  # tokens that were read and not computed
@@ -225,6 +232,7 @@ class TierService(Service):
             self.num_bytes_written += num_bytes
             if not num_bytes and self._writing is not None:
                 self.feature.worthy.pop(self._writing, None)  # it cannot be written now
+                self._writing = None
         for landed in news.landed:
             self._land(landed, now)
         if news.written or news.landed:
@@ -311,12 +319,16 @@ class TierService(Service):
         for _ in range(min(MAX_LOOKS, len(feature.worthy))):
             key = next(iter(feature.worthy))
             part = self._unstored(key)
-            if part is None:
+            # Where there is no room for all of it, its beginning may be lost again.
+            is_in_vain = key == self._writing and part is not None and part.end <= self._writing_end
+            if part is None or is_in_vain:
                 del feature.worthy[key]
+                self._writing = None
                 continue
             step = self._core.scheduler.planner.num_steps - 1
             self._kv.write(part.key, part.start, step=step, now=now, with_ending=part.with_ending)
             self._writing = key
+            self._writing_end = part.end
             return
 
     def _save_oldest(self, now: float) -> None:
@@ -328,8 +340,12 @@ class TierService(Service):
         if not self._is_open or kv.allocator.num_free * LOW_PART > kv.allocator.num_pages:
             return
         self._next_look_s = now + LOOK_EVERY_S
-        for key in reversed(kv.cache.sequences()[-MAX_OLDEST:]):
-            feature.is_worthy_now(key)
+        oldest = kv.cache.sequences()[-MAX_OLDEST:]
+        for key in reversed(oldest):
+            # Once: where the store has no room for all of them, they would drive out each other.
+            if key not in self._oldest:
+                feature.is_worthy_now(key)
+        self._oldest = set(oldest)
 
     def _unstored(self, key: CacheKey) -> UnstoredPart | None:
         """What of a sequence is to be written next; None: nothing."""
@@ -358,7 +374,7 @@ class TierService(Service):
             return
         since = self._kv.resumable(key)
         have = self._kv.cache.peek(key)
-        found = self.tiers.seek(FOR_PIN, key, have, since)
+        found = self.tiers.seek(_id_of_pin(key), key, have, since)
         if found.num_tokens - since >= self.block_len:
             self._read(key, have, found.num_tokens, now)
 
@@ -414,6 +430,16 @@ class TierService(Service):
 
     # Calls
 
+    def left_by_flush(self) -> str:
+        """What is still stored when memory has been emptied, for people."""
+        report = self.tiers.report()
+        if not report.folder:
+            return ""
+        return (
+            f"{report.num_blocks:,} blocks in {report.folder} stay, and are found again; "
+            "POST /cache/clear removes them"
+        )
+
     def clear(self) -> int:
         """Forget all that is stored. Returns how many blocks of this model those were."""
         num_blocks = self.tiers.report().num_blocks
@@ -451,3 +477,9 @@ class TierService(Service):
             )
         if not self.saves:
             self._core.hooks.end_work(self)
+
+
+def _id_of_pin(key: CacheKey) -> int:
+    """What a pin asks a store by, in place of a request's id. A journal has only what was found, so
+    pins that ask one after the other must not look the same."""
+    return -2 - zlib.crc32(key.tokens, zlib.crc32(key.namespace.encode()))

@@ -7,6 +7,7 @@ import math
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
+from weft.engine.tier_service import TierService
 from weft.messages.control import FlushCacheReply
 from weft.messages.requests import Abort
 
@@ -16,8 +17,9 @@ class CacheFlushes(Service):
 
     name = "the flush of the cache"
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, tiers: TierService | None) -> None:
         self._core = core
+        self._tiers = tiers
         self._waiting: list[tuple[float, int]] = []  # deadline and call
 
     def wake_at(self) -> float:
@@ -43,7 +45,8 @@ class CacheFlushes(Service):
         """The answer to a call, if it can be given now: done, or out of time."""
         scheduler = self._core.scheduler
         if scheduler.flush_cache():
-            return FlushCacheReply(call=call, success=True)
+            left = "" if self._tiers is None else self._tiers.left_by_flush()
+            return FlushCacheReply(call=call, success=True, message=left)
         if self._core.clock() < deadline:
             return None
         stats = scheduler.stats()

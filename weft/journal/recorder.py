@@ -425,6 +425,9 @@ class RecordedTiers:
     def clear(self) -> None:
         self._tiers.clear()
 
+    def flush(self) -> None:
+        self._tiers.flush()
+
     def renew(self, why: str) -> None:
         self._tiers.renew(why)
 
@@ -477,6 +480,9 @@ class RecordedHandoff:
 
     def cancel(self, ticket: int) -> None:
         self._handoff.cancel(ticket)
+
+    def flush(self) -> None:
+        self._handoff.flush()
 
     def renew(self, why: str) -> None:
         self._handoff.renew(why)

@@ -223,6 +223,9 @@ class DiskTiers:
     def clear(self) -> None:
         self._writes.put(self._index.drop_all())
 
+    def flush(self) -> None:
+        """All that is stored is in files."""
+
     def renew(self, why: str) -> None:
         with self._lock:
             self._chain = None
@@ -359,11 +362,14 @@ class DiskTiers:
             return False
         with self._lock:
             self._read_bytes += block.num_bytes
-        noted = self._index.use(block.key)
+        self._note_use(block.key)
+        return True
+
+    def _note_use(self, key: bytes) -> None:
+        noted = self._index.use(key)
         if noted is not None:
             with suppress(OSError):
                 os.utime(noted)
-        return True
 
     def _learn(self, num_bytes: int, seconds: float) -> None:
         """A block has been read in so many seconds, and the one before been checked."""
@@ -446,6 +452,12 @@ class DiskTiers:
         if chain is None or self._is_stopped or time.monotonic() < self._rests_until_s:
             return 0
         total = 0
+        # Without its beginning nobody finds a block. So none of a sequence goes for another of the
+        # same one, and its end goes before its beginning.
+        own = list(chain.keys(job.key))
+        for key in reversed(own):
+            self._note_use(key)
+        spared = frozenset(own)
         for part in self._parts(chain, job):
             if part.key in self._index:
                 continue
@@ -453,7 +465,7 @@ class DiskTiers:
                 break
             began_s = time.monotonic()
             size = file_bytes(len(part.tokens), sum(len(piece) for piece in part.pieces))
-            if not self._make_room(size):
+            if not self._make_room(size, spared):
                 break
             path = self._index.path(chain.model, part.key)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -474,11 +486,12 @@ class DiskTiers:
         with self._lock:
             return not job.is_cancelled
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Drop blocks until another one may be written. Returns whether it may."""
+    def _make_room(self, num_bytes: int, spared: frozenset[bytes]) -> bool:
+        """Drop blocks that are not `spared` until another one may be written. Returns whether it
+        may."""
         while self._index.num_bytes + num_bytes > self._max_bytes:
             key = self._index.oldest()
-            if key is None:
+            if key is None or key in spared:
                 return False
             path = self._index.drop(key)
             if path is not None:

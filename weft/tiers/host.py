@@ -76,7 +76,7 @@ class HostJob:
     """A transfer between pool and host memory."""
 
     ticket: int
-    generation: int  # of the weights
+    generation: int  # what is forgotten meanwhile is of no use when it has come
     key: CacheKey
     start: int
     pages: IntArray
@@ -198,12 +198,17 @@ class HostTiers:
         self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=False)
-        # One behind the other: without its beginning nobody finds a block.
+        # One behind the other: without its beginning nobody finds a block. So none of a sequence
+        # gives its place to another of the same one, and its end goes first.
+        own = list(self._chain.keys(key))
+        for one in reversed(own):
+            if one in self._blocks:
+                self._blocks.move_to_end(one)
         in_blocks = pages.reshape(-1, self._block_pages)
         lacking = [i for i, one in enumerate(job.keys) if one not in self._blocks]
         job.keys = [job.keys[i] for i in lacking]
         job.pages = in_blocks[lacking].ravel()
-        job.new = self._take_places(len(job.keys))
+        job.new = self._take_places(len(job.keys), frozenset(own))
         self._give(job)
 
     def cancel(self, ticket: int) -> None:
@@ -247,9 +252,12 @@ class HostTiers:
         self._forget()
         self._below.clear()
 
+    def flush(self) -> None:
+        self._forget()
+        self._below.flush()
+
     def renew(self, why: str) -> None:
         self._forget()
-        self._generation += 1
         self._chain = self._new_chain()
         self._has_opened = not self._is_stopped
         self._below.renew(why)
@@ -313,12 +321,14 @@ class HostTiers:
         self._num_tickets += 1
         return self._num_tickets
 
-    def _take_places(self, num_blocks: int) -> list[IntArray]:
-        """Places for so many blocks, or for fewer, if too many are in use."""
+    def _take_places(
+        self, num_blocks: int, spared: frozenset[bytes] = frozenset()
+    ) -> list[IntArray]:
+        """Places for so many blocks, or for fewer, if too many are in use, or `spared`."""
         missing = num_blocks - len(self._free)
         if missing > 0:
             for key, block in list(self._blocks.items()):
-                if block.users:
+                if block.users or key in spared:
                     continue
                 del self._blocks[key]
                 self._free.append(block.places)
@@ -332,7 +342,8 @@ class HostTiers:
         return taken
 
     def _forget(self) -> None:
-        """Find nothing of what is here."""
+        """Find nothing of what is here, nor of what is on its way to here."""
+        self._generation += 1
         for block in self._blocks.values():
             if block.users:
                 block.is_dropped = True
@@ -447,18 +458,20 @@ class HostTiers:
 
     def _copy_all(self) -> None:
         while True:
-            job = self._work.get()
-            began_s = time.monotonic()
-            num_tokens = 0
-            try:
-                num_tokens = self._copy(job)
-            except Exception as exc:  # whatever it is, the request computes its prompt
-                self._faults += 1
-                log.seldom("block_lost", what="copy", error=f"{type(exc).__name__}: {exc}")
-            with self._lock:
-                self._done.append(CopiedJob(job, num_tokens, time.monotonic() - began_s))
-                self._lock.notify_all()
-            self._notify()
+            self._work_on(self._work.get())
+
+    def _work_on(self, job: HostJob) -> None:
+        began_s = time.monotonic()
+        num_tokens = 0
+        try:
+            num_tokens = self._copy(job)
+        except Exception as exc:  # whatever it is, the request computes its prompt
+            self._faults += 1
+            log.seldom("block_lost", what="copy", error=f"{type(exc).__name__}: {exc}")
+        with self._lock:
+            self._done.append(CopiedJob(job, num_tokens, time.monotonic() - began_s))
+            self._lock.notify_all()
+        self._notify()
 
     def _copy(self, job: HostJob) -> int:
         """Returns the tokens that were copied."""

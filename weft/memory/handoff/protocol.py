@@ -120,6 +120,10 @@ class Handoff(Protocol):
         still land."""
         ...
 
+    def flush(self) -> None:
+        """Nothing is kept that could be found later."""
+        ...
+
     # Both
 
     def renew(self, why: str) -> None:
@@ -166,6 +170,9 @@ class NoHandoff:
         raise AssertionError("nothing is stored by another server")
 
     def cancel(self, ticket: int) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
     def renew(self, why: str) -> None:

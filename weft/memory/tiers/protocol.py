@@ -103,6 +103,10 @@ class Mover(Protocol):
 
     def cancel(self, ticket: int) -> None: ...
 
+    def flush(self) -> None:
+        """Find nothing any more of what is in memory. Files stay."""
+        ...
+
     def renew(self, why: str) -> None:
         """The weights are others from now on: nothing that was stored before is of use. `why` is
         for people."""
@@ -215,6 +219,9 @@ class NoTiers:
         return NO_NEWS
 
     def clear(self) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
     def renew(self, why: str) -> None:

@@ -315,6 +315,7 @@ class TieredKv(KvMemory):
             if not transfer.is_started:
                 self._free(transfer)
         super().reset_cache()
+        self.tiers.flush()
 
     def reset(self) -> None:
         for ticket, transfer in list(self.transfers.items()):

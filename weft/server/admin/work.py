@@ -161,13 +161,15 @@ async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def flush_cache(context: ServerContext, request: Request) -> ASGIApp:
-    """Empty the prefix cache; 400 if requests are still running after `?timeout` seconds."""
+    """Empty the prefix cache; 400 if requests are still running after `?timeout` seconds. The text
+    says what is left on disk."""
     timeout_s = query_number(request, "timeout", 0.0)
     reply = await context.client.call(FlushCache(timeout_s), timeout_s + CALL_TIMEOUT_S)
     log.info("flush_cache", rid=request.scope["weft.rid"], success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message or "the cache was not flushed: requests are running")
-    return PlainTextResponse("Cache flushed.\n")
+    lines = ["Cache flushed.", *reply.message.splitlines()]
+    return PlainTextResponse("\n".join(lines) + "\n")
 
 
 async def audit(context: ServerContext, request: Request) -> ASGIApp:
