@@ -24,13 +24,13 @@ from weft.config.handoff import is_loopback
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.gate import GateShut, PageGate
 from weft.handoff.greeting import Refusals, SentAway, greet
-from weft.handoff.prefill import checksum_of
 from weft.handoff.thread import LoopThread
 from weft.handoff.wire import (
     Ask,
     BadSpeech,
     Beat,
     Connection,
+    DamagedPiece,
     Decline,
     PageGroup,
     Ready,
@@ -60,10 +60,6 @@ log = EventLog("handoff")
 
 class Unreachable(Exception):
     """No connection can be made. The message says why."""
-
-
-class DamagedPiece(Exception):
-    """Bytes have come that are not those that were sent."""
 
 
 @dataclass(eq=False)
@@ -365,11 +361,7 @@ class DecodeSide(NoHandoff):
         pieces: list[memoryview] = []
         for page in pages:
             pieces += self._pool.pieces(page)
-        await connection.receive_pieces(pieces, delivery.gate)
-        with delivery.gate:
-            checksum = checksum_of(pieces)
-        if checksum != piece.checksum:
-            raise DamagedPiece(f"the checksum of {piece.num_bytes:,} bytes is wrong")
+        await connection.receive_pages(pieces, delivery.gate)
         delivery.num_pages += piece.num_pages
         self._num_bytes += piece.num_bytes
 

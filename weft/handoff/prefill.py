@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -415,12 +414,10 @@ class _Visit:
             pieces: list[memoryview] = []
             for page in group:
                 pieces += side._pool.pieces(page)
-            with room.gate:
-                checksum = checksum_of(pieces)
             num_bytes = sum(map(len, pieces))
             async with asyncio.timeout(SEND_S):
-                await self._connection.send(PageGroup(len(group), num_bytes, checksum))
-                await self._connection.send_pieces(pieces, room.gate)
+                await self._connection.send(PageGroup(len(group), num_bytes))
+                await self._connection.send_pages(pieces, room.gate)
             side._num_bytes += num_bytes
             self._renew()
 
@@ -436,10 +433,3 @@ def shared_tokens(lent: CacheKey, ask: Ask, page_size: int) -> int:
     if len(different):
         num_tokens = int(different[0])
     return num_tokens // page_size * page_size
-
-
-def checksum_of(pieces: list[memoryview]) -> int:
-    checksum = 0
-    for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
-    return checksum

@@ -1,6 +1,7 @@
 """What two servers say to each other, and how it travels.
 
-    length, 4 bytes, little endian │ message, msgpack      and behind a `PageGroup`: its bytes, raw
+    length, 4 bytes, little endian │ message, msgpack
+    and behind a `PageGroup`: its bytes, raw │ their CRC-32, 4 bytes
 
     prefill                                    decode
             Challenge  ──────────────────────▶
@@ -12,7 +13,8 @@
      PageGroup, its bytes  ──────────────────────▶
                        ◀──────────────────────  (closed: nothing more is needed)
 
-Bytes of pages go from and into the memory of the pool itself, without a copy in between.
+Bytes of pages go from and into the memory of the pool itself, without a copy in between. Each side
+takes their checksum part by part, while the system moves the parts beside.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
@@ -29,16 +32,24 @@ import msgspec
 from weft.handoff.gate import PageGate
 from weft.tiers.files import MAX_PIECES, behind
 
-VERSION = 1
+VERSION = 2
 LENGTH = struct.Struct("<I")
+CHECKSUM = struct.Struct("<I")
 MAX_GREETING_BYTES = 65_536  # before both know each other
 MAX_MESSAGE_BYTES = 64_000_000  # a prompt takes 4 bytes a token
-GROUP_BYTES = 1 << 20  # of pages that go together, with one checksum
+GROUP_BYTES = 1 << 23  # of pages that go together, with one checksum
+PART_BYTES = 1 << 20  # of a group, whose checksum is taken while others are on their way
 BUFFER_BYTES = 1 << 22  # that the system is asked to keep of a connection
+# Whoever waits for more of a group is woken when so much is there, not for every packet.
+WAKE_BYTES = 1 << 18
 
 
 class BadSpeech(Exception):
     """The other side does not keep to the protocol."""
+
+
+class DamagedPiece(Exception):
+    """Bytes have come that are not those that were sent."""
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
@@ -83,11 +94,10 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
 
 
 class PageGroup(msgspec.Struct, frozen=True, tag="piece"):
-    """The next pages of those that are wanted. Their bytes follow."""
+    """The next pages of those that are wanted. Their bytes follow, and the checksum of these."""
 
     num_pages: int
     num_bytes: int
-    checksum: int  # CRC-32
 
 
 Spoken: TypeAlias = (
@@ -143,8 +153,28 @@ class Connection:
             raise BadSpeech(f"{type(message).__name__} instead of {kind.__name__}")
         return message
 
-    async def send_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
-        """Raises GateShut, in the midst of it."""
+    async def send_pages(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
+        """Send the bytes of a group, and their checksum. Raises GateShut, in the midst of it."""
+        checksum = 0
+        for part in _parts(pieces):
+            await self._send_pieces(part, gate)
+            with gate:
+                checksum = _checksum(part, checksum)
+        await self._loop.sock_sendall(self._sock, CHECKSUM.pack(checksum))
+
+    async def receive_pages(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
+        """Receive the bytes of a group. Raises GateShut, in the midst of it, and DamagedPiece."""
+        checksum = 0
+        for part in _parts(pieces):
+            await self._receive_pieces(part, gate)
+            with gate:
+                checksum = _checksum(part, checksum)
+        (expected,) = CHECKSUM.unpack(await self._exactly(CHECKSUM.size))
+        if checksum != expected:
+            num_bytes = sum(map(len, pieces))
+            raise DamagedPiece(f"the checksum of {num_bytes:,} bytes is wrong")
+
+    async def _send_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
         rest = list(pieces)
         while rest:
             num_bytes = 0
@@ -155,8 +185,7 @@ class Connection:
             else:
                 await self._until_writable()
 
-    async def receive_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
-        """Raises GateShut, in the midst of it."""
+    async def _receive_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
         rest = list(pieces)
         while rest:
             num_bytes = -1
@@ -167,7 +196,7 @@ class Connection:
             if num_bytes > 0:
                 rest = behind(rest, num_bytes)
             else:
-                await self._until_readable()
+                await self._until_there(min(sum(map(len, rest)), WAKE_BYTES))
 
     async def _exactly(self, num_bytes: int) -> bytes:
         content = bytearray(num_bytes)
@@ -187,6 +216,14 @@ class Connection:
         finally:
             self._loop.remove_writer(self._sock)
 
+    async def _until_there(self, num_bytes: int) -> None:
+        """Until so much can be read, or the connection has ended."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+        try:
+            await self._until_readable()
+        finally:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
     async def _until_readable(self) -> None:
         ready = self._loop.create_future()
         self._loop.add_reader(self._sock, _done, ready)
@@ -194,6 +231,27 @@ class Connection:
             await ready
         finally:
             self._loop.remove_reader(self._sock)
+
+
+def _parts(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The pieces, in parts of about PART_BYTES."""
+    part: list[memoryview] = []
+    num_bytes = 0
+    for piece in pieces:
+        part.append(piece)
+        num_bytes += len(piece)
+        if num_bytes >= PART_BYTES:
+            yield part
+            part = []
+            num_bytes = 0
+    if part:
+        yield part
+
+
+def _checksum(pieces: Sequence[memoryview], before: int) -> int:
+    for piece in pieces:
+        before = zlib.crc32(piece, before)
+    return before
 
 
 def _seen(future: asyncio.Future[Spoken]) -> None:
