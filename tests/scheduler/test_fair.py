@@ -15,12 +15,15 @@ import pytest
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.assemble.build import scheduler_settings
+from weft.bench.overhead import message_of
 from weft.config.engine import EngineConfig
 from weft.messages.requests import Abort
-from weft.scheduler.policies.fair import Fair, TenantTurn, Walk
+from weft.scheduler.policies.fair import Fair, TenantLanes, TenantTurn, Walk
+from weft.scheduler.policies.lpm import LongestPrefix
+from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting_table import WaitingTable
+from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 LEAD = 4_096  # service by which the cache may put a tenant ahead
 ROWS = 12
@@ -405,36 +408,58 @@ class PlainWalk:
         return max(places, key=lambda place: self.left[place][1])
 
 
+def waiting_table(requests: list[tuple[int, int]]) -> WaitingTable:
+    """A queue of (tenant, cached tokens), whose arrivals are their places."""
+    waiting = WaitingTable()
+    for number, (tenant, cached) in enumerate(requests):
+        message = message_of(number, bytes(40), max_new=1)
+        waiting.append(Request(message, max_len=11, seed=0, arrival_order=number, arrival_s=0.0))
+        waiting.set_tag(number, tenant)
+        waiting.set_cached_len(number, cached)
+    return waiting
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
     rng = random.Random(f"walk {seed}")
     num_tenants, number = rng.randrange(2, 6), rng.randrange(1, 12)
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]
-    waiting = WaitingTable()
-    waiting.tag[:number] = [tenant for tenant, _ in requests]
-    waiting.cached_len[:number] = [cached for _, cached in requests]
-    waiting.fill_len[:number] = 10
+    waiting = waiting_table([(tenant, 1) for tenant, _ in requests])
+    lanes = TenantLanes(
+        (LongestPrefix(World(settings()).scheduler.waiting_queue.policy.context),),
+        set(range(number)),
+    )
+    lanes.update(waiting, num_tenants)
+    for place, (_, cached) in enumerate(requests):
+        waiting.set_cached_len(place, cached)
+        if rng.random() < 0.3:
+            lanes.update(waiting, num_tenants)
+    lanes.update(waiting, num_tenants)
     served = [
         rng.choice([0.0, 1.0, 4_000.0, 4_096.0, 4_097.0, 9_000.0]) for _ in range(num_tenants)
     ]
     since_oldest = [rng.randrange(5) for _ in range(num_tenants)]
     num_overdue = rng.randrange(number + 1)
-    lines = np.arange(number, dtype=np.int32)
+    end = rng.choice([EVERYBODY, rng.randrange(1, number + 1)])
     walk = Walk(
         waiting,
-        lines,
+        lanes,
         service=np.array(served),
         since_oldest=np.array(since_oldest),
-        num_overdue=num_overdue,
+        overdue_end=num_overdue,
+        end=end,
     )
-    plain = PlainWalk(requests, num_overdue)
+    plain = PlainWalk(requests[:end], num_overdue)
     while plain.left:
         may_leave_due = rng.random() < 0.7
-        place, turn = walk.next(may_leave_due=may_leave_due)
-        assert (place, turn) == plain.next(served, since_oldest, may_leave_due=may_leave_due)
+        found = walk.next(may_leave_due=may_leave_due)
+        assert found == plain.next(served, since_oldest, may_leave_due=may_leave_due)
+        assert found is not None
+        place = found[0]
         tenant = walk.take(place)
         assert tenant == plain.left.pop(place)[0]
         served[tenant] += 10
         walk.service[tenant] += 10
         since_oldest[tenant] = rng.randrange(5)
         walk.since_oldest[tenant] = since_oldest[tenant]
+    assert walk.next(may_leave_due=True) is None

@@ -9,7 +9,7 @@ tenant, length and deadline, so that every policy has something to decide.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 
 import msgspec
 import numpy as np
@@ -51,16 +51,19 @@ def scale_figures(
 ) -> Iterator[OverheadFigure]:
     """A decode step; under each policy the plan of a step that admits one request and the first of
     the order; and the mass move of requests that get a shared prefix."""
+    scheduler = _full("fcfs", num_running, num_waiting)
+    decodes = [timed_step(scheduler)[0] for _ in range(NUM_DECODES)]
+    at = f"{num_running:,} running, {num_waiting:,} waiting"
+    yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.3)
+    numbers = count()
     for name in (*policies.names(), *COMPOSED):
         # It admits nobody while its batch decodes.
         if name == "static":
             continue
-        scheduler = _full(name, num_running, num_waiting)
-        if name == "fcfs":
-            decodes = [timed_step(scheduler)[0] for _ in range(NUM_DECODES)]
-            at = f"{num_running:,} running, {num_waiting:,} waiting"
-            yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.3)
-        admissions = [_admission(scheduler, i) for i in range(NUM_ADMISSIONS)]
+        scheduler.set_policy(name)
+        # Its first order puts all that wait in order.
+        _admission(scheduler, next(numbers))
+        admissions = [_admission(scheduler, next(numbers)) for _ in range(NUM_ADMISSIONS)]
         yield OverheadFigure.of(f"first admission, {name}", "ms", MS, admissions, 1.0)
     moves = [_mass_move(number, family) for number in range(5)]
     yield OverheadFigure.of(f"{family:,} get a shared prefix", "ms", MS, moves, 1.0)

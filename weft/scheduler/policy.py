@@ -15,10 +15,11 @@ from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.batch import RunningBatch
+from weft.scheduler.lanes.lanes import KeptOrder, LastingKey
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting_table import DoubleArray, WaitingTable
+from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
 
 TURNS = 4  # one of as many admissions is for the oldest request that is overdue
 
@@ -99,6 +100,8 @@ class Policy:
     ages = True
     # Whether it sees to that by itself, within parts that one turn for all would mix.
     ages_within = False
+    # Whether `order_waiting` names only those that its follower has heard of.
+    names_its_own = False
     reads_cache = False  # whether `WaitingTable.cached_len` is kept true, and `prefix_index`
 
     def __init__(self, context: PolicyContext) -> None:
@@ -115,6 +118,21 @@ class Policy:
         """The requests at `indices` [n], best first. Not all of them will be asked for."""
         return map(table.request_at, indices)
 
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        """All that came before the arrival with the number `end`, best first: what `order` gives
+        for them, perhaps without a look at each."""
+        indices = table.indices() if end == EVERYBODY else table.indices_before(end)
+        return self.order(table, indices, now)
+
+    def look(self, table: WaitingTable) -> None:
+        """Requests have come, left or changed, and nobody is asked for: a policy that keeps them in
+        order puts them there now, so that the next order has less to do."""
+
+    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+        """The keys by which it orders, the most important first, if they last; None: it does not
+        order by keys, or by one that depends on the time."""
+        return None
+
     def new_counts(self) -> SubtreeCounts | None:
         """A counter of the sequences below each node of the prefix tree, if the policy reads it."""
         return None
@@ -129,6 +147,16 @@ class Policy:
 class KeyPolicy(Policy):
     """An order by a number for each request. Enough for most policies."""
 
+    # Whether the number changes only with the columns of its request, never with time or with what
+    # else the policy knows.
+    lasts = False
+
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._kept: KeptOrder | None = None
+        if self.lasts:
+            self._kept = KeptOrder((self,))
+
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> DoubleArray | LongArray:
         """A number [n] for each of `indices` [n]: the lowest goes first, equal ones as they
         came."""
@@ -136,3 +164,15 @@ class KeyPolicy(Policy):
 
     def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
         return table.lowest_first(indices, self.key(table, indices, now))
+
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        if self._kept is None:
+            return super().order_waiting(table, end, now)
+        return self._kept.order(table, end)
+
+    def look(self, table: WaitingTable) -> None:
+        if self._kept is not None:
+            self._kept.look(table)
+
+    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+        return (self,) if self.lasts else None

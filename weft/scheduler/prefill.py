@@ -215,6 +215,7 @@ class PrefillScheduler:
         if not self._queue.has_candidates:
             return False
         if self.is_full or not self._kv.rows.num_free:
+            self._queue.look()
             self._record_pass(now, Stop.FULL if self.is_full else Stop.NO_ROW)
             self.is_full = True
             return False

@@ -13,14 +13,11 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-import numpy as np
-
-from weft.arrays import LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.scheduler.policy import TURNS, Policy, RequestClasses, RequestFollower
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import WaitingTable
+from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 
 class AgingTurns:
@@ -73,15 +70,10 @@ class ArrivalGate:
     """Blocks the requests that arrive from some moment on: they stand in the queue, unlooked at."""
 
     def __init__(self, arrival_order: int) -> None:
-        self._blocked_from = arrival_order  # of the first that is blocked
+        self.blocked_from = arrival_order  # of the first that is blocked
 
     def lets_pass(self, request: Request) -> bool:
-        return request.spec.arrival_order < self._blocked_from
-
-    def passing(self, table: WaitingTable, indices: LongArray) -> LongArray:
-        """Those of `indices` [n], which rise by arrival, that are not blocked."""
-        end = np.searchsorted(table.arrival_order.take(indices), self._blocked_from)
-        return indices[: int(end)]
+        return request.spec.arrival_order < self.blocked_from
 
 
 class WaitingQueue:
@@ -279,7 +271,7 @@ class WaitingQueue:
         """Requests to look at."""
         if self._gate is None:
             return len(self)
-        return len(self.resumed) + len(self._candidates())
+        return len(self.resumed) + len(self._waiting.indices_before(self._gate.blocked_from))
 
     @property
     def oldest(self) -> Request | None:
@@ -294,13 +286,6 @@ class WaitingQueue:
             return first
         return None
 
-    def _candidates(self) -> LongArray:
-        """The indices [n] of requests that never ran and are not blocked, by arrival."""
-        indices = self._waiting.indices()
-        if self._gate is None:
-            return indices
-        return self._gate.passing(self._waiting, indices)
-
     # The order
 
     def order(self, now: float) -> Iterator[Request]:
@@ -308,45 +293,39 @@ class WaitingQueue:
         policy = self.policy
         if policy.prefix_index is not None:
             policy.prefix_index.move_on()
-        indices = self._candidates()
-        fresh = policy.order(self._waiting, indices, now)
-        if self._gate is not None:
-            # A policy may walk the tree, and find there requests that are not in `indices`.
-            fresh = filter(self._gate.lets_pass, fresh)
+        end = EVERYBODY if self._gate is None else self._gate.blocked_from
+        fresh = policy.order_waiting(self._waiting, end, now)
         if policy.classes is not None:
-            return self._order_by_class(policy.classes, fresh, indices, now)
+            return self._order_by_class(policy.classes, fresh, end, now)
         if self._turns is not None and policy.ages:
-            fresh = self._turns.interleave(self._oldest(indices, now), fresh)
+            oldest = self._waiting.came_by(now - self._aging_s, end)
+            fresh = self._turns.interleave(oldest, fresh)
         return chain(self.resumed, fresh)
 
+    def look(self) -> None:
+        """Nobody is asked for now: what has changed is put in order."""
+        self.policy.look(self._waiting)
+
     def _order_by_class(
-        self, classes: RequestClasses, fresh: Iterator[Request], indices: LongArray, now: float
+        self, classes: RequestClasses, fresh: Iterator[Request], end: int, now: float
     ) -> Iterator[Request]:
         """Resumed requests go first in their class; one that is overdue goes before all classes."""
         resumed = sorted(self.resumed, key=classes.rank)
         ranked = heapq.merge(resumed, fresh, key=classes.rank)
         if self._turns is None:
             return ranked
-        oldest = self._oldest(indices, now)
+        oldest: Iterator[Request] = iter(())
+        if self.policy.ages:
+            oldest = self._waiting.came_by(now - self._aging_s, end)
         overdue = heapq.merge(
             self._overdue_resumed(now), oldest, key=lambda one: one.spec.arrival_order
         )
         return self._turns.interleave(overdue, ranked)
 
-    def _oldest(self, indices: LongArray, now: float) -> Iterator[Request]:
-        """The overdue ones of the requests at `indices`, which rise by arrival."""
-        return map(self._waiting.request_at, indices[: self._num_overdue(indices, now)])
-
     def _overdue_resumed(self, now: float) -> Iterator[Request]:
         for request in self.resumed:
             if self.is_overdue(request, now):
                 yield request
-
-    def _num_overdue(self, indices: LongArray, now: float) -> int:
-        """As many of the first of `indices`, which rise by arrival, have waited too long."""
-        if not self.policy.ages:
-            return 0
-        return self._waiting.num_by(indices, now - self._aging_s)
 
     # Inside
 

@@ -8,7 +8,7 @@ at are touched one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from weft.scheduler.request import Request
 
 DoubleArray: TypeAlias = NDArray[np.float64]
 
+EVERYBODY = 2**62  # beyond every number of arrival
 NUM_HEAD = 64  # as many are found without sorting the rest
 SAMPLE_SIZE = 512  # keys among which a low one is looked for
 SOME = 4_096  # that are looked at together where a few may be enough
@@ -76,6 +77,10 @@ class WaitingTable:
         self._listed: LongArray = np.zeros(0, dtype=np.int64)
         self._listed_end = 0
         self._gone: list[int] = []
+        # The number of the last change of each request, by its arrival, the latest change last.
+        self._changes: dict[int, int] = {}
+        self.num_changes = 0
+        self.num_repacks = 0  # so often, changes of those that had left were forgotten
 
     def __len__(self) -> int:
         return len(self._index)
@@ -111,20 +116,30 @@ class WaitingTable:
         self._index[arrival_order] = index
         self.is_used[index] = True
         self._end += 1
+        self._changes[arrival_order] = self.num_changes
+        self.num_changes += 1
 
     def discard(self, request: Request) -> bool:
         """Take a request out. Returns whether it was in."""
-        index = self._index.pop(request.spec.arrival_order, None)
+        arrival_order = request.spec.arrival_order
+        index = self._index.pop(arrival_order, None)
         if index is None:
             return False
         self._requests[index] = None
         self.is_used[index] = False
         if index < self._listed_end:
             self._gone.append(index)
+        # Taken out first, so that it stands behind all others.
+        self._changes.pop(arrival_order, None)
+        self._changes[arrival_order] = self.num_changes
+        self.num_changes += 1
         return True
 
     def set_cached_len(self, arrival_order: int, length: int) -> None:
         self.cached_len[self._index[arrival_order]] = length
+        self._changes.pop(arrival_order, None)
+        self._changes[arrival_order] = self.num_changes
+        self.num_changes += 1
 
     def set_tag(self, arrival_order: int, tag: int) -> None:
         self.tag[self._index[arrival_order]] = tag
@@ -164,6 +179,47 @@ class WaitingTable:
         self._listed_end = self._end
         return self._listed
 
+    def indices_before(self, end: int) -> LongArray:
+        """Those of the requests that came before the arrival with the number `end`."""
+        indices = self.indices()
+        if end == EVERYBODY:
+            return indices
+        border = np.searchsorted(self.arrival_order[: self._end], end)
+        return indices[: int(np.searchsorted(indices, border))]
+
+    def came_by(self, time_s: float, end: int = EVERYBODY) -> Iterator[Request]:
+        """Those that came at `time_s` or before, and before the arrival `end`, in that order.
+
+        Lazy: it may be left at any request, and those behind it have not been looked at.
+        """
+        last = int(np.searchsorted(self.arrival_s[: self._end], time_s, side="right"))
+        if end != EVERYBODY:
+            last = min(last, int(np.searchsorted(self.arrival_order[: self._end], end)))
+        for first in range(0, last, SOME):
+            is_used = self.is_used[first : min(first + SOME, last)]
+            for place in np.flatnonzero(is_used).tolist():
+                request = self._requests[first + place]
+                if request is not None:
+                    yield request
+
+    def end_by(self, time_s: float) -> int:
+        """Whoever came at `time_s` or before has a lower number of arrival than this."""
+        border = int(np.searchsorted(self.arrival_s[: self._end], time_s, side="right"))
+        if border == self._end:
+            return EVERYBODY
+        return int(self.arrival_order[border])
+
+    def changed_since(self, number: int) -> list[int]:
+        """The arrivals of the requests that came, left or got another number in a column since
+        there were `number` changes, the latest first. Those that left may be missing after a
+        repack."""
+        found = []
+        for arrival_order in reversed(self._changes):
+            if self._changes[arrival_order] < number:
+                break
+            found.append(arrival_order)
+        return found
+
     def first(self) -> Request | None:
         """The one that came first."""
         if not self._index:
@@ -183,6 +239,18 @@ class WaitingTable:
 
     def index_by_arrival(self, arrival_order: int) -> int:
         return self._index[arrival_order]
+
+    def find(self, arrival_order: int) -> Request | None:
+        """The request with this number of arrival, if it waits."""
+        index = self._index.get(arrival_order)
+        return None if index is None else self._requests[index]
+
+    def waits(self, arrival_order: int) -> bool:
+        return arrival_order in self._index
+
+    def indices_of(self, arrivals: Sequence[int]) -> LongArray:
+        """The index [n] of each of `arrivals` [n], which wait."""
+        return np.array([self._index[arrival] for arrival in arrivals], dtype=np.int64)
 
     def index_of(self, request: Request) -> int:
         """The index of a request that waits."""
@@ -245,6 +313,8 @@ class WaitingTable:
         for index, arrival_order in enumerate(orders):
             self._index[arrival_order] = index
         self._end = num_used
+        self._changes = {one: self._changes[one] for one in self._changes if one in self._index}
+        self.num_repacks += 1
 
 
 def low_border(key: DoubleArray | LongArray) -> np.float64 | np.int64:

@@ -5,9 +5,9 @@ would go on with. When a node is inserted below, only those sequences whose next
 node's first move down; when a node is evicted, those at it move up. So a change costs as much as
 there are sequences that it concerns.
 
-When thousands of sequences would move down at once, MAX_MOVES of them do so, and the others with
-the next calls of `move_on`. Until then their lengths are those of before: a lower bound. The index
-knows numbers and keys, never requests.
+When thousands of sequences would move down at once, MAX_MOVES of them do so, or FEW_MOVES where
+very many are followed, and the others with the next calls of `move_on`. Until then their lengths
+are those of before: a lower bound. The index knows numbers and keys, never requests.
 
     [1 2] ── [3 4]      sequence 1 2 9 9: at node [1 2], next page 9 9
                         sequence 1 2 3 4 5: at node [3 4], no whole page left
@@ -25,6 +25,9 @@ from weft.memory.radix import Node, path_up, shared_len
 
 # That an insertion makes at once, or a call of `move_on`: each takes some 10 us of a step.
 MAX_MOVES = 32
+# With more than MANY sequences: then a step has much else to do, and more families to move.
+FEW_MOVES = 8
+MANY = 16_384
 NUM_FIRST = 64  # numbers of a bucket that are listed without the rest
 
 
@@ -123,7 +126,7 @@ class PrefixIndex:
 
     def move_on(self) -> None:
         """Let some of those move that did not do so when their prefix was inserted."""
-        for _ in range(min(len(self._late), MAX_MOVES)):
+        for _ in range(min(len(self._late), self._max_moves())):
             # Whoever has left, or moved with another change, is where the cache says.
             sequence = self._sequences.get(self._late.popleft())
             if sequence is not None:
@@ -152,10 +155,11 @@ class PrefixIndex:
         prefix = b""
         moving: Iterable[IndexedSequence] = group.values()
         num_moving = len(group)
-        if num_moving > MAX_MOVES:
+        max_moves = self._max_moves()
+        if num_moving > max_moves:
             numbers = iter(list(group))
-            moving = [group[number] for number in islice(numbers, MAX_MOVES)]
-            num_moving = MAX_MOVES
+            moving = [group[number] for number in islice(numbers, max_moves)]
+            num_moving = max_moves
             self._late.extend(numbers)
             for sequence in moving:
                 self._take_out(sequence)
@@ -213,6 +217,9 @@ class PrefixIndex:
                 self._counts.change(sequence.anchor, 1)
 
     # Inside
+
+    def _max_moves(self) -> int:
+        return MAX_MOVES if len(self._sequences) <= MANY else FEW_MOVES
 
     def _move(self, sequence: IndexedSequence) -> None:
         """Put a sequence where the cache has the end of its prefix now."""

@@ -18,8 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.arrays import BoolArray, LongArray
+from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.scheduler.lanes.lanes import Lanes
 from weft.scheduler.policies.priority import Priority
 from weft.scheduler.policy import Policy, PolicyContext, RequestFollower
 from weft.scheduler.queue import AgingTurns
@@ -57,6 +58,10 @@ class Classes(Policy):
         self.displacement = self
         if self._keeps_account:
             self.follower = self
+        self._lanes: Lanes | None = None
+        keys = self._plain.lasting_keys()
+        if keys is not None:
+            self._lanes = Lanes(keys, self._rank_of)
 
     def new_counts(self) -> SubtreeCounts | None:
         return self._plain.new_counts()
@@ -126,57 +131,95 @@ class Classes(Policy):
 
     # The order
 
-    def order(
-        self,
-        table: WaitingTable,
-        indices: LongArray,
-        now: float,
-    ) -> Iterator[Request]:
-        ranks = self._priority.key(table, indices, now)
-        walk = ClassWalk(self, table, indices, ranks, now)
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        lanes = self._lanes
+        if lanes is not None:
+            lanes.update(table)
+            return self._by_class(table, lanes, end)
+        walk = ClassWalk(self, table, end, now)
         aging_s = self.context.settings.aging_s
         if self.ages or not aging_s:
             return walk.by_class()
-        num_overdue = table.num_by(indices, now - aging_s)
-        if not num_overdue:
+        oldest = next(table.came_by(now - aging_s, end), None)
+        if oldest is None:
             self._turns.forget_turns()
             return walk.by_class()
-        return self._turns.interleave(walk.of_oldest(num_overdue), walk.by_class())
+        return self._turns.interleave(walk.of_oldest(now - aging_s), walk.by_class())
+
+    def look(self, table: WaitingTable) -> None:
+        if self._lanes is not None:
+            self._lanes.update(table)
+        for policy in self._policies.values():
+            policy.look(table)
+
+    def _rank_of(self, table: WaitingTable, indices: LongArray) -> LongArray:
+        return self._priority.key(table, indices, 0.0)
+
+    def _by_class(self, table: WaitingTable, lanes: Lanes, end: int) -> Iterator[Request]:
+        for rank in sorted(lanes.lanes):
+            for request in lanes.requests_of(table, rank):
+                if request.spec.arrival_order < end:
+                    yield request
+
+    def rising_ranks(self, table: WaitingTable, end: int) -> Iterator[int]:
+        """The classes of the requests before the arrival `end`, and perhaps others."""
+        if self._keeps_account:
+            yield from sorted(self._open)
+            return
+        ranks = self._priority.key(table, table.indices_before(end), 0.0)
+        for _ in range(MAX_SCANS):
+            if not len(ranks):
+                return
+            lowest = int(ranks.min())
+            yield lowest
+            ranks = ranks[ranks > lowest]
+        yield from np.unique(ranks).tolist()
+
+    def order_of(self, rank: int, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        """The order of one class."""
+        policy = self.policy_of(rank)
+        self.lend_index(policy)
+        if policy.names_its_own:
+            return policy.order_waiting(table, end, now)
+        indices = table.indices_before(end)
+        ranks = self._priority.key(table, indices, now)
+        return policy.order(table, chosen(indices, ranks == rank), now)
+
+    def rank(self, request: Request) -> int:
+        return self._priority.rank(request)
 
 
 class ClassWalk:
-    """The requests at `indices` [n], which rise by arrival, of classes `ranks` [n]. Each is named
-    once, by whichever of the iterators is asked first."""
+    """The requests before the arrival `end`. Each is named once, by whichever of the iterators is
+    asked first."""
 
     def __init__(
         self,
         classes: Classes,
         table: WaitingTable,
-        indices: LongArray,
-        ranks: LongArray,
+        end: int,
         now: float,
     ) -> None:
         self._classes = classes
         self._table = table
-        self._indices = indices
-        self._ranks = ranks
+        self._end = end
         self._now = now
-        self._is_left: BoolArray = np.ones(len(indices), dtype=np.bool_)
+        self._named: set[int] = set()  # arrivals
         self._orders: dict[int, Iterator[Request]] = {}
 
     def by_class(self) -> Iterator[Request]:
         """The lowest rank first."""
-        for rank in self._rising_ranks():
+        for rank in self._classes.rising_ranks(self._table, self._end):
             yield from self._order(rank)
 
-    def of_oldest(self, num_overdue: int) -> Iterator[Request]:
+    def of_oldest(self, time_s: float) -> Iterator[Request]:
         """The next of the class whose overdue request is the oldest, again and again.
 
-        The first `num_overdue` requests are overdue.
+        Who came at `time_s` or before is overdue.
         """
-        for position in range(num_overdue):
-            while self._is_left[position]:
-                request = next(self._order(int(self._ranks[position])), None)
+        for oldest in self._table.came_by(time_s, self._end):
+            while oldest.spec.arrival_order not in self._named:
+                request = next(self._order(self._classes.rank(oldest)), None)
                 if request is None:
                     break
                 yield request
@@ -190,20 +233,6 @@ class ClassWalk:
         return order
 
     def _begin(self, rank: int) -> Iterator[Request]:
-        policy = self._classes.policy_of(rank)
-        self._classes.lend_index(policy)
-        own = chosen(self._indices, self._ranks == rank)
-        for request in policy.order(self._table, own, self._now):
-            index = self._table.index_of(request)
-            self._is_left[np.searchsorted(self._indices, index)] = False
+        for request in self._classes.order_of(rank, self._table, self._end, self._now):
+            self._named.add(request.spec.arrival_order)
             yield request
-
-    def _rising_ranks(self) -> Iterator[int]:
-        ranks = self._ranks
-        for _ in range(MAX_SCANS):
-            if not len(ranks):
-                return
-            lowest = int(ranks.min())
-            yield lowest
-            ranks = ranks[ranks > lowest]
-        yield from np.unique(ranks).tolist()

@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.scheduler.lanes.lanes import KeptOrder, LastingKey
 from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import SAMPLE_SIZE, DoubleArray, WaitingTable, chosen, low_border
@@ -26,6 +27,24 @@ class Then(Policy):
         self._first = first
         self._second = second
         self.reads_cache = first.reads_cache or second.reads_cache
+        keys = self.lasting_keys()
+        self._kept = None if keys is None else KeptOrder(keys)
+
+    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+        first = self._first.lasting_keys()
+        second = self._second.lasting_keys()
+        if first is None or second is None:
+            return None
+        return first + second
+
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        if self._kept is None:
+            return super().order_waiting(table, end, now)
+        return self._kept.order(table, end)
+
+    def look(self, table: WaitingTable) -> None:
+        if self._kept is not None:
+            self._kept.look(table)
 
     def new_counts(self) -> SubtreeCounts | None:
         return self._second.new_counts()

@@ -11,16 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.arrays import BoolArray, LongArray
-from weft.scheduler.policies.fair import (
-    TenantTurn,
-    cost_of,
-    first_positions,
-    next_position,
-    wants_oldest_of,
-)
+from weft.scheduler.policies.fair import TenantTurn, wants_oldest_of
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import DoubleArray, WaitingTable, chosen
+from weft.scheduler.waiting_table import EVERYBODY, SOME, DoubleArray, WaitingTable, chosen
 
 
 class OrderWithin:
@@ -36,7 +30,7 @@ class OrderWithin:
         *,
         service: DoubleArray,
         since_oldest: LongArray,
-        num_overdue: int,
+        overdue_end: int,
         now: float,
     ) -> WalkWithin:
         return WalkWithin(
@@ -45,7 +39,7 @@ class OrderWithin:
             indices,
             service=service,
             since_oldest=since_oldest,
-            num_overdue=num_overdue,
+            overdue_end=overdue_end,
             now=now,
         )
 
@@ -66,7 +60,7 @@ class WalkWithin:
         *,
         service: DoubleArray,
         since_oldest: LongArray,
-        num_overdue: int,
+        overdue_end: int,
         now: float,
     ) -> None:
         num = len(indices)
@@ -76,51 +70,67 @@ class WalkWithin:
         self._table = table
         self._indices = indices
         self._now = now
-        self._num_overdue = num_overdue
+        self._overdue_end = overdue_end
         self._tenants: LongArray = table.tag.take(indices)  # [n]
         self._is_left: BoolArray = np.ones(num, dtype=np.bool_)
-        self._oldest = first_positions(self._tenants, len(service))
+        self._oldest = self._first_of_each()
         self._orders: dict[int, Iterator[Request]] = {}  # by tenant
 
-    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
-        """The position of the next request. The turn never leaves the tenant whose it is."""
-        is_left = self._oldest < len(self._tenants)
+    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
+        """The arrival of the next request. The turn never leaves the tenant whose it is."""
+        is_left = self._oldest < EVERYBODY
         served = np.where(is_left, self.service, np.inf)
-        ties = np.flatnonzero(served == served.min())
+        least = served.min()
+        if least == np.inf:
+            return None
+        ties = np.flatnonzero(served == least)
         # Of equally served tenants, the one whose request came first.
-        first_of_ties = np.argmin(self._oldest[ties])
-        due = int(ties[first_of_ties])
-        wants_oldest = wants_oldest_of(self.since_oldest, self._oldest, self._num_overdue)
+        due = int(ties[np.argmin(self._oldest[ties])])
+        wants_oldest = wants_oldest_of(self.since_oldest, self._oldest, self._overdue_end)
         is_oldest = bool(wants_oldest[due])
-        if is_oldest:
-            position = int(self._oldest[due])
-        else:
-            position = self._best_of(due)
-        return position, TenantTurn(is_due=True, is_oldest=is_oldest)
+        arrival = int(self._oldest[due]) if is_oldest else self._best_of(due)
+        return arrival, TenantTurn(is_due=True, is_oldest=is_oldest)
 
     def _best_of(self, tenant: int) -> int:
-        """The position of the tenant's next request in the order of the policy."""
+        """The arrival of the tenant's next request in the order of the policy."""
         order = self._orders.get(tenant)
         if order is None:
             own = chosen(self._indices, self._tenants == tenant)
             order = self._policy.order(self._table, own, self._now)
             self._orders[tenant] = order
         for request in order:
-            index = self._table.index_of(request)
-            position = int(np.searchsorted(self._indices, index))
-            if self._is_left[position]:
-                return position
+            if self._is_left[self._place_of(request.spec.arrival_order)]:
+                return request.spec.arrival_order
         # The policy has named too few: as they came.
         return int(self._oldest[tenant])
 
-    def cost(self, position: int) -> int:
-        """Tokens to compute of the request at this position."""
-        return cost_of(self._table, int(self._indices[position]))
-
-    def take(self, position: int) -> int:
-        """The request at this position is not left any more. Returns its tenant."""
-        tenant = int(self._tenants[position])
-        self._is_left[position] = False
-        if self._oldest[tenant] == position:
-            self._oldest[tenant] = next_position(position, self._tenants, self._is_left, tenant)
+    def take(self, arrival: int) -> int:
+        """This request is not left any more. Returns its tenant."""
+        place = self._place_of(arrival)
+        tenant = int(self._tenants[place])
+        self._is_left[place] = False
+        if self._oldest[tenant] == arrival:
+            self._oldest[tenant] = self._next_of(tenant, place)
         return tenant
+
+    def _place_of(self, arrival: int) -> int:
+        """The place [n] of a request."""
+        index = self._table.index_by_arrival(arrival)
+        return int(np.searchsorted(self._indices, index))
+
+    def _first_of_each(self) -> LongArray:
+        """By tenant, the arrival of its first request; EVERYBODY: it has none."""
+        first: LongArray = np.full(len(self.service), EVERYBODY)
+        # The last that is written stays.
+        first[self._tenants[::-1]] = self._table.arrival_order.take(self._indices[::-1])
+        return first
+
+    def _next_of(self, tenant: int, place: int) -> int:
+        """The arrival of the tenant's first request behind this place that is left."""
+        for first in range(place + 1, len(self._tenants), SOME):
+            is_theirs = self._tenants[first : first + SOME] == tenant
+            is_next = is_theirs & self._is_left[first : first + SOME]
+            if is_next.any():
+                index = self._indices[first + int(np.argmax(is_next))]
+                return int(self._table.arrival_order[index])
+        return EVERYBODY

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.arrays import LongArray
+from weft.arrays import BoolArray, LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import WaitingTable
+from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 
 class DepthFirst(Policy):
@@ -24,11 +24,17 @@ class DepthFirst(Policy):
         now: float,
     ) -> Iterator[Request]:
         if self.prefix_index is None or self.subtree_counts is None:
-            yield from super().order(table, indices, now)
-            return
-        is_asked = table.is_used
-        if len(indices) < len(table):
-            is_asked = table.marks(indices)
+            return super().order(table, indices, now)
+        return self._walk(table, table.marks(indices))
+
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        if self.prefix_index is None or end != EVERYBODY:
+            return super().order_waiting(table, end, now)
+        return self._walk(table, table.is_used)
+
+    def _walk(self, table: WaitingTable, is_asked: BoolArray) -> Iterator[Request]:
+        assert self.prefix_index is not None
+        assert self.subtree_counts is not None
         # A request is filed under the node where its cached prefix ends.
         for anchor in self.subtree_counts.heaviest_first():
             arrival_orders = self.prefix_index.ending_at(anchor)

@@ -26,21 +26,25 @@ served: QUANTUM is then 0 in the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.scheduler.lanes.lane import Entry
+from weft.scheduler.lanes.lanes import Lanes, LastingKey
+from weft.scheduler.policies.lpm import LongestPrefix
 from weft.scheduler.policy import TURNS, Policy, PolicyContext
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import SOME, DoubleArray, WaitingTable
+from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
 
 DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
 QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
 NO_TENANT = 0
-TAKEN = np.int64(-1)  # below every cached length: the request at this position has been named
+NO_ENTRY: Entry = (math.inf, EVERYBODY)  # of a tenant who has none
 
 
 class Tenants:
@@ -110,27 +114,23 @@ class Tenants:
 
 
 class FairWalk(Protocol):
-    """Names the waiting requests one by one. The caller writes `service` and `since_oldest`
-    [tenants] as it admits."""
+    """Names the waiting requests one by one, by the numbers of their arrival. The caller writes
+    `service` and `since_oldest` [tenants] as it admits."""
 
     service: DoubleArray
     since_oldest: LongArray
 
-    def cost(self, position: int) -> int:
-        """Tokens to compute of the request at this position."""
+    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
+        """The arrival of the next request, and why it is; None: all have been named."""
         ...
 
-    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
-        """The position of the next request, and why it is."""
-        ...
-
-    def take(self, position: int) -> int:
-        """The request at this position is not left any more. Returns its tenant."""
+    def take(self, arrival: int) -> int:
+        """This request is not left any more. Returns its tenant."""
         ...
 
 
 class Within(Protocol):
-    """An order within the tenants."""
+    """An order within the tenants that no lanes can keep."""
 
     policy: Policy
 
@@ -141,10 +141,11 @@ class Within(Protocol):
         *,
         service: DoubleArray,
         since_oldest: LongArray,
-        num_overdue: int,
+        overdue_end: int,
         now: float,
     ) -> FairWalk:
-        """A walk over the requests at `indices` [n]."""
+        """A walk over the requests at `indices` [n]; those that came before the arrival
+        `overdue_end` are overdue."""
         ...
 
 
@@ -163,6 +164,9 @@ class Fair(Policy):
         shares = context.settings.tenant_shares
         self._tenants = Tenants(shares)
         self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
+        keys = (LongestPrefix(context),) if within is None else within.policy.lasting_keys()
+        self._lanes = None if keys is None else TenantLanes(keys, self._waiting)
+        self.names_its_own = self._lanes is not None
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
         self._since_due = 0  # admissions since the last of the tenant whose turn it was
         # Why the last order named a request, by its arrival.
@@ -273,24 +277,59 @@ class Fair(Policy):
         indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
+        within = self._within
+        assert within is not None, "all that wait are asked for together"
+        self.lend_index(within.policy)
+        walk = within.walk(
+            table,
+            indices,
+            service=self._served(),
+            since_oldest=self._tenants.since_oldest.copy(),
+            overdue_end=self._overdue_end(table, now),
+            now=now,
+        )
+        return self._named(table, walk)
+
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
+        lanes = self._lanes
+        if lanes is None:
+            return super().order_waiting(table, end, now)
+        self.look(table)
+        walk = Walk(
+            table,
+            lanes,
+            service=self._served(),
+            since_oldest=self._tenants.since_oldest.copy(),
+            overdue_end=self._overdue_end(table, now),
+            end=end,
+            may_leave_due=self._within is None,
+        )
+        return self._named(table, walk)
+
+    def look(self, table: WaitingTable) -> None:
+        if self._lanes is not None:
+            self._lanes.update(table, len(self._tenants))
+
+    def _named(self, table: WaitingTable, walk: FairWalk) -> Iterator[Request]:
         """As if each request that is named were admitted at once, unless it is `passed_over`."""
         self._turns = {}
         # The walk writes copies of the accounts: a request that it names may not be admitted.
         weight = self._tenants.weight
-        walk = self._new_walk(table, indices, now)
         since_due = self._since_due
-        for _ in range(len(indices)):
-            may_leave_due = since_due < TURNS - 1
-            position, turn = walk.next(may_leave_due=may_leave_due)
-            index = int(indices[position])
+        while True:
+            found = walk.next(may_leave_due=since_due < TURNS - 1)
+            if found is None:
+                return
+            arrival, turn = found
+            index = table.index_by_arrival(arrival)
             request = table.request_at(index)
-            self._turns[request.spec.arrival_order] = turn
+            self._turns[arrival] = turn
             self._passed_over = None
             yield request
-            tenant = walk.take(position)
+            tenant = walk.take(arrival)
             if self._passed_over is request:
                 continue
-            walk.service[tenant] += walk.cost(position) / weight[tenant]
+            walk.service[tenant] += cost_of(table, index) / weight[tenant]
             if turn.is_oldest:
                 walk.since_oldest[tenant] = 0
             else:
@@ -303,35 +342,12 @@ class Fair(Policy):
     def new_counts(self) -> SubtreeCounts | None:
         return None if self._within is None else self._within.policy.new_counts()
 
-    def _new_walk(self, table: WaitingTable, indices: LongArray, now: float) -> FairWalk:
-        service = self._served()
-        since_oldest = self._tenants.since_oldest.copy()
-        num_overdue = self._num_overdue(table, indices, now)
-        within = self._within
-        if within is None:
-            return Walk(
-                table,
-                indices,
-                service=service,
-                since_oldest=since_oldest,
-                num_overdue=num_overdue,
-            )
-        self.lend_index(within.policy)
-        return within.walk(
-            table,
-            indices,
-            service=service,
-            since_oldest=since_oldest,
-            num_overdue=num_overdue,
-            now=now,
-        )
-
-    def _num_overdue(self, table: WaitingTable, indices: LongArray, now: float) -> int:
-        """The number of overdue requests; they are the first of `indices`, which are by arrival."""
+    def _overdue_end(self, table: WaitingTable, now: float) -> int:
+        """Whoever came before the arrival with this number is overdue."""
         aging_s = self.context.settings.aging_s
         if not aging_s:
             return 0
-        return table.num_by(indices, now - aging_s)
+        return table.end_by(now - aging_s)
 
     # Service
 
@@ -397,146 +413,176 @@ def cost_of(table: WaitingTable, index: int) -> int:
     return int(table.fill_len[index] - table.cached_len[index])
 
 
-def first_positions(tenants: LongArray, num_tenants: int) -> LongArray:
-    """By tenant, its first position in `tenants` [n]; n: it has none."""
-    num = len(tenants)
-    first: LongArray = np.full(num_tenants, num)
-    np.minimum.at(first, tenants, np.arange(num))
-    return first
-
-
-def next_position(position: int, tenants: LongArray, is_left: BoolArray, tenant: int) -> int:
-    """The first position [n] behind this one that is left of the tenant; n: none is."""
-    for first in range(position + 1, len(tenants), SOME):
-        is_theirs = tenants[first : first + SOME] == tenant
-        is_next = is_theirs & is_left[first : first + SOME]
-        if is_next.any():
-            return first + int(np.argmax(is_next))
-    return len(tenants)
-
-
-def wants_oldest_of(since_oldest: LongArray, oldest: LongArray, num_overdue: int) -> BoolArray:
-    """By tenant, whether its next turn is for its oldest request, at position `oldest` [tenants].
-
-    The first `num_overdue` positions are overdue.
-    """
-    is_overdue = oldest < num_overdue
+def wants_oldest_of(since_oldest: LongArray, oldest: LongArray, overdue_end: int) -> BoolArray:
+    """By tenant, whether its next turn is for its oldest request, whose arrival is `oldest`
+    [tenants]; those before `overdue_end` are overdue."""
+    is_overdue = oldest < overdue_end
     is_turn_of_oldest = since_oldest >= TURNS - 1
     wants: BoolArray = is_turn_of_oldest & is_overdue
     return wants
 
 
+class TenantLanes:
+    """The waiting requests of each tenant: as they came, and in the order within it. Arrays are by
+    tenant; a tenant that has none has EVERYBODY."""
+
+    def __init__(self, keys: Sequence[LastingKey], members: Set[int]) -> None:
+        """`members` are the arrivals of those that wait under the policy."""
+        self.by_age = Lanes((), self._tenants, members)
+        self.in_order = Lanes(keys, self._tenants, members)
+        self.oldest: LongArray = np.zeros(0, dtype=np.int64)  # arrival of the first that came
+        self.best: LongArray = np.zeros(0, dtype=np.int64)  # of the first in the order
+        self.best_key: DoubleArray = np.zeros(0, dtype=np.float64)  # its first key
+
+    def update(self, table: WaitingTable, num_tenants: int) -> None:
+        num_new = num_tenants - len(self.oldest)
+        if num_new:
+            nobody: LongArray = np.full(num_new, EVERYBODY)
+            self.oldest = np.concatenate((self.oldest, nobody))
+            self.best = np.concatenate((self.best, nobody))
+            self.best_key = np.concatenate((self.best_key, np.full(num_new, np.inf)))
+        for tenant in self.by_age.update(table):
+            first = next(self.by_age.of(tenant), NO_ENTRY)
+            self.oldest[tenant] = first[-1]
+        for tenant in self.in_order.update(table):
+            first = next(self.in_order.of(tenant), NO_ENTRY)
+            self.best[tenant] = first[-1]
+            self.best_key[tenant] = first[0]
+
+    def _tenants(self, table: WaitingTable, indices: LongArray) -> LongArray:
+        return table.tag.take(indices)
+
+
 class Walk:
-    """Which request is next among those that are left at `indices` [n].
+    """Which request is next among those that are left: that of the tenant with least service which
+    is the first in the order within it, or its oldest.
 
-    Positions [n] count them in the order of arrival; the first `num_overdue` are overdue. The
-    caller writes `service` and `since_oldest` [tenants] as it admits.
+    The caller writes `service` and `since_oldest` [tenants] as it admits. With `may_leave_due` the
+    key is that of the longest cached prefix, for which another tenant's may go before.
 
-        position      0  1  2  3  4  5        oldest of tenant 1: 0, of tenant 2: 1
-        tenant        1  2  1  1  2  1
-        cached       64  0 -1 32  0  0        -1: taken
+        tenant        1   2   3            4 5 of tenant 1 wait, 6 of tenant 2, nobody of tenant 3;
+        oldest        4   6   -            5 has a longer cached prefix than 4
+        best          5   6   -
+        best_key    -64   0 inf
     """
 
     def __init__(
         self,
         table: WaitingTable,
-        indices: LongArray,
+        lanes: TenantLanes,
         *,
         service: DoubleArray,
         since_oldest: LongArray,
-        num_overdue: int,
+        overdue_end: int,
+        end: int = EVERYBODY,
+        may_leave_due: bool = True,
     ) -> None:
+        """The walk ends before the arrival with the number `end`."""
         self.service = service
         self.since_oldest = since_oldest
         self._table = table
-        self._indices = indices
-        self._num_overdue = num_overdue
-        self._tenants: LongArray = table.tag.take(indices)  # [n]
-        self._cached: LongArray = table.cached_len.take(indices)  # [n]; TAKEN: it is not left
-        self._is_left: BoolArray = np.ones(len(indices), dtype=np.bool_)
-        # By tenant, its first position that is left; n: none is.
-        self._oldest = first_positions(self._tenants, len(service))
-        self._positions: dict[int, LongArray] = {}  # of tenants that had the least service
+        self._lanes = lanes
+        self._overdue_end = overdue_end
+        self._end = end
+        self._may_leave_due = may_leave_due
+        self._oldest = lanes.oldest.copy()
+        self._best = lanes.best.copy()
+        self._best_key = lanes.best_key.copy()
+        self._taken: set[int] = set()
+        # What is left of the lanes of tenants of whom some were taken.
+        self._by_age: dict[int, Iterator[Entry]] = {}
+        self._in_order: dict[int, Iterator[Entry]] = {}
+        if end != EVERYBODY:
+            self._leave_out_later_ones()
 
-    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn]:
-        """The position of the next request.
+    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
+        """The arrival of the next request.
 
         `may_leave_due`: for its cached prefix, another tenant's may go before that of the tenant
         whose turn it is.
         """
-        is_left = self._oldest < len(self._tenants)
+        is_left = self._oldest < EVERYBODY
         served = np.where(is_left, self.service, np.inf)
         least = served.min()
-        wants_oldest = wants_oldest_of(self.since_oldest, self._oldest, self._num_overdue)
+        if least == np.inf:
+            return None
+        wants_oldest = wants_oldest_of(self.since_oldest, self._oldest, self._overdue_end)
         # Of equally served tenants, the one whose request came first.
         ties = np.flatnonzero(served == least)
-        first_of_ties = np.argmin(self._oldest[ties])
-        due = int(ties[first_of_ties])
+        due = int(ties[np.argmin(self._oldest[ties])])
+        arrival = int(self._best[due])
+        key = float(self._best_key[due])
         if wants_oldest[due]:
-            position = int(self._oldest[due])
-        else:
-            position = self._longest_of(due)
-        # As a rule nobody has a longer one, and the tenants need not be looked at.
-        if may_leave_due and self._cached[position] < self._cached.max():
+            arrival = int(self._oldest[due])
+            key = self._key_of(arrival)
+        tenant = due
+        # As a rule nobody has a longer prefix, and the tenants need not be looked at.
+        if self._may_leave_due and may_leave_due and key > self._best_key.min():
             may_go = served <= least + QUANTUM
-            rival = self._rival(may_go, wants_oldest)
-            if self._cached[rival] > self._cached[position]:
-                position = rival
-        tenant = int(self._tenants[position])
-        turn = TenantTurn(
-            is_due=tenant == due,
-            is_oldest=bool(wants_oldest[tenant]),
-        )
-        return position, turn
+            tenant, arrival = self._rival(due, arrival, key, may_go, wants_oldest)
+        turn = TenantTurn(is_due=tenant == due, is_oldest=bool(wants_oldest[tenant]))
+        return arrival, turn
 
-    def cost(self, position: int) -> int:
-        """Tokens to compute of the request at this position."""
-        return cost_of(self._table, int(self._indices[position]))
-
-    def take(self, position: int) -> int:
-        """The request at this position is not left any more. Returns its tenant."""
-        tenant = int(self._tenants[position])
-        self._cached[position] = TAKEN
-        self._is_left[position] = False
-        if self._oldest[tenant] == position:
-            self._oldest[tenant] = next_position(position, self._tenants, self._is_left, tenant)
+    def take(self, arrival: int) -> int:
+        """This request is not left any more. Returns its tenant."""
+        tenant = int(self._table.tag[self._table.index_by_arrival(arrival)])
+        self._taken.add(arrival)
+        if self._oldest[tenant] == arrival:
+            self._oldest[tenant] = self._following(self._by_age, self._lanes.by_age, tenant)[-1]
+        if self._best[tenant] == arrival:
+            self._go_on(tenant)
         return tenant
 
-    def _rival(self, may_go: BoolArray, wants_oldest: BoolArray) -> int:
-        """The longest cached prefix of the tenants that may go.
+    def _rival(
+        self, due: int, arrival: int, key: float, may_go: BoolArray, wants_oldest: BoolArray
+    ) -> tuple[int, int]:
+        """Tenant and arrival of the longest cached prefix of the tenants that may go, if it is
+        longer than that of the request that is due.
 
         A tenant that wants its oldest offers that one alone.
         """
-        may_go_freely = may_go & ~wants_oldest
-        is_free = may_go_freely.take(self._tenants)
-        best = self._longest(is_free)
-        oldest = self._oldest[may_go & wants_oldest]
-        if not len(oldest):
-            return best
-        longest_of_oldest = np.argmax(self._cached[oldest])
-        other = int(oldest[longest_of_oldest])
-        if not is_free.any():
-            return other  # all that may go want their oldest, and `best` is of none of them
-        if self._cached[best] >= self._cached[other]:
-            return best
-        return other
+        tenant = due
+        keys = np.where(may_go & ~wants_oldest, self._best_key, np.inf)
+        longest = keys.min()
+        if longest < key:
+            # Of equals, the one that came first.
+            ties = np.flatnonzero(keys == longest)
+            tenant = int(ties[np.argmin(self._best[ties])])
+            arrival = int(self._best[tenant])
+            key = float(longest)
+        for other in np.flatnonzero(may_go & wants_oldest).tolist():
+            oldest = int(self._oldest[other])
+            if self._key_of(oldest) < key:
+                tenant = other
+                arrival = oldest
+                key = self._key_of(oldest)
+        return tenant, arrival
 
-    def _longest_of(self, tenant: int) -> int:
-        """The longest cached prefix of those of a tenant that are left, the first of equals."""
-        positions = self._positions.get(tenant)
-        if positions is None:
-            positions = np.flatnonzero(self._tenants == tenant)
-            self._positions[tenant] = positions
-        if len(positions) == len(self._cached):
-            return int(np.argmax(self._cached))
-        return int(positions[np.argmax(self._cached.take(positions))])
+    def _key_of(self, arrival: int) -> float:
+        """The key of the longest cached prefix."""
+        return -float(self._table.cached_len[self._table.index_by_arrival(arrival)])
 
-    def _longest(self, chosen: BoolArray) -> int:
-        """The longest cached prefix of those `chosen` [n] that are left, the first of equals."""
-        if chosen.all():
-            return int(np.argmax(self._cached))
-        cached = np.where(chosen, self._cached, TAKEN)
-        return int(np.argmax(cached))
+    def _go_on(self, tenant: int) -> None:
+        """The next of a tenant is the best that is left of it."""
+        following = self._following(self._in_order, self._lanes.in_order, tenant)
+        self._best[tenant] = following[-1]
+        self._best_key[tenant] = following[0]
+
+    def _following(self, rest: dict[int, Iterator[Entry]], lanes: Lanes, tenant: int) -> Entry:
+        """The first entry of a tenant that is left."""
+        entries = rest.get(tenant)
+        if entries is None:
+            entries = lanes.of(tenant)
+            rest[tenant] = entries
+        for entry in entries:
+            if entry[-1] < self._end and entry[-1] not in self._taken:
+                return entry
+        return NO_ENTRY
+
+    def _leave_out_later_ones(self) -> None:
+        self._oldest[self._oldest >= self._end] = EVERYBODY
+        for tenant in np.flatnonzero((self._best >= self._end) & (self._best < EVERYBODY)).tolist():
+            self._go_on(tenant)
 
 
 POLICY = Fair

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from weft.scheduler.lanes.lanes import LastingKey
 from weft.scheduler.policy import Policy
 
 
 class Fcfs(Policy):
     ages = False
+
+    def lasting_keys(self) -> tuple[LastingKey, ...]:
+        return ()
 
 
 POLICY = Fcfs

@@ -8,6 +8,8 @@ from weft.scheduler.waiting_table import WaitingTable
 
 
 class LongestOutput(KeyPolicy):
+    lasts = True
+
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         # The negative of the output length: the lowest key goes first.
         fill_len = table.fill_len.take(indices)

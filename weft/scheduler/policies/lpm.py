@@ -9,6 +9,7 @@ from weft.scheduler.waiting_table import WaitingTable
 
 class LongestPrefix(KeyPolicy):
     reads_cache = True
+    lasts = True
 
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         cached_len = table.cached_len.take(indices)

@@ -18,6 +18,8 @@ from weft.scheduler.waiting_table import WaitingTable
 
 
 class Priority(KeyPolicy):
+    lasts = True
+
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self.classes = self

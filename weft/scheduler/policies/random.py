@@ -10,6 +10,8 @@ from weft.scheduler.waiting_table import WaitingTable
 
 
 class Random(KeyPolicy):
+    lasts = True
+
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         # The seed in the upper half, the arrival in the lower: equal sums need equal seeds.
         seed = self.context.settings.seed % 2**32

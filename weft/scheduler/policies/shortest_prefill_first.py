@@ -9,6 +9,7 @@ from weft.scheduler.waiting_table import WaitingTable
 
 class ShortestPrefill(KeyPolicy):
     reads_cache = True
+    lasts = True
 
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
         fill_len = table.fill_len.take(indices)

@@ -172,21 +172,16 @@ class Shadowed(Policy):
 
     # The order
 
-    def order(
-        self,
-        table: WaitingTable,
-        indices: LongArray,
-        now: float,
-    ) -> Iterator[Request]:
+    def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         self._compare()
-        self._walked = Walked(now, self._head(table, indices, now))
+        self._walked = Walked(now, self._head(table, end, now))
         self.lend_index(self.live)
-        yield from self.live.order(self._view_of_live(table), indices, now)
+        yield from self.live.order_waiting(self._view_of_live(table), end, now)
 
     def _head(
         self,
         table: WaitingTable,
-        indices: LongArray,
+        end: int,
         now: float,
     ) -> list[Request]:
         """The first requests that the shadow would look at."""
@@ -196,12 +191,10 @@ class Shadowed(Policy):
         if shadow.follower is not None:
             view = copy.copy(table)
             view.tag = table.tag >> SHADOW_BITS
-        order = shadow.order(view, indices, now)
+        order = shadow.order_waiting(view, end, now)
         aging_s = self.context.settings.aging_s
         if aging_s and shadow.ages:
-            num_overdue = table.num_by(indices, now - aging_s)
-            oldest = map(table.request_at, indices[:num_overdue])
-            order = self._turns.interleave(oldest, order)
+            order = self._turns.interleave(table.came_by(now - aging_s, end), order)
         return list(islice(order, NUM_HEAD))
 
     def _view_of_live(self, table: WaitingTable) -> WaitingTable:

@@ -1,0 +1,170 @@
+"""Waiting requests that are kept in order, against a sort of all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import World
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.scheduler.composed.build import build_policy
+from weft.scheduler.lanes.lane import BLOCK_SIZE, Entry, Lane
+from weft.scheduler.lanes.lanes import Lanes
+from weft.scheduler.pace.pace import Pace
+from weft.scheduler.policies.lpm import LongestPrefix
+from weft.scheduler.policy import PolicyContext
+from weft.scheduler.request import Request
+from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
+
+KEPT = (
+    "lpm",
+    "lof",
+    "random",
+    "priority",
+    "shortest-prefill-first",
+    "hrrn",
+    "deadline",
+    "lof > lpm",
+    "lpm > lof > shortest-prefill-first",
+)
+
+
+def context(token_s: float = 0.0) -> PolicyContext:
+    """Prompts take `token_s` seconds a token."""
+    known = World(settings(seed=5)).scheduler.waiting_queue.policy.context
+    pace = SimpleNamespace(model=lambda: SimpleNamespace(token_s=token_s))
+    return known._replace(pace=cast(Pace, pace))
+
+
+class Crowd:
+    """A table of waiting requests, of which some come, leave or find more in the cache."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.table = WaitingTable()
+        self.time = 0.0
+        self.number = 0
+
+    def come(self) -> None:
+        rng = self.rng
+        prompt_len = rng.randrange(2, 30)
+        message = GenerateRequest(
+            id=self.number,
+            rid=f"r{self.number}",
+            input_ids=bytes(4 * prompt_len),
+            sampling=SamplingParams(),
+            priority=rng.randrange(-2, 3),
+            ttft_ms=rng.choice([0, 500, 2_000, 9_000]),
+            timeout_ms=rng.choice([0, 0, 4_000]),
+        )
+        max_len = prompt_len + rng.randrange(1, 9)
+        self.time += rng.choice([0.0, 0.01, 0.1])
+        self.table.append(
+            Request(
+                message, max_len=max_len, seed=0, arrival_order=self.number, arrival_s=self.time
+            )
+        )
+        self.number += 1
+
+    def change(self) -> None:
+        rng = self.rng
+        waiting = list(self.table)
+        if waiting and rng.random() < 0.5:
+            self.table.discard(rng.choice(waiting))
+        elif waiting:
+            request = rng.choice(waiting)
+            length = rng.randrange(request.fill_len)
+            if request in self.table:
+                self.table.set_cached_len(request.spec.arrival_order, length)
+
+
+def ids(requests: Iterator[Request]) -> list[int]:
+    return [request.id for request in requests]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("text", KEPT)
+def test_what_is_kept_in_order_is_what_a_sort_of_all_gives(text: str, seed: int) -> None:
+    rng = random.Random(f"kept {seed}")
+    crowd = Crowd(rng)
+    policy = build_policy(text, context(rng.choice([0.0, 0.05, 0.5])))
+    for _ in range(40):
+        for _ in range(rng.choice([0, 1, 5, 60])):
+            crowd.come()
+        for _ in range(rng.choice([0, 1, 9, 50])):
+            crowd.change()
+        if rng.random() < 0.3:
+            policy.look(crowd.table)
+        end = rng.choice([EVERYBODY, EVERYBODY, rng.randrange(crowd.number + 1)])
+        now = crowd.time + rng.choice([0.0, 0.5, 3.0])
+        kept = ids(policy.order_waiting(crowd.table, end, now))
+        assert kept == ids(policy.order(crowd.table, crowd.table.indices_before(end), now))
+
+
+def test_of_very_many_that_are_late_none_is_named_before_its_time() -> None:
+    crowd = Crowd(random.Random(2))
+    for _ in range(600):
+        crowd.come()
+    policy = build_policy("deadline", context(token_s=0.3))
+    order = policy.order_waiting(crowd.table, EVERYBODY, crowd.time)
+    assert ids(order) == ids(policy.order(crowd.table, crowd.table.indices(), crowd.time))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lane_has_its_entries_in_order(seed: int) -> None:
+    rng = random.Random(f"lane {seed}")
+    lane = Lane()
+    expected: set[Entry] = set()
+    for round in range(120):
+        num = rng.choice([1, 1, 3, 400 if round < 20 else 2])
+        new = {(rng.randrange(50), rng.randrange(10_000)) for _ in range(num)} - expected
+        lane.add(new)
+        expected |= new
+        for entry in rng.sample(sorted(expected), min(len(expected), rng.choice([0, 2, 40]))):
+            lane.remove(entry)
+            expected.remove(entry)
+        assert list(lane) == sorted(expected)
+        assert len(lane) == len(expected)
+        assert lane.first() == min(expected, default=None)
+        low = (rng.randrange(50),)
+        end = (rng.randrange(50),)
+        assert list(lane.within(low, end)) == sorted(one for one in expected if low <= one < end)
+    assert len(lane) > 2 * BLOCK_SIZE
+
+
+def test_an_entry_that_comes_to_a_large_lane_moves_no_others_but_those_of_its_block() -> None:
+    lane = Lane()
+    lane.add([(number,) for number in range(0, 20_000, 2)])
+    blocks = {id(block): tuple(block) for block in lane._blocks}
+    lane.add([(4_001,)])
+    changed = [block for block in lane._blocks if blocks.get(id(block)) != tuple(block)]
+    assert len(changed) == 1
+
+
+def test_each_lane_has_its_own_and_only_members_are_in() -> None:
+    crowd = Crowd(random.Random(1))
+    for _ in range(100):
+        crowd.come()
+    members = set(range(0, 100, 2))
+
+    class ByPriority:
+        def lane(self, table: WaitingTable, indices: object) -> object:
+            return table.priority[indices]  # type: ignore[index]
+
+    lanes = Lanes((LongestPrefix(context()),), ByPriority().lane, members)  # type: ignore[arg-type]
+    assert lanes.update(crowd.table) == {-2, -1, 0, 1, 2}
+    for rank in range(-2, 3):
+        found = ids(lanes.requests_of(crowd.table, rank))
+        mine = [one.id for one in crowd.table if one.message.priority == rank]
+        assert found == [id for id in mine if id in members]
+    assert not lanes.update(crowd.table)
+    first = next(one for one in crowd.table if one.id in members)
+    crowd.table.discard(first)
+    members.remove(first.id)
+    assert lanes.update(crowd.table) == {first.message.priority}

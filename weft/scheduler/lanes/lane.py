@@ -1,0 +1,93 @@
+"""Entries that stand in order while some come and go: in blocks, so that one that comes or goes
+moves a few hundred others at most.
+
+    _blocks   [1 4 4] [6 7] [9 9 12]
+    _lasts         4     7       12       where an entry belongs, is looked for here
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+# The keys of a request, the most important first, and behind them the number of its arrival: so no
+# two are equal, and those with equal keys stand as they came.
+Entry: TypeAlias = tuple[Any, ...]
+
+BLOCK_SIZE = 256
+SHARE = 8  # one of as many new entries or more: all are sorted again
+
+
+class Lane:
+    """A set of entries, which are read in order."""
+
+    __slots__ = ("_blocks", "_lasts", "_size")
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Entry]] = []
+        self._lasts: list[Entry] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Entry]:
+        """In order. Lazy: entries that come or go meanwhile may be named or not."""
+        for block in self._blocks[:]:
+            yield from block[:]
+
+    def first(self) -> Entry | None:
+        if not self._blocks:
+            return None
+        return self._blocks[0][0]
+
+    def within(self, low: Entry, end: Entry) -> Iterator[Entry]:
+        """The entries from `low` on that are below `end`, in order. Lazy."""
+        number = bisect_left(self._lasts, low)
+        for block in self._blocks[number:]:
+            first = bisect_left(block, low)
+            last = bisect_left(block, end)
+            yield from block[first:last]
+            if last < len(block):
+                return
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Take in entries that are not there."""
+        new = list(entries)
+        if len(new) * SHARE < self._size:
+            for entry in new:
+                self._add(entry)
+        else:
+            self._fill(sorted([*self, *new]))
+
+    def remove(self, entry: Entry) -> None:
+        """Take out an entry that is there."""
+        number = bisect_left(self._lasts, entry)
+        block = self._blocks[number]
+        place = bisect_left(block, entry)
+        assert block[place] == entry, "an entry is not where it belongs"
+        del block[place]
+        self._size -= 1
+        if not block:
+            del self._blocks[number]
+            del self._lasts[number]
+        elif place == len(block):
+            self._lasts[number] = block[-1]
+
+    def _add(self, entry: Entry) -> None:
+        number = min(bisect_left(self._lasts, entry), len(self._blocks) - 1)
+        block = self._blocks[number]
+        insort(block, entry)
+        self._size += 1
+        if len(block) > 2 * BLOCK_SIZE:
+            self._blocks[number : number + 1] = block[:BLOCK_SIZE], block[BLOCK_SIZE:]
+            self._lasts.insert(number, block[BLOCK_SIZE - 1])
+        else:
+            self._lasts[number] = block[-1]
+
+    def _fill(self, entries: list[Entry]) -> None:
+        starts = range(0, len(entries), BLOCK_SIZE)
+        self._blocks = [entries[start : start + BLOCK_SIZE] for start in starts]
+        self._lasts = [block[-1] for block in self._blocks]
+        self._size = len(entries)
