@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from weft.memory.index.prefix_index import MAX_MOVES, PrefixIndex
+from weft.memory.index import prefix_index
+from weft.memory.index.prefix_index import FEW_MOVES, MAX_MOVES, NUM_AT_ONCE, PrefixIndex
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, above
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import RadixCache
@@ -129,8 +130,13 @@ def test_a_cache_that_is_emptied_leaves_everybody_with_nothing() -> None:
     indexed.check()
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_random_changes_keep_every_length_and_weight_true(seed: int) -> None:
+@pytest.mark.parametrize("num_at_once", [8, 0])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_changes_keep_every_length_and_weight_true(
+    seed: int, num_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 0, whoever stays where a node is split is filed anew later, as in a large family."""
+    monkeypatch.setattr(prefix_index, "NUM_AT_ONCE", num_at_once)
     rng = random.Random(seed)
     indexed = Indexed(page_size=rng.choice([1, 2, 3]))
     locked: list[object] = []
@@ -202,3 +208,36 @@ def test_who_is_still_to_move_down_ends_where_the_cache_says_whatever_comes_betw
     while indexed.index.num_late:
         indexed.index.move_on()
     indexed.check()
+
+
+def test_a_large_family_in_a_node_that_is_split_is_filed_anew_in_pieces() -> None:
+    indexed = Indexed(page_size=1)
+    num = 2 * NUM_AT_ONCE * MAX_MOVES
+    indexed.insert([1, 2, 3, 4, 5])
+    for number in range(num):
+        indexed.add(number, [1, 2, 3, 10 + number % 7, number])
+    indexed.add(num, [1, 2, 3, 4, 5, 6])
+    indexed.add(num + 1, [1, 2, 9])
+    assert not indexed.index.num_late
+    indexed.insert([1, 2, 3, 9])
+    assert indexed.index.num_late == num
+    indexed.check()
+    indexed.insert([1, 2, 3, 12, 40])
+    while indexed.index.num_late:
+        indexed.index.move_on()
+    indexed.check()
+    indexed.insert([1, 2, 3, 13, 40])
+    while indexed.index.num_late:
+        indexed.index.move_on()
+    indexed.check()
+
+
+def test_fewer_move_at_once_where_very_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MANY", 3 * MAX_MOVES - 1)
+    indexed = Indexed(page_size=1)
+    for number in range(3 * MAX_MOVES):
+        indexed.add(number, [1, 2, 3, 4])
+    indexed.insert([1, 2])
+    assert list(indexed.reported.values()).count(2) == FEW_MOVES
+    indexed.index.move_on()
+    assert list(indexed.reported.values()).count(2) == 2 * FEW_MOVES

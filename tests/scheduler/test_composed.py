@@ -109,7 +109,7 @@ def test_the_order_is_that_of_a_sort_by_one_policy_after_the_other(text: str) ->
         assert [id for id in order(world) if id in ids] == [one.id for one in expected]
 
 
-@pytest.mark.parametrize("text", COMPOSED)
+@pytest.mark.parametrize("text", [*COMPOSED, "fair(key) > deadline", "priority > deadline"])
 def test_every_composed_policy_names_each_waiting_request_once(text: str) -> None:
     for aging_s in (0.0, 30.0):
         world = busy_world(text, num_waiting=120, aging_s=aging_s)

@@ -15,7 +15,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.composed.build import build_policy
 from weft.scheduler.lanes.lane import BLOCK_SIZE, Entry, Lane
-from weft.scheduler.lanes.lanes import Lanes
+from weft.scheduler.lanes.lanes import Lanes, requests_of
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.policies.lpm import LongestPrefix
 from weft.scheduler.policy import PolicyContext
@@ -107,6 +107,27 @@ def test_what_is_kept_in_order_is_what_a_sort_of_all_gives(text: str, seed: int)
         assert kept == ids(policy.order(crowd.table, crowd.table.indices_before(end), now))
 
 
+@pytest.mark.parametrize("token_s", [0.0, 0.05, 0.5])
+def test_in_a_class_deadlines_go_as_among_its_requests_alone(token_s: float) -> None:
+    rng = random.Random(f"classes {token_s}")
+    crowd = Crowd(rng)
+    policy = build_policy("priority > deadline", context(token_s))
+    alone = build_policy("deadline", context(token_s))
+    table = crowd.table
+    for _ in range(20):
+        for _ in range(rng.choice([1, 60])):
+            crowd.come()
+        for _ in range(rng.choice([0, 9])):
+            crowd.change()
+        now = crowd.time + rng.choice([0.0, 0.5, 3.0])
+        expected = []
+        for priority in range(2, -3, -1):
+            indices = table.indices()
+            own = indices[table.priority[indices] == priority]
+            expected += ids(alone.order(table, own, now))
+        assert ids(policy.order_waiting(table, EVERYBODY, now)) == expected
+
+
 def test_of_very_many_that_are_late_none_is_named_before_its_time() -> None:
     crowd = Crowd(random.Random(2))
     for _ in range(600):
@@ -121,6 +142,7 @@ def test_a_lane_has_its_entries_in_order(seed: int) -> None:
     rng = random.Random(f"lane {seed}")
     lane = Lane()
     expected: set[Entry] = set()
+    longest = 0
     for round in range(120):
         num = rng.choice([1, 1, 3, 400 if round < 20 else 2])
         new = {(rng.randrange(50), rng.randrange(10_000)) for _ in range(num)} - expected
@@ -131,11 +153,12 @@ def test_a_lane_has_its_entries_in_order(seed: int) -> None:
             expected.remove(entry)
         assert list(lane) == sorted(expected)
         assert len(lane) == len(expected)
+        longest = max(longest, len(lane))
         assert lane.first() == min(expected, default=None)
         low = (rng.randrange(50),)
         end = (rng.randrange(50),)
         assert list(lane.within(low, end)) == sorted(one for one in expected if low <= one < end)
-    assert len(lane) > 2 * BLOCK_SIZE
+    assert longest > 2 * BLOCK_SIZE
 
 
 def test_an_entry_that_comes_to_a_large_lane_moves_no_others_but_those_of_its_block() -> None:
@@ -160,7 +183,7 @@ def test_each_lane_has_its_own_and_only_members_are_in() -> None:
     lanes = Lanes((LongestPrefix(context()),), ByPriority().lane, members)  # type: ignore[arg-type]
     assert lanes.update(crowd.table) == {-2, -1, 0, 1, 2}
     for rank in range(-2, 3):
-        found = ids(lanes.requests_of(crowd.table, rank))
+        found = ids(requests_of(crowd.table, lanes.lane(rank), EVERYBODY))
         mine = [one.id for one in crowd.table if one.message.priority == rank]
         assert found == [id for id in mine if id in members]
     assert not lanes.update(crowd.table)

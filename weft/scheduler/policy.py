@@ -15,7 +15,8 @@ from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.batch import RunningBatch
-from weft.scheduler.lanes.lanes import KeptOrder, LastingKey
+from weft.scheduler.lanes.lane import Lane
+from weft.scheduler.lanes.lanes import KeptOrder, LastingKey, requests_of
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
@@ -132,6 +133,17 @@ class Policy:
         """The keys by which it orders, the most important first, if they last; None: it does not
         order by keys, or by one that depends on the time."""
         return None
+
+    def lane_keys(self) -> tuple[LastingKey, ...] | None:
+        """The keys of the lanes that `order_lane` reads; None: it reads none."""
+        return self.lasting_keys()
+
+    def order_lane(
+        self, table: WaitingTable, lane: Lane, by_age: Lane, end: int, now: float
+    ) -> Iterator[Request]:
+        """The requests of a lane that came before the arrival `end`, best first. They stand there
+        by `lane_keys`, and in `by_age` as they came."""
+        return requests_of(table, lane, end)
 
     def new_counts(self) -> SubtreeCounts | None:
         """A counter of the sequences below each node of the prefix tree, if the policy reads it."""

@@ -28,19 +28,20 @@ MAX_MOVES = 32
 # With more than MANY sequences: then a step has much else to do, and more families to move.
 FEW_MOVES = 8
 MANY = 16_384
+NUM_AT_ONCE = 8  # times as many are filed anew when a node is split, if they stay as long
 NUM_FIRST = 64  # numbers of a bucket that are listed without the rest
 
 
 class IndexedSequence:
     """The first `end` bytes of a key, and where its cached prefix ends."""
 
-    __slots__ = ("anchor", "end", "key", "length", "next_page", "number")
+    __slots__ = ("bucket", "end", "key", "length", "next_page", "number")
 
     def __init__(self, number: int, key: CacheKey, end: int) -> None:
         self.number = number
         self.key = key
         self.end = end
-        self.anchor: Anchor = key.namespace
+        self.bucket: Bucket | None = None  # where its cached prefix ends
         self.length = 0  # of the cached prefix, in bytes
         self.next_page = b""  # what a child of the anchor would begin with; empty: none can go on
 
@@ -48,12 +49,14 @@ class IndexedSequence:
 class Bucket:
     """The sequences whose cached prefix ends at one anchor."""
 
-    __slots__ = ("by_next_page", "highest", "is_sorted", "members")
+    __slots__ = ("anchor", "by_length", "by_next_page", "highest", "is_sorted", "members")
 
-    def __init__(self) -> None:
+    def __init__(self, anchor: Anchor) -> None:
+        self.anchor = anchor
         self.members: dict[int, IndexedSequence] = {}  # by number
         self.is_sorted = True  # their numbers rise
         self.highest = -1  # number that was ever in it
+        self.by_length: dict[int, dict[int, IndexedSequence]] = {}
         # Those of them that end at the end of the node, and go on.
         self.by_next_page: dict[bytes, dict[int, IndexedSequence]] = {}
 
@@ -64,6 +67,15 @@ class Bucket:
         elif number not in self.members:
             self.is_sorted = False
         self.members[number] = sequence
+        self.by_length.setdefault(sequence.length, {})[number] = sequence
+
+    def drop(self, sequence: IndexedSequence) -> None:
+        number = sequence.number
+        del self.members[number]
+        alike = self.by_length[sequence.length]
+        del alike[number]
+        if not alike:
+            del self.by_length[sequence.length]
 
     def numbers(self) -> Iterator[int]:
         """In rising order. Those that were given may leave meanwhile; the rest stay."""
@@ -109,9 +121,9 @@ class PrefixIndex:
 
     def remove(self, number: int) -> None:
         sequence = self._sequences.pop(number)
-        self._take_out(sequence)
+        anchor = self._take_out(sequence)
         if self._counts is not None:
-            self._counts.change(sequence.anchor, -1)
+            self._counts.change(anchor, -1)
 
     def length(self, number: int) -> int:
         """Cached tokens of a sequence."""
@@ -179,12 +191,7 @@ class PrefixIndex:
     def split(self, upper: Node, lower: Node) -> None:
         bucket = self._buckets.get(lower)
         if bucket is not None:
-            border = _depth(upper)
-            for sequence in list(bucket.members.values()):
-                if sequence.length <= border:
-                    self._take_out(sequence)
-                    is_end = sequence.length == border
-                    self._put(sequence, upper, sequence.length, is_end)
+            self._split(bucket, upper, lower)
         if self._counts is not None:
             at_upper = self._buckets.get(upper)
             num_at_upper = 0 if at_upper is None else len(at_upper.members)
@@ -214,7 +221,7 @@ class PrefixIndex:
             self._put(sequence, sequence.key.namespace, 0, is_end=True)
             self._moved(sequence.number, 0)
             if self._counts is not None:
-                self._counts.change(sequence.anchor, 1)
+                self._counts.change(sequence.key.namespace, 1)
 
     # Inside
 
@@ -225,15 +232,39 @@ class PrefixIndex:
         """Put a sequence where the cache has the end of its prefix now."""
         handle, length, is_end = self._cache.locate(sequence.key, sequence.end)
         anchor = sequence.key.namespace if handle is None else handle
-        if length == sequence.length:
+        before_len = sequence.length
+        if length == before_len and not (is_end and not sequence.next_page):
             return
-        before = sequence.anchor
-        self._take_out(sequence)
+        before = self._take_out(sequence)
         self._put(sequence, anchor, length, is_end)
+        if length == before_len:
+            return
         if self._counts is not None:
             self._counts.change(before, -1)
             self._counts.change(anchor, 1)
         self._moved(sequence.number, length // TOKEN_BYTES)
+
+    def _split(self, bucket: Bucket, upper: Node, lower: Node) -> None:
+        """The sequences that end above `lower` now belong to the new `upper`."""
+        border = _depth(upper)
+        above = [alike for length, alike in bucket.by_length.items() if length <= border]
+        if sum(map(len, above)) <= NUM_AT_ONCE * self._max_moves():
+            for sequence in [one for alike in above for one in alike.values()]:
+                self._take_out(sequence)
+                is_end = sequence.length == border
+                self._put(sequence, upper, sequence.length, is_end)
+            return
+        # Those that stay where they are are very many: the others leave, and the bucket moves.
+        below = [alike for length, alike in bucket.by_length.items() if length > border]
+        self._buckets[upper] = bucket
+        del self._buckets[lower]
+        bucket.anchor = upper
+        for sequence in [one for alike in below for one in alike.values()]:
+            is_end = sequence.next_page != b""
+            self._take_out(sequence)
+            self._put(sequence, lower, sequence.length, is_end)
+        # With which page each would go on is noted later.
+        self._late.extend(bucket.by_length.get(border, ()))
 
     def _cut_off(self, bucket: Bucket, anchor: Anchor, depth: int) -> None:
         """What the sequences of a bucket have beyond `depth`, the end of `anchor`, has gone."""
@@ -259,28 +290,31 @@ class PrefixIndex:
         return tokens.startswith(prefix, sequence.length)
 
     def _put(self, sequence: IndexedSequence, anchor: Anchor, length: int, is_end: bool) -> None:
-        sequence.anchor = anchor
         sequence.length = length
         bucket = self._buckets.get(anchor)
         if bucket is None:
-            bucket = self._buckets[anchor] = Bucket()
+            bucket = self._buckets[anchor] = Bucket(anchor)
         bucket.add(sequence)
+        sequence.bucket = bucket
         if is_end and length + self._step <= sequence.end:
             sequence.next_page = sequence.key.tokens[length : length + self._step]
             bucket.by_next_page.setdefault(sequence.next_page, {})[sequence.number] = sequence
         else:
             sequence.next_page = b""
 
-    def _take_out(self, sequence: IndexedSequence) -> None:
-        bucket = self._buckets[sequence.anchor]
-        del bucket.members[sequence.number]
+    def _take_out(self, sequence: IndexedSequence) -> Anchor:
+        """Returns where it was."""
+        bucket = sequence.bucket
+        assert bucket is not None
+        bucket.drop(sequence)
         if not bucket.members:
-            del self._buckets[sequence.anchor]
+            del self._buckets[bucket.anchor]
         elif sequence.next_page:
             group = bucket.by_next_page[sequence.next_page]
             del group[sequence.number]
             if not group:
                 del bucket.by_next_page[sequence.next_page]
+        return bucket.anchor
 
     def _take_out_group(
         self, anchor: Anchor, next_page: bytes, group: dict[int, IndexedSequence]
@@ -291,8 +325,8 @@ class PrefixIndex:
         if len(group) == len(bucket.members):
             del self._buckets[anchor]
             return
-        for number in group:
-            del bucket.members[number]
+        for sequence in group.values():
+            bucket.drop(sequence)
 
 
 def _depth(node: Node) -> int:

@@ -59,7 +59,8 @@ class Classes(Policy):
         if self._keeps_account:
             self.follower = self
         self._lanes: Lanes | None = None
-        keys = self._plain.lasting_keys()
+        self._by_age = Lanes((), self._rank_of)
+        keys = self._plain.lane_keys()
         if keys is not None:
             self._lanes = Lanes(keys, self._rank_of)
 
@@ -134,8 +135,8 @@ class Classes(Policy):
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         lanes = self._lanes
         if lanes is not None:
-            lanes.update(table)
-            return self._by_class(table, lanes, end)
+            self.look(table)
+            return self._by_class(table, lanes, end, now)
         walk = ClassWalk(self, table, end, now)
         aging_s = self.context.settings.aging_s
         if self.ages or not aging_s:
@@ -149,17 +150,20 @@ class Classes(Policy):
     def look(self, table: WaitingTable) -> None:
         if self._lanes is not None:
             self._lanes.update(table)
+            if self._plain.lasting_keys() is None:
+                self._by_age.update(table)
         for policy in self._policies.values():
             policy.look(table)
 
     def _rank_of(self, table: WaitingTable, indices: LongArray) -> LongArray:
         return self._priority.key(table, indices, 0.0)
 
-    def _by_class(self, table: WaitingTable, lanes: Lanes, end: int) -> Iterator[Request]:
+    def _by_class(
+        self, table: WaitingTable, lanes: Lanes, end: int, now: float
+    ) -> Iterator[Request]:
         for rank in sorted(lanes.lanes):
-            for request in lanes.requests_of(table, rank):
-                if request.spec.arrival_order < end:
-                    yield request
+            by_age = self._by_age.lane(rank)
+            yield from self._plain.order_lane(table, lanes.lane(rank), by_age, end, now)
 
     def rising_ranks(self, table: WaitingTable, end: int) -> Iterator[int]:
         """The classes of the requests before the arrival `end`, and perhaps others."""

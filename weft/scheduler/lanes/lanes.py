@@ -13,7 +13,7 @@ from typing import Protocol
 from weft.arrays import LongArray
 from weft.scheduler.lanes.lane import Entry, Lane
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
+from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
 ONLY_LANE = 0
 NEVER = -1
@@ -66,15 +66,11 @@ class Lanes:
 
     def of(self, number: int) -> Iterator[Entry]:
         """The entries of a lane, in order."""
-        lane = self.lanes.get(number)
-        return iter(()) if lane is None else iter(lane)
+        return iter(self.lane(number))
 
-    def requests_of(self, table: WaitingTable, number: int) -> Iterator[Request]:
-        """The requests of a lane, in order."""
-        for entry in self.of(number):
-            request = table.find(entry[-1])
-            if request is not None:
-                yield request
+    def lane(self, number: int) -> Lane:
+        """A lane; one without requests is empty."""
+        return self.lanes.get(number) or Lane()
 
     def _begin_anew(self, table: WaitingTable) -> set[int]:
         before = set(self.lanes)
@@ -145,6 +141,14 @@ class Lanes:
             lane.add(entries)
 
 
+def requests_of(table: WaitingTable, lane: Lane, end: int) -> Iterator[Request]:
+    """The requests of a lane that came before the arrival `end`, in its order. Lazy."""
+    for entry in lane:
+        request = table.find(entry[-1])
+        if request is not None and entry[-1] < end:
+            yield request
+
+
 class KeptOrder:
     """All that wait, in the order of keys that last."""
 
@@ -158,7 +162,4 @@ class KeptOrder:
     def order(self, table: WaitingTable, end: int) -> Iterator[Request]:
         """Those before the arrival `end`, best first. Lazy."""
         self._lanes.update(table)
-        requests = self._lanes.requests_of(table, ONLY_LANE)
-        if end == EVERYBODY:
-            return requests
-        return (one for one in requests if one.spec.arrival_order < end)
+        return requests_of(table, self._lanes.lane(ONLY_LANE), end)

@@ -8,13 +8,14 @@ no deadline: serving it first would make others late, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 
 import numpy as np
 
 from weft.arrays import LongArray
-from weft.scheduler.lanes.lanes import ONLY_LANE, Lanes
+from weft.scheduler.lanes.lane import Lane
+from weft.scheduler.lanes.lanes import ONLY_LANE, Lanes, LastingKey
 from weft.scheduler.policy import KeyPolicy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
@@ -50,39 +51,58 @@ class EarliestDeadline(KeyPolicy):
         return key
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
-        """Those that are due at some time stand in a lane; all before `now` is passed over."""
+        """Those that are due at some time stand in a lane."""
         self.look(table)
-        lane = self._lanes.lanes.get(ONLY_LANE)
-        if lane is None:
-            return
-        arrivals = (arrival for _, arrival in lane.within((now,), (math.inf,)) if arrival < end)
-        named: list[int] = []
-        num_late = 0
-        while num_late < MAX_LATE:
-            some = list(islice(arrivals, TOGETHER))
-            if not some:
-                break
-            indices = table.indices_of(some)
-            is_met = self.key(table, indices, now) < np.inf
-            num_late += len(some) - int(is_met.sum())
-            indices = indices[is_met]
-            named += indices.tolist()
-            yield from map(table.request_at, indices.tolist())
-        if num_late < MAX_LATE:
-            yield from self._those_left(table, end, set(named))
+        named: set[int] = set()
+        are_all = yield from self._met(table, self._lanes.lane(ONLY_LANE), end, now, named)
+        if are_all:
+            for request in table.came_by(math.inf, end):
+                if request.spec.arrival_order not in named:
+                    yield request
         else:
             indices = table.indices_before(end)
-            is_left = np.isin(indices, named, invert=True)
+            is_left = np.isin(indices, table.indices_of(list(named)), invert=True)
             yield from self.order(table, indices[is_left], now)
 
     def look(self, table: WaitingTable) -> None:
         self._lanes.update(table)
 
-    def _those_left(self, table: WaitingTable, end: int, named: set[int]) -> Iterator[Request]:
-        """All that were not named, as they came."""
-        for request in table.came_by(math.inf, end):
-            if table.index_of(request) not in named:
-                yield request
+    def lane_keys(self) -> tuple[LastingKey, ...]:
+        return (DueTime(),)
+
+    def order_lane(
+        self, table: WaitingTable, lane: Lane, by_age: Lane, end: int, now: float
+    ) -> Iterator[Request]:
+        named: set[int] = set()
+        are_all = yield from self._met(table, lane, end, now, named)
+        left = (arrival for (arrival,) in by_age if arrival < end and arrival not in named)
+        if are_all:
+            for arrival in left:
+                yield table.request_at(table.index_by_arrival(arrival))
+        else:
+            yield from self.order(table, table.indices_of(list(left)), now)
+
+    def _met(
+        self, table: WaitingTable, lane: Lane, end: int, now: float, named: set[int]
+    ) -> Generator[Request, None, bool]:
+        """Those of a lane that can be met; their arrivals are in `named` then.
+
+        All before `now` is passed over. Returns whether these are all: not if many were late.
+        """
+        entries = lane.within((now,), (math.inf,))
+        arrivals = (arrival for _, arrival in entries if arrival < end)
+        num_late = 0
+        while num_late < MAX_LATE:
+            some = list(islice(arrivals, TOGETHER))
+            if not some:
+                return True
+            is_met = self.key(table, table.indices_of(some), now) < np.inf
+            for arrival, is_one in zip(some, is_met.tolist(), strict=True):
+                if is_one:
+                    named.add(arrival)
+                    yield table.request_at(table.index_by_arrival(arrival))
+            num_late += len(some) - int(is_met.sum())
+        return False
 
     def _token_s(self) -> float:
         """Seconds that a token of a prompt takes; 0 as long as nothing is known."""

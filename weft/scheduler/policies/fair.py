@@ -113,39 +113,27 @@ class Tenants:
         self._free = list(reversed(new_numbers))
 
 
-class FairWalk(Protocol):
-    """Names the waiting requests one by one, by the numbers of their arrival. The caller writes
-    `service` and `since_oldest` [tenants] as it admits."""
+class OrdersWithin(Protocol):
+    """The orders of the tenants, of one moment."""
 
-    service: DoubleArray
-    since_oldest: LongArray
-
-    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
-        """The arrival of the next request, and why it is; None: all have been named."""
-        ...
-
-    def take(self, arrival: int) -> int:
-        """This request is not left any more. Returns its tenant."""
+    def next_of(self, tenant: int, taken: Set[int]) -> int | None:
+        """The arrival of the tenant's next request that is not `taken`; None: none is named."""
         ...
 
 
 class Within(Protocol):
-    """An order within the tenants that no lanes can keep."""
+    """An order within the tenants."""
 
     policy: Policy
 
-    def walk(
-        self,
-        table: WaitingTable,
-        indices: LongArray,
-        *,
-        service: DoubleArray,
-        since_oldest: LongArray,
-        overdue_end: int,
-        now: float,
-    ) -> FairWalk:
-        """A walk over the requests at `indices` [n]; those that came before the arrival
-        `overdue_end` are overdue."""
+    def orders(self, table: WaitingTable, indices: LongArray, now: float) -> OrdersWithin:
+        """Those of the requests at `indices` [n], for a policy without lanes."""
+        ...
+
+    def orders_of_lanes(
+        self, table: WaitingTable, in_order: Lanes, by_age: Lanes, end: int, now: float
+    ) -> OrdersWithin:
+        """Those of the requests before the arrival `end`, with a lane for each tenant."""
         ...
 
 
@@ -164,9 +152,11 @@ class Fair(Policy):
         shares = context.settings.tenant_shares
         self._tenants = Tenants(shares)
         self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
-        keys = (LongestPrefix(context),) if within is None else within.policy.lasting_keys()
-        self._lanes = None if keys is None else TenantLanes(keys, self._waiting)
-        self.names_its_own = self._lanes is not None
+        # Whether an order within the tenants is more than that of a lane.
+        self._asks_within = within is not None and within.policy.lasting_keys() is None
+        keys = (LongestPrefix(context),) if within is None else within.policy.lane_keys()
+        self._lanes = TenantLanes(keys, self._waiting)
+        self.names_its_own = keys is not None
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
         self._since_due = 0  # admissions since the last of the tenant whose turn it was
         # Why the last order named a request, by its arrival.
@@ -277,40 +267,48 @@ class Fair(Policy):
         indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
-        within = self._within
-        assert within is not None, "all that wait are asked for together"
-        self.lend_index(within.policy)
-        walk = within.walk(
-            table,
-            indices,
-            service=self._served(),
-            since_oldest=self._tenants.since_oldest.copy(),
-            overdue_end=self._overdue_end(table, now),
-            now=now,
-        )
-        return self._named(table, walk)
+        """The requests at `indices` [n], which are all that have been introduced and came before
+        some moment."""
+        end = 0
+        if len(indices):
+            end = int(table.arrival_order[indices[-1]]) + 1
+        if self._within is None:
+            return self._walk(table, end, now, None)
+        self.lend_index(self._within.policy)
+        return self._walk(table, end, now, self._within.orders(table, indices, now))
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
-        lanes = self._lanes
-        if lanes is None:
+        if not self.names_its_own:
             return super().order_waiting(table, end, now)
+        if not self._asks_within:
+            return self._walk(table, end, now, None)
+        self.look(table)
+        lanes = self._lanes
+        assert self._within is not None
+        assert lanes.in_order is not None
+        orders = self._within.orders_of_lanes(table, lanes.in_order, lanes.by_age, end, now)
+        return self._walk(table, end, now, orders)
+
+    def _walk(
+        self, table: WaitingTable, end: int, now: float, orders: OrdersWithin | None
+    ) -> Iterator[Request]:
         self.look(table)
         walk = Walk(
             table,
-            lanes,
+            self._lanes,
             service=self._served(),
             since_oldest=self._tenants.since_oldest.copy(),
             overdue_end=self._overdue_end(table, now),
             end=end,
             may_leave_due=self._within is None,
+            orders=orders,
         )
         return self._named(table, walk)
 
     def look(self, table: WaitingTable) -> None:
-        if self._lanes is not None:
-            self._lanes.update(table, len(self._tenants))
+        self._lanes.update(table, len(self._tenants))
 
-    def _named(self, table: WaitingTable, walk: FairWalk) -> Iterator[Request]:
+    def _named(self, table: WaitingTable, walk: Walk) -> Iterator[Request]:
         """As if each request that is named were admitted at once, unless it is `passed_over`."""
         self._turns = {}
         # The walk writes copies of the accounts: a request that it names may not be admitted.
@@ -426,10 +424,11 @@ class TenantLanes:
     """The waiting requests of each tenant: as they came, and in the order within it. Arrays are by
     tenant; a tenant that has none has EVERYBODY."""
 
-    def __init__(self, keys: Sequence[LastingKey], members: Set[int]) -> None:
-        """`members` are the arrivals of those that wait under the policy."""
+    def __init__(self, keys: Sequence[LastingKey] | None, members: Set[int]) -> None:
+        """`members` are the arrivals of those that wait under the policy. Without keys, only as
+        they came."""
         self.by_age = Lanes((), self._tenants, members)
-        self.in_order = Lanes(keys, self._tenants, members)
+        self.in_order = None if keys is None else Lanes(keys, self._tenants, members)
         self.oldest: LongArray = np.zeros(0, dtype=np.int64)  # arrival of the first that came
         self.best: LongArray = np.zeros(0, dtype=np.int64)  # of the first in the order
         self.best_key: DoubleArray = np.zeros(0, dtype=np.float64)  # its first key
@@ -444,6 +443,8 @@ class TenantLanes:
         for tenant in self.by_age.update(table):
             first = next(self.by_age.of(tenant), NO_ENTRY)
             self.oldest[tenant] = first[-1]
+        if self.in_order is None:
+            return
         for tenant in self.in_order.update(table):
             first = next(self.in_order.of(tenant), NO_ENTRY)
             self.best[tenant] = first[-1]
@@ -476,8 +477,10 @@ class Walk:
         overdue_end: int,
         end: int = EVERYBODY,
         may_leave_due: bool = True,
+        orders: OrdersWithin | None = None,
     ) -> None:
-        """The walk ends before the arrival with the number `end`."""
+        """The walk ends before the arrival with the number `end`. `orders` within the tenants;
+        None: that of the lanes."""
         self.service = service
         self.since_oldest = since_oldest
         self._table = table
@@ -485,6 +488,7 @@ class Walk:
         self._overdue_end = overdue_end
         self._end = end
         self._may_leave_due = may_leave_due
+        self._orders = orders
         self._oldest = lanes.oldest.copy()
         self._best = lanes.best.copy()
         self._best_key = lanes.best_key.copy()
@@ -510,12 +514,13 @@ class Walk:
         # Of equally served tenants, the one whose request came first.
         ties = np.flatnonzero(served == least)
         due = int(ties[np.argmin(self._oldest[ties])])
-        arrival = int(self._best[due])
+        tenant = due
         key = float(self._best_key[due])
         if wants_oldest[due]:
             arrival = int(self._oldest[due])
             key = self._key_of(arrival)
-        tenant = due
+        else:
+            arrival = self._best_of(due)
         # As a rule nobody has a longer prefix, and the tenants need not be looked at.
         if self._may_leave_due and may_leave_due and key > self._best_key.min():
             may_go = served <= least + QUANTUM
@@ -532,6 +537,14 @@ class Walk:
         if self._best[tenant] == arrival:
             self._go_on(tenant)
         return tenant
+
+    def _best_of(self, tenant: int) -> int:
+        """The arrival of the first of a tenant in the order within it."""
+        if self._orders is None:
+            return int(self._best[tenant])
+        named = self._orders.next_of(tenant, self._taken)
+        # If the policy names too few: as they came.
+        return int(self._oldest[tenant]) if named is None else named
 
     def _rival(
         self, due: int, arrival: int, key: float, may_go: BoolArray, wants_oldest: BoolArray
@@ -564,6 +577,7 @@ class Walk:
 
     def _go_on(self, tenant: int) -> None:
         """The next of a tenant is the best that is left of it."""
+        assert self._lanes.in_order is not None
         following = self._following(self._in_order, self._lanes.in_order, tenant)
         self._best[tenant] = following[-1]
         self._best_key[tenant] = following[0]
