@@ -19,11 +19,11 @@ def make_adapter(folder: Path, seed: int, *, rank: int = 4, endings: tuple[str, 
     """An adapter that changes the projections with these last parts, or all, so much that answers differ."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, (in_size, out_size) in projections(ModelConfig.from_folder(NANO)).items():
-        if endings and name.rpartition(".")[2] not in endings:
+    for name, projection in projections(ModelConfig.from_folder(NANO)).items():
+        if ".layers." not in name or (endings and name.rpartition(".")[2] not in endings):
             continue
-        a = rng.standard_normal((rank, in_size)) / np.sqrt(in_size)
-        b = rng.standard_normal((out_size, rank)) / np.sqrt(rank)
+        a = rng.standard_normal((rank, projection.in_size)) / np.sqrt(projection.in_size)
+        b = rng.standard_normal((projection.out_size, rank)) / np.sqrt(rank)
         tensors[f"base_model.model.{name}.lora_A.weight"] = a.astype(np.float32)
         tensors[f"base_model.model.{name}.lora_B.weight"] = b.astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)

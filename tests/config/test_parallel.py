@@ -83,6 +83,27 @@ def test_what_is_not_divided_is_refused(
     assert why in refusal(replace(SIX, **changes), 2, **settings)
 
 
+@pytest.mark.parametrize(
+    ("changes", "settings", "why"),
+    [
+        ({}, {}, "six has 2 layers"),
+        ({}, {"tp_size": 2}, "--tp-size is 2"),
+        ({}, {"nnodes": 2, "dist_init_addr": "127.0.0.1:1"}, "--nnodes is"),
+        ({}, {"cache_dir": "here"}, "--cache-dir"),
+        ({}, {"split_prefill_layers": 1}, "--split-prefill-layers"),
+        ({"is_encoder": True}, {}, "is an encoder"),
+    ],
+)
+def test_layers_that_cannot_be_divided_are_refused(
+    changes: dict[str, Any], settings: dict[str, Any], why: str
+) -> None:
+    config = EngineConfig(pp_size=3, device="cpu", **settings)
+    with pytest.raises(SettingsError) as caught:
+        check_parallel(config, replace(SIX, **changes))
+    assert str(caught.value).startswith("--pp-size is 3, but ")
+    assert why in str(caught.value)
+
+
 def test_one_rank_divides_nothing() -> None:
     check_parallel(EngineConfig(), replace(SIX, is_encoder=True))
     assert of_rank(SIX, 1) is SIX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,8 +15,10 @@ from weft.config.model import ModelConfig
 from weft.executor.ranks.follower import follow
 from weft.executor.wire.followers import Followers, Ranks
 from weft.ops.sharding import RankPlace
+from weft.ops.stages import StagePlace
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
+from weft.parallel.stage_pipe import SocketPipe
 
 TIMEOUT_S = 120.0
 
@@ -82,6 +85,44 @@ def running(
                     raise error
 
 
+@contextmanager
+def staged(
+    model: ModelConfig, size: int, *, may_fail: bool = False, **settings: Any
+) -> Iterator[Driver]:
+    """A driver of the last of `size` stages, in whose steps all others compute their layers."""
+    links = [socket_links() for _ in range(size - 1)]
+    pipes = [socket.socketpair() for _ in range(size - 1)]
+    before: list[socket.socket | None] = [None, *(taking for _, taking in pipes)]
+    behind: list[socket.socket | None] = [*(giving for giving, _ in pipes), None]
+    followers: list[Future[None]] = []
+
+    def ranks_of(stage: int, others: Followers | None) -> Ranks:
+        pipe = SocketPipe(before[stage], behind[stage], TIMEOUT_S)
+        place = StagePlace(stage, size)
+        return Ranks(RankPlace(0, 1), others, TIMEOUT_S, stage=place, pipe=pipe)
+
+    with ThreadPoolExecutor(size) as threads:
+        for stage, (_, end) in enumerate(links):
+            ranks = ranks_of(stage, None)
+            link = SocketLink(end)
+            followers.append(threads.submit(_follow, model, None, ranks, link, settings))
+        last = ranks_of(size - 1, Followers([mine for mine, _ in links]))
+        driver = make_driver(model, None, last, **settings)
+        try:
+            yield driver
+        finally:
+            for mine, _ in links:
+                mine.close()
+            driver.runner.close()
+            for follower in followers:
+                error = follower.exception(TIMEOUT_S)
+                if error is not None and not may_fail:
+                    raise error
+            for pair in pipes:
+                for one in pair:
+                    one.close()
+
+
 def _follow(
     model: ModelConfig,
     folder: Path | None,
@@ -92,10 +133,12 @@ def _follow(
     threading.current_thread().name = f"rank {ranks.place.rank}"
     driver = make_driver(model, folder, ranks, **settings)
     comm = ranks.collective
-    assert isinstance(comm, TorchComm)
     try:
         follow(driver.runner, link, ranks.place.rank)
     finally:
         link.close()
         driver.runner.close()
-        comm.close()
+        if isinstance(comm, TorchComm):
+            comm.close()
+        if isinstance(ranks.pipe, SocketPipe):
+            ranks.pipe.close()  # as the end of a process does

@@ -93,6 +93,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     loaded.close()
 
 
+@pytest.fixture(scope="module")
+def stages() -> Iterator[Loaded]:
+    loaded = load(pp_size=2)
+    yield loaded
+    loaded.close()
+
+
 def mixed_requests(num: int) -> tuple[list[str], list[SamplingParams]]:
     """Of many kinds: they run beside each other, prompts come in chunks, and memory runs short."""
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -122,6 +129,23 @@ def test_mixed_requests_have_the_answers_of_one_rank(one: Loaded, two: Loaded, n
     assert answers(two.llm, num) == answers(one.llm, num)
     # Whoever replays the journal knows nothing of other ranks.
     assert main(["replay", two.llm.config.journal, "--check"]) == 0
+
+
+def test_mixed_requests_have_the_same_bits_where_layers_are_divided(
+    one: Loaded, stages: Loaded, tmp_path: Path
+) -> None:
+    assert answers(stages.llm, 14) == answers(one.llm, 14)
+    params = SamplingParams(max_new_tokens=4, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    for loaded in (one, stages):
+        loaded.llm.load_adapter("a", make_adapter(tmp_path / "adapter", 3))
+    ours, theirs = (
+        loaded.llm.generate("import os\n", params, adapter="a")[0] for loaded in (stages, one)
+    )
+    assert ours.token_ids == theirs.token_ids
+    for mine, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+        assert mine.top_logprobs == other.top_logprobs
+    for loaded in (one, stages):
+        loaded.llm.unload_adapter("a")
 
 
 def test_stored_pages_of_all_ranks_are_read_again(one: Loaded, two: Loaded) -> None:
@@ -186,9 +210,13 @@ def test_new_weights_and_released_memory_are_those_of_all_ranks(
     assert answers(two.llm, 3) == before
 
 
-def test_a_killed_rank_ends_requests_with_an_error_and_is_named(two: Loaded) -> None:
+@pytest.mark.parametrize("which", ["two", "stages"])
+def test_a_killed_rank_ends_requests_with_an_error_and_is_named(
+    which: str, request: pytest.FixtureRequest
+) -> None:
     """The last test of these: the rank is gone afterwards."""
-    ranks = two.built.ranks
+    loaded: Loaded = request.getfixturevalue(which)
+    ranks = loaded.built.ranks
     assert ranks is not None
     told = threading.Event()
     reasons: list[str] = []
@@ -204,7 +232,7 @@ def test_a_killed_rank_ends_requests_with_an_error_and_is_named(two: Loaded) -> 
     assert reasons == ["rank 1 was ended by SIGKILL (signal 9)"]
     params = SamplingParams(max_new_tokens=4)
     with pytest.raises(EngineBroken, match=r"rank 1|another rank"):
-        two.llm.generate(["x"] * 20, params)
+        loaded.llm.generate(["x"] * 20, params)
 
 
 def test_the_end_of_a_rank_is_told_by_its_signal() -> None:

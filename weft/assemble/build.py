@@ -31,6 +31,7 @@ from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_recv_weights
+from weft.config.parallel import num_ranks
 from weft.config.resolve import encoded_bytes, kept_as, parameters, size, window_tokens
 from weft.config.scheduling import scheduling_values
 from weft.engine.engine import Engine
@@ -84,7 +85,7 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
-    if config.tp_size == 1:
+    if num_ranks(config) == 1:
         return _build(config, folder, None)
     ranks = StartedRanks(config, folder, choose_model(config, folder, here=True))
     try:

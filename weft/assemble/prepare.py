@@ -24,6 +24,7 @@ from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, UnsupportedModel, own_code
 from weft.config.options import SettingsError
+from weft.config.parallel import num_ranks
 from weft.config.quantized import check_method
 from weft.config.resolve import Sizing, kept_as, resolve
 from weft.config.speculative_config import with_speculative_config
@@ -73,7 +74,7 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
         )
     # From here on no "auto" is left: what runs is what the settings say.
     machine = machine or probe()
-    needs_kernels = model.stored.has_codes or config.tp_size > 1
+    needs_kernels = model.stored.has_codes or num_ranks(config) > 1
     if needs_kernels and not has_kernels(config):
         machine = replace(machine, has_kernels=False)
     draft = find_draft_model(config, folder)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,9 +35,11 @@ from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.sharded import shared_bytes
 from weft.ops.sharding import RankLost, RankPlace
+from weft.ops.stages import StagePlace
 from weft.parallel.comm import TorchComm, address_towards, calling_store, file_store
 from weft.parallel.links import Link, Loss, socket_links
 from weft.parallel.shared_memory import SharedSegment, anonymous_file
+from weft.parallel.stage_pipe import SocketPipe
 
 log = EventLog("engine")
 
@@ -67,14 +70,23 @@ class StartedRanks:
         self._nodes: OtherNodes | None = None
         if config.nnodes > 1:
             self._nodes = OtherNodes(config, facts_of(config, model, folder), self._loss)
-        if config.dist_backend == "shm":
+        # Of each stage that follows: its ends of the pipes to its neighbours.
+        self._ends: list[tuple[socket.socket | None, socket.socket | None]] = []
+        self._pipe: SocketPipe | None = None
+        if config.pp_size > 1:
+            self._lay_pipes()
+        elif config.dist_backend == "shm":
             widest = max(model.vocab_size, model.hidden_size)
             self._memory = anonymous_file(shared_bytes(config.tp_size, widest))
         self._meeting = Path(tempfile.mkdtemp(prefix=f"weft-{os.getpid()}-"))
         self._processes = RankProcesses(self._note_loss)
         self._links: list[Link] = []
-        for rank in ranks_of(config, 0)[1:]:
+        for rank in self._ranks_here[1:]:
             self._start(rank, folder)
+        for ends in self._ends:
+            for end in ends:
+                if end is not None:
+                    end.close()
         if self._nodes is not None:
             self._links.extend(self._nodes.links.values())
 
@@ -84,6 +96,14 @@ class StartedRanks:
         if self._nodes is not None:
             self._nodes.await_all(self._note_loss)
         self._await_all()
+        if self._pipe is not None:
+            return Ranks(
+                RankPlace(0, 1),
+                Followers(self._links, self._loss),
+                self._config.dist_timeout,
+                stage=stage_of(0, self._config),
+                pipe=self._pipe,
+            )
         ranks = joined(
             self._config,
             RankPlace(0, self._config.tp_size),
@@ -138,9 +158,27 @@ class StartedRanks:
         for link in self._links[: len(self._processes.pids)]:
             link.close()
         self._processes.close()
+        if self._pipe is not None:
+            self._pipe.close()
         while self._pools:
             os.close(self._pools.pop())
         self._forget_meeting()
+
+    @property
+    def _ranks_here(self) -> range:
+        if self._config.pp_size > 1:
+            return range(self._config.pp_size)
+        return ranks_of(self._config, 0)
+
+    def _lay_pipes(self) -> None:
+        """From each stage to the next. This process is the last one: it samples."""
+        num_pipes = self._config.pp_size - 1
+        before: socket.socket | None = None
+        for _ in range(num_pipes):
+            giving, taking = socket.socketpair()
+            self._ends.append((before, giving))
+            before = taking
+        self._pipe = SocketPipe(before, None, self._config.dist_timeout)
 
     def _store(self) -> Any:
         if self._nodes is not None:
@@ -157,6 +195,11 @@ class StartedRanks:
             files = [theirs.fileno()]
             if self._memory is not None:
                 files.append(self._memory)
+            before: socket.socket | None = None
+            behind: socket.socket | None = None
+            if self._ends:
+                before, behind = self._ends[rank - 1]
+                files += [end.fileno() for end in (before, behind) if end is not None]
             if self._config.cache_dir:
                 self._pools.append(anonymous_file(0))
                 files.append(self._pools[-1])
@@ -168,6 +211,8 @@ class StartedRanks:
                 meeting=str(self._meeting / "ranks"),
                 memory=-1 if self._memory is None else self._memory,
                 pool=self._pools[-1] if self._pools else -1,
+                before=-1 if before is None else before.fileno(),
+                behind=-1 if behind is None else behind.fileno(),
                 log_level=get_level(),
                 log_format=get_format(),
                 host="" if self._nodes is None else self._nodes.host,
@@ -187,7 +232,7 @@ class StartedRanks:
                     f"rank {rank} was not ready within {timeout_s:g} s (--dist-timeout)"
                 ) from None
             except RankLost as exc:
-                if rank not in ranks_of(self._config, 0):
+                if rank not in self._ranks_here:
                     raise
                 raise RankLost(self._processes.why_ended(rank)) from exc
             if kind != READY:
@@ -202,10 +247,17 @@ class StartedRanks:
         log.error("rank_lost", reason=why)
         if self._segment is not None:
             self._segment.set_byte(RANKS_LOST_AT)  # nobody waits for it any more
+        if self._pipe is not None:
+            self._pipe.wake()
         if self._lost is None:
             return
         self.take_leave(why)
         self._lost(why)
+
+
+def stage_of(rank: int, config: EngineConfig) -> StagePlace:
+    """Rank 0 samples, so it has the last layers; those that follow it have the others in order."""
+    return StagePlace((rank - 1) % config.pp_size, config.pp_size)
 
 
 def joined(
@@ -231,6 +283,12 @@ def joined(
 def joined_as(args: FollowerArgs) -> Ranks:
     """The same for a rank that follows. Raises RankLost."""
     config = args.config
+    if config.pp_size > 1:
+        before = None if args.before < 0 else socket.socket(fileno=args.before)
+        behind = None if args.behind < 0 else socket.socket(fileno=args.behind)
+        pipe = SocketPipe(before, behind, config.dist_timeout)
+        place = stage_of(args.rank, config)
+        return Ranks(RankPlace(0, 1), None, config.dist_timeout, stage=place, pipe=pipe)
 
     def store() -> Any:
         if args.host:

@@ -374,6 +374,15 @@ class ParallelOptions:
             *("disaggregation_decode_tp", "disaggregation_prefill_pp"),
         ),
     )
+    pp_size: int = option(
+        1,
+        "processes that have some of the layers each, and compute each step one after the other "
+        "(pipeline parallel), on a CPU; --threads counts those of each process",
+        group="parallel",
+        low=1,
+        high=64,
+        elsewhere=("pp", "pipeline_parallel_size"),
+    )
     dist_backend: str = option(
         "auto",
         "how processes add up what they have computed: shm by memory that they share, gloo by "

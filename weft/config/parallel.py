@@ -26,6 +26,8 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
     """Raises SettingsError where the model cannot be divided as the settings say. `config` has its
     device."""
     size = config.tp_size
+    if config.pp_size > 1:
+        _check_stages(config, model)
     check_nodes(config)
     if config.node_rank:
         raise SettingsError(
@@ -48,6 +50,29 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
             f"{option}, but {model.name} has {model.num_kv_heads} heads of keys and values, which "
             f"can neither be divided nor repeated evenly; {_or(fitting_sizes(model))} would do"
         )
+
+
+def num_ranks(config: EngineConfig) -> int:
+    """The processes that hold the model together."""
+    return config.tp_size * config.pp_size
+
+
+def _check_stages(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises SettingsError where the layers cannot be divided as the settings say."""
+    size = config.pp_size
+    why = _not_in_parts(config, model)
+    if config.tp_size > 1:
+        why = f"--tp-size is {config.tp_size}: a model is divided in one of the two ways"
+    elif config.nnodes > 1:
+        why = f"--nnodes is {config.nnodes}: stages are processes of one machine"
+    elif config.cache_dir:
+        why = "KV of several stages is not stored (--cache-dir)"
+    elif config.split_prefill_layers:
+        why = "a stage has its layers in one piece (--split-prefill-layers)"
+    elif not why and size > model.num_layers:
+        why = f"{model.name} has {model.num_layers} layers"
+    if why:
+        raise SettingsError(f"--pp-size is {size}, but {why}")
 
 
 def sum_backend(config: EngineConfig, *, can_share: bool) -> str:
@@ -99,8 +124,8 @@ def kept_together(model: ModelConfig, num_ranks: int) -> ModelConfig:
     return replace(model, num_kv_heads=of_rank(model, num_ranks).num_kv_heads * num_ranks)
 
 
-def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
-    """Why a model is not divided at all; "" if it is."""
+def _not_in_parts(config: EngineConfig, model: ModelConfig) -> str:
+    """Why a model is not divided, in whatever way; "" if it may be."""
     if config.device == "cuda":
         return "ranks compute on CPUs alone as yet (--device cpu)"
     if model.is_encoder:
@@ -109,6 +134,14 @@ def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
         return (
             f"{model.name} is computed by the code of transformers, whose weights are not divided"
         )
+    return ""
+
+
+def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
+    """Why heads and inner numbers are not divided; "" if they are."""
+    why = _not_in_parts(config, model)
+    if why:
+        return why
     if config.cache_dir and config.nnodes > 1:
         return f"--nnodes is {config.nnodes}: KV of other nodes is not stored (--cache-dir)"
     for spec in model.decoder.layers:

@@ -70,6 +70,10 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
     meeting: str  # path of the file in which ranks meet, where gloo joins them on one machine
     memory: int  # number of the open file that they share; -1: none
     pool: int = -1  # number of the open file for its K and V, which rank 0 has, too; -1: none
+    # Numbers of the open sockets to the stages before and behind it, where layers are divided; -1:
+    # there is none.
+    before: int = -1
+    behind: int = -1
     host: str = ""  # address of node 0, where there are several
     store: int = 0  # port there at which ranks meet
     plans: int = 0  # port there at which this rank gets its plans

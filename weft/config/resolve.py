@@ -38,7 +38,7 @@ from weft.config.kv_events import check_kv_events
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.parallel import check_parallel, kept_together, sum_backend
+from weft.config.parallel import check_parallel, kept_together, num_ranks, sum_backend
 from weft.config.pooling import PoolingConfig
 from weft.config.projections import adapter_bytes, projections
 from weft.config.states import with_states
@@ -176,7 +176,7 @@ def resolve(
         config,
         device=device,
         dtype=model.dtype,
-        threads=config.threads or max(machine.cores * config.nnodes // config.tp_size, 1),
+        threads=config.threads or max(machine.cores * config.nnodes // num_ranks(config), 1),
         context_length=_context_length(config, model),
         page_size=config.page_size or PAGE_SIZE[device],
         overlap=device == "cuda" if config.overlap is None else config.overlap,
@@ -512,7 +512,7 @@ def _sizing(
     context and chunk filled in.
     """
     weights = model.weights_bytes
-    work = config.tp_size * _work_bytes(config, model) + _adapters_bytes(config, model)
+    work = num_ranks(config) * _work_bytes(config, model) + _adapters_bytes(config, model)
     pools = _with_states(_pools(asked, config, model), config, model)
     if draft is not None:
         weights += draft.weights_bytes

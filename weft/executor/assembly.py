@@ -101,8 +101,12 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
         layer_scales = kv_scales(spec.folder, config.num_layers)
     dtype = getattr(torch, config.kv_dtype or config.dtype)
     make: MakeZeros = zeros
-    if spec.ranks is not None and spec.ranks.pool is not None:
-        make = spec.ranks.pool.zeros
+    here = None
+    if spec.ranks is not None:
+        if spec.ranks.pool is not None:
+            make = spec.ranks.pool.zeros
+        if spec.ranks.stage is not None:
+            here = spec.ranks.stage.layers(config.num_layers)
     return KVPool(
         config,
         spec.kv_tokens,
@@ -111,6 +115,7 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
         layer_scales,
         num_window_slots=spec.window_tokens,
         make=make,
+        here=here,
     )
 
 

@@ -45,7 +45,8 @@ class KVPool:
     given).
 
     Layers with windows have `num_window_slots` of their own instead; 0: they have no others than
-    all layers. `make` makes the tensors, in the order of `tensors`.
+    all layers. `make` makes the tensors, in the order of `tensors`. Layers outside of `here` have
+    no slots, for another process computes them; None: all are computed here.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class KVPool:
         *,
         num_window_slots: int = 0,
         make: MakeZeros = zeros,
+        here: range | None = None,
     ) -> None:
         num_layers = config.num_layers
         self.layer_scales = list(layer_scales or [(1.0, 1.0)] * num_layers)
@@ -68,7 +70,8 @@ class KVPool:
                 if config.window(layer):
                     lens[layer] = num_window_slots
         for layer in range(num_layers):
-            if config.decoder.layer(layer).state is not None:
+            keeps_state = config.decoder.layer(layer).state is not None
+            if keeps_state or (here is not None and layer not in here):
                 lens[layer] = 0  # it keeps neither K nor V
         head = (config.num_kv_heads, config.head_dim)
         self.k = [make((length, *head), dtype, device) for length in lens]

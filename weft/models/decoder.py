@@ -3,6 +3,8 @@ what differs is in `config/families/`, and how it is computed in `layers/`."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -133,22 +135,45 @@ def make_feed_forward(config: ModelConfig, layer: int, ops: Ops) -> GatedMLP | P
     return make_mlp(config, spec, ops)
 
 
+class OpsOfParts(Protocol):
+    """With which `Ops` each part of a decoder is made."""
+
+    embedding: Ops
+    head: Ops
+
+    def layer(self, layer: int) -> Ops: ...
+
+
+class AllOps:
+    """Of a decoder that is computed by one process: the same for all parts."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.embedding = ops
+        self.head = ops
+
+    def layer(self, layer: int) -> Ops:
+        return self.head
+
+
 class Decoder:
     def __init__(
         self,
         config: ModelConfig,
         ops: Ops,
         states: LayerStates | None = None,
+        parts: OpsOfParts | None = None,
     ) -> None:
-        """`states`: those of the layers that keep one."""
+        """`states`: those of the layers that keep one. `parts`: where some are computed elsewhere;
+        None: all have `ops`."""
         spec = config.decoder
+        parts = parts or AllOps(ops)
         self._ops = ops
         self._names = spec.names
         self._deepstack = spec.deepstack
         self.embedding = Embedding(
             config.vocab_size,
             config.hidden_size,
-            ops,
+            parts.embedding,
             # Models are trained with the factor as their type has it.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
@@ -161,9 +186,9 @@ class Decoder:
             rotation = of_layer.attention.rope
             if rotation is not None and of_layer.state is None:
                 rope = ropes.setdefault(rotation, Rope(rotation, config))
-            self.layers.append(DecoderLayer(config, layer, rope, ops, states))
+            self.layers.append(DecoderLayer(config, layer, rope, parts.layer(layer), states))
         self.norm = make_norm(config, config.hidden_size, ops)
-        self.head = make_head(config, self.embedding, ops)
+        self.head = make_head(config, self.embedding, parts.head)
 
     def forward(
         self,

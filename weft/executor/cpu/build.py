@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from weft.config.model import ModelError
@@ -36,10 +34,17 @@ from weft.executor.experts.recorder import recorded
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
-from weft.executor.ranks.build import adapters_of, cpp_ops, decoder_steps, with_ranks
+from weft.executor.ranks.build import (
+    adapters_of,
+    computing,
+    cpp_model,
+    cpp_ops,
+    decoder_steps,
+    with_ranks,
+)
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
-from weft.models.registry import DecoderModel, LayeredModel, make_encoder, make_model
+from weft.models.registry import DecoderModel, make_encoder
 from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
@@ -94,7 +99,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     states = None
     if state_pool is not None:
         states = CppStates(spec.model, state_pool, ops, attention.step)
-    decoder = cast(LayeredModel, make_model(spec.model, ops, states))
+    decoder = cpp_model(spec, ops, states)
     model = ProgramModel(
         decoder,
         ops,
@@ -134,7 +139,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     kept = tensors_of(pool, state_pool)
     steps = split(
         spec,
-        recorded(fused, experts),
+        recorded(computing(fused, whole), experts),
         whole,
         model=model,
         attention=attention,

@@ -27,10 +27,16 @@ from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.ranks.build import adapters_of, decoder_steps, plain_ops, with_ranks
+from weft.executor.ranks.build import (
+    adapters_of,
+    decoder_steps,
+    plain_model,
+    plain_ops,
+    with_ranks,
+)
 from weft.executor.runner import EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
-from weft.models.registry import make_encoder, make_model
+from weft.models.registry import make_encoder
 from weft.ops.encoder import PlainEncoderOps
 from weft.ops.lora import TorchAdapters
 from weft.ops.sampling import TorchSamplerOps
@@ -48,7 +54,7 @@ def build_decoder(
     attention = TorchPaged(spec.attended, pool)
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
-    model = make_model(spec.model, ops, states)
+    model = plain_model(spec, ops, states)
     tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, on))
     fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:

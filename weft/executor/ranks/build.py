@@ -3,28 +3,36 @@ it would be without any of this."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import torch
 
 from weft.config.model import UnsupportedModel
 from weft.executor.assembly import RunnerSpec
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.ranks.follower import FollowerSteps, FollowerTables
+from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSteps
 from weft.executor.ranks.leader import LeaderDrafting, LeaderSteps, LeaderStore
 from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps
 from weft.executor.wire.followers import Ranks
+from weft.models.layers.states import LayerStates
+from weft.models.registry import DecoderModel, LayeredModel, make_model
+from weft.models.staged import StagedDecoder
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sharded import RankLink, ShardedCppOps, by_calls, by_memory
+from weft.ops.cpp.staged import CppHandover
 from weft.ops.lora import AdapterOps
 from weft.ops.plain import PlainOps
+from weft.ops.protocol import Ops
 from weft.ops.sharded import ShardedAdapters, ShardedPlainOps
+from weft.ops.stages import Handover, Pipe, PlainHandover, PresentAdapters
 
 
 def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
-    if spec.ranks is None:
+    if spec.ranks is None or spec.ranks.stage is not None:
         return PlainOps(spec.dtype, on, spec.model.quantize)
     collective = spec.ranks.collective
     if collective is None:
@@ -36,7 +44,7 @@ def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
 
 def cpp_ops(spec: RunnerSpec, library: Library, format: WeightFormat) -> CppOps:
     keeps_codes = spec.model.keeps_codes
-    if spec.ranks is None:
+    if spec.ranks is None or spec.ranks.stage is not None:
         return CppOps(library, format, keeps_codes=keeps_codes)
     link = _rank_link(spec.ranks)
     return ShardedCppOps(link, library, format, keeps_codes=keeps_codes)
@@ -52,14 +60,55 @@ def _rank_link(ranks: Ranks) -> RankLink:
 def adapters_of(spec: RunnerSpec, adapters: AdapterOps | None) -> AdapterOps | None:
     if spec.ranks is None or adapters is None:
         return adapters
+    if spec.ranks.stage is not None:
+        return PresentAdapters(adapters)
     return ShardedAdapters(adapters)
+
+
+def cpp_model(spec: RunnerSpec, ops: CppOps, states: LayerStates | None) -> LayeredModel:
+    """The model, or the part of it that this stage has."""
+    if spec.ranks is None or spec.ranks.stage is None:
+        return cast(LayeredModel, make_model(spec.model, ops, states))
+    return _staged(spec.ranks, spec, ops, states, partial(CppHandover, ops))
+
+
+def plain_model(spec: RunnerSpec, ops: PlainOps, states: LayerStates | None) -> DecoderModel:
+    """The same in torch."""
+    if spec.ranks is None or spec.ranks.stage is None:
+        return make_model(spec.model, ops, states)
+
+    def handover(pipe: Pipe, timeout_s: float) -> Handover:
+        return PlainHandover(ops, pipe, spec.dtype)
+
+    return _staged(spec.ranks, spec, ops, states, handover)
+
+
+def _staged(
+    ranks: Ranks,
+    spec: RunnerSpec,
+    ops: Ops,
+    states: LayerStates | None,
+    handover: Callable[[Pipe, float], Handover],
+) -> StagedDecoder:
+    assert ranks.stage is not None
+    assert ranks.pipe is not None, "a stage without neighbours"
+    made = handover(ranks.pipe, ranks.timeout_s)
+    return StagedDecoder(spec.model, ops, states, place=ranks.stage, handover=made)
 
 
 def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
     """The steps of the whole model. `parts` are those of `DecoderSteps`."""
-    if spec.ranks is None or spec.ranks.place.rank == 0:
+    if spec.ranks is None or spec.ranks.followers is not None:
         return DecoderSteps(**parts)
+    if spec.ranks.stage is not None:
+        return StageSteps(**parts)
     return FollowerSteps(**parts)
+
+
+def computing(fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
+    """Steps that are one call of the kernels. A stage without a head has none such: it samples
+    nothing."""
+    return whole if isinstance(whole, StageSteps) else fused
 
 
 def with_ranks(
@@ -70,7 +119,9 @@ def with_ranks(
         return steps, store
     followers = spec.ranks.followers
     if followers is not None:
-        return LeaderSteps(steps, followers, rows), LeaderStore(store, followers)
+        return LeaderSteps(steps, followers, rows), LeaderStore(
+            store, followers, is_staged=spec.ranks.stage is not None
+        )
     if spec.engine.draft_model:
         return FollowerTables(steps, rows), store
     return steps, store

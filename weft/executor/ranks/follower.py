@@ -47,6 +47,14 @@ class FollowerSteps(DecoderSteps):
             self._model.logits(hidden, on(hidden, ends - 1))
 
 
+class StageSteps(DecoderSteps):
+    """The `ModelSteps` of a stage before the last one: what its layers leave has gone to the next
+    stage, and nothing else is wanted."""
+
+    def finish(self, plan: Plan, inputs: Inputs, hidden: Tensor) -> DecoderOutput:
+        return DecoderOutput(None, ())
+
+
 class FollowerTables:
     """The `ModelSteps` of a rank that follows one with a draft model: of a step of that, it needs
     what it says of the table of slots."""

@@ -77,11 +77,17 @@ class LeaderDrafting:
 class LeaderStore:
     """The `DeviceStore` of rank 0: every rank does the same, and the replies become one."""
 
-    def __init__(self, store: DeviceStore, followers: Followers) -> None:
+    def __init__(self, store: DeviceStore, followers: Followers, *, is_staged: bool) -> None:
+        """`is_staged`: each rank has some of the layers."""
         self.inner = store
+        self._is_staged = is_staged
         self._followers = followers
 
     def do(self, request: DeviceRequest) -> DeviceReply:
+        if isinstance(request, RecordExperts) and self._is_staged:
+            return DeviceReply(
+                ok=False, message="experts are not counted with --pp-size: no rank sees all layers"
+            )
         if isinstance(request, RecordExperts):
             return self.inner.do(request)  # all ranks choose the same experts
         try:

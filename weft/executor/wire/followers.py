@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.executor.wire.pack import unpack
 from weft.executor.wire.shared_pool import SharedPool
 from weft.ops.sharding import Collective, RankLost, RankPlace
+from weft.ops.stages import Pipe, StagePlace
 from weft.parallel.links import Link, Loss
 from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
@@ -79,9 +80,12 @@ class Followers:
 class Ranks:
     """The processes that hold a model together, as one of them sees them."""
 
-    place: RankPlace
+    place: RankPlace  # among those that have parts of the same layers
     followers: Followers | None  # None: this is one
     timeout_s: float  # for which they wait for each other
     collective: Collective | None = None  # by a library of torch; None: they share memory
     memory: SharedSegment | None = None
     pool: SharedPool | None = None  # for K and V, where rank 0 is to have them, too
+    # Where each has some of the layers: which this one has, and its way to its neighbours.
+    stage: StagePlace | None = None
+    pipe: Pipe | None = None

@@ -66,7 +66,7 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
     """Ranks that are joined by a library of torch, which each operation calls."""
 
     def call(what: int, data: int, num: int, out: int | None) -> int:
-        mine = _floats(data, num)
+        mine = floats_at(data, num)
         try:
             if what == abi.CALL_SUM:
                 collective.all_reduce(mine)
@@ -76,7 +76,7 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
             return 1
         if found is not None:
             assert out is not None, "rank 0 gathers into its own memory"
-            _floats(out, found.numel()).copy_(found.flatten())
+            floats_at(out, found.numel()).copy_(found.flatten())
         return 0
 
     link = RankLink(RankPlace(collective.rank, collective.size), timeout_s)
@@ -263,7 +263,7 @@ def _packed(weight: ShardedMatrix) -> PackedMatrix:
     return weight.local
 
 
-def _floats(address: int, num: int) -> Tensor:
+def floats_at(address: int, num: int) -> Tensor:
     """The memory there as a tensor."""
     values = (ctypes.c_float * num).from_address(address)
     return torch.from_numpy(np.ctypeslib.as_array(values))

@@ -1,0 +1,185 @@
+"""Layers that several processes, called stages, compute one after the other (`--pp-size`), and what
+goes from one to the next.
+
+    stage 0   embedding, layers 0 .. 7  ─ what they leave of the tokens ─▶
+    stage 1                                layers 8 .. 15, head, sampling
+
+Each stage has all names of the model's tensors and keeps the content of its own: whatever reads or
+changes weights finds on each of them what it finds on a process that has all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.arrays import IntArray
+from weft.ops.codes import CodeFormat, Codes
+from weft.ops.fusion import tensor_of
+from weft.ops.lora import NO_TABLES, AdapterOps, LoraParts, LoraTables
+from weft.ops.plain import PlainOps
+from weft.ops.protocol import Matrix, Ops, Shard
+
+
+class StagePlace(NamedTuple):
+    """Which of the stages this process is."""
+
+    stage: int  # 0..size-1
+    size: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.size - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Those of this stage. Where they do not come out even, later stages have fewer: the last
+        one has the head besides."""
+        least, more = divmod(num_layers, self.size)
+        first = self.stage * least + min(self.stage, more)
+        return range(first, first + least + (self.stage < more))
+
+
+class Pipe(Protocol):
+    """From one stage to the next."""
+
+    def give(self, x: Tensor) -> None:
+        """Send x, float32 and contiguous. Raises RankLost."""
+        ...
+
+    def take(self, x: Tensor) -> None:
+        """x becomes what the stage before has given. Raises RankLost."""
+        ...
+
+
+class Handover(Protocol):
+    """What a model does where its stage begins and ends, in the way of its `Ops`."""
+
+    def take(self, num_tokens: int, size: int) -> Tensor:
+        """What the stage before leaves of the tokens of a step: [num_tokens, size]."""
+        ...
+
+    def give(self, x: Tensor) -> Tensor:
+        """Let the next stage have x [T, size], which is returned."""
+        ...
+
+
+class PlainHandover:
+    """In torch, with activations of `dtype`: the specification of `cpp/staged.py`."""
+
+    def __init__(self, ops: Ops, pipe: Pipe, dtype: torch.dtype) -> None:
+        self._ops = ops
+        self._pipe = pipe
+        self._dtype = dtype
+
+    def take(self, num_tokens: int, size: int) -> Tensor:
+        x = torch.empty(num_tokens, size)
+        self._pipe.take(x)
+        return x.to(self._dtype)
+
+    def give(self, x: Tensor) -> Tensor:
+        x = self._ops.computed(x)
+        self._pipe.give(tensor_of(x).float().contiguous())
+        return x
+
+
+class AbsentMatrix:
+    """A `Matrix` that another stage has: takes content, and keeps none."""
+
+    tensors: Sequence[Tensor] = ()
+
+    def __init__(self, in_size: int, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self._in_size = in_size
+
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        pass
+
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
+        pass
+
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
+        pass
+
+    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """NaN, which stands for what others have."""
+        num_rows = len(range(self.sizes[part])[start:stop])
+        return torch.full((num_rows, self._in_size), torch.nan)
+
+    def put_bias(self, part: int, values: Tensor) -> None:
+        pass
+
+    def get_bias(self, part: int) -> Tensor:
+        return torch.full((self.sizes[part],), torch.nan)
+
+
+class AbsentOps(PlainOps):
+    """Makes the weights of layers that another stage computes. Vectors are small, and are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32, torch.device("cpu"))
+
+    def matrix(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        precise: bool = False,
+        shard: Shard | None = None,
+    ) -> Matrix:
+        return AbsentMatrix(in_size, sizes)
+
+    def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
+        return AbsentMatrix(in_size, (size,))
+
+    def expert_matrix(
+        self,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        shard: Shard | None = None,
+    ) -> Matrix:
+        return AbsentMatrix(in_size, sizes * num_experts)
+
+
+class PresentAdapters:
+    """The `AdapterOps` of one stage: those of the matrices that it has."""
+
+    def __init__(self, adapters: AdapterOps) -> None:
+        self.dtype = adapters.dtype
+        self._adapters = adapters
+
+    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+        self._adapters.watch(_present(matrices), _present(tables))
+
+    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+        of_matrices = {matrix: parts[matrix] for matrix in _present(parts)}
+        of_tables = {table: tables[table] for table in _present(tables)}
+        self._adapters.put(place, of_matrices, of_tables)
+
+    def clear(self, place: int) -> None:
+        self._adapters.clear(place)
+
+    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
+        self._adapters.begin(adapters, sampled)
+
+
+def _present(matrices: Iterable[Matrix]) -> list[Matrix]:
+    return [matrix for matrix in matrices if not isinstance(matrix, AbsentMatrix)]

@@ -1,0 +1,76 @@
+"""What one stage leaves of a step's tokens, on its way to the next: numbers over a pair of sockets
+that only the two processes have. The end of either ends the pipe at once."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import torch
+from torch import Tensor
+
+from weft.ops.sharding import RankLost
+
+HEADER = struct.Struct("<Q")  # bytes that follow
+
+
+class SocketPipe:
+    """One stage's ends: of the stage before it, and of the one behind it."""
+
+    def __init__(
+        self, before: socket.socket | None, behind: socket.socket | None, timeout_s: float
+    ) -> None:
+        """`timeout_s`: for which this waits for a neighbour."""
+        self._before = before
+        self._behind = behind
+        for end in (before, behind):
+            if end is not None:
+                end.settimeout(timeout_s)
+
+    def give(self, x: Tensor) -> None:
+        assert self._behind is not None, "nobody follows the last stage"
+        content = _bytes_of(x)
+        try:
+            self._behind.sendall(HEADER.pack(len(content)))
+            self._behind.sendall(content)
+        except OSError as exc:
+            raise RankLost("the next stage takes nothing any more") from exc
+
+    def take(self, x: Tensor) -> None:
+        assert self._before is not None, "nobody stands before the first stage"
+        content = _bytes_of(x)
+        try:
+            (num_bytes,) = HEADER.unpack(self._read(memoryview(bytearray(HEADER.size))))
+            if num_bytes != len(content):
+                raise RankLost("the stage before has computed another step")
+            self._read(content)
+        except OSError as exc:
+            raise RankLost("the stage before has not come with a step") from exc
+
+    def wake(self) -> None:
+        """From any thread: a neighbour is lost, so nobody waits for it any more."""
+        for end in (self._before, self._behind):
+            if end is not None:
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for end in (self._before, self._behind):
+            if end is not None:
+                end.close()
+
+    def _read(self, into: memoryview) -> memoryview:
+        assert self._before is not None
+        at = 0
+        while at < len(into):
+            num = self._before.recv_into(into[at:])
+            if not num:
+                raise RankLost("the stage before has ended")
+            at += num
+        return into
+
+
+def _bytes_of(x: Tensor) -> memoryview:
+    assert x.is_contiguous()
+    assert x.dtype == torch.float32
+    content: memoryview = x.numpy().data
+    return content.cast("B")
