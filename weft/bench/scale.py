@@ -9,7 +9,7 @@ tenant, length and deadline, so that every policy has something to decide.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -55,15 +55,14 @@ def scale_figures(
     decodes = [timed_step(scheduler)[0] for _ in range(NUM_DECODES)]
     at = f"{num_running:,} running, {num_waiting:,} waiting"
     yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.3)
-    numbers = count()
     for name in (*policies.names(), *COMPOSED):
         # It admits nobody while its batch decodes.
         if name == "static":
             continue
         scheduler.set_policy(name)
         # Its first order puts all that wait in order.
-        _admission(scheduler, next(numbers))
-        admissions = [_admission(scheduler, next(numbers)) for _ in range(NUM_ADMISSIONS)]
+        _admission(scheduler)
+        admissions = [_admission(scheduler) for _ in range(NUM_ADMISSIONS)]
         yield OverheadFigure.of(f"first admission, {name}", "ms", MS, admissions, 1.0)
     moves = [_mass_move(number, family) for number in range(5)]
     yield OverheadFigure.of(f"{family:,} get a shared prefix", "ms", MS, moves, 1.0)
@@ -119,10 +118,11 @@ def _full(policy: str, num_running: int, num_waiting: int) -> Scheduler:
     return scheduler
 
 
-def _admission(scheduler: Scheduler, number: int) -> float:
-    """One running request ends, and one that waits takes its row. Returns the seconds of the
-    plan of that step."""
-    scheduler.abort(Abort(ids=(number,)))
+def _admission(scheduler: Scheduler) -> float:
+    """One running request ends, and one that waits takes its row. Returns the seconds of that
+    step."""
+    first = scheduler.kv.columns.requests[scheduler.running_batch.rows[0]]
+    scheduler.abort(Abort(ids=(first.id,)))
     took, batch = timed_step(scheduler)
     assert len(batch.prefills) == 1, "nothing was admitted"
     timed_step(scheduler)

@@ -60,7 +60,7 @@ class RoomForFirst(NamedTuple):
     order: Iterator[Request] | None = None
 
 
-NO_ROOM = RoomForFirst([])  # nobody asks for it
+NO_ROOM = RoomForFirst([])  # nobody has to go; nobody may add to its list
 
 
 class PrefillScheduler:
@@ -171,11 +171,11 @@ class PrefillScheduler:
         queue = self._queue
         classes = queue.policy.classes
         if classes is None or not queue:
-            return RoomForFirst([])
+            return NO_ROOM
         order = queue.order(now)
         first = next(order, None)
         if first is None:
-            return RoomForFirst([])
+            return NO_ROOM
         victims = self._victims_of(first, classes, now)
         # For requests that resume the pass itself looks at the queue once more, before it begins.
         if victims or queue.resumed:
