@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.e2e.server import Server, wait_until
 from tests.page.conftest import Look
@@ -40,6 +41,12 @@ def test_a_second_question_goes_on_from_the_first(server: Server, look: Look) ->
 
 def test_stop_ends_the_request_in_the_engine(server: Server, look: Look) -> None:
     page = look(server.url).live()
+
+    def without_end(route: Any) -> None:
+        body = {**route.request.post_data_json, "ignore_eos": True}
+        route.continue_(post_data=json.dumps(body))
+
+    page.page.route("**/v1/chat/completions", without_end)
     page.page.click("#chat-more")
     page.page.fill("#max-tokens", "1500")
     with server.slowed():

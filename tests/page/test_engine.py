@@ -15,8 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server import Server, wait_until
+from tests.page.axe import on_a_desk, on_a_phone
 from tests.page.browser import PHONE, BrowserThread, Watched
 from tests.page.conftest import Look
+from tests.server.expert_record import Recording
 from tests.server.fake import running
 from tests.server.pictured import HOSTILE, pictured
 
@@ -78,7 +80,7 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         stats = load["stats"]
         owners = [stats["kv_used"], stats["kv_evictable"], stats["kv_held"]]
         free = stats["kv_tokens"] - sum(owners)
-        legend = page.page.locator(".memory-legend li:visible b").all_text_contents()
+        legend = page.page.locator("#memory .legend li:visible b").all_text_contents()
         assert [numbers(text)[0] for text in legend] == [*owners, free]
         assert stats["total_steps"] - 1 == last
         # As Prometheus gets them, and Grafana shows them.
@@ -90,7 +92,7 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         stats_of = {panel["title"] for panel in PANELS if panel["type"] == "stat"}
         assert set(page.page.locator("#figures dt").all_text_contents()) <= stats_of
         (kv,) = [panel for panel in PANELS if panel["title"] == "KV tokens"]
-        names = page.page.locator(".memory-legend li").evaluate_all(NAMES)
+        names = page.page.locator("#memory .legend li").evaluate_all(NAMES)
         assert names == [target["legendFormat"] for target in kv["targets"]]
     finally:
         server.post("/continue_generation")
@@ -114,7 +116,8 @@ def test_steps_can_be_read_by_the_keyboard(server: Server, look: Look) -> None:
     page.page.keyboard.press("ArrowLeft")
     before = page.page.locator("#steps").get_attribute("aria-valuetext") or ""
     assert numbers(last)[0] == numbers(before)[0] + 1
-    assert re.search(r"step \d+ · (decoding|prompts), 1 row, 1 token in", last)
+    assert re.search(r"step \d+ · (decoding|prompts) · 1 row · 1 token in", last)
+    assert page.text("#steps-text") == before
 
 
 def test_a_node_of_the_tree_shows_its_text(server: Server, look: Look) -> None:
@@ -189,11 +192,39 @@ def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: L
         page = look(server.url).live()
         page.see("#engines button:nth-child(3)", "1 running")
         page.see(".pins li", HOSTILE)
+        assert page.page.locator("#experts").is_hidden()
         page.page.click("#engines button:nth-child(2)")
         page.see("#rows .lane[aria-label^='of engine 1']")
         page.see("#engines [aria-pressed=true]", "Engine 1")
         # Each is asked for what is new.
         assert wait_until(lambda: len(asked[-1].seen) == 3)
+        page.leave()
+
+
+def test_experts_are_drawn_while_they_are_counted(look: Look) -> None:
+    with running() as server:
+        pictured(server)
+        engine = Recording(server)
+        page = look(server.url).live()
+        page.see("#experts-text", "8 choices")
+        assert not engine.is_on
+        page.page.click("#experts-count")
+        page.see("#experts-count", "Stop")
+        assert engine.is_on
+        line = page.see("#layers li", "layer 1")
+        assert str(line.text_content()).endswith("0 has 1.5 × its share")
+        cells = str(line.locator(".pool").get_attribute("style"))
+        # Of an even share a third of the colour, of half more a half, and of three times all of it.
+        assert [round(float(share)) for share in re.findall(r"([\d.]+)%, var", cells)] == [
+            50,
+            12,
+            38,
+        ]
+        assert on_a_desk(page) == []
+        assert on_a_phone(page) == []
+        page.page.click("#experts-count")
+        page.see("#experts-count", "Count")
+        assert not engine.is_on
         page.leave()
 
 

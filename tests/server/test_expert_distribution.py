@@ -8,56 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.expert_record import Recording
 from tests.server.fake import RunningServer, running
 from weft.cli.main import main
-from weft.messages import control
-from weft.messages.codec import ToEngine
-
-
-class Recording:
-    """Answers in the place of the fake engine; `has_experts`: as one whose model has them."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._engine = server.engine
-        self._send = server.engine.send
-        self.has_experts = True
-
-    def __call__(self, message: ToEngine) -> None:
-        reply = self._reply(message)
-        if reply is None:
-            self._send(message)
-        else:
-            self._engine.answer(reply)
-
-    def _reply(self, message: ToEngine) -> Any:
-        refusal = {"success": False, "status": 400, "message": "nano has no experts"}
-        match message:
-            case control.StartExpertDistributionRecord(call=call):
-                how: Any = {"success": True} if self.has_experts else refusal
-                return control.ExpertRecordReply(call=call, **how)
-            case control.StopExpertDistributionRecord(call=call):
-                return control.ExpertRecordReply(call=call, success=True)
-            case control.GetExpertDistributionRecord(call=call):
-                if not self.has_experts:
-                    return control.ExpertDistributionReply(call=call, **refusal)
-                return control.ExpertDistributionReply(
-                    call=call,
-                    success=True,
-                    layers=[1],
-                    prefill=[[4, 0, 2]],
-                    decode=[[0, 1, 1]],
-                    is_recording=True,
-                )
-            case control.DumpExpertDistributionRecord(call=call):
-                return control.ExpertDistributionReply(
-                    call=call,
-                    success=True,
-                    layers=[1],
-                    prefill=[[4, 0, 2]],
-                    decode=[[0, 1, 1]],
-                    file="expert-distribution-0001.json",
-                )
-        return None
 
 
 @pytest.fixture
@@ -68,9 +21,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def engine(server: RunningServer) -> Recording:
-    recording = Recording(server)
-    server.engine.send = recording  # type: ignore[method-assign]
-    return recording
+    return Recording(server)
 
 
 def test_a_record_is_started_stopped_and_dumped(server: RunningServer, engine: Recording) -> None:

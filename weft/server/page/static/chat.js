@@ -17,10 +17,9 @@ let pictures = []; // to send
 let stopper = null; // of the answer that streams in
 
 // What is known of the server: the model at least.
-export function introduce(hello) {
-	const hasChat = hello.has_chat !== false;
-	model = hello.model;
-	takesPictures = (hello.takes || []).includes("image");
+export function introduce({ has_chat: hasChat = true, takes = [], ...facts }) {
+	model = facts.model;
+	takesPictures = takes.includes("image");
 	$("picture-label").hidden = !takesPictures;
 	text.disabled = $("send").disabled = !hasChat;
 	text.placeholder = hasChat ? "Ask " + model : "This model has no chat";
@@ -52,25 +51,20 @@ function complain(words) {
 }
 
 async function take(files) {
-	if (!takesPictures) return;
-	for (const file of files) {
-		if (!file.type.startsWith("image/")) continue;
-		if (file.size > MAX_PICTURE) {
-			complain(`${file.name} has ${bytes(file.size)}; at most ${bytes(MAX_PICTURE)} are sent`);
-			continue;
-		}
-		const reader = new FileReader();
-		reader.readAsDataURL(file);
-		await new Promise((done) => reader.addEventListener("load", done));
-		pictures.push(reader.result);
+	for (const file of takesPictures ? files : []) {
+		if (file.size > MAX_PICTURE) complain(`${file.name} has ${bytes(file.size)}; at most ${bytes(MAX_PICTURE)} are sent`);
+		else if (file.type.startsWith("image/")) pictures.push(await urlOf(file));
 	}
 	showPictures();
 }
 
-function showPictures() {
-	$("shots").replaceChildren(...shots());
-	$("shots").hidden = !pictures.length;
-}
+const urlOf = (file) => new Promise((done) => {
+	const reader = new FileReader();
+	reader.onload = () => done(reader.result);
+	reader.readAsDataURL(file);
+});
+
+const showPictures = () => $("shots").replaceChildren(...shots());
 
 const shots = () => pictures.map((src) => Object.assign(el("img"), { src, alt: "picture to send" }));
 
@@ -95,15 +89,13 @@ function send() {
 		if (said) content.push({ type: "text", text: said });
 	}
 	messages.push({ role: "user", content });
-	let asked = null;
+	let asked;
 	try {
 		asked = body();
 	} catch (error) {
 		messages.pop();
-		complain("the JSON schema is not JSON: " + error.message);
+		return complain("the JSON schema is not JSON: " + error.message);
 	}
-	$("schema").classList.toggle("wrong", !asked);
-	if (!asked) return;
 	log.querySelector(".none")?.remove();
 	const box = el("div", "it busy");
 	log.append(el("div", "me", ...shots(), said), box);

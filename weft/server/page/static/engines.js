@@ -1,45 +1,48 @@
 // Several engines behind one server (--dp-size): each in small, and one of them large.
 
-import { $, button, el, num, put, take, used } from "./parts.js";
+import { $, button, el, listOf, num, put, take, used } from "./parts.js";
 
 const AWAY_MS = 3000; // without a picture
-const shown = new Map(); // buttons by rank
-export let rank = null; // of the one that is shown: first the first that is seen
+const latest = new Map(); // pictures by rank, each with its last tree
+let change = null; // called when another engine is chosen
+let rank = null; // of the one that is large: first the first that is seen
+const draw = listOf($("engines"), make, fill);
+
+export const onChange = (act) => { change = act; };
+
+export const shown = () => latest.get(rank);
 
 export function clear() {
-	shown.clear();
-	$("engines").replaceChildren();
+	latest.clear();
+	draw([]);
 }
 
-// Returns whether this picture is of the engine that is shown. `chosen` is called when that changes.
-export function show({ rank: seen, stats }, chosen) {
-	rank ??= seen;
-	if (!shown.has(seen)) add(seen, chosen);
-	const choice = shown.get(seen);
-	const [words, pool] = choice.children;
-	choice.seenAt = performance.now();
-	words.textContent = `${num(stats.num_running)} running, ${num(stats.num_waiting)} waiting · KV ${Math.round(100 * used(stats))} %`;
-	take(pool.firstChild, used(stats));
-	for (const one of shown.values()) {
-		if (choice.seenAt - one.seenAt > AWAY_MS) put(one.children[0], "does not answer");
-	}
-	return seen === rank;
+// Returns whether this picture is of the engine that is shown.
+export function show(picture) {
+	rank ??= picture.rank;
+	latest.set(picture.rank, { ...latest.get(picture.rank), ...picture, seenAt: performance.now() });
+	draw([...latest.keys()]);
+	$("engines").hidden = latest.size < 2;
+	return picture.rank === rank;
 }
 
-function add(seen, chosen) {
-	const choice = button(`Engine ${seen}`, () => {
-		rank = seen;
-		mark();
-		chosen();
-	}, "");
+function make(of) {
+	const choice = button(`Engine ${of}`, () => {
+		rank = of;
+		draw([...latest.keys()]);
+		change();
+	});
 	choice.append(el("small"), el("span", "pool", el("i", "c-decode")));
-	shown.set(seen, choice);
-	mark();
-	choice.style.order = seen;
-	$("engines").append(choice);
-	$("engines").hidden = shown.size < 2;
+	choice.style.order = of;
+	return choice;
 }
 
-function mark() {
-	for (const [one, choice] of shown) choice.ariaPressed = one === rank;
+function fill(choice, i, of) {
+	const { stats, seenAt } = latest.get(of);
+	const [words, pool] = choice.children;
+	const isAway = performance.now() - seenAt > AWAY_MS;
+	const load = `${num(stats.num_running)} running, ${num(stats.num_waiting)} waiting · KV ${Math.round(100 * used(stats))} %`;
+	put(words, isAway ? "does not answer" : load);
+	take(pool.firstChild, used(stats));
+	choice.ariaPressed = of === rank;
 }

@@ -1,6 +1,6 @@
 // The figures at the top. Rates are differences of counters, as Prometheus would take them.
 
-import { $, clear as empty, colour, el, put, short, used } from "./parts.js";
+import { $, el, put, short, used } from "./parts.js";
 
 const SPAN_S = 3; // of rates
 const KEPT_S = 60; // of hits and curves
@@ -15,10 +15,9 @@ const TITLES = [
 
 const tiles = TITLES.map(([title, shade]) => {
 	const value = el("dd", "", "0", el("small"));
-	const curve = el("canvas");
-	curve.ariaHidden = true;
-	$("figures").append(el("div", "panel", el("dt", "", title), value, curve));
-	return { value, curve, shade, points: [] };
+	const curve = $("curve").content.firstChild.cloneNode(true);
+	$("figures").append(el("div", "panel c-" + shade, el("dt", "", title), value, curve));
+	return { value, curve: curve.firstChild, points: [] };
 });
 let past = [];
 
@@ -55,14 +54,10 @@ function set(tile, at, value, unit = "") {
 	put(tile.value.lastChild, unit);
 	tile.points.push([at, value]);
 	while (at - tile.points[0][0] > KEPT_S) tile.points.shift();
-	const [drawing, width, height] = empty(tile.curve);
 	const top = unit === "%" ? 100 : Math.max(...tile.points.map((point) => point[1]), 1);
-	drawing.strokeStyle = colour(tile.shade);
-	drawing.lineWidth = 1.5;
-	for (const [when, one] of tile.points) {
-		drawing.lineTo(width - ((at - when) / KEPT_S) * width, height - 2 - Math.min(one / top, 1) * (height - 4));
-	}
-	drawing.stroke();
+	// The present is at 0, and the style sheet turns it all round.
+	const places = tile.points.map(([when, one]) => [((at - when) / KEPT_S).toFixed(3), (one / top).toFixed(2)]);
+	tile.curve.setAttribute("points", places.join(" "));
 }
 
 export function words(stats) {

@@ -18,7 +18,7 @@ export async function open(draw) {
 	frames = facts.frames;
 	$("film").hidden = false;
 	$("film-at").max = Math.max(frames.length - 1, 0);
-	on("film-at", "input", () => jump(Number($("film-at").value)));
+	on("film-at", "input", () => jump($("film-at").valueAsNumber));
 	on("film-back", "click", () => jump(at - 1));
 	on("film-on", "click", () => jump(at + 1));
 	on("film-play", "click", () => play(!timer));

@@ -1,8 +1,9 @@
 // Pictures of the live engine or of a recording come in, and each part draws what is its own.
 
-import { $, forgetColours, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
+import { $, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
 import * as chat from "./chat.js";
 import * as engines from "./engines.js";
+import * as experts from "./experts.js";
 import * as feed from "./feed.js";
 import * as figures from "./figures.js";
 import * as film from "./film.js";
@@ -21,21 +22,20 @@ let offset = 0; // of the server's clock, in seconds
 let isPaused = false;
 let saidAt = 0;
 let work = []; // what of the picture is not drawn yet
-const latest = new Map(); // pictures by the rank of the engine, each with its last tree
 
 // ---- pictures
 
 function show(picture) {
 	if (isPaused) return;
-	latest.set(picture.rank, { ...latest.get(picture.rank), ...picture });
-	if (engines.show(picture, change)) draw(picture);
+	live();
+	if (engines.show(picture)) draw(picture);
 }
 
-function change() {
+engines.onChange(() => {
 	steps.clear();
 	figures.clear();
-	draw(latest.get(engines.rank));
-}
+	draw(engines.shown());
+});
 
 function draw(picture) {
 	const { stats, pins } = picture;
@@ -46,6 +46,7 @@ function draw(picture) {
 		() => { figures.show(picture.at_s, stats); memory.show(stats, pins); say(stats); },
 		() => picture.tree && tree.show(picture.tree),
 		() => steps.add(picture.steps, isFilm),
+		experts.goOn,
 	];
 	if (isFilm) finish();
 	else requestAnimationFrame(go);
@@ -58,11 +59,10 @@ function go() {
 }
 
 function finish() {
-	while (work.length) work.shift()();
+	for (const part of work.splice(0)) part();
 }
 
 function say(stats) {
-	if (!isFilm) live();
 	const now = performance.now();
 	if (now - saidAt < WORDS_MS) return;
 	saidAt = now;
@@ -77,7 +77,7 @@ function state(kind, words) {
 }
 
 function live() {
-	if (isPaused || !hello) return;
+	if (!hello) return;
 	state("live", `up ${span(Date.now() / 1000 + offset - hello.started_at)}`);
 	$("gate").hidden = true;
 }
@@ -88,9 +88,8 @@ const handlers = {
 		hello = facts;
 		offset = facts.now - Date.now() / 1000;
 		introduce(facts);
-		chat.introduce(facts);
+		experts.introduce(facts);
 		steps.clear();
-		latest.clear();
 		engines.clear();
 	},
 	picture: show,
@@ -102,13 +101,14 @@ const handlers = {
 		// Without the engine's word, the name of the model comes from the API that everybody uses.
 		try {
 			const { data: [{ id }] } = await read("v1/models", "user");
-			tell("model", id);
-			chat.introduce({ model: id });
+			introduce({ model: id });
 		} catch { /* the chat says what is wrong when it is used */ }
 	},
 };
 
-function introduce({ model, summary, context, policy, version }) {
+function introduce(facts) {
+	const { model, summary, context, policy, version } = facts;
+	chat.introduce(facts);
 	tell("model", model);
 	tell("summary", join(summary, context && `context ${num(context)}`, policy && `policy ${policy}`, version && `weft ${version}`));
 	document.title = `${model} · weft`;
@@ -125,8 +125,7 @@ function pause() {
 
 function paint() {
 	root.style.colorScheme = localStorage.getItem("weft-theme") || "";
-	forgetColours();
-	steps.draw();
+	steps.paint();
 }
 
 function tab(name) {

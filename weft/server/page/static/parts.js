@@ -18,7 +18,7 @@ export function el(tag, kind = "", ...children) {
 	return made;
 }
 
-export function button(text, act, kind = "quiet") {
+export function button(text, act, kind) {
 	const made = el("button", kind, text);
 	made.addEventListener("click", act);
 	return made;
@@ -37,7 +37,7 @@ export function listOf(box, make, fill, none) {
 				shown.set(name, make(name));
 				box.append(shown.get(name));
 			}
-			fill(shown.get(name), i);
+			fill(shown.get(name), i, name);
 		});
 		const kept = new Set(names);
 		for (const [name, one] of shown) {
@@ -69,6 +69,8 @@ export function span(seconds) {
 	return Math.floor(seconds / 3600) + " h " + Math.floor((seconds % 3600) / 60) + " min";
 }
 
+export const sum = (counts) => counts.reduce((all, count) => all + count, 0);
+
 export const plural = (count, word) => `${num(count)} ${word}${count === 1 ? "" : "s"}`;
 
 // The same user has the same hue.
@@ -78,42 +80,6 @@ export function hue(name) {
 
 // The share of the KV memory that requests use.
 export const used = (stats) => stats.kv_used / Math.max(stats.kv_tokens, 1);
-
-let colours = {};
-
-export function colour(name) {
-	if (!colours[name]) {
-		const probe = el("i");
-		probe.style.color = `var(--${name})`;
-		document.body.append(probe);
-		colours[name] = getComputedStyle(probe).color;
-		probe.remove();
-	}
-	return colours[name];
-}
-
-export const forgetColours = () => { colours = {}; };
-
-const sheets = new Map();
-const resized = new ResizeObserver((all) => all.forEach(({ target }) => sheets.set(target, null)));
-
-// A canvas in its own size, empty: [drawing, width, height] in pixels of the page.
-export function clear(canvas) {
-	if (!sheets.has(canvas)) resized.observe(canvas);
-	if (!sheets.get(canvas)) {
-		const { clientWidth: width, clientHeight: height } = canvas;
-		const ratio = devicePixelRatio;
-		canvas.width = Math.round(width * ratio);
-		canvas.height = Math.round(height * ratio);
-		const drawing = canvas.getContext("2d");
-		drawing.scale(ratio, ratio);
-		sheets.set(canvas, [drawing, width, height]);
-	}
-	const sheet = sheets.get(canvas);
-	sheet[0].clearRect(0, 0, sheet[1], sheet[2]);
-	sheet[0].beginPath();
-	return sheet;
-}
 
 export const keyOf = (kind) => sessionStorage.getItem("weft-" + kind) || "";
 
@@ -131,7 +97,7 @@ export async function check(answer) {
 	throw new Error(body?.error?.message || `the server answered ${answer.status}`);
 }
 
-export async function read(path, kind) {
-	const answer = await check(await fetch(path, { headers: headers(kind) }));
+export async function read(path, kind, method) {
+	const answer = await check(await fetch(path, { method, headers: headers(kind) }));
 	return answer.json();
 }

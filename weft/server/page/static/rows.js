@@ -22,10 +22,9 @@ export function show(picture) {
 export function wait(picture) {
 	const stats = picture.stats;
 	queue = picture.queue;
-	let words = plural(stats.num_waiting, "request");
-	if (stats.num_waiting) words += ` with ${num(stats.num_waiting_tokens)} prompt tokens`;
+	const tokens = stats.num_waiting ? ` with ${num(stats.num_waiting_tokens)} prompt tokens` : "";
 	tell("queue-text", join(
-		words,
+		plural(stats.num_waiting, "request") + tokens,
 		stats.num_waiting > queue.rid.length && `the first ${queue.rid.length} that came`,
 		picture.paused && `generation is paused (${picture.paused})`,
 		picture.input === "blocked" && "the input is blocked",

@@ -1,6 +1,6 @@
 // One bar a step: its height is its time, its colours what it computed. For keyboards, a slider.
 
-import { $, clear as empty, colour, num, on, plural, tell } from "./parts.js";
+import { $, el, join, num, on, plural, tell } from "./parts.js";
 
 const MODES = ["prompts", "decoding", "both", "layers of prompts", "guesses"];
 const KEPT = 1200;
@@ -8,7 +8,8 @@ const WIDTH = 5; // of a bar with its gap
 const ARRIVE_MS = 220; // in which the bars of a picture come in
 
 const strip = $("steps");
-const tip = $("steps-tip");
+const canvas = $("steps-canvas");
+const drawing = canvas.getContext("2d");
 let pick = null; // called with the number of the step that is taken
 let list = [];
 let shown = 0; // bars that have come in; a fraction of the next one
@@ -16,6 +17,8 @@ let top = 1; // ms of the highest bar, smoothed
 let at = -1; // index of the chosen one
 let rate = 0; // bars in a millisecond
 let frame = 0;
+let width = 0; // of the canvas, in pixels of the page
+let height = 0;
 
 export const onPick = (act) => { pick = act; };
 
@@ -28,41 +31,36 @@ export function clear() {
 // The steps of a picture, in columns; in a recording they are all there is.
 export function add(columns, isWhole) {
 	const last = columns.number.at(-1) ?? Infinity;
-	if (isWhole || (list.length && last < list.at(-1).number)) clear();
+	if (isWhole || last < list.at(-1)?.number) clear();
+	const known = list.at(-1)?.number ?? -1;
 	columns.number.forEach((number, i) => {
-		if (list.length && number <= list.at(-1).number) return;
-		list.push(Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])));
+		if (number > known) list.push(Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])));
 	});
 	const over = Math.max(list.length - KEPT, 0);
 	list.splice(0, over);
 	shown = Math.max(shown - over, 0);
 	if (at >= 0) at = Math.max(at - over, 0);
-	sumUp();
+	say();
 	come(isWhole);
 }
 
-function sumUp() {
+// The chosen step in words, or all of them.
+function say() {
 	if (!list.length) return tell("steps-text", "no step yet");
-	const times = list.slice(-200).map((step) => step.ms).sort((a, b) => a - b);
 	const last = list.at(-1);
-	const half = times[times.length >> 1];
-	tell("steps-text", `${num(last.number)} · median ${half.toFixed(1)} ms · longest ${times.at(-1).toFixed(1)} ms`);
+	const step = list[at] || last;
+	const prompts = step.prompts && step.prompts < step.rows ? `, ${step.prompts} of them prompts` : "";
+	const words = join(
+		`step ${num(step.number)}`, MODES[step.mode], plural(step.rows, "row") + prompts,
+		`${plural(step.tokens, "token")} in ${step.ms.toFixed(2)} ms`, `${num(step.waiting)} waiting`,
+	);
+	const times = list.slice(-200).map((one) => one.ms).sort((a, b) => a - b);
+	const [half, most] = [times[times.length >> 1], times.at(-1)].map((ms) => ms.toFixed(1));
+	tell("steps-text", at < 0 ? `${num(last.number)} · median ${half} ms · longest ${most} ms` : words);
 	strip.ariaValueMin = list[0].number;
 	strip.ariaValueMax = last.number;
-	if (at < 0) say(last);
-}
-
-function say(step) {
 	strip.ariaValueNow = step.number;
-	strip.ariaValueText = words(step).replaceAll("\n", ", ");
-}
-
-function words(step) {
-	const prompts = step.prompts && step.prompts < step.rows ? `, ${step.prompts} of them prompts` : "";
-	return `step ${num(step.number)} · ${MODES[step.mode]}
-${plural(step.rows, "row")}${prompts}
-${plural(step.tokens, "token")} in ${step.ms.toFixed(2)} ms
-${num(step.waiting)} waiting`;
+	strip.ariaValueText = words;
 }
 
 // ---- choosing one
@@ -90,29 +88,17 @@ on("steps", "keydown", (event) => {
 });
 
 function choose(index) {
-	const step = list[index];
-	at = step ? index : -1;
-	tip.hidden = !step;
-	if (step) {
-		tip.textContent = words(step);
-		say(step);
-		const x = strip.clientWidth - (shown - at) * WIDTH + 10;
-		const most = strip.clientWidth - tip.offsetWidth - 6;
-		tip.style.setProperty("--x", Math.max(Math.min(x, most), 6) + "px");
-	}
+	at = list[index] ? index : -1;
+	say();
 	draw();
 }
 
 // ---- drawing
 
 function come(isWhole) {
-	if (isWhole || document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches) {
-		shown = list.length;
-		draw();
-		return;
-	}
+	const isAtOnce = isWhole || document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
 	// Who was far behind begins near the end.
-	shown = Math.max(shown, list.length - 240);
+	shown = Math.max(shown, list.length - (isAtOnce ? 0 : 240));
 	rate = Math.max(list.length - shown, 1) / ARRIVE_MS;
 	if (!frame) move(performance.now(), performance.now());
 }
@@ -123,8 +109,26 @@ function move(before, now) {
 	frame = shown < list.length ? requestAnimationFrame((next) => move(now, next)) : 0;
 }
 
-export function draw() {
-	const [drawing, width, height] = empty($("steps-canvas"));
+const colours = {};
+
+// Draws all anew, in another size or in other colours.
+export function paint() {
+	const probe = el("i");
+	strip.append(probe);
+	for (const name of ["decode", "cached", "prefill", "ink", "soft"]) {
+		probe.style.color = `var(--${name})`;
+		colours[name] = getComputedStyle(probe).color;
+	}
+	probe.remove();
+	({ clientWidth: width, clientHeight: height } = canvas);
+	canvas.width = width * devicePixelRatio;
+	canvas.height = height * devicePixelRatio;
+	drawing.scale(devicePixelRatio, devicePixelRatio);
+	draw();
+}
+
+function draw() {
+	drawing.clearRect(0, 0, width, height);
 	const end = Math.ceil(shown);
 	const begin = Math.max(end - Math.ceil(width / WIDTH) - 1, 0);
 	const highest = Math.max(1, ...list.slice(begin, end).map((step) => step.ms));
@@ -142,17 +146,17 @@ export function draw() {
 		bars[step.mode === 4 ? "cached" : "decode"].rect(x, height - tall, WIDTH - 1.5, tall);
 		if (step.prompts && share > 0) bars.prefill.rect(x, height - tall, WIDTH - 1.5, Math.max(tall * share, 2));
 		if (i === at) {
-			drawing.strokeStyle = colour("ink");
+			drawing.strokeStyle = colours.ink;
 			drawing.strokeRect(x - 0.75, height - tall - 1, WIDTH, tall + 2);
 		}
 	}
 	for (const [name, path] of Object.entries(bars)) {
-		drawing.fillStyle = colour(name);
+		drawing.fillStyle = colours[name];
 		drawing.fill(path);
 	}
-	drawing.fillStyle = colour("soft");
+	drawing.fillStyle = colours.soft;
 	drawing.font = "10px system-ui, sans-serif";
 	drawing.fillText(`${top.toFixed(top < 10 ? 1 : 0)} ms`, 6, 12);
 }
 
-new ResizeObserver(draw).observe(strip);
+new ResizeObserver(paint).observe(strip);

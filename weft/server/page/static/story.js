@@ -104,8 +104,7 @@ const quoted = (text) => "'" + text.replaceAll("'", `'\\''`) + "'";
 
 const curl = (path, key, body) => `curl -N ${quoted(url(path))} \\
   -H "authorization: Bearer $${key}"` + (body ? ` \\
-  -H 'content-type: application/json' \\
-  -d ${quoted(JSON.stringify(body))}` : "");
+  --json ${quoted(JSON.stringify(body))}` : "");
 
 // A string of JSON is one of Python, too.
 const python = (path, key, body) => `import os

@@ -8,9 +8,8 @@ const THIN = 0.0035; // share of the width below which a node is not drawn
 const box = $("tree");
 let tree = null;
 let places = []; // of the nodes that are drawn
-let wide = 0; // pixels
 let chosen = "";
-const draw = listOf(box, (name) => button("", () => choose(name), ""), (node, i) => place(node, places[i]));
+const draw = listOf(box, (name) => button("", () => choose(name)), (node, i) => place(node, places[i]));
 
 export function show(seen) {
 	tree = seen;
@@ -19,7 +18,6 @@ export function show(seen) {
 	const words = `${num(total)} tokens in ${plural(tree.nodes, "node")}${whole} · width: tokens, brightness: last use`;
 	tell("tree-text", tree.parent.length ? words : "nothing is cached");
 	places = layOut(total);
-	wide = box.clientWidth;
 	box.style.setProperty("--depth", Math.max(...places.map((one) => one.y + 1), 1));
 	draw(places.map((one) => one.name));
 }
@@ -52,11 +50,9 @@ function place(node, spot) {
 	const { i, name } = spot;
 	for (const sign of ["x", "y", "w", "b"]) node.style.setProperty("--" + sign, spot[sign]);
 	const text = tree.text[i];
-	const isSlim = spot.w * wide < 26;
-	node.classList.toggle("slim", isSlim);
 	node.classList.toggle("used", tree.locks[i]);
 	node.classList.toggle("kept", tree.pins[i]);
-	put(node, isSlim ? "" : text.replaceAll("\n", "⏎"));
+	put(node, text.replaceAll("\n", "⏎"));
 	let words = `${plural(tree.tokens[i], "token")}, ${num(tree.below[i])} with all below`;
 	if (tree.locks[i]) words += `, used by ${plural(tree.locks[i], "request")}`;
 	if (tree.pins[i]) words += ", pinned";
