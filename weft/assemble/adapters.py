@@ -9,10 +9,9 @@ from weft.client.adapters import AdapterRefused, FoundAdapter
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import SettingsError
+from weft.config.projections import Targets
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.read import inspect_adapter
-
-ALL = "all"
 
 
 def adapter_files(prepared: Prepared) -> AdapterFolder | None:
@@ -33,7 +32,7 @@ class AdapterFolder:
         self._folders = AdapterFolders.of(config, folder)
         self._model = model
         self._max_rank = config.max_lora_rank
-        self._targets = config.lora_target_modules
+        self._targets = Targets(config.lora_target_modules)
         self.offers = bool(config.lora_dir)
 
     def find(self, path: str) -> FoundAdapter:
@@ -49,12 +48,9 @@ class AdapterFolder:
         return self._folders.offered(name)
 
     def _require_targets(self, targets: tuple[str, ...]) -> None:
-        if self._targets in ("", ALL):
-            return
-        allowed = [name.strip() for name in self._targets.split(",")]
         for target in targets:
-            if target not in allowed:
+            if target not in self._targets:
                 raise AdapterRefused(
-                    f"the adapter changes {target!r}; {', '.join(allowed)} may be changed "
+                    f"the adapter changes {target!r}; {self._targets} may be changed "
                     "(--lora-target-modules)"
                 )

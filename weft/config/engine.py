@@ -602,7 +602,8 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     )
     lora_target_modules: str = option(
         "all",
-        "modules that adapters may change, q_proj,v_proj; all: those that the model has",
+        "modules that adapters may change, q_proj,v_proj; all: those that the model has, but not "
+        "its experts, for which all,experts lays out memory",
         group="adapters",
     )
 

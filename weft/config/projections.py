@@ -4,10 +4,9 @@ for it."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import NamedTuple
 
-from weft.config.decoder import MlpSpec
+from weft.config.decoder import MlpSpec, MoeSpec
 from weft.config.model import DTYPES, ModelConfig
 
 # Kernels keep whole blocks: of ranks, inputs and outputs.
@@ -16,16 +15,30 @@ IN_STEP = 64
 OUT_STEP = 32
 
 
+ALL = "all"
+EXPERTS = "experts"
 HEAD = "lm_head"
 LABELS = "score"  # the head of a model that gives labels, which is trained as a whole
 
 
+class ExpertPlace(NamedTuple):
+    """Where the matrix of an expert lies in the tensor [num_experts, rows, in] of all."""
+
+    name: str  # of that tensor
+    expert: int
+    num_experts: int
+    first: int  # row
+    num_rows: int  # of the tensor
+
+
 class Projection(NamedTuple):
-    """`is_table`: a row is looked up for each token, of `in_size` rows."""
+    """`is_table`: a row is looked up for each token, of `in_size` rows. `stack`: of an expert,
+    where it lies in a tensor of all."""
 
     in_size: int
     out_size: int
     is_table: bool = False
+    stack: ExpertPlace | None = None
 
 
 def projections(model: ModelConfig) -> dict[str, Projection]:
@@ -47,6 +60,8 @@ def projections(model: ModelConfig) -> dict[str, Projection]:
             found |= _of_attention(model, layer, f"{prefix}.{names.attention}")
         if isinstance(spec.mlp, MlpSpec):
             found |= _of_mlp(model, spec.mlp, f"{prefix}.{names.mlp}")
+        else:
+            found |= _of_experts(model, spec.mlp, f"{prefix}.{names.mlp}")
     return found
 
 
@@ -82,18 +97,63 @@ def _of_mlp(model: ModelConfig, spec: MlpSpec, prefix: str) -> dict[str, Project
     return found
 
 
+def _of_experts(model: ModelConfig, spec: MoeSpec, prefix: str) -> dict[str, Projection]:
+    """Those of all experts, unless their gates and ups are stored in turns, or with the inputs
+    first; and those of the part that every token gets."""
+    names = model.decoder.names.experts
+    hidden = model.hidden_size
+    num = spec.router.num_experts
+    found: dict[str, Projection] = {}
+    if spec.shared_size:
+        place = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
+        shared = MlpSpec(size=spec.shared_size, activation=spec.activation)
+        found |= _of_mlp(model, shared, f"{place}.{names.shared}")
+    if names.is_transposed:
+        return found
+    both = f"{prefix}.{names.all_gate_up}"
+    for expert in range(num):
+        own = f"{prefix}.{names.experts}.{expert}"
+        for index, name in enumerate(names.gate_up):
+            stack = ExpertPlace(both, expert, num, index * spec.size, 2 * spec.size)
+            found[f"{own}.{name}"] = Projection(hidden, spec.size, stack=stack)
+        stack = ExpertPlace(f"{prefix}.{names.all_down}", expert, num, 0, hidden)
+        found[f"{own}.{names.down}"] = Projection(spec.size, hidden, stack=stack)
+    return found
+
+
+def target_of(name: str, projection: Projection) -> str:
+    """What settings call the projection: the last part of its name, or EXPERTS."""
+    return name.rpartition(".")[2] if projection.stack is None else EXPERTS
+
+
+class Targets:
+    """The projections that a text allows adapters to change: names with commas, or ALL, which are
+    all but those of experts: an adapter of them may need as much memory as a model."""
+
+    def __init__(self, text: str) -> None:
+        self._words = {word.strip() for word in (text or ALL).split(",")}
+
+    def __contains__(self, target: object) -> bool:
+        if ALL in self._words and target != EXPERTS:
+            return True
+        return target in self._words
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self._words))
+
+
 def adapter_item_bytes(model: ModelConfig) -> int:
     """Of one value of an adapter, as it is kept: adapters are not quantised."""
     is_exact = model.dtype == "float32" and not model.quantize
     return DTYPES["float32" if is_exact else "bfloat16"]
 
 
-def adapter_bytes(model: ModelConfig, rank: int, targets: Container[str] | None = None) -> int:
-    """Of memory, at most, for an adapter of this rank that changes all projections, or those whose
-    names end in one of `targets`."""
+def adapter_bytes(model: ModelConfig, rank: int, targets: str = "") -> int:
+    """Of memory, at most, for an adapter of this rank that changes what the targets allow."""
+    allowed = Targets(targets)
     num_bytes = 0
     for name, projection in projections(model).items():
-        if targets is not None and name.rpartition(".")[2] not in targets:
+        if target_of(name, projection) not in allowed:
             continue
         if projection.is_table:
             # The rows of A as they are, and B in float32.

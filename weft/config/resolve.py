@@ -344,10 +344,9 @@ def _adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Memory for all adapters that may be loaded."""
     if not config.max_loaded_loras:
         return 0
-    targets = None
-    if config.lora_target_modules != "all":
-        targets = {word.strip() for word in config.lora_target_modules.split(",")}
-    return config.max_loaded_loras * adapter_bytes(model, config.max_lora_rank, targets)
+    return config.max_loaded_loras * adapter_bytes(
+        model, config.max_lora_rank, config.lora_target_modules
+    )
 
 
 def _task(asked: str, model: ModelConfig) -> str:

@@ -100,16 +100,27 @@ class TorchAdapters:
             self._adapters = adapters
             self._step = self._tokens_of(adapters)
 
-    def add(self, y: Tensor, x: Tensor, matrix: Matrix, places: Tensor | None = None) -> None:
+    def add(
+        self,
+        y: Tensor,
+        x: Tensor,
+        matrix: Matrix,
+        places: Tensor | None = None,
+        of_parts: range | None = None,
+    ) -> None:
         """Add to y [T, out] what the adapters of the step's tokens make of x [T, in]; or of those
-        at `places`."""
+        at `places`, or what they do to some parts alone."""
         step = self._step
         if step and places is not None:
             step = self._tokens_of(self._adapters[places.numpy(force=True)])
         for place, tokens in step:
             parts = self._loaded[place].get(matrix, ())
+            sizes = matrix.sizes
+            if of_parts is not None:
+                chosen = slice(of_parts.start, of_parts.stop)
+                parts, sizes = parts[chosen], sizes[chosen]
             rows = None
-            for part, columns in zip(parts, _columns(matrix.sizes), strict=False):
+            for part, columns in zip(parts, _columns(sizes), strict=False):
                 if part is None:
                     continue
                 if rows is None:

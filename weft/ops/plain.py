@@ -374,20 +374,29 @@ def routed(x: Tensor, router: Router) -> Routed:
     return choose(logits, router.choice, router.choice_bias)
 
 
-def mixed(x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-    """`Ops.experts` by matrices that torch reads: expert by expert."""
+def mixed(
+    x: Tensor, routed: Routed, experts: Experts, adapters: TorchAdapters | None = None
+) -> Tensor:
+    """`Ops.experts` by matrices that torch reads: expert by expert. `adapters`: those of the tokens
+    of a step, which x has."""
     gate_up = _plain(experts.gate_up)
     down = _plain(experts.down)
     num_tokens, num_chosen = routed.experts.shape
     each = x.new_empty(num_tokens, num_chosen, down.sizes[0])
+    exact = x
     x = gate_up.rounded(x)
     for expert in torch.unique(routed.experts).tolist():
         tokens, ranks = torch.where(routed.experts == expert)
         parts = range(2 * expert, 2 * expert + 2)
         both = F.linear(x[tokens], gate_up.weight_of(parts), gate_up.bias_of(parts))
-        inner = down.rounded(gate_and_mul(both, experts.activation))
+        if adapters is not None:
+            adapters.add(both, exact[tokens], gate_up, tokens, parts)
+        inner = gate_and_mul(both, experts.activation)
         part = range(expert, expert + 1)
-        each[tokens, ranks] = F.linear(inner, down.weight_of(part), down.bias_of(part))
+        found = F.linear(down.rounded(inner), down.weight_of(part), down.bias_of(part))
+        if adapters is not None:
+            adapters.add(found, inner, down, tokens, part)
+        each[tokens, ranks] = found
     return (each.float() * routed.weights[..., None]).sum(1).to(x.dtype)
 
 
@@ -470,7 +479,7 @@ class PlainOps(TorchWeights):
         return found
 
     def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        return mixed(x, routed, experts)
+        return mixed(x, routed, experts, self.adapters)
 
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
         y.mul_((x.float() @ weight).sigmoid()[:, None])

@@ -36,6 +36,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 16}),
     "phi3": ("Phi3", {}),
 }
+MOE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2moe": (
+        "Qwen2Moe",
+        {
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
+}
 FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
 
@@ -54,7 +65,7 @@ class Base(NamedTuple):
 
 
 def make_base(family: str, folder: Path) -> Base:
-    kind, changes = FAMILIES[family]
+    kind, changes = (FAMILIES | MOE_FAMILIES)[family]
     settings = {**TINY, **changes, "attn_implementation": "eager"}
     config = getattr(transformers, f"{kind}Config")(**settings)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
@@ -135,7 +146,8 @@ def merged_logprobs(base: Base, made: Made, tokens: list[int]) -> Tensor:
     changed each by itself, also where they are one."""
     weights = {name: value.clone() for name, value in base.model.state_dict().items()}
     for module, delta in made.deltas.items():
-        weights[f"{module}.weight"] += delta
+        name = module if module in weights else f"{module}.weight"
+        weights[name] += delta
     with torch.inference_mode():
         inputs = {"input_ids": torch.tensor([tokens])}
         output = functional_call(base.model, weights, kwargs=inputs, tie_weights=False)

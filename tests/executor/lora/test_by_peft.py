@@ -18,6 +18,7 @@ peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
 TOKENS = [(7 * number + 3) % 120 + 5 for number in range(23)]
@@ -62,6 +63,33 @@ def test_logits_are_those_of_the_model_that_peft_merges(
         merged = merged.merge_and_unload().eval()
     with torch.inference_mode():
         expected = merged(torch.tensor([TOKENS])).logits[0, -1].float().log_softmax(-1)
+    driver = drive(base, kernels="auto")
+    reply = load(driver, base, 0, tmp_path)
+    assert reply.ok, reply.message
+    found = logprobs_with(driver, [0], Turn(0, TOKENS))[0]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+def test_experts_are_those_that_peft_computes(base_of, drive, tmp_path: Path) -> None:
+    base = base_of("qwen2moe")
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=12,
+        target_modules=["o_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        rank_pattern={"experts.down_proj": 3},
+        alpha_pattern={"experts.gate_up_proj": 5},
+    )
+    with_adapter = peft.get_peft_model(plain(base.folder), config)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in with_adapter.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    with_adapter.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        logits = with_adapter.eval()(torch.tensor([TOKENS])).logits
+    expected = logits[0, -1].float().log_softmax(-1)
     driver = drive(base, kernels="auto")
     reply = load(driver, base, 0, tmp_path)
     assert reply.ok, reply.message

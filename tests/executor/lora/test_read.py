@@ -97,7 +97,6 @@ def test_scales_follow_ranks_alphas_and_patterns(base, tmp_path: Path) -> None:
         ({"layer_replication": [[0, 2], [1, 3]]}, "replicated layers is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']: whole modules is not"),
         ({"modules_to_save": ["score"]}, "modules_to_save is ['score']: whole modules is not"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "parameters of experts is not"),
         ({"trainable_token_indices": [1]}, "embeddings of single tokens is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa, which also changes"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is pissa_niter_16"),

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from weft.config.model import ModelConfig
+from weft.config.projections import projections
 from weft.executor.lora.read import AdapterError, AdapterInfo, read_files
+from weft.executor.weights.base import in_base
 from weft.executor.weights.pieces import is_finite, read_whole
 from weft.executor.weights.safetensors import BytesContent, TensorEntry
 
@@ -40,15 +42,31 @@ def read_adapter(
     """Read and check the adapter in a folder; its values become `dtype`. Raises AdapterError."""
     files = read_files(folder, model, max_rank=max_rank)
     pairs = {}
+    model_rows = {in_base(name): one.out_size for name, one in projections(model).items()}
+    read: dict[str, Tensor] = {}
     for module, stored in files.pairs.items():
         if stored.b is None:
             # What it differs by from the model's is small: that is rounded later.
             pairs[module] = LoraPair(_values(files.content, stored.a, torch.float32), None, 1.0)
             continue
-        a = _values(files.content, stored.a, dtype)
-        b = _values(files.content, stored.b, dtype)
+        a, b = (_kept(read, files.content, entry, dtype) for entry in (stored.a, stored.b))
+        if stored.stack is not None:
+            place = stored.stack
+            num = place.num_experts
+            a = a.view(num, -1, a.shape[1])[place.expert]
+            rows = slice(place.first, place.first + model_rows[module])
+            b = b.view(len(b), -1, num)[rows, :, place.expert]
         pairs[module] = LoraPair(a, b, stored.scale)
     return Adapter(files.info, pairs)
+
+
+def _kept(
+    read: dict[str, Tensor], content: BytesContent, entry: TensorEntry, dtype: torch.dtype
+) -> Tensor:
+    """Values that are read once, though several modules are parts of them."""
+    if entry.name not in read:
+        read[entry.name] = _values(content, entry, dtype)
+    return read[entry.name]
 
 
 def _values(content: BytesContent, entry: TensorEntry, dtype: torch.dtype) -> Tensor:

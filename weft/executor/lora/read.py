@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
-from weft.config.projections import HEAD, LABELS, Projection, projections
+from weft.config.projections import (
+    HEAD,
+    LABELS,
+    ExpertPlace,
+    Projection,
+    projections,
+    target_of,
+)
 from weft.executor.weights.base import in_base
 from weft.executor.weights.regular_file import RegularFile
 from weft.executor.weights.safetensors import BytesContent, FileContent, TensorEntry
@@ -46,7 +53,8 @@ TABLE_SIDES = (".lora_embedding_A", ".lora_embedding_B")
 CLASSIFIERS = (LABELS, "classifier")  # as peft says it of every classifier
 WHOLE = ".weight"  # of a matrix that was trained as it is
 # Of the embedding and the head, beside A and B: the model's own weights, which peft writes, too.
-OWN_WEIGHTS = ".base_layer.weight"
+BASE_LAYER = ".base_layer"
+OWN_WEIGHTS = f"{BASE_LAYER}.weight"
 FLOATS = ("F32", "F16", "BF16")
 # Of `init_lora_weights`: all others change the weights of the model, which is then another one.
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -58,7 +66,6 @@ OTHER_METHODS = {
     "lora_bias": "a bias of B",
     "alora_invocation_tokens": "activated LoRA",
     "layer_replication": "replicated layers",
-    "target_parameters": "parameters of experts",
     "trainable_token_indices": "embeddings of single tokens",
     "arrow_config": "routing between adapters",
 }
@@ -76,24 +83,26 @@ class AdapterInfo(NamedTuple):
     uid: str  # 32 hexadecimal digits of the digest of both files
     rank: int  # the largest of its modules
     num_bytes: int  # of its tensors, as they are stored
-    targets: tuple[str, ...]  # last parts of the names of its modules, sorted
+    targets: tuple[str, ...]  # as `target_of` calls its modules, sorted
 
 
 class StoredPair(NamedTuple):
     """A and B of one module, where they lie in the file; or one matrix, `a`, which stands in the
-    place of the model's."""
+    place of the model's. `stack`: both are those of all experts, of which the module is a part."""
 
     a: TensorEntry
     b: TensorEntry | None
     scale: float
+    stack: ExpertPlace | None = None
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        num_stacked = 1 if self.stack is None else self.stack.num_experts
+        return self.a.shape[0] // num_stacked
 
     @property
-    def num_bytes(self) -> int:
-        return self.a.num_bytes + (0 if self.b is None else self.b.num_bytes)
+    def entries(self) -> tuple[TensorEntry, ...]:
+        return (self.a,) if self.b is None else (self.a, self.b)
 
 
 class LoadedFiles(NamedTuple):
@@ -124,7 +133,7 @@ def inspect_adapter(folder: Path | str, model: ModelConfig, *, max_rank: int = 0
                 digest.update(piece)
     except BadCheckpoint as exc:
         raise AdapterError(str(exc)) from exc
-    return _info(digest.hexdigest(), pairs)
+    return _info(digest.hexdigest(), pairs, known)
 
 
 def read_files(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> LoadedFiles:
@@ -144,15 +153,19 @@ def read_files(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> 
     _check_tokens(folder, model)
     digest = hashlib.sha256(config)
     digest.update(data)
-    return LoadedFiles(_info(digest.hexdigest(), pairs), pairs, content)
+    return LoadedFiles(_info(digest.hexdigest(), pairs, known), pairs, content)
 
 
-def _info(digest: str, pairs: Mapping[str, StoredPair]) -> AdapterInfo:
-    targets = {module.rpartition(".")[2] for module in pairs}
+def _info(
+    digest: str, pairs: Mapping[str, StoredPair], known: Mapping[str, Projection]
+) -> AdapterInfo:
+    sizes = {in_base(name): one for name, one in known.items()}
+    targets = {target_of(module, sizes[module]) for module in pairs}
+    entries = {entry.name: entry for pair in pairs.values() for entry in pair.entries}
     return AdapterInfo(
         uid=digest[:32],
         rank=max(pair.rank for pair in pairs.values()),
-        num_bytes=sum(pair.num_bytes for pair in pairs.values()),
+        num_bytes=sum(entry.num_bytes for entry in entries.values()),
         targets=tuple(sorted(targets)),
     )
 
@@ -253,8 +266,12 @@ def _pairs(
     sizes = {in_base(name): size for name, size in known.items()}
     found: dict[str, StoredPair] = {}
     whole = PREFIX + LABELS + WHOLE
+    stacks = _stacks(known)
     for written in _modules(entries, whole):
         module = in_base(written)
+        if _without_layers(module) in stacks:
+            found |= _stacked(written, entries, stacks[_without_layers(module)], scales, max_rank)
+            continue
         if module not in sizes:
             raise AdapterError(
                 f"the adapter changes {_short(written)}, which adapters cannot do in this model; "
@@ -272,11 +289,7 @@ def _pairs(
                 raise AdapterError(f"the adapter has no {_short(written)}{side}")
         a, b = (entries[PREFIX + written + side] for side in sides)
         rank = scales.rank(written)
-        if rank > max_rank:
-            raise AdapterError(
-                f"the rank of {_short(written)} is {rank}; at most {max_rank} is allowed "
-                "(--max-lora-rank)"
-            )
+        _check_rank(written, rank, max_rank)
         _check_entry(a, (rank, sizes[module].in_size))
         _check_entry(b, (sizes[module].out_size, rank))
         found[module] = StoredPair(a, b, scales.scale(written, rank))
@@ -291,6 +304,66 @@ def _pairs(
             "ensure_weight_tying is set: one A and B for embedding and head is not supported"
         )
     return found
+
+
+Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertPlace]]]
+
+
+def _stacks(known: Mapping[str, Projection]) -> Stacks:
+    """The tensors of all experts below a module, by inputs and outputs of an expert: which modules
+    of single experts they hold."""
+    found: Stacks = {}
+    for name, one in known.items():
+        if one.stack is None:
+            continue
+        below = in_base(one.stack.name).rpartition(".")[0]
+        sizes = (one.in_size, one.stack.num_rows)
+        found.setdefault(below, {}).setdefault(sizes, {})[in_base(name)] = one.stack
+    return found
+
+
+def _without_layers(module: str) -> str:
+    """The module around which peft has put its own, one for each of its tensors."""
+    while module.endswith(BASE_LAYER):
+        module = module.removesuffix(BASE_LAYER)
+    return module
+
+
+def _stacked(
+    written: str,
+    entries: Mapping[str, TensorEntry],
+    stacks: Mapping[tuple[int, int], Mapping[str, ExpertPlace]],
+    scales: _Scales,
+    max_rank: int,
+) -> dict[str, StoredPair]:
+    """The pairs of all experts, of which one tensor holds all A, [experts rank, in], and one all B,
+    [out, rank experts]. Raises AdapterError."""
+    for side in SIDES:
+        if PREFIX + written + side not in entries:
+            raise AdapterError(f"the adapter has no {_short(written)}{side}")
+    a, b = (entries[PREFIX + written + side] for side in SIDES)
+    sizes = (a.shape[-1], b.shape[0])
+    if sizes not in stacks:
+        raise AdapterError(
+            f"{_short(written)} has {sizes[0]} inputs and {sizes[1]} outputs; experts have "
+            + " or ".join(f"{ins} and {outs}" for ins, outs in stacks)
+        )
+    parts = stacks[sizes]
+    any_place = next(iter(parts.values()))
+    rank = scales.rank(any_place.name)
+    _check_rank(written, rank, max_rank)
+    _check_entry(a, (rank * any_place.num_experts, sizes[0]))
+    _check_entry(b, (sizes[1], rank * any_place.num_experts))
+    scale = scales.scale(any_place.name, rank)
+    return {module: StoredPair(a, b, scale, place) for module, place in parts.items()}
+
+
+def _check_rank(written: str, rank: int, max_rank: int) -> None:
+    if rank > max_rank:
+        raise AdapterError(
+            f"the rank of {_short(written)} is {rank}; at most {max_rank} is allowed "
+            "(--max-lora-rank)"
+        )
 
 
 def _check_own_weights(entries: Mapping[str, TensorEntry], ends: Mapping[str, Projection]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.config.decoder import ExpertNames
 from weft.models.layers.linear import bias_weight
-from weft.models.layers.weight import Stack, Weight, Weights
+from weft.models.layers.weight import MatrixRows, RowRun, Stack, Weight, Weights
 from weft.ops.codes import CodeFormat, Codes
 from weft.ops.protocol import Experts, Matrix
 
@@ -240,6 +240,7 @@ def _matrix_part(
         partial(matrix.keep_as, part),
         partial(matrix.put_codes, part),
         stacks,
+        MatrixRows(matrix, (RowRun(part, 0, 0, shape[0]),)),
     )
 
 

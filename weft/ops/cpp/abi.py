@@ -324,6 +324,11 @@ class ExpertsArgs(ctypes.Structure):
         ("scale", c_float),
         ("adds", c_int64),
         ("scratch", c_void_p),
+        ("lora_gate_up", c_void_p),
+        ("lora_down", c_void_p),
+        ("lora_is_bf16", c_int64),
+        ("lora_rank", c_int64),
+        ("lora_inner", c_void_p),
     )
 
 

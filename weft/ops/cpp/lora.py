@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray, consecutive
 from weft.ops.cpp import abi
-from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace
+from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace, RecordedParts
 from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables
 from weft.ops.protocol import Matrix
 
@@ -50,20 +50,47 @@ class PieceAdapters:
 
     def put(self, place: int, packed: list[PackedPart | None]) -> None:
         for index, part in enumerate(packed):
-            entry = self._parts[place * len(packed) + index]
-            if part is None:
-                entry.rank = 0
-                continue
-            entry.a = part.a.data_ptr()
-            entry.b = part.b.data_ptr()
-            entry.scale = part.scale
-            entry.rank = part.rank
+            _point_to(self._parts[place * len(packed) + index], part)
         self._kept[place] = packed
 
     def clear(self, place: int) -> None:
         if place in self._kept:
             self.put(place, [None] * len(self.places))
             del self._kept[place]
+
+
+class ExpertAdapters:
+    """What all adapters add to the matrices of all experts."""
+
+    def __init__(self, num_parts: int, num_adapters: int) -> None:
+        """`num_parts` of all experts together."""
+        self._num_parts = num_parts
+        self._parts = (abi.PackedLoraPart * (num_adapters * num_parts))()
+        self._kept: dict[int, list[PackedPart | None]] = {}  # by place, what `_parts` points to
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._parts)
+
+    def put(self, place: int, packed: list[PackedPart | None]) -> None:
+        for index, part in enumerate(packed):
+            _point_to(self._parts[place * self._num_parts + index], part)
+        self._kept[place] = packed
+
+    def clear(self, place: int) -> None:
+        if place in self._kept:
+            self.put(place, [None] * self._num_parts)
+            del self._kept[place]
+
+
+def _point_to(entry: abi.PackedLoraPart, part: PackedPart | None) -> None:
+    if part is None:
+        entry.rank = 0
+        return
+    entry.a = part.a.data_ptr()
+    entry.b = part.b.data_ptr()
+    entry.scale = part.scale
+    entry.rank = part.rank
 
 
 class TableAdapters:
@@ -103,6 +130,7 @@ class CppAdapters:
         self._pieces: dict[Panels, PieceAdapters] = {}
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
         self._tables: dict[Panels, TableAdapters] = {}
+        self._experts: dict[Panels, ExpertAdapters] = {}
         # Structures of steps, which have ADAPTER_FIELDS; that of a fused step HEAD_ADAPTER_FIELDS.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
@@ -124,6 +152,11 @@ class CppAdapters:
             packed = cast(PackedMatrix, matrix)
             if matrix in self._matrices:
                 continue
+            if packed.num_experts > 1:
+                (panels,) = packed.pieces
+                of_all = ExpertAdapters(len(packed.sizes), self._num_adapters)
+                self._experts[panels] = of_all
+                continue
             pieces = []
             for panels in packed.pieces:
                 piece = PieceAdapters(
@@ -144,21 +177,39 @@ class CppAdapters:
         table = self._tables.get(panels)
         return None if table is None else table.struct
 
+    def of_experts(self, panels: Panels) -> RecordedParts | None:
+        """What adapters add to the matrices of all experts, if they may."""
+        of_all = self._experts.get(panels)
+        if of_all is None:
+            return None
+        is_bf16 = self.dtype == torch.bfloat16
+        return RecordedParts(of_all.address, is_bf16, _up(self._max_rank, abi.SLAB))
+
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
         """That a product needs for its inner numbers."""
         num_slabs = -(-self._max_rank // abi.SLAB)
         return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
 
     def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
-        packed: list[tuple[PieceAdapters, list[PackedPart | None]]] = []
+        packed: list[tuple[PieceAdapters | ExpertAdapters, list[PackedPart | None]]] = []
         for matrix, of_matrix in parts.items():
-            in_size = cast(PackedMatrix, matrix).padded_in
+            whole = cast(PackedMatrix, matrix)
+            in_size = whole.padded_in
+            if whole.num_experts > 1:
+                (panels,) = whole.pieces
+                of_experts = []
+                for part, size in zip(of_matrix, whole.sizes, strict=True):
+                    num_panels = -(-size // abi.PANEL)
+                    there = PartPlace(0, 0, 0, num_panels, 1)
+                    of_experts.append(self._packed(part, there, in_size))
+                packed.append((self._experts[panels], of_experts))
+                continue
             for piece in self._matrices[matrix]:
                 of_piece = [self._packed(of_matrix[one.part], one, in_size) for one in piece.places]
                 packed.append((piece, of_piece))
         self.clear(place)
-        for piece, of_piece in packed:
-            piece.put(place, of_piece)
+        for target, of_target in packed:
+            target.put(place, of_target)
         for matrix, part in tables.items():
             (panels,) = cast(PackedMatrix, matrix).pieces
             self._tables[panels].put(place, part)
@@ -168,6 +219,8 @@ class CppAdapters:
             piece.clear(place)
         for table in self._tables.values():
             table.clear(place)
+        for of_all in self._experts.values():
+            of_all.clear(place)
 
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         if adapters is None and self._adapters is None:

@@ -150,6 +150,77 @@ static void route(const RouteArgs& args, const Step& step, Team& team) {
   if (team.index == 0) sort_by_expert(args, step.num_tokens);
 }
 
+// ---------------------------------------------------------------- adapters
+
+WEFT_INLINE bool has_adapters(const ExpertsArgs& args, const Step& step) { return args.lora_inner && step.adapters; }
+
+// Parts of the adapter of a place's token: those of its expert, `num_parts` of each; null if it has none.
+WEFT_INLINE const LoraPart* lora_of(const ExpertsArgs& args, const Step& step, const LoraPart* all, int64_t num_parts,
+                                    int64_t expert, int64_t place) {
+  const int64_t adapter = step.adapters[args.tokens[place]];
+  return adapter < 0 ? nullptr : all + (adapter * args.num_experts + expert) * num_parts;
+}
+
+WEFT_INLINE float* lora_inner_of(const ExpertsArgs& args, int64_t place, int64_t part) {
+  return args.lora_inner + (place * 2 + part) * args.lora_rank;
+}
+
+template <class E>
+static void shrink_place(const LoraPart& of, const float* x, int64_t in, float* inner) {
+  for (int64_t rank = 0; rank < of.rank; rank += kLoraTile) {
+    float* const out = inner + rank;
+    shrink_tile<E, 1>(x, 0, in, static_cast<const E*>(of.a) + rank * in, of.scale, &out);
+  }
+}
+
+// scale A x of each place, as lora.h says; there behind the next barrier. `x` has a row for each token, or each place.
+static void shrink_places(const ExpertsArgs& args, const Step& step, Team& team, const Weight& w, const LoraPart* all,
+                          int64_t num_parts, bool by_token, const float* x, int64_t stride) {
+  float* const row = static_cast<float*>(own_memory(w.padded_in * 4));
+  if (!row) return;
+  const int64_t k = args.num_chosen;
+  for (int64_t i; (i = team.take()) < step.num_tokens * k;) {
+    const int64_t place = args.places[i];
+    const LoraPart* const parts = lora_of(args, step, all, num_parts, args.experts[i], place);
+    bool is_there = false;
+    for (int64_t part = 0; parts && part < num_parts; part++) {
+      if (!parts[part].rank) continue;
+      if (!is_there) {
+        memset(row, 0, w.padded_in * 4);
+        memcpy(row, x + (by_token ? i / k : place) * stride, w.in * 4);
+        is_there = true;
+      }
+      float* const inner = lora_inner_of(args, place, part);
+      if (args.lora_is_bf16) {
+        shrink_place<bf16>(parts[part], row, w.padded_in, inner);
+      } else {
+        shrink_place<float>(parts[part], row, w.padded_in, inner);
+      }
+    }
+  }
+}
+
+// Add B inner to the sums [num_rows][num_panels * kPanel] of an expert's rows, the first of which is at `place`. Panel i
+// of an item belongs to part i % num_parts, as its panel (panel + i) / num_parts.
+static void expand_places(const ExpertsArgs& args, const Step& step, const LoraPart* all, int64_t num_parts, int64_t expert,
+                          const LinearItem& item, int64_t place, float* sums) {
+  for (int64_t r = 0; r < item.num_rows; r++, sums += item.num_panels * kPanel) {
+    const LoraPart* const parts = lora_of(args, step, all, num_parts, expert, place + r);
+    for (int64_t i = 0; parts && i < item.num_panels; i++) {
+      const int64_t part = i % num_parts;
+      const LoraPart& of = parts[part];
+      if (!of.rank) continue;
+      const int64_t start = (item.panel + i) / num_parts * of.rank * kPanel;
+      const float* const inner = lora_inner_of(args, place + r, part);
+      if (args.lora_is_bf16) {
+        expand_rows(1, inner, kSlab, of.rank, static_cast<const bf16*>(of.b) + start, sums + i * kPanel, kPanel);
+      } else {
+        expand_rows(1, inner, kSlab, of.rank, static_cast<const float*>(of.b) + start, sums + i * kPanel, kPanel);
+      }
+    }
+  }
+}
+
 // ---------------------------------------------------------------- the first product
 
 // Panels of one expert; those of the next one stand behind them.
@@ -219,7 +290,7 @@ static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearIte
 }
 
 // inner[place] = activation(gate x) * (up x) of the place's expert and token.
-static void first_product(const ExpertsArgs& args, const ExpertRows& rows, Team& team) {
+static void first_product(const ExpertsArgs& args, const Step& step, const ExpertRows& rows, Team& team) {
   LinearArgs like = {};
   like.weight = args.gate_up;
   like.epilogue = kGatedSilu;  // any gate: units are pairs of panels
@@ -238,6 +309,9 @@ static void first_product(const ExpertsArgs& args, const ExpertRows& rows, Team&
     const int64_t place = args.offsets[now.expert] + item.row;
     const LinearItem global{panel, item.num_panels, rows.is_shared ? 0 : place, item.num_rows};
     multiply_item(*args.gate_up, rows.x, global, next_panel, space);
+    if (has_adapters(args, step)) {
+      expand_places(args, step, args.lora_gate_up, 2, now.expert, item, place, reinterpret_cast<float*>(sums));
+    }
     write_gated(args, now.expert, item, place, reinterpret_cast<const float*>(sums));
   }
 }
@@ -275,7 +349,8 @@ WEFT_INLINE int64_t chosen_from(const ExpertsArgs& args, int64_t expert) {
   return expert;
 }
 
-static void second_product(const ExpertsArgs& args, const Activations& x, int64_t num_tokens, Team& team) {
+static void second_product(const ExpertsArgs& args, const Step& step, const Activations& x, Team& team) {
+  const int64_t num_tokens = step.num_tokens;
   const Weight& w = *args.down;
   const int64_t panels = plain_panels(w);
   const int64_t num_places = num_tokens * args.num_chosen;
@@ -303,6 +378,10 @@ static void second_product(const ExpertsArgs& args, const Activations& x, int64_
         }
         space.sums = sums + (begin + row) * num_panels * kPanel * 4;
         multiply_item(w, x, {expert * panels + panel, num_panels, begin + row, end - row}, wanted, space);
+        if (has_adapters(args, step)) {
+          expand_places(args, step, args.lora_down, 1, expert, {panel, num_panels, row, end - row}, begin + row,
+                        reinterpret_cast<float*>(space.sums));
+        }
       }
     }
     add_up(args, {panel, num_panels, 0, num_tokens}, panels * kPanel, num_tokens,
@@ -333,6 +412,10 @@ static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
   const Weight &gate_up = *args.gate_up, &down = *args.down;
   const int64_t size = gate_up.out / 2;
 
+  if (has_adapters(args, step)) {
+    shrink_places(args, step, team, gate_up, args.lora_gate_up, 2, true, args.x, args.x_stride);
+    team.barrier();
+  }
   ExpertRows rows{{}, num_tokens == 1};
   if (rows.is_shared && gate_up.padded_in <= kOwnActivations) {
     rows.x = place_activations(gate_up, 1, own);
@@ -348,8 +431,12 @@ static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
     }
     team.barrier();
   }
-  first_product(args, rows, team);
+  first_product(args, step, rows, team);
   team.barrier();
+  if (has_adapters(args, step)) {
+    shrink_places(args, step, team, down, args.lora_down, 1, false, args.inner, size);
+    team.barrier();
+  }
 
   Activations inner;
   if (num_places * down.padded_in <= kOwnActivations) {
@@ -360,7 +447,7 @@ static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
     for (int64_t p; (p = team.take()) < num_places;) make_row_ready(down, args.inner, size, p, p, inner);
     team.barrier();
   }
-  second_product(args, inner, num_tokens, team);
+  second_product(args, step, inner, team);
 }
 
 // ---------------------------------------------------------------- the gate of what all tokens share

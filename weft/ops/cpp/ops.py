@@ -175,7 +175,7 @@ class PackedMatrix:
         self.sizes = sizes * num_experts
         self.out_size = sum(sizes)  # of one expert
         self._num_parts = len(sizes)  # of one expert
-        self._num_experts = num_experts
+        self.num_experts = num_experts
         self.in_size = in_size
         self._library = library
         self._gated = gated
@@ -257,7 +257,7 @@ class PackedMatrix:
             kept = KeptCodes(format, order.numpy().tobytes())
         self._stored[part] = kept
         formats = set(self._stored.values())
-        is_one = self._gated or self._num_experts > 1
+        is_one = self._gated or self.num_experts > 1
         if len(self._stored) < len(self.sizes) or (is_one and len(formats) > 1):
             return
         self._places = []
@@ -346,7 +346,7 @@ class PackedMatrix:
 
     def _bias_part(self, bias: Tensor, part: int) -> Tensor:
         expert, of_expert = divmod(part, self._num_parts)
-        bias = bias.view(self._num_experts, -1)[expert]
+        bias = bias.view(self.num_experts, -1)[expert]
         if self._gated:
             return bias.view(-1, 2, abi.PANEL)[:, of_expert]
         return bias[: self.out_size].split_with_sizes(self.sizes[: self._num_parts])[of_expert]
@@ -364,7 +364,7 @@ class PackedMatrix:
     def _panels(
         self, out_size: int, format: WeightFormat, codes: CodeFormat | None, order: bytes = b""
     ) -> Panels:
-        num_panels = self._num_experts * self._num_panels(out_size)
+        num_panels = self.num_experts * self._num_panels(out_size)
         return Panels(
             self._library.memory, self.in_size, out_size, num_panels, format, codes, order
         )
@@ -390,6 +390,14 @@ class PackedMatrix:
         )
 
 
+class RecordedParts(NamedTuple):
+    """What adapters add to the parts of a matrix, where kernels find it."""
+
+    address: int  # of `abi.PackedLoraPart` [adapters, parts]
+    is_bf16: bool
+    max_rank: int  # a multiple of SLAB
+
+
 class RecordedAdapters(Protocol):
     """The adapters of recorded products (`lora.py`)."""
 
@@ -399,6 +407,10 @@ class RecordedAdapters(Protocol):
 
     def of_table(self, panels: Panels) -> abi.LoraTable | None:
         """What adapters add to rows of these panels, if they may."""
+        ...
+
+    def of_experts(self, panels: Panels) -> RecordedParts | None:
+        """What adapters add to the matrices of all experts, if they may."""
         ...
 
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
@@ -745,6 +757,16 @@ class CppOps:
         if gate_up.bias is not None and down.bias is not None:
             args.gate_up_bias = gate_up.bias.data_ptr()
             args.down_bias = down.bias.data_ptr()
+        if self.adapters is not None:
+            of_both = self.adapters.of_experts(gate_up_panels)
+            of_down = self.adapters.of_experts(down_panels)
+            if of_both is not None and of_down is not None:
+                args.lora_gate_up = of_both.address
+                args.lora_down = of_down.address
+                args.lora_is_bf16 = of_both.is_bf16
+                args.lora_rank = of_both.max_rank
+                columns = num_chosen * 2 * of_both.max_rank
+                args.lora_inner = self.recorder.buffer(columns).data_ptr()
         row_bytes = 4 * max(gate_up.padded_in, down.padded_in) + 64
         self.recorder.needs_scratch(args, self.recorder.capacity * num_chosen * row_bytes)
         self.recorder.add(args)

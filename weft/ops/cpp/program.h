@@ -349,6 +349,11 @@ struct ExpertsArgs {
   float scale;
   int64_t adds;
   void* scratch;  // max_tokens * k * (4 padded_in + 64) bytes, for the larger padded_in of both; 64-byte aligned
+  const LoraPart* lora_gate_up;  // [adapters, 2 E] what adapters add to gate and up of each expert; or null
+  const LoraPart* lora_down;     // [adapters, E]
+  int64_t lora_is_bf16;
+  int64_t lora_rank;  // the highest, a multiple of 64
+  float* lora_inner;  // [T k, 2, lora_rank]
 };
 
 // Each row of y becomes sigmoid(weight x) times itself.
