@@ -13,11 +13,11 @@ from tests.ops.codes import random_codes
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.lora import CppAdapters, row_blocks
+from weft.ops.cpp.lora import CppAdapters
 from weft.ops.cpp.ops import CppOps, PackedMatrix
 from weft.ops.cpp.program import ProgramRecorder
 from weft.ops.fusion import Source
-from weft.ops.lora import LoraPart
+from weft.ops.lora import LoraPart, row_blocks
 from weft.ops.protocol import Norm
 
 IN_SIZE = 100
@@ -189,7 +189,7 @@ def test_a_cleared_place_adds_nothing(kernels: Library) -> None:
 def test_blocks_hold_the_tokens_of_one_adapter_each() -> None:
     for num, kinds in itertools.product((1, 5, 13, 50), (1, 2, 5)):
         adapters = np.random.default_rng(num).integers(-1, kinds, num).astype(np.int32)
-        blocks, rows = row_blocks(adapters)
+        blocks, rows = row_blocks(adapters, abi.LORA_ROWS)
         assert sorted(rows.tolist()) == np.flatnonzero(adapters >= 0).tolist()
         seen = []
         for place, first, count in blocks.tolist():

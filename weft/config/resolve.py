@@ -40,7 +40,7 @@ from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, kept_together, num_ranks, sum_backend
 from weft.config.pooling import PoolingConfig
-from weft.config.projections import adapter_bytes, projections
+from weft.config.projections import EXPERTS, Targets, adapter_bytes, projections
 from weft.config.states import with_states
 from weft.config.windows import TYPICAL_LEN, KvPools, one_pool, two_pools, with_draft
 
@@ -332,9 +332,10 @@ def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
         return f"{model.name} is computed by the package transformers, which takes no adapter"
     if not projections(model):
         return f"{model.name} has no matrix that an adapter can change"
-    if config.device == "cuda" and config.attention_backend != "torch":
+    by_kernels = config.device == "cuda" and config.attention_backend != "torch"
+    if by_kernels and EXPERTS in Targets(config.lora_target_modules):
         return (
-            "adapters are computed on a CPU (--device cpu), or by torch alone "
+            "adapters of experts are computed on a CPU (--device cpu), or by torch alone "
             "(--attention-backend torch)"
         )
     return ""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.arrays import IntArray
+from weft.arrays import IntArray, consecutive
 from weft.ops.protocol import Matrix
 
 
@@ -152,6 +152,25 @@ class TorchAdapters:
     def _moved(self, part: LoraPart) -> LoraPart:
         a = part.a.to(self._device, self.dtype)
         return LoraPart(a, part.b.to(self._device, self.dtype), part.scale)
+
+
+def row_blocks(adapters: IntArray, most_rows: int) -> tuple[IntArray, IntArray]:
+    """The tokens that have an adapter, cut into blocks with one each, of `most_rows` at most: the
+    place, the first and the number of each block, [N, 3], and the tokens, block by block.
+
+    `adapters` [T]: the place of each token's adapter, or -1.
+    """
+    order = np.argsort(adapters, kind="stable")
+    rows = order[np.searchsorted(adapters[order], 0) :].astype(np.int32)
+    of_rows = adapters[rows]
+    starts = np.flatnonzero(np.diff(of_rows, prepend=-1))
+    lens = np.diff(starts, append=len(rows))
+    counts = -(-lens // most_rows)
+    within = consecutive(np.zeros(len(counts), np.int64), counts) * most_rows
+    first = np.repeat(starts, counts) + within
+    num_rows = np.minimum(np.repeat(lens, counts) - within, most_rows)
+    blocks = np.stack((of_rows[first], first, num_rows), axis=1)
+    return np.ascontiguousarray(blocks, np.int32), rows
 
 
 def _columns(sizes: Sequence[int]) -> list[slice]:

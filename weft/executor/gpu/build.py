@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -17,28 +17,34 @@ from weft.executor.assembly import (
     RunnerSpec,
     build_tower,
     fill_weights,
+    make_adapter_table,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
     make_weight_store,
+    with_adapters,
     with_media,
 )
 from weft.executor.experts.recorder import recorded
 from weft.executor.gpu.device import GpuDevice
 from weft.executor.gpu.gpu import Gpu
-from weft.executor.gpu.graphs import GraphParts, StepGraphs
+from weft.executor.gpu.graphs import AdapterGraphs, GraphParts, StepGraphs
 from weft.executor.gpu.layout import GpuAttentionBackend
 from weft.executor.gpu.staging import GpuStager, H2DBuffer
+from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.runner import DecoderSteps, TorchRunner
+from weft.executor.runner import CapturedSteps, DecoderSteps, TorchRunner
 from weft.executor.split.steps import split
 from weft.models.registry import make_model
 from weft.ops.protocol import Ops
 from weft.ops.sampling import SamplerOps
+
+if TYPE_CHECKING:
+    from weft.ops.triton.lora import TritonAdapters
 
 DEFAULT_BACKEND = "triton"
 
@@ -114,21 +120,31 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, gpu.device))
         fill_weights(spec, model, gpu.device, tower)
         pooler = make_pooler(spec, model, gpu.device)
+        adapter_ops = _make_adapters(spec, kernels, gpu, buffer)
+        adapters = make_adapter_table(spec, model, adapter_ops)
     # Graphs come after the weights: a capture runs the step and keeps the addresses of all tensors.
-    graphs = None
+    graphs: CapturedSteps | None = None
     if spec.model.library_config:
         # Its Python may ask the device for values, which a capture cannot hold.
         require_same_steps(spec, model, kernels.attention, rows)
     elif spec.engine.cuda_graph and not spec.model.has_experts:
         # Experts run one after the other, those that were chosen: the host has to know which.
         parts = GraphParts(model, kernels.attention, rows, stager)
-        graphs = StepGraphs(
+        make = partial(
+            StepGraphs,
             gpu,
             parts,
             decodes=graph_sizes(spec.engine),
             prompts=prompt_graph_sizes(spec.engine),
         )
-        graphs.capture()
+        plain_graphs = make()
+        plain_graphs.capture()
+        graphs = plain_graphs
+        if adapter_ops is not None:
+            with adapter_ops.captured():
+                with_all = make()
+                with_all.capture()
+            graphs = AdapterGraphs(plain_graphs, with_all)
     steps_with = partial(
         DecoderSteps,
         model=model,
@@ -151,15 +167,40 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     )
     tensors = kernels.ops.tensors
     weights = make_weight_store(
-        spec, model, tensors, pool.tensors, gpu.device, experts, tower=tower
+        spec, model, tensors, pool.tensors, gpu.device, experts, adapters, tower
     )
-    steps, store = with_media(spec, steps, weights, rows, tower)
+    steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
     return TorchRunner(steps, store=store, device=device)
 
 
 def build_encoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     with gpu.stream():
         return plain.build_encoder(spec, GpuDevice(gpu, spec.thread), gpu.device)
+
+
+def _make_adapters(
+    spec: RunnerSpec, kernels: GpuKernels, gpu: Gpu, buffer: H2DBuffer
+) -> TritonAdapters | None:
+    """The adapters that the kernels add, which read the numbers of a step where graphs do."""
+    if not spec.engine.max_loaded_loras:
+        return None
+    from weft.ops.triton.lora import TritonAdapters
+    from weft.ops.triton.ops import TritonOps
+
+    ops = cast(TritonOps, kernels.ops)
+    sizes = [0]
+    if spec.engine.cuda_graph and not spec.model.has_experts:
+        sizes += [*graph_sizes(spec.engine), *prompt_graph_sizes(spec.engine)]
+    ops.adapters = TritonAdapters(
+        spec.dtype,
+        gpu.device,
+        spec.engine.max_loaded_loras,
+        spec.engine.max_lora_rank,
+        buffer.send,
+        split_numbers,
+        graph_tokens=max(sizes),
+    )
+    return ops.adapters
 
 
 def gpu_kernels(

@@ -122,6 +122,19 @@ class StepGraphs:
         return self._prompts[index]
 
 
+class AdapterGraphs:
+    """The graphs of a model whose requests may have adapters: those of steps without any have no
+    launch more than if there were none."""
+
+    def __init__(self, plain: StepGraphs, with_adapters: StepGraphs) -> None:
+        self._plain = plain
+        self._with_adapters = with_adapters
+
+    def fitting(self, plan: Plan) -> StepGraph | None:
+        graphs = self._plain if plan.adapters is None else self._with_adapters
+        return graphs.fitting(plan)
+
+
 @contextmanager
 def _no_garbage() -> Iterator[None]:
     """Collects no garbage inside: pinned memory or graphs that are freed while a stream is

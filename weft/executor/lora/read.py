@@ -146,7 +146,7 @@ def read_files(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> 
         with RegularFile(_tensor_file(folder, known, max_rank or MAX_RANK), TENSORS) as file:
             data = bytearray(file.num_bytes)
             file.read_into(0, memoryview(data))
-        content = BytesContent(bytes(data), TENSORS)
+        content = BytesContent(data, TENSORS)
     except BadCheckpoint as exc:
         raise AdapterError(str(exc)) from exc
     pairs = _pairs(_parsed(config, CONFIG), content.entries, known, max_rank or MAX_RANK)

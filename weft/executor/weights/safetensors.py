@@ -73,8 +73,8 @@ class FileContent(RegularFile):
 class BytesContent:
     """The same in memory."""
 
-    def __init__(self, data: bytes, label: str) -> None:
-        """Raises BadCheckpoint."""
+    def __init__(self, data: bytes | bytearray, label: str) -> None:
+        """Raises BadCheckpoint. `data` stays as it is from now on."""
         self.label = label
         self._data = memoryview(data)
         self.entries = _entries(label, self.read_into, len(data))

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.arrays import IntArray, consecutive
+from weft.arrays import IntArray
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace, RecordedParts
-from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables
+from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, row_blocks
 from weft.ops.protocol import Matrix
 
 
@@ -285,7 +285,7 @@ class TokenAdapters(NamedTuple):
         if adapters is None or adapters.max(initial=-1) < 0:
             return None
         adapters = np.ascontiguousarray(adapters, np.int32)
-        return cls(adapters, *row_blocks(adapters))
+        return cls(adapters, *row_blocks(adapters, abi.LORA_ROWS))
 
 
 def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: str = "") -> None:
@@ -301,25 +301,6 @@ def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: st
         )
     for (name, _), value in zip(abi.ADAPTER_FIELDS, values, strict=True):
         setattr(step, f"{prefix}{name}", value)
-
-
-def row_blocks(adapters: IntArray) -> tuple[IntArray, IntArray]:
-    """The tokens that have an adapter, cut into blocks with one each: `Step.lora_blocks` [N, 3] and
-    `Step.lora_rows`.
-
-    `adapters` [T]: the place of each token's adapter, or -1.
-    """
-    order = np.argsort(adapters, kind="stable")
-    rows = order[np.searchsorted(adapters[order], 0) :].astype(np.int32)
-    of_rows = adapters[rows]
-    starts = np.flatnonzero(np.diff(of_rows, prepend=-1))
-    lens = np.diff(starts, append=len(rows))
-    counts = -(-lens // abi.LORA_ROWS)
-    within = consecutive(np.zeros(len(counts), np.int64), counts) * abi.LORA_ROWS
-    first = np.repeat(starts, counts) + within
-    num_rows = np.minimum(np.repeat(lens, counts) - within, abi.LORA_ROWS)
-    blocks = np.stack((of_rows[first], first, num_rows), axis=1)
-    return np.ascontiguousarray(blocks, np.int32), rows
 
 
 def _filled_up(values: Tensor, padding: tuple[int, int, int, int]) -> Tensor:

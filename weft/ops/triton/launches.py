@@ -12,6 +12,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class LoraLaunch(NamedTuple):
+    chunk: int  # tokens of one adapter
+    inputs: int
+    ranks: int
+    outputs: int
+    warps: int
+
+
+LORA = LoraLaunch(chunk=16, inputs=64, ranks=16, outputs=64, warps=4)
+
+
 class Launch(NamedTuple):
     rows: int  # queries of a tile: (token, head) pairs that share a KV head
     keys: int  # cached tokens that are looked at together

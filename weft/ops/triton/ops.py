@@ -32,6 +32,7 @@ from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import FP8
 from weft.ops.routing import Routed
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
+from weft.ops.triton.lora import TritonAdapters
 
 FORMATS = ("", "fp8", "int8", "int4")
 STEP = 16
@@ -57,6 +58,7 @@ class TritonOps(TorchWeights):
                 f"weights cannot be kept in {format}; they can in {', '.join(FORMATS[1:])}"
             )
         super().__init__(dtype, device, format)
+        self.adapters: TritonAdapters | None = None
         self._one = torch.ones(1, 1, device=device)  # a scale
         self._scales_rows = _scales_rows(device)
 
@@ -67,7 +69,10 @@ class TritonOps(TorchWeights):
         vectors: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        return activation_of(Value(embedded(_ours(table), tokens, vectors, scale)))
+        rows = embedded(_ours(table), tokens, vectors, scale)
+        if self.adapters is not None:
+            self.adapters.add_rows(rows, tokens, table, scale)
+        return activation_of(Value(rows))
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return activation_of(Value(vectors_added(tensor_of(x), tokens, vectors, part)))
@@ -119,7 +124,9 @@ class TritonOps(TorchWeights):
         cap: float = 0.0,
         places: Tensor | None = None,
     ) -> Tensor:
-        return scaled_logits(self.computed(self.linear(x, weight)).float(), scale, cap)
+        source = source_of(x)
+        found = self._product(_ours(weight), source.x, source.norm, None, 1.0, places)
+        return scaled_logits(found.float(), scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:
         return tensor_of(x)
@@ -145,9 +152,22 @@ class TritonOps(TorchWeights):
         norm: Norm | None,
         add: Tensor | None,
         scale: float,
+        places: Tensor | None = None,
     ) -> Tensor:
         if add is not None and scale != 1:
-            return add.add_(self._product(matrix, x, norm, None, 1.0), alpha=scale)
+            return add.add_(self._product(matrix, x, norm, None, 1.0, places), alpha=scale)
+        y = self._without_adapters(matrix, x, norm, add)
+        if self.adapters is not None and self.adapters.is_active:
+            self.adapters.add(y, x if norm is None else rms_norm(x, norm), matrix, places)
+        return y
+
+    def _without_adapters(
+        self,
+        matrix: PlainMatrix,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+    ) -> Tensor:
         if isinstance(matrix, QuantizedMatrix):
             return self._eight_bits(matrix, Source(x, norm), add)
         if norm is not None:

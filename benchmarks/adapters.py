@@ -1,0 +1,163 @@
+"""What adapters cost on a CPU: steps of the shape of Qwen3-0.6B with random weights, with eight adapters of rank 16 on
+all matrices of its layers and without any, in turns; and loading one.
+
+    python benchmarks/adapters.py [bf16 | int8 | int4] [--rank 16] [--requests 8] [--layers 28]
+
+Ratios of medians: of the time without adapters to that with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.experts import KV_TOKENS, greedy
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.config.projections import HEAD, projections
+from weft.executor.build import load_runner
+from weft.executor.lora.read import inspect_adapter
+from weft.executor.runner import TorchRunner
+from weft.plan.device import LoadAdapter
+from weft.plan.step import ForwardMode, Plan
+
+PROMPT = 512
+NUM_ROWS = 64
+VOCAB = 151_936
+
+
+def shape(num_layers: int) -> ModelConfig:
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": 1024,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "max_position_embeddings": KV_TOKENS,
+        "rms_norm_eps": 1e-6,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+    }
+    return ModelConfig.from_hf(config, "qwen3-0.6b")
+
+
+def make_adapter(model: ModelConfig, folder: Path, rank: int, seed: int) -> None:
+    """As peft writes it, in bfloat16, on the linears of all layers."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name, one in projections(model).items():
+        if one.is_table or name == HEAD:
+            continue
+        for side, size in (("A", (rank, one.in_size)), ("B", (one.out_size, rank))):
+            values = rng.standard_normal(size, np.float32) / 100
+            tensors[f"base_model.model.{name}.lora_{side}.weight"] = values.astype(np.float16)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+class LoraSteps:
+    """Runs steps of random tokens, with the adapters of the rows or without."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+        self._random = np.random.default_rng(0)
+
+    def run(self, rows: list[int], start: int, num_tokens: int, *, with_adapters: bool) -> float:
+        """Milliseconds."""
+        index = np.array(rows, np.int32)
+        total = len(rows) * num_tokens
+        places = index[:, None] * (KV_TOKENS // NUM_ROWS) + start + np.arange(num_tokens)
+        plan = Plan(
+            step=0,
+            mode=ForwardMode.DECODE if num_tokens == 1 else ForwardMode.EXTEND,
+            rows=index,
+            starts=np.full(len(rows), start, np.int32),
+            lens=np.full(len(rows), num_tokens, np.int32),
+            tokens=self._random.integers(0, VOCAB, total, dtype=np.int32),
+            slots=(places % KV_TOKENS).flatten().astype(np.int32),
+            samples=np.ones(len(rows), np.bool_),
+            sampling=greedy(np.full(len(rows), start + num_tokens, np.int32)),
+        )
+        if with_adapters:
+            plan = replace(plan, adapters=index % 8)
+        began = time.perf_counter()
+        self._runner.launch(plan).result()
+        return (time.perf_counter() - began) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("weights", choices=["bf16", "int8", "int4"], nargs="?", default="bf16")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--rounds", type=int, default=25)
+    args = parser.parse_args()
+    model = shape(args.layers)
+    engine = EngineConfig(
+        load_format="dummy",
+        device="cpu",
+        threads=2,
+        quantize="" if args.weights == "bf16" else args.weights,
+        max_loaded_loras=8,
+        max_lora_rank=args.rank,
+        weights_root="/",
+    )
+    runner = load_runner(
+        engine,
+        replace(model, quantize=engine.quantize),
+        folder=Path(),
+        kv_tokens=KV_TOKENS,
+        page_size=1,
+        max_rows=NUM_ROWS,
+        context_length=1024,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        loads = []
+        for place in range(8):
+            path = Path(folder) / str(place)
+            make_adapter(model, path, args.rank, place)
+            info = inspect_adapter(path, model)
+            began = time.perf_counter()
+            reply = runner.control(LoadAdapter(place, str(path), info.uid)).result()
+            loads.append((time.perf_counter() - began) * 1e3)
+            assert reply.ok, reply.message
+    print(
+        f"loading {info.num_bytes / 1e6:.0f} MB: median {statistics.median(loads):.0f} ms, "
+        f"longest {max(loads):.0f}"
+    )
+    steps = LoraSteps(runner)
+    rows = list(range(args.requests))
+    for label, chosen, num_tokens, num_rounds in (
+        (f"decode, {args.requests} requests", rows, 1, args.rounds),
+        (f"prefill of {PROMPT}", [0], PROMPT, 5),
+    ):
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(num_rounds + 1):
+            for with_adapters in (False, True):
+                start = 40 if num_tokens == 1 else 0
+                took = steps.run(chosen, start, num_tokens, with_adapters=with_adapters)
+                if turn:
+                    times[with_adapters].append(took)
+        base, own = (statistics.median(times[key]) for key in (False, True))
+        print(f"{label}: {base:.1f} ms without, {own:.1f} with: {base / own:.3f}")
+    runner.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""Adapters (LoRA) on a GPU: two launches add to a product what all adapters of a step add to it.
+
+    tokens   | a a b - c a |        as the plan has them
+    order    | 0 1 5 2 4   |        those of an adapter side by side
+    chunks   | 0 1 5 | 2 | 4 |      of one adapter, and of CHUNK tokens at most
+
+    shrink   inner[t] = A[place] x[t]           for each chunk and block of ranks, of all parts
+    expand   y[t] += B[place] inner[t]          for each chunk and block of outputs; B has the scale
+
+A and B of all places stand at fixed addresses, with zeros up to the highest rank, and so do the
+numbers of a step: a graph that was captured with adapters holds for any of them. A grid has as many
+chunks as a step of so many tokens may have; those that it has not end at once. The numbers of a
+token are those of its own row alone, whoever stands beside it in a chunk. `ops/lora.py` is the
+specification. None of this has seen a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.arrays import IntArray
+from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, row_blocks
+from weft.ops.protocol import Matrix
+from weft.ops.triton.launches import LORA
+
+RANK_STEP = 16
+Send = Callable[[Sequence[IntArray], Tensor | None], Tensor]
+Split = Callable[[Tensor, Sequence[int]], list[Tensor]]
+
+
+class Chunks(NamedTuple):
+    """The tokens of a step by adapter, on the device. All int32."""
+
+    adapters: Tensor  # [T or more] the place of each token's adapter, or -1
+    order: Tensor  # [T or more] tokens, those of a chunk side by side
+    first: Tensor  # [C or more] where a chunk begins in `order`
+    size: Tensor  # [C or more] its tokens; 0: there is no such chunk
+    place: Tensor  # [C or more] of its adapter
+
+
+class PlacedWeights:
+    """A and B of all places for one matrix, or for the rows of a table."""
+
+    def __init__(
+        self,
+        num_places: int,
+        in_size: int,
+        sizes: Sequence[int],
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`rank`: the highest, a multiple of RANK_STEP."""
+        self.rank = rank
+        self.sizes = sizes
+        num_ranks = len(sizes) * rank  # of all parts
+        out_size = sum(sizes)
+        self.a = torch.zeros(num_places, num_ranks, in_size, dtype=dtype, device=device)
+        self.b = torch.zeros(num_places, out_size, rank, dtype=dtype, device=device)
+        blocks = []
+        begin = 0
+        for part, size in enumerate(sizes):
+            end = begin + size
+            starts = range(begin, end, LORA.outputs)
+            blocks += [(first, min(first + LORA.outputs, end), part) for first in starts]
+            begin = end
+        # [blocks, 3] columns of y, and the part that they belong to
+        self.blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
+
+    def put(self, place: int, parts: Sequence[LoraPart | None]) -> None:
+        self.clear(place)
+        column = 0
+        for index, (part, size) in enumerate(zip(parts, self.sizes, strict=True)):
+            if part is not None:
+                first = index * self.rank
+                self.a[place, first : first + len(part.a)].copy_(part.a)
+                scaled = part.scale * part.b.float()
+                self.b[place, column : column + size, : scaled.shape[1]].copy_(scaled)
+            column += size
+
+    def clear(self, place: int) -> None:
+        self.a[place].zero_()
+        self.b[place].zero_()
+
+
+class PlacedRows:
+    """The same for the rows of a table: A has a line for each of them."""
+
+    def __init__(
+        self,
+        num_places: int,
+        num_rows: int,
+        size: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_rows = num_rows
+        self.a = torch.zeros(num_places, num_rows, rank, dtype=dtype, device=device)
+        self.weights = PlacedWeights(num_places, 0, (size,), rank, dtype, device)
+
+    def put(self, place: int, part: LoraPart) -> None:
+        self.clear(place)
+        self.a[place, :, : len(part.a)].copy_(part.a.T)
+        scaled = part.scale * part.b.float()
+        self.weights.b[place, :, : scaled.shape[1]].copy_(scaled)
+
+    def clear(self, place: int) -> None:
+        self.a[place].zero_()
+        self.weights.clear(place)
+
+
+class TritonAdapters:
+    """The `AdapterOps` of `TritonOps`."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_places: int,
+        max_rank: int,
+        send: Send,
+        split: Split,
+        *,
+        graph_tokens: int = 0,
+    ) -> None:
+        """`send` copies arrays to the device, into a tensor or new memory, and `split` finds them
+        there. Steps of up to `graph_tokens` tokens have their numbers at fixed addresses."""
+        self.dtype = dtype
+        self._device = device
+        self._num_places = num_places
+        self._rank = -(-max_rank // RANK_STEP) * RANK_STEP
+        self._send = send
+        self._split = split
+        self._matrices: dict[Matrix, PlacedWeights] = {}
+        self._tables: dict[Matrix, PlacedRows] = {}
+        self._graph_tokens = graph_tokens
+        self._fixed: Chunks | None = None
+        self._numbers = torch.empty(0, dtype=torch.int32, device=device)
+        if graph_tokens:
+            self._numbers = self._send(self._arrays(None, graph_tokens), None)
+            self._fixed = self._chunks_of(self._numbers, graph_tokens)
+        self._step: Chunks | None = None  # None: no token has an adapter
+
+    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+        for matrix in matrices:
+            if matrix not in self._matrices:
+                self._matrices[matrix] = PlacedWeights(
+                    self._num_places,
+                    in_size_of(matrix),
+                    matrix.sizes,
+                    self._rank,
+                    self.dtype,
+                    self._device,
+                )
+        for table in tables:
+            self._tables[table] = PlacedRows(
+                self._num_places,
+                sum(table.sizes),
+                in_size_of(table),
+                self._rank,
+                self.dtype,
+                self._device,
+            )
+
+    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+        self.clear(place)
+        for matrix, of_matrix in parts.items():
+            self._matrices[matrix].put(place, of_matrix)
+        for table, part in tables.items():
+            self._tables[table].put(place, part)
+
+    def clear(self, place: int) -> None:
+        for weights in self._matrices.values():
+            weights.clear(place)
+        for rows in self._tables.values():
+            rows.clear(place)
+
+    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
+        self._step = None
+        if adapters is None:
+            return
+        num_tokens = len(adapters)
+        if self._fixed is not None and num_tokens <= self._graph_tokens:
+            self._send(self._arrays(adapters, self._graph_tokens), self._numbers)
+            self._step = self._fixed
+            return
+        numbers = self._send(self._arrays(adapters, num_tokens), None)
+        self._step = self._chunks_of(numbers, num_tokens)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Inside, steps are those of tokens with adapters, whose numbers stand at the fixed
+        addresses."""
+        self._step = self._fixed
+        try:
+            yield
+        finally:
+            self._step = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a token of the step has an adapter."""
+        return self._step is not None
+
+    def add(self, y: Tensor, x: Tensor, matrix: Matrix, places: Tensor | None = None) -> None:
+        """Add to y [T, out] what the adapters of the step's tokens make of x [T, in]; or of those
+        at `places`."""
+        weights = self._matrices.get(matrix)
+        step = self._step
+        if step is None or weights is None or not len(x):
+            return
+        num_chunks = self._num_chunks(len(x))
+        if places is not None:
+            # Each row by itself: which of them have one adapter, only the device knows.
+            num_chunks = len(x)
+            step = _row_by_row(step.adapters.index_select(0, places))
+        num_ranks = len(weights.sizes) * weights.rank
+        inner = torch.empty(len(x), num_ranks, device=x.device)
+        in_size = x.shape[1]
+        shrink_kernel[(num_chunks, triton.cdiv(num_ranks, LORA.ranks))](
+            x,
+            weights.a,
+            inner,
+            *step[1:],
+            x.stride(0),
+            IN=in_size,
+            RANKS=num_ranks,
+            CHUNK=LORA.chunk,
+            BLOCK_IN=LORA.inputs,
+            BLOCK_RANKS=LORA.ranks,
+            num_warps=LORA.warps,
+        )
+        self._expand(y, inner, weights, step, num_chunks)
+
+    def add_rows(self, y: Tensor, ids: Tensor, table: Matrix, scale: float) -> None:
+        """Add to the rows y [T, size] of a table, times `scale`, what the adapters of the step's
+        tokens add to those of `ids` [T]; to none whose id is below 0."""
+        rows = self._tables.get(table)
+        if self._step is None or rows is None or not len(ids):
+            return
+        adapters = self._step.adapters[: len(ids)].long()
+        lines = adapters.clamp(min=0) * rows.num_rows + ids.clamp(min=0)
+        inner = rows.a.view(-1, self._rank).index_select(0, lines).float()
+        inner *= scale * (ids >= 0)[:, None]
+        self._expand(y, inner, rows.weights, self._step, self._num_chunks(len(ids)))
+
+    def _expand(
+        self,
+        y: Tensor,
+        inner: Tensor,
+        weights: PlacedWeights,
+        step: Chunks,
+        num_chunks: int,
+    ) -> None:
+        expand_kernel[(num_chunks, len(weights.blocks))](
+            inner,
+            weights.b,
+            y,
+            *step[1:],
+            weights.blocks,
+            y.stride(0),
+            OUT=y.shape[1],
+            RANKS=inner.shape[1],
+            RANK=weights.rank,
+            CHUNK=LORA.chunk,
+            BLOCK_OUT=LORA.outputs,
+            BLOCK_RANK=RANK_STEP,
+            num_warps=LORA.warps,
+        )
+
+    def _num_chunks(self, num_tokens: int) -> int:
+        """Of a step of so many tokens, at most: of each adapter one may not be full."""
+        return num_tokens // LORA.chunk + min(num_tokens, self._num_places)
+
+    def _lens(self, num_tokens: int) -> list[int]:
+        return [num_tokens] * 2 + [self._num_chunks(num_tokens)] * 3
+
+    def _arrays(self, adapters: IntArray | None, num_tokens: int) -> list[IntArray]:
+        """The numbers of a step in room for `num_tokens`."""
+        arrays = [np.zeros(length, np.int32) for length in self._lens(num_tokens)]
+        arrays[0][:] = -1
+        if adapters is not None:
+            blocks, rows = row_blocks(adapters, LORA.chunk)
+            arrays[0][: len(adapters)] = adapters
+            arrays[1][: len(rows)] = rows
+            place, first, count = blocks.T
+            for array, values in zip(arrays[2:], (first, count, place), strict=True):
+                array[: len(values)] = values
+        return arrays
+
+    def _chunks_of(self, numbers: Tensor, num_tokens: int) -> Chunks:
+        return Chunks(*self._split(numbers, self._lens(num_tokens)))
+
+
+def _row_by_row(adapters: Tensor) -> Chunks:
+    rows = torch.arange(len(adapters), dtype=torch.int32, device=adapters.device)
+    return Chunks(adapters, rows, rows, (adapters >= 0).int(), adapters)
+
+
+def in_size_of(matrix: Matrix) -> int:
+    """Inputs of a matrix that torch reads."""
+    size: int = matrix.get(0, 0, 1).shape[1]
+    return size
+
+
+@triton.jit
+def shrink_kernel(
+    x_ptr,
+    a_ptr,
+    inner_ptr,
+    order_ptr,
+    first_ptr,
+    count_ptr,
+    place_ptr,
+    x_stride,
+    IN: tl.constexpr,
+    RANKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    count = tl.load(count_ptr + chunk)
+    if count > 0:
+        place = tl.load(place_ptr + chunk).to(tl.int64)
+        row = tl.arange(0, CHUNK)
+        at = tl.load(first_ptr + chunk) + row
+        token = tl.load(order_ptr + at, mask=row < count, other=0).to(tl.int64)
+        rank = tl.program_id(1) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
+        acc = tl.zeros((CHUNK, BLOCK_RANKS), tl.float32)
+        for begin in range(0, IN, BLOCK_IN):
+            column = begin + tl.arange(0, BLOCK_IN)
+            x = tl.load(
+                x_ptr + token[:, None] * x_stride + column[None, :],
+                mask=(row < count)[:, None] & (column < IN)[None, :],
+                other=0.0,
+            )
+            a = tl.load(
+                a_ptr + (place * RANKS + rank[None, :]) * IN + column[:, None],
+                mask=(rank < RANKS)[None, :] & (column < IN)[:, None],
+                other=0.0,
+            )
+            acc += tl.dot(x, a, input_precision="ieee")
+        tl.store(
+            inner_ptr + token[:, None] * RANKS + rank[None, :],
+            acc,
+            mask=(row < count)[:, None] & (rank < RANKS)[None, :],
+        )
+
+
+@triton.jit
+def expand_kernel(
+    inner_ptr,
+    b_ptr,
+    y_ptr,
+    order_ptr,
+    first_ptr,
+    count_ptr,
+    place_ptr,
+    blocks_ptr,
+    y_stride,
+    OUT: tl.constexpr,
+    RANKS: tl.constexpr,
+    RANK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    count = tl.load(count_ptr + chunk)
+    if count > 0:
+        place = tl.load(place_ptr + chunk).to(tl.int64)
+        row = tl.arange(0, CHUNK)
+        at = tl.load(first_ptr + chunk) + row
+        token = tl.load(order_ptr + at, mask=row < count, other=0).to(tl.int64)
+        block = blocks_ptr + 3 * tl.program_id(1)
+        column = tl.load(block) + tl.arange(0, BLOCK_OUT)
+        end = tl.load(block + 1)
+        part = tl.load(block + 2)
+        acc = tl.zeros((CHUNK, BLOCK_OUT), tl.float32)
+        for begin in range(0, RANK, BLOCK_RANK):
+            rank = begin + tl.arange(0, BLOCK_RANK)
+            inner = tl.load(
+                inner_ptr + token[:, None] * RANKS + part * RANK + rank[None, :],
+                mask=(row < count)[:, None],
+                other=0.0,
+            )
+            b = tl.load(
+                b_ptr + (place * OUT + column[None, :]) * RANK + rank[:, None],
+                mask=(column < end)[None, :],
+                other=0.0,
+            )
+            acc += tl.dot(inner.to(b.dtype), b, input_precision="ieee")
+        mask = (row < count)[:, None] & (column < end)[None, :]
+        to = y_ptr + token[:, None] * y_stride + column[None, :]
+        y = tl.load(to, mask=mask, other=0.0).to(tl.float32) + acc
+        tl.store(to, y.to(y_ptr.dtype.element_ty), mask=mask)
