@@ -261,6 +261,27 @@ def test_drafts_are_made_where_they_can_be() -> None:
     assert told.endswith("off is allowed")
 
 
+def test_on_a_gpu_drafts_are_made_where_they_are_asked_for() -> None:
+    card = GpuCard("fake", 8 * GB, 8 * GB)
+    machine = Machine(1, 8 * GB, 8 * GB, (card,))
+
+    def sources(**changes: object) -> str:
+        return resolve(EngineConfig(model="m", **changes), MODEL, machine).config.speculative  # type: ignore[arg-type]
+
+    assert sources() == "off"
+    assert sources(speculative="tree,ngram") == "tree,ngram"
+
+
+def test_a_draft_model_is_refused_with_overlap() -> None:
+    with pytest.raises(SettingsError, match="behind tokens that are known, and --overlap is on"):
+        resolve(
+            EngineConfig(model="m", draft_model="small", overlap=True),
+            MODEL,
+            Machine(1, 8 * GB, 8 * GB, (), "none"),
+            MODEL,
+        )
+
+
 TOWER = QwenTowerSpec(
     name="tower",
     hidden_size=32,

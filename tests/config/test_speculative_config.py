@@ -72,12 +72,8 @@ def test_algorithms_of_others_are_sources() -> None:
     ("word", "flag"),
     [
         ("-md", "--draft-model"),
-        ("--model-draft", "--draft-model"),
-        ("--speculative-draft-model-path", "--draft-model"),
-        ("--speculative-algorithm", "--speculative"),
         ("--speculative-num-draft-tokens", "--max-draft"),
-        ("--speculative-num-steps", "--max-draft"),
-        ("--draft-max", "--max-draft"),
+        ("--speculative-eagle-topk", "--max-draft"),
         ("--draft-min", "--max-draft"),
     ],
 )
@@ -85,6 +81,15 @@ def test_options_of_others_are_refused_with_the_name_here(word: str, flag: str) 
     command = Command("weft serve", "", EngineConfig, positional="model")
     with pytest.raises(SettingsError, match=f"unknown option {word}; here it is {flag}$"):
         command.read([word, "4"], {})
+
+
+def test_names_of_others_that_mean_the_same_are_taken() -> None:
+    command = Command("weft serve", "", EngineConfig, positional="model")
+    argv = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "small"]
+    config = command.read([*argv, "--speculative-num-steps", "3"], {}).make(EngineConfig)
+    assert (config.speculative, config.draft_model, config.max_draft) == ("STANDALONE", "small", 3)
+    config = command.read(["--model-draft", "small", "--draft-max", "5"], {}).make(EngineConfig)
+    assert (config.draft_model, config.max_draft) == ("small", 5)
 
 
 def test_pieces_of_a_text_are_as_long_as_they_are_asked_for() -> None:

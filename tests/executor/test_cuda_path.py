@@ -40,6 +40,7 @@ from weft.messages.sampling import SamplingParams
 from weft.plan.device import GetWeight
 from weft.plan.logits import GrammarMask
 from weft.plan.step import LAST_SAMPLED, Sampling
+from weft.scheduler.speculation import speculator
 
 TEXT = list(range(1, 21))
 
@@ -423,13 +424,48 @@ def test_outputs_do_not_depend_on_overlap(gpu: FakeGpu, tmp_path: Path, graphs: 
     assert overlapped.most_in_flight > 0
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_outputs_do_not_depend_on_drafts_that_are_compared_on_the_device(
+    gpu: FakeGpu, tmp_path: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are planned, and launched, before it is known what counts of the step before."""
+    folder = write_tiny_model(tmp_path)
+    monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
+    outputs = []
+    for sources in ("off", "tree,ngram"):
+        asked = EngineConfig(
+            model=str(folder),
+            load_format="dummy",
+            speculative=sources,
+            cuda_graph=graphs,
+            cuda_graph_sizes="1,2,4" if graphs else "",
+            cuda_graph_prompt=32,
+            max_running_requests=6,
+            chunked_prefill_size=24,
+            max_draft=4,
+            dtype="float32",
+            kv_tokens=400,
+        )
+        machine = Machine(1, 8 * GB, 8 * GB, (GpuCard("fake", 8 * GB, 8 * GB),))
+        config = resolve(asked, ModelConfig.from_folder(folder), machine).config
+        assert config.overlap
+        engine = build_engine(config, folder).engine
+        # What was said the first time is in the prefix cache the second time.
+        outputs.append([generate(engine, gpu, first) for first in (0, 100)])
+    plain, drafted = outputs
+    assert [one.tokens for one in plain] == [one.tokens for one in drafted]
+    assert drafted[1].most_in_flight > 0
+    stats = engine.services.stats()  # type: ignore[union-attr]
+    assert stats.total_accepted_tree + stats.total_accepted_ngram > 50
+
+
 class Generated(NamedTuple):
     tokens: dict[int, list[int]]
     most_in_flight: int  # copies that were still to come when a call of `step` returned
 
 
-def generate(engine: Engine | RecordedEngine, gpu: FakeGpu) -> Generated:
-    """Ten requests, some of which begin alike; a third of them drawn."""
+def generate(engine: Engine | RecordedEngine, gpu: FakeGpu, first: int = 0) -> Generated:
+    """Ten requests, numbered from `first` on, some of which begin alike; a third of them drawn."""
     rng = np.random.default_rng(1)
     common = rng.integers(0, 256, 40)
     tokens: dict[int, list[int]] = {}
@@ -444,7 +480,7 @@ def generate(engine: Engine | RecordedEngine, gpu: FakeGpu) -> Generated:
         )
         sampling = SamplingParams(max_new_tokens=int(rng.integers(1, 30)), ignore_eos=True, **how)  # type: ignore[arg-type]
         request = GenerateRequest(
-            id=number,
+            id=first + number,
             rid=f"r{number}",
             input_ids=prompt.astype(np.int32).tobytes(),
             sampling=sampling,
@@ -461,6 +497,6 @@ def generate(engine: Engine | RecordedEngine, gpu: FakeGpu) -> Generated:
                 np.frombuffer(reply.tokens, np.int32).tolist(),
             )
             for number, token in zip(ids, new, strict=True):
-                tokens.setdefault(number, []).append(token)
+                tokens.setdefault(number - first, []).append(token)
         most = max(most, gpu.num_copies - gpu.num_through)
     return Generated(tokens, most)

@@ -128,6 +128,10 @@ class OracleRunner:
         )  # hash of the sequence that ends in this slot
         self.table = np.zeros((self.num_rows, self.max_len), dtype=np.int32)
         self.last = np.zeros(self.num_rows, dtype=np.int32)
+        # What each row sampled in its last step, and how many drafts of it were wrong.
+        self.runs: dict[int, list[int]] = {}
+        self.num_lost: dict[int, int] = {}
+        self.num_unsettled = 0  # rows of steps that began with a run
         self.num_tokens_run = 0
         self.pending: list[OracleStep] = []  # launched, and not run yet
         self.poison = 0  # one of so many tokens that are sampled from is not finite; 0: none
@@ -216,33 +220,52 @@ class OracleRunner:
         tokens, at = [], 0
         states = []
         invalid = []
-        for row, start, length, num_sampled in zip(
+        none = np.zeros(len(plan.rows), dtype=np.int32)
+        unsettled = none if plan.unsettled is None else plan.unsettled
+        for row, start, length, num_sampled, num_open in zip(
             plan.rows.tolist(),
             plan.starts.tolist(),
             plan.lens.tolist(),
             plan.num_sampled.tolist(),
+            unsettled.tolist(),
             strict=True,
         ):
-            assert num_sampled <= length
+            assert num_sampled + num_open <= length
+            self.num_unsettled += num_open > 0
+            num_lost = self.num_lost[row] if num_open else 0
+            first = at + length - num_sampled - num_lost
+            found: list[int] = []
             state = int(self.state[self.table[row, start - 1]]) if start else 0
             assert state != IN_PART or plan.step <= self.in_doubt_until, (
                 "a token is read before all of its layers are computed"
             )
             for i in range(at, at + length):
                 token = int(given[i])
+                if token < LAST_SAMPLED:
+                    assert num_open >= LAST_SAMPLED - token
+                    token = self.runs[row][LAST_SAMPLED - token]
                 token = int(self.last[row]) if token == LAST_SAMPLED else token
                 state = POISONED if state == POISONED else extend_hash(state, token, of_rows[row])
                 kept = state
-                if i >= at + length - num_sampled:
-                    invalid.append(
-                        bool(self.poison) and (state == POISONED or state % self.poison == 0)
-                    )
-                    tokens.append(next_token(state, self.vocab_size))
-                    kept = POISONED if invalid[-1] else state
+                is_bad = bool(self.poison) and (state == POISONED or state % self.poison == 0)
+                if num_sampled and (i == first or i > at + length - num_sampled):
+                    invalid.append(is_bad)
+                    found.append(next_token(state, self.vocab_size))
+                    kept = POISONED if is_bad else state
                 states.append((int(plan.slots[i]), kept))
+            drafts = given[at + length - num_sampled + 1 : at + length].tolist()
             at += length
+            tokens += found
+            assert len(found) == num_sampled
             if num_sampled:
-                self.last[row] = tokens[-1]
+                self.last[row] = found[0]
+                self.runs[row] = found
+                num_right = 0
+                while not num_lost and num_right < len(drafts):
+                    if found[num_right] != drafts[num_right]:
+                        break
+                    num_right += 1
+                self.num_lost[row] = len(drafts) - num_right
         for (
             slot,
             state,

@@ -443,8 +443,10 @@ def run_random(
         settings = with_sessions(settings, talks)
     fails = {rng.randrange(5, 200) for _ in range(3)} if rng.random() < 0.2 else set()
     depth = rng.choice([0, 1, 2])
-    if (drafts or guesses) and seed % 4:
-        depth = 0  # where steps overlap, the token that a draft would follow is not known
+    if drafts or guesses:
+        depth = min(depth, 1)  # a run is known to the device until the next step alone
+    if settings.draft_sources and (guesses or settings.windows is not None) and seed % 4:
+        depth = 0  # there drafts follow a known token alone, and with overlap there is none
     world = RecordedWorld(settings, depth, fail_steps=fails)
     if puts_aside:
         world.put_aside_in_every_step()

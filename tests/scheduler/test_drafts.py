@@ -19,6 +19,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Stats
 from weft.plan.step import Plan
+from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.request import Request
 from weft.scheduler.speculation.planner import SpeculativePlanner
 from weft.scheduler.speculation.sources import (
@@ -28,7 +29,7 @@ from weft.scheduler.speculation.sources import (
     Repetition,
     make_sources,
 )
-from weft.scheduler.speculation.speculator import MAX_LOOKS, NO_IDEA, NOT_WORTH_IT
+from weft.scheduler.speculation.speculator import MAX_LOOKS, NO_IDEA, NOT_PLAIN, NOT_WORTH_IT
 from weft.scheduler.speculation.trust import HitRate, num_worthwhile
 
 
@@ -187,24 +188,58 @@ def test_drafts_take_no_memory_that_a_step_needs() -> None:
     assert totals(world)[1] > 10
 
 
-def test_a_step_with_drafts_is_not_overlapped() -> None:
+def overlapping(num_wrong: int = 0, **sampling: object) -> tuple[World, list[Plan]]:
+    """A request with overlap, whose prediction is wrong at so many places. Returns the plans that were launched behind
+    a step with drafts whose result nobody had seen."""
     world = World(settings(speculative="prediction"), depth=1)
     world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
-    plans: list[Plan] = []
+    behind: list[Plan] = []
     launch = world.runner.launch
 
     def noted(plan: Plan) -> object:
-        assert not world.runner.pending or world.runner.pending[-1].plan.drafts is None
-        plans.append(plan)
+        pending = world.runner.pending
+        if pending and pending[-1].plan.drafts is not None:
+            behind.append(plan)
         return launch(plan)
 
     world.runner.launch = noted  # type: ignore[method-assign, assignment]
     warmed(world)
     prompt = [1, 2, 3, 4, 5]
-    expects = expected_output(prompt, 30, VOCAB, set())
-    id = world.send(prompt, prediction=expects, max_new_tokens=30, ignore_eos=True)
+    answer = expected_output(prompt, 90, VOCAB, set())
+    expects = list(answer)
+    for i in range(num_wrong):
+        expects[20 * (i + 1)] ^= 1
+    before = world.num_steps
+    id = world.send(prompt, prediction=expects, max_new_tokens=90, ignore_eos=True, **sampling)
     world.run_dry()
-    assert world.outputs[id] == expects
+    assert world.outputs[id] == answer
+    world.num_steps -= before
+    return world, behind
+
+
+@pytest.mark.parametrize("num_wrong", [0, 1, 3])
+def test_with_overlap_steps_are_planned_behind_drafts_that_are_not_compared(num_wrong: int) -> None:
+    world, behind = overlapping(num_wrong)
+    assert any(plan.unsettled is not None and plan.drafts.any() for plan in behind)
+    assert world.num_steps < 45
+    drafts, right = totals(world)
+    assert right > 60
+    assert (drafts == right) == (num_wrong == 0)
+
+
+def test_with_overlap_nothing_is_guessed_for_what_needs_more_than_tokens() -> None:
+    prompt = [1, 2, 3, 4, 5]
+    expects = expected_output(prompt, 30, VOCAB, set())
+    world = World(settings(speculative="prediction"), depth=1, features=(PenaltiesFeature(),))
+    warmed(world)
+    id = world.send(
+        prompt, prediction=expects, max_new_tokens=30, ignore_eos=True, frequency_penalty=0.5
+    )
+    for _ in range(8):
+        world.step()
+    assert NOT_PLAIN in drafts_of(world, id)
+    world.run_dry()
+    assert totals(world) == (0, 0)
 
 
 @pytest.mark.parametrize("max_tokens", [24, 10])

@@ -42,9 +42,10 @@ class ModelOptions:
         "a smaller model with the same tokenizer, named as --model, which guesses what comes next "
         "(--speculative draft, and auto); on a CPU",
         group="model",
-        elsewhere=(
-            *("model_draft", "md", "spec_draft_model", "speculative_draft_model"),
-            *("speculative_draft_model_path", "speculative_model"),
+        elsewhere=("md", "spec_draft_model"),
+        aliases=(
+            *("model_draft", "speculative_model", "speculative_draft_model"),
+            "speculative_draft_model_path",
         ),
     )
     speculative_config: str = option(

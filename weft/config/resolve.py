@@ -195,7 +195,7 @@ def resolve(
     can_share = machine.has_kernels and not _computes_by_torch(config)
     filled = replace(filled, dist_backend=sum_backend(filled, can_share=can_share))
     model = kept_together(model, config.tp_size)
-    check_draft_model(filled, draft, _no_drafts(filled, model))
+    check_draft_model(filled, draft, _no_draft_model(filled, model))
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
     # Nodes hold equal parts: what fits into all of them together fits into each.
@@ -477,7 +477,9 @@ def _speculative(config: EngineConfig, model: ModelConfig) -> str:
         )
     hindrance = _no_drafts(config, model)
     if config.speculative == AUTO:
-        return OFF if hindrance else all_sources(config.draft_model)
+        # What drafts bring on a GPU has not been measured.
+        is_off = hindrance or config.device == "cuda"
+        return OFF if is_off else all_sources(config.draft_model)
     if parse_draft_sources(config.speculative, "--speculative") and hindrance:
         raise SettingsError(
             f"--speculative is {config.speculative}, but {hindrance}; {OFF} is allowed"
@@ -487,8 +489,6 @@ def _speculative(config: EngineConfig, model: ModelConfig) -> str:
 
 def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
     """Why no tokens can be guessed; "" if they can."""
-    if config.device == "cuda":
-        return "there are no drafts on a GPU"
     if config.split_prefill_layers:
         return (
             "there are no drafts while prefills are split (--split-prefill-layers is "
@@ -499,6 +499,15 @@ def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
     if model.state_bytes:
         return f"{model.name} has layers that keep a state, which cannot go back behind a draft"
     return ""
+
+
+def _no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
+    """Why no other model can guess; "" if one can."""
+    if config.device == "cuda":
+        return "a draft model runs on a CPU only, and --device is cuda"
+    if config.overlap:
+        return "a draft model guesses behind tokens that are known, and --overlap is on"
+    return _no_drafts(config, model)
 
 
 def _sizing(

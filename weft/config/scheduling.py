@@ -171,7 +171,7 @@ class SchedulingOptions:
         "device. Answers stay the same",
         group="scheduling",
         everyday=True,
-        elsewhere=("speculative_algorithm",),
+        aliases=("speculative_algorithm",),
     )
     max_draft: int = option(
         8,
@@ -180,9 +180,10 @@ class SchedulingOptions:
         low=1,
         high=64,
         elsewhere=(
-            *("draft", "draft_n", "draft_max", "draft_min", "num_speculative_tokens"),
-            *("speculative_num_draft_tokens", "speculative_num_steps", "speculative_eagle_topk"),
+            *("draft", "draft_n", "draft_min"),
+            *("speculative_num_draft_tokens", "speculative_eagle_topk"),
         ),
+        aliases=("draft_max", "num_speculative_tokens", "speculative_num_steps"),
     )
     max_loras_per_batch: int = option(
         8,

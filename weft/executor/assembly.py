@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.parallel import of_rank
@@ -75,6 +76,11 @@ class RunnerSpec:
         if self.ranks is None:
             return self.model
         return of_rank(self.model, self.ranks.place.size)
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether steps with drafts are planned before those of the last one are compared."""
+        return bool(self.engine.overlap) and self.engine.speculative != OFF
 
     @property
     def dtype(self) -> torch.dtype:

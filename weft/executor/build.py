@@ -12,6 +12,7 @@ from weft.executor.assembly import DraftSpec, RunnerSpec
 from weft.executor.cpu import build as cpu
 from weft.executor.cpu.device import worker_thread
 from weft.executor.drafting.build import draft_spec, paired
+from weft.executor.drafting.closing import closing
 from weft.executor.gpu import build as gpu
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.runner import TorchRunner
@@ -74,6 +75,8 @@ def _build(spec: RunnerSpec) -> TorchRunner:
         return cpu.build_encoder(spec)
     rows = cpu.make_rows(spec)
     runner = cpu.build_decoder(spec, rows)
+    if spec.keeps_runs:
+        runner = closing(runner, rows, spec.engine.max_draft)
     if spec.draft is None:
         return runner
     draft = cpu.build_decoder(draft_spec(spec), rows.beside())

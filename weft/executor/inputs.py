@@ -23,9 +23,12 @@ from torch import Tensor
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
+from weft.executor.overlap.runs import SampledRuns, StepRuns, has_runs, run_columns, step_runs
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
+
+NUM_COLUMNS = 7  # of every step, that `DeviceRowTable.apply` sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Inputs:
     # [V, hidden] float32; wider where an encoder adds to later layers, too (`models/vision`)
     vectors: Tensor | None = None
     draws: StagedSampling | None = None  # how they sample, if the device has been told
+    runs: StepRuns | None = None  # the requests that sample several tokens, where runs are kept
 
 
 class StagedStep(NamedTuple):
@@ -95,6 +99,8 @@ class DeviceRowTable:
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
         self.media: EncodedMedia | None = None  # of a model with an encoder
+        # Where steps are planned before the drafts of the last one are compared.
+        self.runs: SampledRuns | None = None
 
     def beside(self) -> DeviceRowTable:
         """The table for another model that computes the same rows: the slots are the same, the
@@ -113,7 +119,7 @@ class DeviceRowTable:
         rows, positions, ends = tokens_of(plan.rows, plan.starts, plan.lens)
         here = self.where(rows, positions)
         before, sampling_rows = before_sampled(plan, ends)
-        columns = (
+        columns: tuple[IntArray | LongArray, ...] = (
             plan.tokens,
             positions,
             plan.slots,
@@ -122,6 +128,8 @@ class DeviceRowTable:
             before,
             sampling_rows,
         )
+        if self.runs is not None and has_runs(plan):
+            columns = (*columns, *run_columns(plan))
         # All columns go to the device in one copy: each copy costs as much as a small kernel.
         layout = None
         draws = None
@@ -129,13 +137,13 @@ class DeviceRowTable:
             there: Sequence[Tensor] = self._to_device(*columns)
         else:
             there, layout, draws = self._stager.stage(columns, plan)
-        given, places, slots, where, of_row, last, rows_there = there
+        given, places, slots, where, of_row, last, rows_there = there[:NUM_COLUMNS]
         self._flat_slots.index_copy_(0, where, slots.int())
         tokens = given
         # A token that was sampled in a step whose result nobody has read yet is known here alone.
-        if plan.tokens.min(initial=0) == LAST_SAMPLED:
-            sampled = self.last_tokens.take(of_row)
-            tokens = torch.where(given == LAST_SAMPLED, sampled, given)
+        if plan.tokens.min(initial=0) <= LAST_SAMPLED:
+            tokens = self.with_sampled(given, of_row)
+        runs, last, draws = self.begin_runs(there[NUM_COLUMNS:], last, draws)
         last_tokens = tokens.take(last)
         vectors = None
         if plan.inputs:
@@ -162,7 +170,33 @@ class DeviceRowTable:
             last_tokens=last_tokens,
             vectors=vectors,
             draws=draws,
+            runs=runs,
         )
+
+    def with_sampled(self, given: Tensor, of_row: Tensor) -> Tensor:
+        """The tokens [T] of a step of the rows `of_row` [T], with those that the device alone may
+        know."""
+        sampled = self.last_tokens.take(of_row)
+        tokens = torch.where(given == LAST_SAMPLED, sampled, given)
+        return tokens if self.runs is None else self.runs.tokens(tokens, of_row)
+
+    def begin_runs(
+        self, columns: Sequence[Tensor], last: Tensor, draws: StagedSampling | None
+    ) -> tuple[StepRuns | None, Tensor, StagedSampling | None]:
+        """The runs of a step that has these `run_columns`, if any: behind which tokens `last` [S]
+        one is sampled, and how."""
+        if not columns:
+            return None, last, draws
+        assert self.runs is not None, "nothing is kept of runs"
+        runs = step_runs(columns)
+        return runs, *self.runs.begin(runs, last, draws)
+
+    def keep_sampled(self, inputs: Inputs, sampled: Tensor) -> None:
+        """A step has sampled these tokens [S]: the next one may be launched before the scheduler
+        knows them."""
+        self.last_tokens.index_copy_(0, inputs.sampling_rows, sampled)
+        if inputs.runs is not None and self.runs is not None:
+            self.runs.settle(inputs.runs, inputs.tokens, sampled, self.last_tokens)
 
     def _with_vectors(self, tokens: Tensor, inputs: Sequence[InputOp]) -> tuple[Tensor, Tensor]:
         """The tokens that vectors stand for become their places."""

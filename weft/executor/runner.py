@@ -209,8 +209,7 @@ class DecoderSteps:
             self._processors,
             inputs.draws,
         )
-        # The next step may be launched before the scheduler knows these tokens.
-        self._rows.last_tokens.index_copy_(0, inputs.sampling_rows, sampled.tokens)
+        self._rows.keep_sampled(inputs, sampled.tokens)
         return DecoderOutput(sampled, outputs)
 
 

@@ -171,6 +171,13 @@ class RowTable:
         slots = slots_of(self.pages_of(row, start - skipped, end), self.page_size)
         return slots[skipped : skipped + end - start]
 
+    def slots_at(self, rows: IntArray, positions: IntArray) -> IntArray:
+        """The slots [T] of token `positions[i]` of `rows[i]`."""
+        num_before = positions // self.page_size
+        in_page = positions - num_before * self.page_size
+        slots: IntArray = self.pages[rows, num_before] * np.int32(self.page_size) + in_page
+        return slots
+
     def take_writes(self) -> list[Write]:
         """The writes of `point` since the last call, in order."""
         writes = self.writes

@@ -254,8 +254,12 @@ def _draw(
     if cut is not None:
         x.masked_fill_(x < cut[:, None], -torch.inf)
     # Adding Gumbel noise and taking the maximum draws from the softmax of x.
-    keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows]))
-    noise = gumbel(keys.to(x.device), x.shape[1])
+    if isinstance(draws, StagedSampling):
+        # The device may know better than the host at which position it samples.
+        keys = draws.device.keys[on(x, rows)]
+    else:
+        keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows])).to(x.device)
+    noise = gumbel(keys, x.shape[1])
     return x.add_(noise).argmax(dim=-1)
 
 

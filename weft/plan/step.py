@@ -13,6 +13,16 @@ result keeps the tokens up to the first draft that another token was sampled for
     tokens    | known | draft | draft |      lens 3, drafts 2
     sampled       a       b       c          a is kept; b, if a is the first draft; ...
 
+The next step of the request may be planned before anybody has read that result. It computes the
+whole run again, at the same places whatever counts of it, and the device, which knows, samples its
+first token behind the last one that counts. Drafts behind the run are worth something if all of it
+does.
+
+    tokens    |  -1   |  -2   |  -3   | draft |      lens 4, unsettled 2, drafts 1
+    which is      a       b       c       d
+    sampled                       e       f          if a, b and c count; else one token, behind a
+                                                     or b, and f means nothing
+
 A plan is open: `inputs`, `logits` and `outputs` are tuples of operations, whose types stand in the
 files beside this one, and a step without any of them is the plain one.
 """
@@ -32,7 +42,8 @@ from weft.plan.inputs import EncodeAhead, InputOp
 from weft.plan.logits import LogitOp
 from weft.plan.outputs import AuxOutput, AuxRequest
 
-# In Plan.tokens: the token sampled last for this row, which only the device knows.
+# In Plan.tokens: the token sampled last for this row, which only the device knows. Of a row that
+# sampled several in its last step it is the first of them; the others are those below it.
 LAST_SAMPLED = -1
 # In StateSlots.reads: all zeros, for a sequence begins.
 NO_STATE = -1
@@ -192,6 +203,9 @@ class Plan:
     window: WindowSlots | None = None  # None: `slots` and `table` are those of all layers
     states: StateSlots | None = None  # None: no layer keeps a state
     drafts: IntArray | None = None  # [R] how many of the last tokens are drafts; None: no token is
+    # [R] drafts of the request's last step that are not compared yet, as far as is known: the step
+    # begins with the run that was sampled there; None: there are none
+    unsettled: IntArray | None = None
     layers: LayerSpan | None = None  # None: all of them
     drafting: Drafting | None = None  # None: the model itself computes the step
     # [R] place of each request's adapter among those that are loaded (`LoadAdapter`); BASE: none;

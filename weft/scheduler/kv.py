@@ -126,8 +126,11 @@ class KvMemory:
         self.columns.kv_len[request.row] = start
 
     def decode_tokens(self, rows: IntArray) -> int:
-        """Tokens that the next decode step of `rows` computes."""
-        num_tokens = self.columns.seq_len[rows] - self.columns.kv_len[rows]
+        """Tokens that the next decode step of `rows` computes, those of a run whose drafts are not
+        compared once more."""
+        columns = self.columns
+        starts = np.minimum(columns.kv_len[rows], columns.known_len[rows])
+        num_tokens = columns.seq_len[rows] - starts
         return int(num_tokens.sum())
 
     def decode_pages(self, rows: IntArray) -> int:

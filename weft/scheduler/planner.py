@@ -30,6 +30,7 @@ class StepTokens(NamedTuple):
     slots: IntArray  # [T]
     samples: BoolArray  # [R]
     drafts: IntArray | None = None  # [R] how many of the last tokens are drafts
+    unsettled: IntArray | None = None  # [R] drafts of the step before that are not compared yet
 
 
 def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
@@ -104,8 +105,11 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
 def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
     """One step of both: prefills first, then the decoding rows."""
     drafts: IntArray | None = None
+    unsettled: IntArray | None = None
     if decode.drafts is not None:
         drafts = np.concatenate([np.zeros_like(extend.rows), decode.drafts])
+    if decode.unsettled is not None:
+        unsettled = np.concatenate([np.zeros_like(extend.rows), decode.unsettled])
     return StepTokens(
         rows=np.concatenate([extend.rows, decode.rows]),
         starts=np.concatenate([extend.starts, decode.starts]),
@@ -114,6 +118,7 @@ def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
         slots=np.concatenate([extend.slots, decode.slots]),
         samples=np.concatenate([extend.samples, decode.samples]),
         drafts=drafts,
+        unsettled=unsettled,
     )
 
 
@@ -177,6 +182,7 @@ class Planner:
             logits=tuple(step.logits),
             outputs=tuple(step.outputs),
             drafts=work.drafts,
+            unsettled=work.unsettled,
             layers=layers,
             adapters=step.adapters,
             rotation=step.rotation,

@@ -151,6 +151,8 @@ class Scheduler:
                 settings.draft_sources, self.kv.cache, settings.ngram_max, settings.ngram_min
             ),
             settings.max_draft,
+            # Pages behind a window go back while a run may still be computed again.
+            overlaps=settings.draft is None and settings.windows is None,
         )
         longest = settings.max_step_tokens
         if settings.draft is None or MODEL not in settings.draft_sources:

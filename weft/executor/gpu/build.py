@@ -34,6 +34,7 @@ from weft.executor.gpu.staging import GpuStager, H2DBuffer
 from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
+from weft.executor.overlap.runs import SampledRuns
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
@@ -89,18 +90,11 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         )
     device = GpuDevice(gpu, spec.thread)
     buffer = H2DBuffer(gpu)
-    # Steps of graphs are filled up with a row that no request has.
-    num_rows = spec.max_rows + 1
     # All tensors are made on our stream: the first step must not wait for another.
     with gpu.stream():
         if spec.engine.attention_backend == "torch":
             stager = GpuStager(buffer, None)
-            rows = DeviceRowTable(
-                num_rows,
-                spec.context_length,
-                gpu.device,
-                stager,
-            )
+            rows = _make_rows(spec, gpu, stager)
             return plain.build_decoder(spec, device, rows)
         pool = make_kv_pool(spec, gpu.device)
         kernels = gpu_kernels(
@@ -111,12 +105,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         )
         model = make_model(spec.model, kernels.ops)
         stager = GpuStager(buffer, kernels.attention.tiling)
-        rows = DeviceRowTable(
-            num_rows,
-            spec.context_length,
-            gpu.device,
-            stager,
-        )
+        rows = _make_rows(spec, gpu, stager)
         tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, gpu.device))
         fill_weights(spec, model, gpu.device, tower)
         pooler = make_pooler(spec, model, gpu.device)
@@ -171,6 +160,15 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     )
     steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
     return TorchRunner(steps, store=store, device=device)
+
+
+def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:
+    # Steps of graphs are filled up with a row that no request has.
+    num_rows = spec.max_rows + 1
+    rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
+    if spec.keeps_runs:
+        rows.runs = SampledRuns(num_rows, spec.engine.max_draft, gpu.device)
+    return rows
 
 
 def build_encoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:

@@ -39,9 +39,10 @@ from weft.executor.gpu.staging import (
     placed,
     split,
 )
-from weft.executor.inputs import DeviceRowTable, Inputs, tokens_of
+from weft.executor.inputs import DeviceRowTable, Inputs, before_sampled, tokens_of
+from weft.executor.overlap.runs import has_runs, run_columns
 from weft.models.registry import DecoderModel
-from weft.plan.step import LAST_SAMPLED, Plan
+from weft.plan.step import Plan
 
 NONE = np.empty(0, np.int32)
 # Arrays of a step before those of attention: tokens, places in the row table, rows.
@@ -49,6 +50,7 @@ NUM_COLUMNS = 3
 # Arrays of R numbers that `StepGraph.run` sends besides: last tokens, sampling rows and the four
 # columns of draws; the keys of draws are two numbers for each request.
 NUM_TAIL_COLUMNS = 6
+NUM_RUN_COLUMNS = 6  # of `run_columns`; the keys are two numbers for each token
 PROMPT_REQUESTS = 32  # in a step that is captured by tokens
 
 
@@ -161,7 +163,12 @@ class StepGraph:
         self._padding_row = len(self._rows.slots) - 1
         self._lens = [len(array) for array in self._arrays(None)]
         num_requests = size.num_requests
-        tail = [num_requests] * NUM_TAIL_COLUMNS + [2 * num_requests]
+        if self._rows.runs is not None:
+            # Behind each token of a step that is captured by tokens one may be sampled.
+            num_requests = max(num_requests, size.num_tokens)
+        num_run_columns = NUM_RUN_COLUMNS if self._rows.runs is not None else 0
+        tail = [num_requests] * (NUM_TAIL_COLUMNS + num_run_columns) + [2 * num_requests]
+        tail += [2 * num_requests] if num_run_columns else []
         _, self.num_ints = offsets([*self._lens, *tail])
         self._numbers = torch.empty(0)
         self._tokens = torch.empty(0)
@@ -184,21 +191,27 @@ class StepGraph:
         """
         assert self._graph is not None, "capture() comes first"
         self._rows.write(plan)
-        ends = np.cumsum(plan.lens, dtype=np.int64)
-        last = (ends - 1)[plan.samples]
+        last, rows = before_sampled(plan, np.cumsum(plan.lens, dtype=np.int64))
+        run_arrays: tuple[IntArray | LongArray, ...] = ()
+        if self._rows.runs is not None and has_runs(plan):
+            run_arrays = run_columns(plan)
         # The graph reads the first arrays; head and sampler, which run behind it, the others.
         arrays = self._arrays(plan)
-        arrays += [last, plan.rows[plan.samples], *draw_columns(plan.sampling)]
+        arrays += [last, rows, *run_arrays, *draw_columns(plan.sampling)]
         lens = [len(array) for array in arrays]
         self._stager.send(arrays, self._numbers)
         self._attention.expect(plan.starts, plan.lens, self.size)
         there = split(self._numbers, lens)
         num_body = len(self._lens)
-        num_known = num_body + 2
-        last_there, sampling_rows = as_indices(self._numbers, lens[:num_known], skip=num_body)
+        num_known = num_body + 2 + len(run_arrays)
+        known = as_indices(self._numbers, lens[:num_known], skip=num_body)
+        last_there, sampling_rows = known[:2]
         # The sampler's numbers are views of the same memory: they are read in stream order, before
         # the copy of the next step overwrites them.
         self._graph.replay()
+        # What the step before has left is read behind its end: on the stream, as the replay is.
+        draws = placed(plan.sampling, there[num_known:])
+        runs, last_there, draws = self._rows.begin_runs(known[2:], last_there, draws)
         layout = there[NUM_COLUMNS:num_body]
         batch = self._batch(
             plan.rows,
@@ -213,7 +226,8 @@ class StepGraph:
             last=last_there,
             sampling_rows=sampling_rows,
             last_tokens=self._tokens.take(last_there),
-            draws=placed(plan.sampling, there[num_known:]),
+            draws=draws,
+            runs=runs,
         )
         return inputs, self._hidden
 
@@ -269,8 +283,7 @@ class StepGraph:
         layout = split(self._numbers, self._lens)[NUM_COLUMNS:]
         batch = self._batch(NONE, NONE, NONE, layout)
         self._rows.slots.view(-1).index_copy_(0, where, batch.slots)
-        sampled = self._rows.last_tokens.take(row_of)
-        tokens = torch.where(tokens == LAST_SAMPLED, sampled, tokens)
+        tokens = self._rows.with_sampled(tokens, row_of)
         self._attention.prepare(batch)
         return tokens, self._model.forward(tokens, batch.positions, self._attention)
 

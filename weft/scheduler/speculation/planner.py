@@ -5,13 +5,21 @@
     settle    d1 = s1, d2 = s2, d3 is not s3     s1, s2 and s3 count; the slot of d3 is given back
 
 Each token that counts was computed behind the tokens that stand before it in the end, with the
-noise of its own position: the answer is what it would be without drafts. A step with drafts blocks
-overlap, for the next one begins where the last right draft ends.
+noise of its own position: the answer is what it would be without drafts.
+
+With overlap, the next step is planned before that is known. It begins with the run s1 to s4, as if
+all of it counted, at fixed places, and the device samples behind what counts (`plan/step.py`). What
+was guessed behind the run is lost if not all of it counts.
+
+    plan      tokens | s1 | s2 | s3 | s4 | d5 |   seq_len counts s4 and what follows d5
+    settle    of the step before: s3 is the last one that counts, and one token follows it here
+              seq_len is that of s3 and the token, and d5 is lost
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +33,17 @@ from weft.scheduler.request import Columns, Request
 from weft.scheduler.speculation.speculator import Draft, Speculator
 
 
+class Follower(NamedTuple):
+    """The next step of a row, which was planned before it was known what counts of this one."""
+
+    num_drafts: int
+    counts_on_all: bool  # they are worth something only if all of this step's run counts
+
+
 class DraftedBatch(Batch):
     """A batch in which some rows sample several tokens."""
 
-    __slots__ = ("counts", "drafts", "kept")
+    __slots__ = ("counts", "drafts", "followed", "kept", "unsettled")
 
     def __init__(
         self,
@@ -41,12 +56,18 @@ class DraftedBatch(Batch):
         assert work.drafts is not None, "a batch without drafts"
         super().__init__(mode, prefills, work.rows, work.starts, work.lens, work.samples, columns)
         self.drafts = drafts
+        # By row: the drafts of its step before that were not compared when this was planned.
+        self.unsettled: dict[int, int] = {}
+        if work.unsettled is not None:
+            pairs = zip(work.rows.tolist(), work.unsettled.tolist(), strict=True)
+            self.unsettled = {row: num for row, num in pairs if num}
+        # By row: its next step, if that was planned before this one was settled.
+        self.followed: dict[int, Follower] = {}
         self.counts: IntArray = work.drafts[work.samples] + 1  # tokens of each request that samples
         self.sample_rows = np.repeat(self.sample_rows, self.counts)
         self.facts = columns.facts(self.sample_rows)
         self.sample_lens = consecutive(self.sample_lens - (self.counts - 1), self.counts)
         self.kept: BoolArray = np.ones(len(self.sample_rows), dtype=np.bool_)  # [S], once settled
-        self.blocks_overlap = True
 
     def num_there(self, columns: Columns) -> IntArray:
         # The drafts stand behind what is known. A row without drafts may lack its last token.
@@ -67,6 +88,7 @@ class SpeculativePlanner(Planner):
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
+        self._planned: DraftedBatch | None = None  # the last one, until it is settled
 
     def row_released(self, request: Request) -> None:
         self._speculator.row_released(request)
@@ -74,23 +96,47 @@ class SpeculativePlanner(Planner):
     def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
         if not isinstance(batch, DraftedBatch):
             return result
+        if self._planned is batch:
+            self._planned = None
         columns = self._columns
         is_live = batch.is_live(columns)
-        goes_on = ~stopped(columns, batch.facts, result.tokens, is_eos)
+        goes_on = is_live.copy()
+        facts = batch.facts
+        if not is_live.all():
+            facts = columns.facts(batch.sample_rows[is_live])
+        goes_on[is_live] = ~stopped(columns, facts, result.tokens[is_live], is_eos)
         if result.invalid is not None:
             goes_on &= ~result.invalid
         begins = np.cumsum(batch.counts) - batch.counts
         row_begins = dict(zip(batch.sample_rows[begins].tolist(), begins.tolist(), strict=True))
-        for draft in batch.drafts:
-            begin = row_begins[draft.row]
+        drafts = {draft.row: draft for draft in batch.drafts}
+        for row in {**drafts, **batch.unsettled}:
+            begin = row_begins[row]
             if not is_live[begin]:
                 continue
-            end = begin + len(draft.tokens)
-            is_right = (result.tokens[begin:end] == draft.tokens) & goes_on[begin:end]
-            num_right = int(np.logical_and.accumulate(is_right).sum())
+            draft = drafts.get(row)
+            num_drafts = 0 if draft is None else len(draft.tokens)
+            end = begin + num_drafts
+            num_known = int(columns.known_len[row])
+            is_aligned = int(batch.sample_lens[begin]) == num_known
+            num_right = 0
+            if draft is not None and is_aligned:
+                is_right = (result.tokens[begin:end] == draft.tokens) & goes_on[begin:end]
+                num_right = int(np.logical_and.accumulate(is_right).sum())
+                self._speculator.learn(draft, num_right)
+            elif draft is not None:
+                self._speculator.lose(draft)
+            # Where the step before was not right, this one has sampled further to the front.
+            batch.sample_lens[begin] = num_known
             batch.kept[begin + num_right + 1 : end + 1] = False
-            self._speculator.learn(draft, num_right)
-            self._cut(draft.row, int(batch.sample_lens[begin]) + num_right)
+            kv_len = num_known + num_right
+            follower = batch.followed.get(row)
+            if follower is not None:
+                kv_len += 1
+                is_whole = is_aligned and num_right == num_drafts
+                if is_whole or not follower.counts_on_all:
+                    kv_len += follower.num_drafts
+            self._cut(row, kv_len)
         return result
 
     def _cut(self, row: int, kv_len: int) -> None:
@@ -107,19 +153,31 @@ class SpeculativePlanner(Planner):
             self._drafts = self._fitting(rows, self._beside(rows, num_before, drafts))
             for draft in drafts[len(self._drafts) :]:
                 self._speculator.drop(draft)
-        return prepare_with_drafts(self._kv, rows, self._drafts)
+        work = prepare_with_drafts(self._kv, rows, self._drafts)
+        if self._planned is not None:
+            self._planned.followed = followers(work)
+            self._planned = None
+        return work
 
     def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:
         if work.drafts is None:
             return super()._batch(mode, prefills, work)
-        return DraftedBatch(mode, prefills, work, self._columns, self._drafts)
+        batch = DraftedBatch(mode, prefills, work, self._columns, self._drafts)
+        batch.blocks_overlap = not self._overlaps
+        self._planned = batch
+        return batch
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether the next step may be planned before the drafts of this one are compared."""
+        speculator = self._speculator
+        return speculator.overlaps and all(speculator.is_plain(one.row) for one in self._drafts)
 
     def _beside(self, rows: IntArray, num_before: int, drafts: list[Draft]) -> list[Draft]:
         """The drafts that a step has room and time for beside `num_before` tokens of prompts."""
         room = self._speculator.pace.draft_room(num_before)
         if num_before:
-            columns = self._columns
-            num_others = num_before + int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
+            num_others = num_before + self._kv.decode_tokens(rows)
             room = min(room, self._max_tokens - num_others)
         if room == math.inf:
             return drafts
@@ -149,24 +207,43 @@ def _first_of(drafts: list[Draft], num_tokens: int) -> list[Draft]:
     return found
 
 
+def followers(work: StepTokens) -> dict[int, Follower]:
+    """What follows in a step upon the last one of its rows, by row."""
+    none = np.zeros(len(work.rows), dtype=np.int32)
+    drafts = none if work.drafts is None else work.drafts
+    unsettled = none if work.unsettled is None else work.unsettled
+    numbers = zip(work.rows.tolist(), drafts.tolist(), unsettled.tolist(), strict=True)
+    return {row: Follower(num, num_open > 0) for row, num, num_open in numbers}
+
+
 def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> StepTokens:
     """Allocate and list what is left to compute of each decoding row, and drafts behind it.
 
     Ids that are known are listed as such: after a step with drafts the device may have sampled last
-    what does not count.
+    what does not count. A row whose last drafts are not compared begins with its last run:
+
+        known_len            seq_len
+        | -1 | -2 | -3 | drafts |
     """
     columns = kv.columns
     starts = columns.kv_len[rows]
     num_known = columns.known_len[rows]
-    ends = columns.seq_len[rows]
+    run_ends = columns.seq_len[rows]
+    ends = run_ends
     counts: IntArray | None = None
+    unsettled: IntArray | None = None
+    allocated = starts
+    open_drafts = run_ends - num_known - 1
+    if int(open_drafts.max(initial=0)) > 0:
+        unsettled = np.maximum(open_drafts, 0)
+        starts = np.where(unsettled > 0, num_known, starts)
+        counts = np.zeros(len(rows), dtype=np.int32)
     if drafts:
         num_drafts = {draft.row: len(draft.tokens) for draft in drafts}
         counts = np.array([num_drafts.get(row, 0) for row in rows.tolist()], dtype=np.int32)
         for draft in drafts:
-            begin = columns.known_len[draft.row]
+            begin = columns.seq_len[draft.row]
             columns.tokens[draft.row, begin : begin + len(draft.tokens)] = draft.tokens
-        num_known = num_known + counts
         ends = ends + counts
     lens: IntArray = ends - starts
     row_of_token = rows
@@ -175,11 +252,20 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
         row_of_token = np.repeat(rows, lens)
         positions = consecutive(starts, lens)
         num_known = np.repeat(num_known, lens)
-    is_known = positions < num_known
-    known = columns.tokens[row_of_token, positions]
-    tokens = np.where(is_known, known, np.int32(LAST_SAMPLED))
-    slots = kv.extend_running(row_of_token, positions)
+        run_ends = np.repeat(run_ends, lens)
+        allocated = np.repeat(allocated, lens)
+    is_sampled = (positions >= num_known) & (positions < run_ends)
+    tokens = columns.tokens[row_of_token, positions]
+    tokens = np.where(is_sampled, LAST_SAMPLED + num_known - positions, tokens)
+    if unsettled is None:
+        slots = kv.extend_running(row_of_token, positions)
+    else:
+        # The run has its slots already, but for the last of its tokens.
+        is_new = positions >= allocated
+        kv.extend_running(row_of_token[is_new], positions[is_new])
+        slots = kv.rows.slots_at(row_of_token, positions)
     columns.kv_len[rows] = ends
     columns.seq_len[rows] = ends + 1
     samples = np.ones(len(rows), dtype=np.bool_)
-    return StepTokens(rows, starts, lens, tokens, slots, samples, counts)
+    work = StepTokens(rows, starts, lens, tokens.astype(np.int32), slots, samples, counts)
+    return work._replace(unsettled=unsettled)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
+from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import Counters, DraftCount, RequestHistory, RequestTrace
 from weft.scheduler.pace.pace import Pace
@@ -43,6 +44,7 @@ NEAR_END = "its output is about to end"
 NOT_WORTH_IT = "guesses have not been right often enough for what they cost in this batch"
 NO_IDEA = "no source has an idea of what follows"
 RULED_OUT = "what was guessed is not allowed, or leaves no choice (a grammar)"
+NOT_PLAIN = "with overlap nothing is guessed where more than tokens is asked for (--no-overlap)"
 NO_ROOM = "neither the step nor the KV memory has room for it"
 
 
@@ -62,12 +64,14 @@ class RowTrust:
     trace: RequestTrace
     hindrance: str  # a feature's, that allows no drafts; "" if all do
     cutting: list[Feature]  # its features that cut drafts
+    is_plain: bool  # it uses no feature: the device alone may know what counts of its drafts
     rates: list[HitRate]  # by source
 
 
 @dataclass(slots=True)
 class Speculator:
-    """`max_drafts`: of one request in one step."""
+    """`max_drafts`: of one request in one step. `overlaps`: a step may be planned before the drafts
+    of the one before are compared, for memory allows it."""
 
     columns: Columns
     hooks: FeatureHooks
@@ -76,6 +80,7 @@ class Speculator:
     counters: Counters
     sources: list[DraftSource]
     max_drafts: int
+    overlaps: bool = False
     _rates: list[HitRate] = field(init=False)  # by source, of all requests
     _rows: dict[int, RowTrust] = field(init=False, default_factory=dict)
     _is_due: BoolArray = field(init=False)  # by row: it is looked at in the next step
@@ -91,9 +96,10 @@ class Speculator:
         """The drafts of the next step of `rows`."""
         columns = self.columns
         lens = columns.seq_len[rows]
-        # Only a row whose last token is known may have drafts.
-        is_ready = columns.known_len[rows] == lens
-        is_ready &= columns.max_len[rows] - lens > MIN_LEFT
+        is_ready = columns.max_len[rows] - lens > MIN_LEFT
+        if not self.overlaps:
+            # Only a row whose last token is known may have drafts.
+            is_ready &= columns.known_len[rows] == lens
         ready: IntArray = rows[is_ready]
         if not len(ready):
             return []
@@ -131,6 +137,7 @@ class Speculator:
                 trace,
                 hindrance=next((one.no_draft for one in used if one.no_draft), ""),
                 cutting=cutting,
+                is_plain=not used,
                 rates=[HitRate() for _ in self.sources],
             )
             self._rows[row] = trust
@@ -158,6 +165,19 @@ class Speculator:
         self._is_due[draft.row] = num_right > 0
         trust.rates[draft.source].learn(num_drafts, num_right, FORGET)
         trust.trace.drafted(option, num_drafts, num_right)
+
+    def lose(self, draft: Draft) -> None:
+        """The draft was guessed behind others that were wrong: that says nothing of its source."""
+        num_drafts = len(draft.tokens)
+        option = self.sources[draft.source].option
+        self.counters.drafts[option].add(num_drafts, 0)
+        trust = self._rows.get(draft.row)
+        if trust is not None:
+            trust.trace.drafted(option, num_drafts, 0)
+
+    def is_plain(self, row: int) -> bool:
+        """Whether the request in a row uses no feature."""
+        return self.trust(row).is_plain
 
     def drop(self, draft: Draft) -> None:
         """The draft is not computed: there is no room for it."""
@@ -191,9 +211,16 @@ class Speculator:
     def _draft(self, row: int, length: int, least: float, priors: list[float]) -> Draft | None:
         trust = self.trust(row)
         most = self.most(row, length)
-        if trust.hindrance or most < 1:
-            trust.trace.no_draft = trust.hindrance or NEAR_END
+        # Tokens that are sampled in a step whose result is not there yet.
+        num_ahead = length - int(self.columns.known_len[row])
+        hindrance = trust.hindrance
+        if num_ahead and not trust.is_plain:
+            hindrance = hindrance or NOT_PLAIN
+        if hindrance or most < 1:
+            trust.trace.no_draft = hindrance or NEAR_END
             return None
+        if num_ahead:
+            least *= 2  # the next step computes the draft again
         known: Known | None = None
         why = NOT_WORTH_IT
         for i, source in enumerate(self.sources):
@@ -204,8 +231,8 @@ class Speculator:
                 self._rates[i].fade(FADE_SOURCE)
                 continue
             if known is None:
-                known = Known(trust.request, self.columns.packed(row, length))
-            found = source.drafts(known, num)
+                known = Known(trust.request, self.columns.packed(row, length - num_ahead))
+            found = source.drafts(known, num_ahead + num)[num_ahead * TOKEN_BYTES :]
             if not found:
                 why = NO_IDEA
                 continue

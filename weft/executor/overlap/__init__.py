@@ -1,0 +1,1 @@
+"""Steps that are planned before it is known what counts of the one before."""

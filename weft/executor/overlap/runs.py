@@ -1,0 +1,135 @@
+"""What counts of a run of sampled tokens, decided on the device: the next step goes on behind it,
+and is launched before the host has seen the run.
+
+    step n      tokens  | t | d1 | d2 | d3 |        sampled | s1 | s2 | s3 | s4 |
+    settle      d1 = s1, d2 is not s2: s1 and s2 count, two drafts are lost
+    step n+1    tokens  | s1 | s2 | s3 | s4 |       at fixed places, whatever counts
+    begin       samples behind s2, with the noise of the token that follows it
+
+So nothing waits for the host, which lays out attention, slots and positions of step n+1 before it
+knows what counts of step n. `drafting/closing.py` is the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.arrays import IntArray, LongArray
+from weft.ops.noise import row_keys
+from weft.ops.sampling import StagedSampling
+from weft.plan.step import LAST_SAMPLED, Plan
+
+
+class StepRuns(NamedTuple):
+    """The requests of a step that have drafts, or whose last drafts are not compared yet: D of the
+    R, on the device, int64."""
+
+    rows: Tensor  # [D]
+    begins: Tensor  # [D] which of the S sampled tokens is the first of each
+    last: Tensor  # [D] where in the step the token stands behind which it is sampled, if all counts
+    drafts: Tensor  # [D]
+    unsettled: Tensor  # [D]
+    key_begins: Tensor  # [D] where `keys` begin of each
+    keys: Tensor  # [2K] of the first token, if nothing is lost, if one is, ...
+
+
+def has_runs(plan: Plan) -> bool:
+    return plan.drafts is not None or plan.unsettled is not None
+
+
+def run_columns(plan: Plan) -> tuple[IntArray | LongArray, ...]:
+    """The fields of `StepRuns` for a plan that has some."""
+    none = np.zeros(len(plan.rows), np.int32)
+    drafts = none if plan.drafts is None else plan.drafts
+    unsettled = none if plan.unsettled is None else plan.unsettled
+    which = np.flatnonzero((drafts > 0) | (unsettled > 0))
+    counts = plan.num_sampled.astype(np.int64)
+    begins = (np.cumsum(counts) - counts)[which]
+    ends = np.cumsum(plan.lens, dtype=np.int64)[which]
+    num_keys = unsettled[which].astype(np.int64) + 1
+    key_begins = np.cumsum(num_keys) - num_keys
+    of_key = np.repeat(begins, num_keys)
+    num_lost = np.arange(len(of_key)) - np.repeat(key_begins, num_keys)
+    sampling = plan.sampling
+    positions = (sampling.positions[of_key] - num_lost).astype(np.int32)
+    keys = row_keys(sampling.seeds[of_key], positions)
+    return (
+        plan.rows[which],
+        begins,
+        ends - 1 - drafts[which],
+        drafts[which],
+        unsettled[which],
+        key_begins,
+        keys.ravel(),
+    )
+
+
+class SampledRuns:
+    """The run that each row sampled last, and how many of its drafts were wrong."""
+
+    def __init__(self, max_rows: int, max_drafts: int, device: torch.device) -> None:
+        self.behind = torch.zeros(
+            (max_rows, max_drafts),
+            dtype=torch.int64,
+            device=device,
+        )  # the first one is among `DeviceRowTable.last_tokens`
+        self.lost = torch.zeros(
+            max_rows,
+            dtype=torch.int64,
+            device=device,
+        )
+
+    def tokens(self, given: Tensor, of_row: Tensor) -> Tensor:
+        """The tokens [T] of a step of the rows `of_row` [T], with those of runs behind their first
+        one."""
+        width = self.behind.shape[1]
+        place = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
+        sampled = self.behind.view(-1).take(of_row * width + place)
+        return torch.where(given < LAST_SAMPLED, sampled, given)
+
+    def begin(
+        self, runs: StepRuns, last: Tensor, draws: StagedSampling | None
+    ) -> tuple[Tensor, StagedSampling | None]:
+        """Behind which tokens `last` [S] of a step one is sampled, and how, once it is known what
+        counts of the runs that it begins with."""
+        lost = self._lost(runs)
+        last = last.index_add(0, runs.begins, -lost)
+        if draws is None:
+            return last, None
+        keys = runs.keys.view(-1, 2).index_select(0, runs.key_begins + lost)
+        there = draws.device
+        # The keys may be a view of memory that a captured step reads: a new tensor.
+        moved = there.keys.index_copy(0, runs.begins, keys.to(there.keys.dtype))
+        return last, replace(draws, device=there._replace(keys=moved))
+
+    def settle(self, runs: StepRuns, tokens: Tensor, sampled: Tensor, last_tokens: Tensor) -> None:
+        """A step of `tokens` [T] has `sampled` [S]: keep the runs, and what counts of them.
+        `last_tokens` [rows] get their first ones."""
+        width = self.behind.shape[1]
+        places = torch.arange(width, device=sampled.device)
+        of_sampled = runs.begins[:, None] + places
+        of_draft = runs.last[:, None] + 1 + places
+        said = sampled.take(of_sampled.clamp(max=len(sampled) - 1))
+        guessed = tokens.take(of_draft.clamp(max=len(tokens) - 1))
+        is_right = (said == guessed) & (places < runs.drafts[:, None])
+        num_right = is_right.long().cumprod(1).sum(1)
+        # Drafts behind a run that does not count as a whole were guessed for another text.
+        num_right = num_right.masked_fill(self._lost(runs) > 0, 0)
+        behind = sampled.take((of_sampled + 1).clamp(max=len(sampled) - 1))
+        self.behind.index_copy_(0, runs.rows, behind)
+        self.lost.index_copy_(0, runs.rows, runs.drafts - num_right)
+        last_tokens.index_copy_(0, runs.rows, sampled.take(runs.begins))
+
+    def _lost(self, runs: StepRuns) -> Tensor:
+        return self.lost.take(runs.rows).masked_fill(runs.unsettled == 0, 0)
+
+
+def step_runs(there: Sequence[Tensor]) -> StepRuns:
+    """`run_columns` on the device."""
+    return StepRuns(*there)
