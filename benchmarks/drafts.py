@@ -3,8 +3,11 @@
 python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft
 python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft --requests 32 --tokens 100
 python benchmarks/drafts.py FOLDER --temperature 0 --same
+python benchmarks/drafts.py FOLDER --temperature 0 --edit
+python benchmarks/drafts.py FOLDER --wrong
 
-Each round sends other prompts, or with --same always those of the first. The outputs must be equal.
+Each round sends other prompts, or with --same always those of the first. With --edit they ask for a
+piece of code to be repeated; with --wrong every guess is wrong. The outputs must be equal.
 """
 
 from __future__ import annotations
@@ -14,7 +17,35 @@ import statistics
 import time
 from typing import Any
 
+import numpy as np
+
 from weft import LLM, SamplingParams
+from weft.scheduler import scheduler
+from weft.scheduler.request import Request
+from weft.scheduler.speculation.sources import Known
+
+FUNCTION = """def total_{0}(prices, rate_{1}):
+    amount = 0
+    for price in prices:
+        amount = amount + price * rate_{1}
+    if amount > {0}:
+        raise ValueError("amount is too large")
+    return amount
+"""
+
+
+class WrongGuesses:
+    """A source of one token again and again, of which much is expected."""
+
+    option = "ngram"
+    is_decided = False
+    prior = 0.7
+
+    def drafts(self, known: Known, num_tokens: int) -> bytes:
+        return np.full(num_tokens, 7, np.int32).tobytes()
+
+    def forget(self, request: Request) -> None:
+        pass
 
 
 def main() -> None:
@@ -27,9 +58,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--same", action="store_true")
+    parser.add_argument("--edit", action="store_true")
+    parser.add_argument("--wrong", action="store_true")
     asked = parser.parse_args()
     settings: dict[str, Any] = {"threads": asked.threads, "kv_tokens": 16_384}
     plain = LLM(asked.model, speculative="off", **settings)
+    if asked.wrong:
+        scheduler.make_sources = lambda *_: [WrongGuesses()]  # type: ignore[assignment, list-item]
     drafting = LLM(asked.model, draft_model=asked.draft_model, **settings)
     gains: list[float] = []
     for i in range(asked.rounds):
@@ -49,6 +84,8 @@ def run(llm: LLM, asked: argparse.Namespace, number: int) -> tuple[float, list[l
     params: list[SamplingParams] = []
     for i in range(asked.requests):
         question = f"What does function number {i} of module {number} do?"
+        if asked.edit:
+            question = f"Repeat this code:\n{FUNCTION.format(number, i)}"
         prompts.append(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
         params.append(
             SamplingParams(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tests.scheduler.draft_oracle import DraftOracle
@@ -95,6 +96,19 @@ def test_a_row_has_guesses_again_after_many_steps_without() -> None:
         run(world, [first, 3, 3], 40)
     assert world.num_steps > 3 * TRY_AGAIN_STEPS
     assert oracle(world).num_steps > tried + 3
+
+
+def test_trials_in_vain_become_rarer() -> None:
+    world = guessing(wrong_every=1)
+    tried: list[int] = []
+    for first in range(45):
+        before = oracle(world).num_steps
+        world.send([first, 2, 3], max_new_tokens=40, ignore_eos=True)
+        world.run_dry(check=False)
+        tried += [world.num_steps] * (oracle(world).num_steps > before)
+    gaps = np.diff(tried)
+    assert gaps[-1] > 1.5 * TRY_AGAIN_STEPS
+    assert len(gaps[gaps > TRY_AGAIN_STEPS / 2]) < world.num_steps / TRY_AGAIN_STEPS - 2
 
 
 def test_the_draft_model_sees_a_prompt_once_and_not_what_a_request_without_drafts_computes() -> (

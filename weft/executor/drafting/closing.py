@@ -32,32 +32,52 @@ class HostRuns:
         if plan.unsettled is None:
             return plan
         lost = np.where(plan.unsettled > 0, self.lost[plan.rows], 0).astype(np.int32)
-        of_token = np.repeat(np.arange(len(plan.rows)), plan.lens)
+        which = np.arange(len(plan.rows))
+        of_token = np.repeat(which, plan.lens)
         ends = np.cumsum(plan.lens)
-        place = np.arange(plan.num_tokens) - (ends - plan.lens)[of_token]
+        row_begins = ends - plan.lens
+        places = np.arange(plan.num_tokens)
+        place = places - row_begins[of_token]
         num_drafts = plan.num_sampled - 1
         # | run that counts | lost | drafts |: drafts move forward, over what is lost.
-        kept_len = (plan.lens - num_drafts - lost)[of_token]
-        is_run = (plan.unsettled > 0)[of_token] & (place < kept_len)
-        source = np.arange(plan.num_tokens)
-        source = source + np.where(place >= kept_len, lost[of_token], 0)
-        tokens = plan.tokens[np.minimum(source, plan.num_tokens - 1)]
-        width = self.tokens.shape[1]
-        run = self.tokens[plan.rows[of_token], np.minimum(place, width - 1)]
+        run_lens = plan.lens - num_drafts - lost
+        kept_len = run_lens[of_token]
+        begins_so = plan.unsettled > 0
+        is_run = begins_so[of_token]
+        is_run &= place < kept_len
+        is_behind = place >= kept_len
+        moved = np.where(is_behind, lost[of_token], 0)
+        source = places + moved
+        source = np.minimum(source, plan.num_tokens - 1)
+        tokens = plan.tokens[source]
+        last_place = self.tokens.shape[1] - 1
+        of_run = np.minimum(place, last_place)
+        run = self.tokens[plan.rows[of_token], of_run]
         tokens = np.where(is_run, run, tokens)
-        stays = place < (plan.lens - lost)[of_token]
+        lens = plan.lens - lost
+        stays = place < lens[of_token]
         positions = plan.sampling.positions.copy()
         counts = plan.num_sampled.astype(np.int64)
-        begins = (np.cumsum(counts) - counts)[plan.samples]
+        sampled_begins = np.cumsum(counts) - counts
+        begins = sampled_begins[plan.samples]
         positions[begins] -= lost[plan.samples]
+        rotation = plan.rotation
+        if rotation is not None:
+            rotation = rotation[:, stays]
+        sees_to = plan.sees_to
+        if sees_to is not None:
+            sees_to = sees_to[stays]
         return replace(
             plan,
-            lens=plan.lens - lost,
+            lens=lens,
             tokens=tokens[stays].astype(np.int32),
             slots=plan.slots[stays],
-            sampling=replace(plan.sampling, positions=positions),
-            rotation=None if plan.rotation is None else plan.rotation[:, stays],
-            sees_to=None if plan.sees_to is None else plan.sees_to[stays],
+            sampling=replace(
+                plan.sampling,
+                positions=positions,
+            ),
+            rotation=rotation,
+            sees_to=sees_to,
             unsettled=None,
         )
 
@@ -72,8 +92,12 @@ class HostRuns:
             begin = sampled_end
             sampled_end += counts[i]
             token_end += int(closed.lens[i])
-            num_drafts = 0 if plan.drafts is None else int(plan.drafts[i])
-            unsettled = 0 if plan.unsettled is None else int(plan.unsettled[i])
+            num_drafts = 0
+            if plan.drafts is not None:
+                num_drafts = int(plan.drafts[i])
+            unsettled = 0
+            if plan.unsettled is not None:
+                unsettled = int(plan.unsettled[i])
             if not num_drafts and not unsettled:
                 continue
             drafts = closed.tokens[token_end - num_drafts : token_end]

@@ -46,16 +46,26 @@ def has_runs(plan: Plan) -> bool:
 def run_columns(plan: Plan) -> tuple[IntArray | LongArray, ...]:
     """The fields of `StepRuns` for a plan that has some."""
     none = np.zeros(len(plan.rows), np.int32)
-    drafts = none if plan.drafts is None else plan.drafts
-    unsettled = none if plan.unsettled is None else plan.unsettled
-    which = np.flatnonzero((drafts > 0) | (unsettled > 0))
+    drafts = none
+    if plan.drafts is not None:
+        drafts = plan.drafts
+    unsettled = none
+    if plan.unsettled is not None:
+        unsettled = plan.unsettled
+    has_run = drafts > 0
+    has_run |= unsettled > 0
+    which = np.flatnonzero(has_run)
     counts = plan.num_sampled.astype(np.int64)
-    begins = (np.cumsum(counts) - counts)[which]
-    ends = np.cumsum(plan.lens, dtype=np.int64)[which]
-    num_keys = unsettled[which].astype(np.int64) + 1
+    sampled_begins = np.cumsum(counts) - counts
+    begins = sampled_begins[which]
+    all_ends = np.cumsum(plan.lens, dtype=np.int64)
+    ends = all_ends[which]
+    num_keys = unsettled[which].astype(np.int64)
+    num_keys += 1
     key_begins = np.cumsum(num_keys) - num_keys
     of_key = np.repeat(begins, num_keys)
-    num_lost = np.arange(len(of_key)) - np.repeat(key_begins, num_keys)
+    num_lost = np.arange(len(of_key))
+    num_lost -= np.repeat(key_begins, num_keys)
     sampling = plan.sampling
     positions = (sampling.positions[of_key] - num_lost).astype(np.int32)
     keys = row_keys(sampling.seeds[of_key], positions)
@@ -115,13 +125,19 @@ class SampledRuns:
         places = torch.arange(width, device=sampled.device)
         of_sampled = runs.begins[:, None] + places
         of_draft = runs.last[:, None] + 1 + places
-        said = sampled.take(of_sampled.clamp(max=len(sampled) - 1))
-        guessed = tokens.take(of_draft.clamp(max=len(tokens) - 1))
-        is_right = (said == guessed) & (places < runs.drafts[:, None])
-        num_right = is_right.long().cumprod(1).sum(1)
+        last_sampled = len(sampled) - 1
+        last_token = len(tokens) - 1
+        said = sampled.take(of_sampled.clamp(max=last_sampled))
+        guessed = tokens.take(of_draft.clamp(max=last_token))
+        is_draft = places < runs.drafts[:, None]
+        is_right = said == guessed
+        is_right &= is_draft
+        right_so_far = is_right.long().cumprod(1)
+        num_right = right_so_far.sum(1)
         # Drafts behind a run that does not count as a whole were guessed for another text.
         num_right = num_right.masked_fill(self._lost(runs) > 0, 0)
-        behind = sampled.take((of_sampled + 1).clamp(max=len(sampled) - 1))
+        of_next = of_sampled + 1
+        behind = sampled.take(of_next.clamp(max=last_sampled))
         self.behind.index_copy_(0, runs.rows, behind)
         self.lost.index_copy_(0, runs.rows, runs.drafts - num_right)
         last_tokens.index_copy_(0, runs.rows, sampled.take(runs.begins))

@@ -31,8 +31,10 @@ from weft.scheduler.speculation.trust import FORGET
 
 FIRST_COUNT = 4  # drafts of a row while nothing is known of what they cost
 LEAST_GAIN = 1.03  # in tokens a second, by what is expected
-# Where drafts do not pay, one row has some after so many steps: costs and texts change.
+# Where drafts do not pay, one row has some after so many steps: costs and texts change. A trial
+# computes all that the draft model has not seen of the row, so it is rarer after each in vain.
 TRY_AGAIN_STEPS = 256
+RAREST_TRIAL_STEPS = 4096
 # Where they do not pay, it is looked at again after so many: to look costs something, too.
 LOOK_AGAIN_STEPS = 16
 LONGEST_PIECE = 512  # tokens that are made up for in one step, where prompts are never cut
@@ -96,6 +98,8 @@ class Guesser:
         self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
         self._num_without = 0  # steps since the last guess
         self._next_look = 0  # as many of them as there shall be before the next
+        self._next_trial = TRY_AGAIN_STEPS  # as many before one is made that is not expected to pay
+        self._num_vain = 0  # such trials, one after the other
         self._kept_rows: set[int] = set()  # that have drafts of the last guess
 
     def written(self, slots: IntArray) -> None:
@@ -130,10 +134,17 @@ class Guesser:
         self._num_without += 1
         if self._num_without < self._next_look:
             return []
-        found = self._worthwhile(rows)
+        is_trial = self._num_without > self._next_trial
+        found = self._worthwhile(rows, is_trial)
         if found:
             self._num_without = 0
             self._next_look = 0
+            self._next_trial = TRY_AGAIN_STEPS
+            if is_trial:
+                self._num_vain += 1
+                self._next_trial = min(TRY_AGAIN_STEPS << self._num_vain, RAREST_TRIAL_STEPS)
+            else:
+                self._num_vain = 0
         return found
 
     def slots(self, guess: Guess) -> tuple[IntArray, IntArray]:
@@ -150,7 +161,7 @@ class Guesser:
 
     # Inside
 
-    def _worthwhile(self, rows: IntArray) -> list[Guess]:
+    def _worthwhile(self, rows: IntArray, is_trial: bool) -> list[Guess]:
         speculator = self._speculator
         columns = self._kv.columns
         lens = columns.seq_len[rows]
@@ -163,7 +174,6 @@ class Guesser:
         if not len(ready) or model is None:
             return []
         self._kept_rows.clear()
-        is_trial = self._num_without > TRY_AGAIN_STEPS
         load = StepLoad(len(rows), int(lens.sum()))
         expected = speculator.priors()[self._source]
         # Of the rows, only the newest are not known better than by what is expected of all.

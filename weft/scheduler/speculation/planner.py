@@ -115,14 +115,19 @@ class SpeculativePlanner(Planner):
             if not is_live[begin]:
                 continue
             draft = drafts.get(row)
-            num_drafts = 0 if draft is None else len(draft.tokens)
+            num_drafts = 0
+            if draft is not None:
+                num_drafts = len(draft.tokens)
             end = begin + num_drafts
             num_known = int(columns.known_len[row])
-            is_aligned = int(batch.sample_lens[begin]) == num_known
+            num_expected = int(batch.sample_lens[begin])
+            is_aligned = num_expected == num_known
             num_right = 0
             if draft is not None and is_aligned:
-                is_right = (result.tokens[begin:end] == draft.tokens) & goes_on[begin:end]
-                num_right = int(np.logical_and.accumulate(is_right).sum())
+                is_right = result.tokens[begin:end] == draft.tokens
+                is_right &= goes_on[begin:end]
+                right_so_far = np.logical_and.accumulate(is_right)
+                num_right = int(right_so_far.sum())
                 self._speculator.learn(draft, num_right)
             elif draft is not None:
                 self._speculator.lose(draft)
@@ -210,10 +215,22 @@ def _first_of(drafts: list[Draft], num_tokens: int) -> list[Draft]:
 def followers(work: StepTokens) -> dict[int, Follower]:
     """What follows in a step upon the last one of its rows, by row."""
     none = np.zeros(len(work.rows), dtype=np.int32)
-    drafts = none if work.drafts is None else work.drafts
-    unsettled = none if work.unsettled is None else work.unsettled
-    numbers = zip(work.rows.tolist(), drafts.tolist(), unsettled.tolist(), strict=True)
-    return {row: Follower(num, num_open > 0) for row, num, num_open in numbers}
+    drafts = none
+    if work.drafts is not None:
+        drafts = work.drafts
+    unsettled = none
+    if work.unsettled is not None:
+        unsettled = work.unsettled
+    numbers = zip(
+        work.rows.tolist(),
+        drafts.tolist(),
+        unsettled.tolist(),
+        strict=True,
+    )
+    found: dict[int, Follower] = {}
+    for row, num_drafts, num_open in numbers:
+        found[row] = Follower(num_drafts, counts_on_all=num_open > 0)
+    return found
 
 
 def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> StepTokens:
@@ -254,9 +271,11 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
         num_known = np.repeat(num_known, lens)
         run_ends = np.repeat(run_ends, lens)
         allocated = np.repeat(allocated, lens)
-    is_sampled = (positions >= num_known) & (positions < run_ends)
-    tokens = columns.tokens[row_of_token, positions]
-    tokens = np.where(is_sampled, LAST_SAMPLED + num_known - positions, tokens)
+    is_sampled = positions >= num_known
+    is_sampled &= positions < run_ends
+    of_run = num_known - positions
+    known = columns.tokens[row_of_token, positions]
+    tokens = np.where(is_sampled, LAST_SAMPLED + of_run, known)
     if unsettled is None:
         slots = kv.extend_running(row_of_token, positions)
     else:
