@@ -6,8 +6,8 @@ python benchmarks/drafts.py FOLDER --temperature 0 --same
 python benchmarks/drafts.py FOLDER --temperature 0 --edit
 python benchmarks/drafts.py FOLDER --wrong
 
-Each round sends other prompts, or with --same always those of the first. With --edit they ask for a
-piece of code to be repeated; with --wrong every guess is wrong. The outputs must be equal.
+Each round sends other prompts, or with --same always those of the first. With --edit they are
+code that repeats itself; with --wrong every guess is wrong. The outputs must be equal.
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ def run(llm: LLM, asked: argparse.Namespace, number: int) -> tuple[float, list[l
     params: list[SamplingParams] = []
     for i in range(asked.requests):
         question = f"What does function number {i} of module {number} do?"
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         if asked.edit:
-            question = f"Repeat this code:\n{FUNCTION.format(number, i)}"
-        prompts.append(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+            # Small models go on with what stands there twice.
+            prompt = 2 * FUNCTION.format(number, i) + f"def total_{number}("
+        prompts.append(prompt)
         params.append(
             SamplingParams(
                 max_new_tokens=asked.tokens,
