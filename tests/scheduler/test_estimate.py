@@ -11,6 +11,7 @@ import pytest
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.test_ttft import STEP_S, TOKEN_S, timed_engine
+from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import Calibration
 from weft.scheduler.estimate.outputs import MIN_LENGTHS, OutputsSeen
 from weft.scheduler.pace.step_cost import StepLoad
@@ -160,6 +161,23 @@ def test_who_waits_for_memory_is_expected_when_another_one_has_given_it_back() -
     round_s = 40 * (STEP_S + 2 * TOKEN_S)
     assert waits_s[0] == pytest.approx(round_s, rel=0.25)
     assert waits_s[3] == pytest.approx(2 * round_s, rel=0.25)
+
+
+def test_behind_those_that_are_played_waits_grow_with_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = timed_engine(max_running_requests=3, schedule_policy="shortest-prefill-first")
+    ids = [world.send([n] * (20 + n % 2), max_new_tokens=4, ignore_eos=True) for n in range(90)]
+    early, late = ids[40], ids[41]  # 21st of the short ones, and behind all of them
+    exact_s = [expected_s(world, id) for id in (early, late)]
+    assert exact_s[1] > 2 * exact_s[0]
+    monkeypatch.setattr(wait, "MAX_PLAYED", 12)
+    found_s = [expected_s(world, id) for id in (early, late)]
+    assert found_s == pytest.approx(exact_s, rel=0.2)
+    # Who stands far behind counts as the last.
+    monkeypatch.setattr(wait, "MAX_COUNTED", 50)
+    last_s = expected_s(world, late)
+    assert last_s == pytest.approx(found_s[1] * 90 / 66, rel=1e-6)
 
 
 def test_a_band_leaves_one_in_twenty_on_either_side_though_errors_are_skewed() -> None:

@@ -15,7 +15,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.composed.build import build_policy
 from weft.scheduler.lanes.lane import BLOCK_SIZE, Entry, Lane
-from weft.scheduler.lanes.lanes import Lanes, requests_of
+from weft.scheduler.lanes.lanes import ONLY_LANE, Lanes, requests_of
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.policies.lpm import LongestPrefix
 from weft.scheduler.policy import PolicyContext
@@ -191,3 +191,20 @@ def test_each_lane_has_its_own_and_only_members_are_in() -> None:
     crowd.table.discard(first)
     members.remove(first.id)
     assert lanes.update(crowd.table) == {first.message.priority}
+
+
+def test_those_that_left_before_the_table_was_packed_again_are_out_of_their_lanes() -> None:
+    crowd = Crowd(random.Random(3))
+    for _ in range(63):
+        crowd.come()
+    table = crowd.table
+    lanes = Lanes(())
+    lanes.update(table)
+    for request in list(table)[:5]:
+        table.discard(request)
+    crowd.come()
+    crowd.come()
+    assert table.num_repacks == 1
+    lanes.update(table)
+    waiting = [one.spec.arrival_order for one in table]
+    assert [arrival for (arrival,) in lanes.lane(ONLY_LANE)] == waiting

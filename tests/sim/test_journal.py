@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.sim.scene import SCENE
 from weft.journal.recorder import RecordedEngine
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -17,19 +18,8 @@ from weft.sim.outcome import ABORTED, DONE
 from weft.sim.report import Slo, by_tenant, summarize
 from weft.sim.run import EngineTarget, Run, simulate
 from weft.sim.synthetic import Traffic, synthetic
-from weft.sim.trace import EOS, Arrival, Segment, TokenSource
+from weft.sim.trace import Arrival, Segment, TokenSource
 
-SETTINGS = SchedulerSettings(
-    num_pages=200,
-    page_size=16,
-    max_running_requests=8,
-    context_length=512,
-    vocab_size=1_000,
-    eos_token_ids=(EOS,),
-    chunked_prefill_size=64,
-    mixed_chunk=False,
-    aging_s=0.0,
-)
 COST = CostModel(0.01, 1e-4, 1e-6)
 TRAFFIC = Traffic(
     requests=30, rate=20.0, input_len="uniform:20:450", output_len="uniform:1:150", max_tokens=120
@@ -51,7 +41,7 @@ class Records(list[bytes]):
 def record(
     clock_s: float = 0.0,
     arrivals: list[Arrival] | None = None,
-    settings: SchedulerSettings = SETTINGS,
+    settings: SchedulerSettings = SCENE,
     overlap: int = 1,
 ) -> Records:
     """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s` when it begins."""
@@ -67,7 +57,7 @@ def record(
         max_bytes=1 << 30,
     )
     engine.start_over()
-    Run(EngineTarget(engine, clock), TokenSource(SETTINGS.vocab_size), lengths).play(
+    Run(EngineTarget(engine, clock), TokenSource(SCENE.vocab_size), lengths).play(
         arrivals or synthetic(TRAFFIC)
     )
     return records
@@ -75,16 +65,16 @@ def record(
 
 def test_journal_gives_the_requests_that_were_served() -> None:
     journal = read_journal(record())
-    tokens, sent = TokenSource(SETTINGS.vocab_size), list(synthetic(TRAFFIC))
+    tokens, sent = TokenSource(SCENE.vocab_size), list(synthetic(TRAFFIC))
     assert journal.num_open == journal.num_invalid == 0
-    assert journal.settings == SETTINGS
+    assert journal.settings == SCENE
     assert [arrival.prompt for arrival in journal.arrivals] == [
         tokens.pack(arrival.prompt) for arrival in sent
     ]
     fits = journal.record.state == DONE
     assert 0 < journal.num_guessed == (~fits).sum()
     for arrival, was, done in zip(journal.arrivals, sent, fits, strict=True):
-        assert done == (was.prompt_len + was.max_new_tokens <= SETTINGS.context_length)
+        assert done == (was.prompt_len + was.max_new_tokens <= SCENE.context_length)
         assert arrival.output_len == was.output_len or not done
     assert {arrival.tenant for arrival in journal.arrivals} == {"tenant-0"}
     times = [arrival.time_s for arrival in journal.arrivals]
@@ -92,7 +82,7 @@ def test_journal_gives_the_requests_that_were_served() -> None:
 
 
 def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were() -> None:
-    guessing = replace(SETTINGS, speculative="ngram")
+    guessing = replace(SCENE, speculative="ngram")
     sent = []
     for number in range(8):
         # Each output repeats itself here and there, each one elsewhere.
@@ -119,7 +109,7 @@ def test_a_request_for_no_token_asks_for_none_again() -> None:
 def test_members_of_a_batch_are_arrivals_of_their_own() -> None:
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
     engine = RecordedEngine(
-        replace(SETTINGS, eos_token_ids=()),
+        replace(SCENE, eos_token_ids=()),
         CostRunner(COST, clock, lengths),
         clock=clock,
         overlap=0,
@@ -193,7 +183,7 @@ def recorded_engine() -> tuple[Records, RecordedEngine]:
     """An engine that is driven by hand, and its journal."""
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
     engine = RecordedEngine(
-        SETTINGS,
+        SCENE,
         CostRunner(COST, clock, lengths),
         clock=clock,
         overlap=0,
@@ -224,5 +214,5 @@ def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:
     assert journal.record.state.tolist() == [ABORTED, DONE]
     left, whole = journal.arrivals
     assert 0 < left.output_len < whole.output_len == 50
-    table = by_tenant(simulate(SETTINGS, COST, journal.arrivals))
+    table = by_tenant(simulate(SCENE, COST, journal.arrivals))
     assert [line.split()[0] for line in table.splitlines()[-2:]] == ["u1", "u0"]

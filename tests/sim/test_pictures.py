@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.sim.scene import SCENE
 from weft.cli.sim import sim
 from weft.config.media import MediaRules
 from weft.config.options import SettingsError
@@ -19,23 +20,11 @@ from weft.sim.fit import fit_encoder
 from weft.sim.journal import read_journal
 from weft.sim.run import EngineTarget, Record, Run, simulate
 from weft.sim.synthetic import PictureTraffic, Traffic, synthetic
-from weft.sim.trace import EOS, PICTURE, Arrival, Segment, TokenSource
+from weft.sim.trace import PICTURE, Arrival, Segment, TokenSource
 
 from .test_journal import Records
 
-SETTINGS = SchedulerSettings(
-    num_pages=800,
-    page_size=1,
-    max_running_requests=8,
-    context_length=512,
-    vocab_size=1_000,
-    eos_token_ids=(EOS,),
-    chunked_prefill_size=64,
-    mixed_chunk=False,
-    max_slowdown=-1.0,
-    aging_s=0.0,
-    media=MediaRules(),
-)
+SETTINGS = replace(SCENE, num_pages=800, page_size=1, max_slowdown=-1.0, media=MediaRules())
 STEP = CostModel(1.0, 0.0, 0.0)  # every step takes a second
 ENCODER = EncoderCost(2.0, 0.25)  # a picture of 16 tokens takes six
 

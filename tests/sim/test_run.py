@@ -5,26 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.sim.scene import SCENE
 from weft.scheduler.pace.step_cost import CostModel
-from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import PRESETS
 from weft.sim.outcome import DONE, OPEN, REFUSED
 from weft.sim.report import Slo, summarize
 from weft.sim.run import simulate
 from weft.sim.synthetic import Traffic, at_once, synthetic
-from weft.sim.trace import EOS, OUTPUT, Arrival, Segment
+from weft.sim.trace import OUTPUT, Arrival, Segment
 
-SETTINGS = SchedulerSettings(
-    num_pages=4_000,
-    page_size=16,
-    max_running_requests=8,
-    context_length=2_048,
-    vocab_size=1_000,
-    eos_token_ids=(EOS,),
-    chunked_prefill_size=512,
-    mixed_chunk=False,
-    aging_s=0.0,
-)
+SETTINGS = replace(SCENE, num_pages=4_000, context_length=2_048, chunked_prefill_size=512)
 STEP = CostModel(1.0, 0.0, 0.0)  # every step takes a second
 
 

@@ -2,7 +2,8 @@
 moves a few hundred others at most.
 
     _blocks   [1 4 4] [6 7] [9 9 12]
-    _lasts         4     7       12       where an entry belongs, is looked for here
+    _lasts         4     7       12       where an entry belongs, is looked for here; the last of a
+                                          block may have gone
 """
 
 from __future__ import annotations
@@ -72,8 +73,6 @@ class Lane:
         if not block:
             del self._blocks[number]
             del self._lasts[number]
-        elif place == len(block):
-            self._lasts[number] = block[-1]
 
     def _add(self, entry: Entry) -> None:
         number = min(bisect_left(self._lasts, entry), len(self._blocks) - 1)
