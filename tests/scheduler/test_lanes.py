@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
+from weft.bench.overhead import message_of
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.composed.build import build_policy
@@ -128,13 +130,18 @@ def test_in_a_class_deadlines_go_as_among_its_requests_alone(token_s: float) -> 
         assert ids(policy.order_waiting(table, EVERYBODY, now)) == expected
 
 
-def test_of_very_many_that_are_late_none_is_named_before_its_time() -> None:
-    crowd = Crowd(random.Random(2))
-    for _ in range(600):
-        crowd.come()
-    policy = build_policy("deadline", context(token_s=0.3))
-    order = policy.order_waiting(crowd.table, EVERYBODY, crowd.time)
-    assert ids(order) == ids(policy.order(crowd.table, crowd.table.indices(), crowd.time))
+@pytest.mark.parametrize("text", ["deadline", "priority > deadline"])
+def test_very_many_that_are_late_keep_nobody_behind_them_who_can_be_in_time(text: str) -> None:
+    table = WaitingTable()
+    for number in range(200):
+        # All but the last five would need two seconds.
+        ttft_ms = 1_000 + number if number < 195 else 5_000
+        message = message_of(number, bytes(4 * 20), max_new=1)
+        message = msgspec.structs.replace(message, ttft_ms=ttft_ms)
+        table.append(Request(message, max_len=30, seed=0, arrival_order=number, arrival_s=0.0))
+    policy = build_policy(text, context(token_s=0.1))
+    expected = [*range(195, 200), *range(195)]
+    assert ids(policy.order_waiting(table, EVERYBODY, 0.0)) == expected
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -208,3 +215,17 @@ def test_those_that_left_before_the_table_was_packed_again_are_out_of_their_lane
     lanes.update(table)
     waiting = [one.spec.arrival_order for one in table]
     assert [arrival for (arrival,) in lanes.lane(ONLY_LANE)] == waiting
+
+
+def test_a_deadline_can_be_met_once_enough_of_the_prompt_is_cached() -> None:
+    table = WaitingTable()
+    for number, (prompt_len, ttft_ms) in enumerate([(5, 900), (20, 500)]):
+        message = message_of(number, bytes(4 * prompt_len), max_new=1)
+        message = msgspec.structs.replace(message, ttft_ms=ttft_ms)
+        table.append(Request(message, max_len=30, seed=0, arrival_order=number, arrival_s=0.0))
+    policy = build_policy("deadline", context(token_s=0.05))
+    assert ids(policy.order_waiting(table, EVERYBODY, 0.0)) == [0, 1]
+    table.set_cached_len(1, 11)
+    assert ids(policy.order_waiting(table, EVERYBODY, 0.0)) == [1, 0]
+    # It has waited too long to make it now.
+    assert ids(policy.order_waiting(table, EVERYBODY, 0.1)) == [0, 1]
