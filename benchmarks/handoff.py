@@ -4,7 +4,7 @@
     python benchmarks/handoff.py --model MODEL    time between tokens of a decode server, beside prompts
 
 Pages: a pool of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a page), from one side to the other, with
-checksums, in turns with `sendall` and `recv_into` of the same bytes between two threads.
+checksums, in turns with `sendall` and `recv_into` of the same bytes; both between two processes.
 
 With a model: streams on a decode server alone; the same while prompts go through `weft route` to a prefill server and
 on to it; and streams and prompts on one server. Every server has one thread. The prompts want one token each. With `--pin`, the servers whose streams are measured have
@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection as PipeEnd
 
 import numpy as np
 
@@ -44,6 +46,7 @@ NUM_TOKENS = 1_024
 ROUNDS = 9
 HANG_S = 60.0
 COPY_BYTES = 1 << 20
+BUFFER_BYTES = 4 << 20  # of a socket, as handoff asks for
 WARM_TOKENS = 16  # of a stream, before its gaps count
 
 
@@ -64,8 +67,43 @@ class ShapedPool:
         return [tensor.data[start : start + PIECE_BYTES] for tensor in self._tensors]
 
 
+def facts() -> KvFacts:
+    return KvFacts(lambda: dict)
+
+
+def lend(commands: PipeEnd, num_pages: int) -> None:
+    """The other process: lends rooms, and sends plain bytes, when it is told to."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    side = PrefillSide(
+        listener,
+        ShapedPool(num_pages, 7),
+        page_size=PAGE_SIZE,
+        secret="",
+        lease_s=HANG_S,
+        facts=facts(),
+        notify=lambda: None,
+    )
+    side.start()
+    source = memoryview(bytearray(b"\1") * (num_pages * ShapedPool.page_bytes))
+    pages: IntArray = np.arange(num_pages, dtype=np.int32)
+    commands.send(listener.getsockname()[1])
+    while command := commands.recv():
+        match command:
+            case ("lend", room, key):
+                side.lend(room, key, pages)
+            case ("copy", port):
+                send_plain(port, source)
+    side.close()
+
+
 def measure_pages() -> None:
+    """Two processes, as two servers are."""
     num_pages = NUM_TOKENS // PAGE_SIZE
+    context = multiprocessing.get_context("spawn")
+    commands, far_end = context.Pipe()
+    other = context.Process(target=lend, args=(far_end, num_pages))
+    other.start()
+    port = commands.recv()
     pages: IntArray = np.arange(num_pages, dtype=np.int32)
     key = CacheKey("", np.arange(NUM_TOKENS, dtype=np.int32).tobytes())
     bell = threading.Condition()
@@ -74,24 +112,13 @@ def measure_pages() -> None:
         with bell:
             bell.notify_all()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    prefill = PrefillSide(
-        listener,
-        ShapedPool(num_pages, 7),
-        page_size=PAGE_SIZE,
-        secret="",
-        lease_s=HANG_S,
-        facts=KvFacts(lambda: dict),
-        notify=ring,
-    )
     decode = DecodeSide(
         ShapedPool(num_pages, 0),
         page_size=PAGE_SIZE,
         secret="",
-        facts=KvFacts(lambda: dict),
+        facts=facts(),
         notify=ring,
     )
-    prefill.start()
     decode.start()
     time.sleep(0.5)  # until both have their facts
 
@@ -110,8 +137,8 @@ def measure_pages() -> None:
         nonlocal number
         number += 1
         room = f"room {number}"
-        prefill.lend(room, key, pages)
-        decode.ask(number, MeetingPlace("127.0.0.1", listener.getsockname()[1], room), key, 0)
+        commands.send(("lend", room, key))
+        decode.ask(number, MeetingPlace("127.0.0.1", port, room), key, 0)
         news("found")
         decode.bind(number, number)
         began = time.perf_counter()
@@ -125,43 +152,46 @@ def measure_pages() -> None:
     times: dict[str, list[float]] = {"handoff": [], "copy": []}
     for _ in range(ROUNDS):
         times["handoff"].append(hand_over())
-        times["copy"].append(copy_over_loopback(num_bytes))
+        times["copy"].append(copy_over_loopback(commands, num_bytes))
     rates = {name: num_bytes / statistics.median(found) / 1e9 for name, found in times.items()}
     ratios = [b / a for a, b in zip(times["handoff"], times["copy"], strict=True)]
     print(
         f"{num_bytes / 1e6:,.0f} MB: {rates['handoff']:.2f} GB/s from pool to pool, plain copy "
-        f"{rates['copy']:.2f} GB/s, ratio {statistics.median(ratios):.2f}"
+        f"{rates['copy']:.2f} GB/s, ratio {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f})"
     )
     decode.close()
-    prefill.close()
+    commands.send(None)
+    other.join()
 
 
-def copy_over_loopback(num_bytes: int) -> float:
-    """Seconds for as many bytes from one thread to another, from memory to memory."""
-    source = memoryview(bytearray(num_bytes))
-    sink = memoryview(bytearray(num_bytes))
+def copy_over_loopback(commands: PipeEnd, num_bytes: int) -> float:
+    """Seconds for as many bytes from the other process to this one, from memory to memory."""
+    sink = memoryview(bytearray(b"\1") * num_bytes)  # memory that is there: as that of a pool is
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
+        commands.send(("copy", listener.getsockname()[1]))
         far, _ = listener.accept()
-    for sock in (near, far):
-        for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, which, 4 << 20)
-
-    def send() -> None:
-        for start in range(0, num_bytes, COPY_BYTES):
-            near.sendall(source[start : start + COPY_BYTES])
-
-    began = time.perf_counter()
-    sender = threading.Thread(target=send)
-    sender.start()
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     rest = sink
+    assert far.recv_into(rest[:1]) == 1  # it is ready
+    began = time.perf_counter()
+    far.send(b"!")
+    rest = rest[1:]
     while rest:
         rest = rest[far.recv_into(rest) :]
     took_s = time.perf_counter() - began
-    sender.join()
-    near.close()
     far.close()
     return took_s
+
+
+def send_plain(port: int, source: memoryview) -> None:
+    near = socket.create_connection(("127.0.0.1", port))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    near.sendall(source[:1])
+    near.recv(1)
+    for start in range(1, len(source), COPY_BYTES):
+        near.sendall(source[start : start + COPY_BYTES])
+    near.close()
 
 
 # ---- time between tokens
