@@ -124,9 +124,10 @@ def staged(
     worker: Sequence[Serving] = (),
     prefill: Sequence[Serving] = (),
     decode: Sequence[Serving] = (),
+    watch_s: float = 0.02,
     **options: Any,
 ) -> Iterator[Stage]:
-    """A front before these servers, all of which are up."""
+    """A front before these servers, all of which are up, and which it asks again every `watch_s`."""
     config = RelayConfig(
         worker=" ".join(one.url for one in worker),
         prefill=" ".join(f"{one.url} 7" for one in prefill),
@@ -135,7 +136,7 @@ def staged(
     )
     relay = Relay(config, relay_servers(config))
     serving = Serving(relay.app)
-    watching = asyncio.run_coroutine_threadsafe(relay.watch(0.02), serving.loop)
+    watching = asyncio.run_coroutine_threadsafe(relay.watch(watch_s), serving.loop)
     stage = Stage(relay, serving)
     for pool in relay.pools:
         assert stage.is_up(pool.role, len(pool.servers))

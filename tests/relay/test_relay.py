@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
@@ -155,6 +156,23 @@ def test_without_a_decode_server_there_is_503_until_it_comes_back(pair: Pair) ->
     assert pair.stage.is_up("decode", 1)
     assert httpx.get(pair.stage.url + "/health").status_code == 200
     assert pair.ask().status_code == 200
+
+
+def test_a_request_that_finds_no_server_asks_at_once_whether_one_is_back() -> None:
+    with ExitStack() as stack:
+        (server,) = stack.enter_context(serving(ScriptedServer()))
+        stage = stack.enter_context(staged(worker=[server], watch_s=3_600.0))
+        server.stop()
+        assert httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S).status_code == 503
+        back = Serving(ScriptedServer(), server.port)
+        stack.callback(back.stop)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [
+                pool.submit(httpx.post, stage.url + "/generate", json=BODY, timeout=HANG_S)
+                for _ in range(8)
+            ]
+        assert [one.result().status_code for one in asked] == [200] * 8
+        assert len(back.app.bodies) == 8
 
 
 def test_administration_is_not_passed_on(pair: Pair) -> None:

@@ -158,9 +158,14 @@ class Forwarder:
         self, scope: Scope, where: Destination, body: bytes, send: Send
     ) -> None:
         pool = self._targets
+        has_looked = False
         while True:
             id = next(self._ids)
             server = pool.choose(id, where.seen.routed, where.bound_to)
+            if server is None and not has_looked:
+                has_looked = True
+                await pool.look_again()
+                continue
             if server is None:
                 raise _no_server(pool)
             try:

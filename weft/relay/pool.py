@@ -1,8 +1,9 @@
 """The servers of one kind, which of them are well, and which gets a request.
 
-A server is asked at intervals whether it is ready. One that cannot be reached is out at once, until
-it says that it is ready again; what it is still answering goes on, but for a server that gives no
-sign of life for a while: then its open requests end.
+A server is asked at intervals whether it is ready, and once more when a request finds none that is.
+One that cannot be reached is out at once, until it says that it is ready again; what it is still
+answering goes on, but for a server that gives no sign of life for a while: then its open requests
+end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weft.route.policy import EngineRouter, RoutedRequest
 
 PROBE_TIMEOUT_S = 5.0
 LOST_AFTER = 3  # questions without an answer
+LOOK_AGAIN_S = 1.0  # for which a request waits that finds no server
 PROBE_BYTES = 65_536
 
 log = EventLog("route")
@@ -38,8 +40,8 @@ class RelayServer:
     def is_up(self) -> bool:
         return not self.why_not
 
-    async def probe(self) -> None:
-        """Ask whether it is ready."""
+    async def probe(self, *, counts: bool = True) -> None:
+        """Ask whether it is ready. `counts`: no answer to this is a sign that it is lost."""
         why_not = ""
         is_silent = False
         try:
@@ -59,6 +61,8 @@ class RelayServer:
             is_silent = True
             why_not = f"{exc}"
         self.set_state(why_not)
+        if not counts:
+            return
         self._num_silent = self._num_silent + 1 if is_silent else 0
         if self._num_silent >= LOST_AFTER:
             self.lines.break_off("it gives no sign of life")
@@ -81,6 +85,7 @@ class RelayPool:
         self.role = role
         self.servers = [RelayServer(address, rank) for rank, address in enumerate(addresses)]
         self.router = EngineRouter(method, max(len(self.servers), 1), kv_tokens)
+        self._second_look: asyncio.Task[None] | None = None
 
     @property
     def num_up(self) -> int:
@@ -104,6 +109,24 @@ class RelayPool:
         url = self.servers[rank].address.url
         return blake2b(f"{url} {name}".encode(), digest_size=8).digest()
 
+    async def look_again(self) -> None:
+        """Ask all servers at once: one may be back since it was asked last. Whoever comes meanwhile
+        waits for the same answers. Returns when they have come, at the latest after a second."""
+        look = self._second_look
+        if look is None or look.done():
+            look = asyncio.create_task(self._ask_all())
+            self._second_look = look
+        await asyncio.wait({look}, timeout=LOOK_AGAIN_S)
+
+    async def _ask_all(self) -> None:
+        await asyncio.gather(*(self._ask(server, counts=False) for server in self.servers))
+
+    async def _ask(self, server: RelayServer, *, counts: bool) -> None:
+        was_up = server.is_up
+        await server.probe(counts=counts)
+        if server.is_up and not was_up:
+            self.router.forget_cache(server.rank)  # it may have been started again
+
     async def watch(self, interval_s: float) -> None:
         """Ask all servers at intervals, for ever."""
         async with asyncio.TaskGroup() as tasks:
@@ -112,8 +135,5 @@ class RelayPool:
 
     async def _watch(self, server: RelayServer, interval_s: float) -> None:
         while True:
-            was_up = server.is_up
-            await server.probe()
-            if server.is_up and not was_up:
-                self.router.forget_cache(server.rank)  # it may have been started again
+            await self._ask(server, counts=True)
             await asyncio.sleep(interval_s)
