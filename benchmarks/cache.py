@@ -1,25 +1,35 @@
 """What the cache on disk costs and gives on this machine, as ratios within one run.
 
     python benchmarks/cache.py                     reading against dd, warm and cold
-    python benchmarks/cache.py --model FOLDER      and what look-ups and writing cost beside requests
+    python benchmarks/cache.py --model FOLDER      what look-ups and writing cost beside requests
+    python benchmarks/cache.py --model FOLDER --restart      time to the first token before and after a restart
 
 Reading: blocks of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a page), read by the store's thread
 straight into a pool, against `dd` of the same files. Cold: the files are synced, and the system is told to drop them.
 
 With a model: the same requests on an engine with a folder and on one without, in turns. `miss`: prompts that nobody has
-sent before. `writing`: requests that decode while everything that has ended is written.
+sent before, in processor time of this process with one thread of kernels, so that other work on the machine counts
+little; beside it, as a measure of the noise, the same of a second engine without a folder. `writing`: requests that
+decode while everything that has ended is written, by the clock.
+
+Restart: a server computes a prompt, finds it in memory, and is stopped; two others find it in the folder, the second
+one after the system was told to drop the files.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import queue
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +53,8 @@ PIECE_BYTES = 32_768
 NUM_PIECES = 56
 NUM_TOKENS = 4_096
 ROUNDS = 5
+MISS_TURNS = 120
+RESTART_LEN = 2_000  # tokens of the prompt
 HANG_S = 60.0
 
 
@@ -142,7 +154,9 @@ def seconds(work: Callable[[], None]) -> float:
 class Served:
     """An engine in this process."""
 
-    def __init__(self, model: str, cache_dir: str, write: str, load_format: str) -> None:
+    def __init__(
+        self, model: str, cache_dir: str, write: str, load_format: str, threads: int = 0
+    ) -> None:
         config = EngineConfig(
             model=model,
             device="cpu",
@@ -150,6 +164,7 @@ class Served:
             cache_dir=cache_dir,
             cache_write=write,
             load_format=load_format,
+            threads=threads,
         )
         prepared = prepare(config, probe())
         self.built = build_engine(prepared.config, prepared.folder)
@@ -196,28 +211,144 @@ class Served:
         return time.perf_counter() - began
 
 
-def measure_requests(model: str, folder: Path, load_format: str, prompt_len: int) -> None:
+def measure_misses(model: str, folder: Path, load_format: str, prompt_len: int) -> None:
+    engines = {
+        "plain": Served(model, "", "off", load_format, threads=1),
+        "miss": Served(model, str(folder / "miss"), "off", load_format, threads=1),
+        "plain again": Served(model, "", "off", load_format, threads=1),
+    }
+    rng = np.random.default_rng(0)
+    order = list(engines)
+    works: dict[str, Callable[[Served], float]] = {
+        "TTFT": lambda one: one.ttft(rng, prompt_len),
+        "decode": lambda one: one.decode(rng, 4, 64),
+    }
+    for what, work in works.items():
+        spent: dict[str, list[float]] = {name: [] for name in engines}
+        for turn in range(MISS_TURNS):
+            if turn % len(order) == 0:
+                rng.shuffle(order)
+            order = [*order[1:], order[0]]
+            for name in order:
+                began = time.process_time()
+                work(engines[name])
+                spent[name].append(time.process_time() - began)
+        base = np.array(spent["plain"])
+        for name in ("miss", "plain again"):
+            ratios = np.array(spent[name]) / base
+            low, high = confidence(ratios)
+            print(
+                f"{name}: {what} {np.median(ratios):.4f} of plain "
+                f"(95 %: {low:.4f} to {high:.4f}, {len(ratios)} turns)"
+            )
+
+
+def confidence(values: np.ndarray) -> tuple[float, float]:  # type: ignore[type-arg]
+    """Between what the median lies, by resampling."""
+    rng = np.random.default_rng(1)
+    medians = np.median(rng.choice(values, (2_000, len(values))), axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def measure_writing(model: str, folder: Path, load_format: str) -> None:
     plain = Served(model, "", "off", load_format)
-    reading = Served(model, str(folder / "miss"), "off", load_format)
     writing = Served(model, str(folder / "write"), "through", load_format)
     rng = np.random.default_rng(0)
-    ratios: dict[str, list[float]] = {"miss: TTFT": [], "miss: decode": [], "writing: speed": []}
-    for number in range(2 * ROUNDS):
-        # In turns: neither is always the first.
-        pair = [plain, reading] if number % 2 else [reading, plain]
-        for _ in range(4):
-            times = {id(one): one.ttft(rng, prompt_len) for one in pair}
-            ratios["miss: TTFT"].append(times[id(reading)] / times[id(plain)])
-        times = {id(one): one.decode(rng, 4, 64) for one in pair}
-        ratios["miss: decode"].append(times[id(reading)] / times[id(plain)])
+    ratios = []
+    for _ in range(2 * ROUNDS):
+        plain_s = plain.decode(rng, 4, 64)
         for _ in range(4):
             writing.submit(rng, 512, 1)
-        ratios["writing: speed"].append(times[id(plain)] / writing.decode(rng, 4, 64))
-    for name, found in ratios.items():
-        low, high = np.quantile(found, [0.25, 0.75])
-        print(f"{name}: {statistics.median(found):.3f} (quartiles {low:.3f} to {high:.3f})")
+        ratios.append(plain_s / writing.decode(rng, 4, 64))
+    low, high = np.quantile(ratios, [0.25, 0.75])
+    print(
+        f"writing: speed {statistics.median(ratios):.3f} of plain (quartiles {low:.3f} to {high:.3f})"
+    )
     report = writing.built.engine.services.tiers.tiers.report()
     print(f"written meanwhile: {report.written_bytes / 1e6:,.0f} MB")
+
+
+# ---- restart
+
+
+class Server:
+    """`weft serve`, until it is ready."""
+
+    def __init__(self, model: str, folder: Path) -> None:
+        words = (model, "--kv-tokens", "6144", "--cache-dir", str(folder), "--port", "0")
+        more = ("--drain-s", "60", "--cache-wait-ms", "60000", "--dtype", "bfloat16")
+        command = [sys.executable, "-m", "weft", "serve", *words, *more]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        self.url = ""
+        for line in self._process.stderr:
+            if found := re.search(r"ready in .* (http://\S+)", line):
+                self.url = found[1]
+                break
+        if not self.url:
+            raise SystemExit(f"weft serve {model} has not started")
+        threading.Thread(target=self._process.stderr.read, daemon=True).start()
+        while json.loads(self._get("/cache"))["disk"] != "open":
+            time.sleep(0.2)
+        self.ttft(list(range(10, 74)))  # the first request of all is slower
+
+    def stop(self) -> None:
+        """It writes what it has been asked twice."""
+        self._process.terminate()
+        self._process.wait()
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path) as answer:
+            content: bytes = answer.read()
+            return content
+
+    def ttft(self, prompt: list[int]) -> tuple[float, int, list[int]]:
+        """Seconds to the first token, tokens that were found, and eight tokens of output."""
+        sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        headers = {"content-type": "application/json"}
+        asked = urllib.request.Request(
+            self.url + "/generate", json.dumps(body).encode(), headers=headers
+        )
+        began = time.perf_counter()
+        first_s = 0.0
+        last = {}
+        with urllib.request.urlopen(asked) as answer:
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                first_s = first_s or time.perf_counter() - began
+                last = json.loads(line[6:])
+        return first_s, last["meta_info"]["cached_tokens"], last["output_ids"]
+
+
+def measure_restart(model: str, folder: Path) -> None:
+    prompt = np.random.default_rng(3).integers(10, 4_000, RESTART_LEN).tolist()
+    server = Server(model, folder)
+    try:
+        computed_s, _, expected = server.ttft(prompt)
+        memory_s, _, _ = server.ttft(prompt)
+    finally:
+        server.stop()
+    print(f"computed in {computed_s:.2f} s, found in memory in {memory_s:.3f} s")
+    for name in ("in memory of the system", "dropped"):
+        if name == "dropped":
+            files = sorted(folder.rglob("*.kv"))
+            for file in files:
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            drop(files)
+        server = Server(model, folder)
+        try:
+            found_s, num_cached, output = server.ttft(prompt)
+        finally:
+            server.stop()
+        same = "the same tokens" if output == expected else "OTHER TOKENS"
+        print(
+            f"after a restart, files {name}: {num_cached:,} tokens found in {found_s:.3f} s, "
+            f"{found_s / computed_s:.3f} of computing, {same}"
+        )
 
 
 def main() -> int:
@@ -226,11 +357,16 @@ def main() -> int:
     parser.add_argument("--model", default="", help="folder of a model")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--prompt-len", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--restart", action="store_true", help="before and after a restart")
     args = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory(dir=args.folder or None) as temporary:
         folder = Path(temporary)
-        if args.model:
-            measure_requests(args.model, folder, args.load_format, args.prompt_len)
+        if args.restart:
+            measure_restart(args.model, folder)
+        elif args.model:
+            measure_misses(args.model, folder, args.load_format, args.prompt_len)
+            measure_writing(args.model, folder, args.load_format)
         else:
             (folder / "reads").mkdir()
             measure_reads(folder / "reads")

@@ -16,6 +16,7 @@ from weft.executor.weights.known import BUNDLED
 from weft.messages.cache import GetCache, GetCacheReply, SaveCache, SaveCacheReply
 from weft.messages.control import FlushCache
 from weft.messages.requests import Abort
+from weft.messages.weights import ReleaseMemoryOccupation, ResumeMemoryOccupation
 
 HANG_S = 100.0
 STATES = {"context_length": 128, "max_mamba_cache_size": 8, "kv_tokens": 1_024}
@@ -160,25 +161,41 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_memory_of_the_host() 
     served.runner.close()
 
 
-def test_a_flush_and_an_abort_leave_the_memory_of_the_host_as_it_is() -> None:
+def test_an_abort_leaves_the_memory_of_the_host_as_it_is_and_a_flush_empties_it() -> None:
     served = Served(BUNDLED, **HOSTED, cache_write="through")
     one = prompt(3, 150)
     (first,) = served.run(one, max_new=3)
     settle(served)
-    served.engine.submit(FlushCache(call=4))
-    served.step()
     id = served.send(one, 3)
     served.engine.submit(Abort(ids=(id,)))
     del served.outputs[id]
-    while served.engine.has_work or served.engine.scheduler.kv.transfers:
-        served.step()
-    served.engine.submit(FlushCache(call=5))
-    served.step()
+    for seed in range(4, 9):  # for which others have to go from the pool
+        served.run(prompt(seed, 150), max_new=3)
+        settle(served)
     (again,) = served.run(one, max_new=3)
-    assert served.outputs[again] == served.outputs[first]
-    assert served.cached[again] == 128
-    assert told(served).host_hit_tokens == 128
+    assert served.cached[again] == told(served).host_hit_tokens == 128
+    settle(served)
+    empty = [FlushCache(call=5), ReleaseMemoryOccupation(call=6, tags=["kv_cache"])]
+    for call in empty:
+        assert told(served).host_blocks > 0
+        served.engine.submit(call)
+        until(served, call.call)
+        assert told(served).host_blocks == 0
+        if isinstance(call, ReleaseMemoryOccupation):
+            served.engine.submit(ResumeMemoryOccupation(call=7))
+            until(served, 7)
+        (last,) = served.run(one, max_new=3)
+        assert served.outputs[last] == served.outputs[again] == served.outputs[first]
+        assert served.cached[last] == 0
+        settle(served)
     served.runner.close()
+
+
+def until(served: Served, call: int) -> None:
+    """Step until a call has been answered."""
+    deadline = time.monotonic() + HANG_S
+    while not any(getattr(one, "call", 0) == call for one in served.engine.step()):
+        assert time.monotonic() < deadline
 
 
 def settle(served: Served) -> None:
