@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,12 +16,13 @@ from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
 from weft.memory.prefix_cache import CacheKey, NoPrefixCache
 from weft.memory.radix import RadixCache
-from weft.messages.requests import GenerateRequest
+from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Stats
 from weft.plan.step import Plan
 from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.request import Request
+from weft.scheduler.speculation import speculator
 from weft.scheduler.speculation.planner import SpeculativePlanner
 from weft.scheduler.speculation.sources import (
     ExpectedText,
@@ -225,6 +227,47 @@ def test_with_overlap_steps_are_planned_behind_drafts_that_are_not_compared(num_
     drafts, right = totals(world)
     assert right > 60
     assert (drafts == right) == (num_wrong == 0)
+
+
+@pytest.mark.parametrize("seed", seeds(3, 6))
+def test_with_overlap_nothing_of_a_wrong_guess_counts_whatever_is_guessed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Predictions nine tenths of which are right, all of them computed, with stop tokens, aborts, chunks and
+    retractions."""
+    monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
+    rng = random.Random(f"overlap {seed}")
+    world = World(
+        settings(
+            speculative="prediction,tree,ngram",
+            num_pages=rng.choice([66, 300]),
+            page_size=rng.choice([1, 2, 4]),
+            max_running_requests=rng.choice([1, 3, 8]),
+            context_length=60,
+            chunked_prefill_size=rng.choice([-1, 16]),
+            max_draft=rng.choice([1, 2, 5, 8]),
+        ),
+        depth=1,
+    )
+    world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
+    prompt = [5]
+    for i in range(25):
+        if i % 4:
+            prompt = [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 20))]
+        length = rng.choice([5, 20, 35])
+        answer = expected_output(prompt, length, VOCAB, {EOS})
+        guess = [token if rng.random() < 0.9 else rng.randrange(VOCAB) for token in answer]
+        stops = (rng.choice(answer),) if rng.random() < 0.2 else ()
+        world.send(prompt, prediction=guess, max_new_tokens=length, stop_token_ids=stops)
+        for _ in range(rng.randint(0, 6)):
+            if world.has_work:
+                world.step()
+        if rng.random() < 0.1:
+            world.abort(Abort(ids=(rng.randrange(len(world.sent)),)))
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
+    assert world.runner.num_unsettled > 10
 
 
 def test_with_overlap_nothing_is_guessed_for_what_needs_more_than_tokens() -> None:
