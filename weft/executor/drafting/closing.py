@@ -24,7 +24,10 @@ class HostRuns:
     """The run that each row sampled last, and how many of its drafts were wrong."""
 
     def __init__(self, max_rows: int, max_drafts: int) -> None:
-        self.tokens: IntArray = np.zeros((max_rows, 1 + max_drafts), np.int32)
+        self.tokens: IntArray = np.zeros(
+            (max_rows, 1 + max_drafts),
+            np.int32,
+        )
         self.lost: IntArray = np.zeros(max_rows, np.int32)
 
     def closed(self, plan: Plan) -> Plan:
@@ -46,14 +49,22 @@ class HostRuns:
         is_run = begins_so[of_token]
         is_run &= place < kept_len
         is_behind = place >= kept_len
-        moved = np.where(is_behind, lost[of_token], 0)
+        moved = np.where(
+            is_behind,
+            lost[of_token],
+            0,
+        )
         source = places + moved
         source = np.minimum(source, plan.num_tokens - 1)
         tokens = plan.tokens[source]
         last_place = self.tokens.shape[1] - 1
         of_run = np.minimum(place, last_place)
         run = self.tokens[plan.rows[of_token], of_run]
-        tokens = np.where(is_run, run, tokens)
+        tokens = np.where(
+            is_run,
+            run,
+            tokens,
+        )
         lens = plan.lens - lost
         stays = place < lens[of_token]
         positions = plan.sampling.positions.copy()

@@ -101,7 +101,11 @@ class SampledRuns:
         width = self.behind.shape[1]
         place = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
         sampled = self.behind.view(-1).take(of_row * width + place)
-        return torch.where(given < LAST_SAMPLED, sampled, given)
+        return torch.where(
+            given < LAST_SAMPLED,
+            sampled,
+            given,
+        )
 
     def begin(
         self, runs: StepRuns, last: Tensor, draws: StagedSampling | None
@@ -109,13 +113,21 @@ class SampledRuns:
         """Behind which tokens `last` [S] of a step one is sampled, and how, once it is known what
         counts of the runs that it begins with."""
         lost = self._lost(runs)
-        last = last.index_add(0, runs.begins, -lost)
+        last = last.index_add(
+            0,
+            runs.begins,
+            -lost,
+        )
         if draws is None:
             return last, None
         keys = runs.keys.view(-1, 2).index_select(0, runs.key_begins + lost)
         there = draws.device
         # The keys may be a view of memory that a captured step reads: a new tensor.
-        moved = there.keys.index_copy(0, runs.begins, keys.to(there.keys.dtype))
+        moved = there.keys.index_copy(
+            0,
+            runs.begins,
+            keys.to(there.keys.dtype),
+        )
         return last, replace(draws, device=there._replace(keys=moved))
 
     def settle(self, runs: StepRuns, tokens: Tensor, sampled: Tensor, last_tokens: Tensor) -> None:
@@ -138,9 +150,21 @@ class SampledRuns:
         num_right = num_right.masked_fill(self._lost(runs) > 0, 0)
         of_next = of_sampled + 1
         behind = sampled.take(of_next.clamp(max=last_sampled))
-        self.behind.index_copy_(0, runs.rows, behind)
-        self.lost.index_copy_(0, runs.rows, runs.drafts - num_right)
-        last_tokens.index_copy_(0, runs.rows, sampled.take(runs.begins))
+        self.behind.index_copy_(
+            0,
+            runs.rows,
+            behind,
+        )
+        self.lost.index_copy_(
+            0,
+            runs.rows,
+            runs.drafts - num_right,
+        )
+        last_tokens.index_copy_(
+            0,
+            runs.rows,
+            sampled.take(runs.begins),
+        )
 
     def _lost(self, runs: StepRuns) -> Tensor:
         return self.lost.take(runs.rows).masked_fill(runs.unsettled == 0, 0)
