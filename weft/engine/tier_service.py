@@ -433,7 +433,7 @@ class TierService(Service):
     def left_by_flush(self) -> str:
         """What is still stored when memory has been emptied, for people."""
         report = self.tiers.report()
-        if not report.folder:
+        if not report.num_blocks:
             return ""
         return (
             f"{report.num_blocks:,} blocks in {report.folder} stay, and are found again; "
