@@ -320,7 +320,8 @@ class TierService(Service):
             key = next(iter(feature.worthy))
             part = self._unstored(key)
             # Where there is no room for all of it, its beginning may be lost again.
-            is_in_vain = key == self._writing and part is not None and part.end <= self._writing_end
+            is_again = key == self._writing
+            is_in_vain = is_again and part is not None and part.end <= self._writing_end
             if part is None or is_in_vain:
                 del feature.worthy[key]
                 self._writing = None
@@ -482,4 +483,7 @@ class TierService(Service):
 def _id_of_pin(key: CacheKey) -> int:
     """What a pin asks a store by, in place of a request's id. A journal has only what was found, so
     pins that ask one after the other must not look the same."""
-    return -2 - zlib.crc32(key.tokens, zlib.crc32(key.namespace.encode()))
+    namespace = key.namespace.encode()
+    checksum = zlib.crc32(namespace)
+    checksum = zlib.crc32(key.tokens, checksum)
+    return -2 - checksum

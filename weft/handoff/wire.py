@@ -240,10 +240,11 @@ def _parts(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     for piece in pieces:
         part.append(piece)
         num_bytes += len(piece)
-        if num_bytes >= PART_BYTES:
-            yield part
-            part = []
-            num_bytes = 0
+        if num_bytes < PART_BYTES:
+            continue
+        yield part
+        part = []
+        num_bytes = 0
     if part:
         yield part
 
