@@ -44,6 +44,8 @@ class KvMemory:
         self.page_size = allocator.page_size
         # The tokens of a picture see each other both ways: no prefix ends inside one.
         self.keeps_items_whole = False
+        # A step may compute the run of the one before once more, whose drafts are not compared.
+        self.repeats_runs = False
 
     @property
     def capacity(self) -> int:
@@ -129,7 +131,9 @@ class KvMemory:
         """Tokens that the next decode step of `rows` computes, those of a run whose drafts are not
         compared once more."""
         columns = self.columns
-        starts = np.minimum(columns.kv_len[rows], columns.known_len[rows])
+        starts = columns.kv_len[rows]
+        if self.repeats_runs:
+            starts = np.minimum(starts, columns.known_len[rows])
         num_tokens = columns.seq_len[rows] - starts
         return int(num_tokens.sum())
 

@@ -93,6 +93,7 @@ class SpeculativePlanner(Planner):
         self, kv: KvMemory, hooks: FeatureHooks, speculator: Speculator, max_tokens: int
     ) -> None:
         super().__init__(kv, hooks)
+        kv.repeats_runs = speculator.overlaps
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
