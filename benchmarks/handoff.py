@@ -19,17 +19,17 @@ import itertools
 import json
 import multiprocessing
 import os
-import re
 import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection as PipeEnd
 
 import numpy as np
+from servers import Served, served
 
 from weft.arrays import IntArray
 from weft.bench.http import HttpClient, HttpError
@@ -197,35 +197,7 @@ def send_plain(port: int, source: memoryview) -> None:
 # ---- time between tokens
 
 
-class Process:
-    """`weft` with a verb, until it is ready."""
-
-    def __init__(self, *words: str, cores: str = "") -> None:
-        """`cores` are those that it may run on, as `taskset -c` takes them."""
-        command = [sys.executable, "-m", "weft", *words, "--port", "0"]
-        if cores:
-            command = ["taskset", "-c", cores, *command]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.url = ""
-        for line in self.process.stderr:
-            if found := re.search(r"ready in .* (http://\S+)", line):
-                self.url = found[1]
-                break
-        if not self.url:
-            raise SystemExit(f"weft {' '.join(words)} has not started")
-        self._rest = threading.Thread(target=self.process.stderr.read, daemon=True)
-        self._rest.start()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait()
-
-
-def serve(model: str, load_format: str, *options: str, cores: str) -> Process:
-    small = ("--threads", "1", "--kv-tokens", "24576", "--max-running-requests", "16")
-    given = ("--load-format", load_format, *small, *options)
-    return Process("serve", model, *given, cores=cores)
+SMALL = ("--threads", "1", "--kv-tokens", "24576", "--max-running-requests", "16")
 
 
 class Traffic:
@@ -292,24 +264,18 @@ def measure_gaps(
         os.sched_setaffinity(0, {1})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
+    serve = ("serve", model, "--load-format", load_format, *SMALL)
     mode = "--disaggregation-mode"
-    started: list[Process] = []
-    try:
-        prefill = serve(
-            *(model, load_format, mode, "prefill"),
-            *("--disaggregation-bootstrap-port", port),
-            cores=others,
-        )
-        started.append(prefill)
-        decode = serve(model, load_format, mode, "decode", cores=measured)
-        started.append(decode)
-        alone = serve(model, load_format, cores=measured)
-        started.append(alone)
-        front = Process(
-            *("route", "--prefill", prefill.url, port, "--decode", decode.url),
-            cores=others,
-        )
-        started.append(front)
+    meeting = ("--disaggregation-bootstrap-port", port)
+    with ExitStack() as started:
+
+        def start(*words: str, cores: str) -> Served:
+            return started.enter_context(served(*words, cores=cores))
+
+        prefill = start(*serve, mode, "prefill", *meeting, cores=others)
+        decode = start(*serve, mode, "decode", cores=measured)
+        alone = start(*serve, cores=measured)
+        front = start("route", "--prefill", prefill.url, port, "--decode", decode.url, cores=others)
         time.sleep(1.0)  # until the front has asked both
         cases: dict[str, Callable[[], list[float]]] = {
             "decode server alone": lambda: asyncio.run(traffic.gaps(decode.url)),
@@ -332,9 +298,6 @@ def measure_gaps(
                 f"{statistics.median(ratios):.2f} times the decode server alone"
             )
         print(f"{traffic.num_computed} prompts meanwhile")
-    finally:
-        for process in reversed(started):
-            process.stop()
 
 
 def main() -> int:

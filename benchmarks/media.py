@@ -17,8 +17,6 @@ import io
 import json
 import re
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 from PIL import Image
+from servers import served
 from tokenizers import AddedToken, Tokenizer
 
 import weft
@@ -62,23 +61,10 @@ def main() -> None:
     if asked.make:
         make(asked.model)
         return
-    command = [sys.executable, "-m", "weft", "serve", str(asked.model), "--port", "0"]
-    command += ["--load-format", "dummy", "--dtype", "bfloat16", "--threads", str(asked.threads)]
-    command += ["--max-running-requests", str(asked.streams + asked.requests)]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        asyncio.run(measure(url_of(server), asked))
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def url_of(server: subprocess.Popen[str]) -> str:
-    assert server.stderr is not None
-    for line in server.stderr:
-        if found := re.search(r"ready in .* (http://\S+)", line):
-            return found[1]
-    raise SystemExit("the server did not start")
+    options = ["--load-format", "dummy", "--dtype", "bfloat16", "--threads", str(asked.threads)]
+    options += ["--max-running-requests", str(asked.streams + asked.requests)]
+    with served("serve", str(asked.model), *options) as server:
+        asyncio.run(measure(server.url, asked))
 
 
 async def measure(url: str, asked: argparse.Namespace) -> None:

@@ -14,37 +14,12 @@ import asyncio
 import random
 import shlex
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
+from servers import served
 
 HIGHEST_ID = 1_000  # of random prompts; every model has as many tokens
-
-
-@contextmanager
-def served(model: str, options: str, port: int) -> Iterator[str]:
-    """The URL of a server that is ready. Raises RuntimeError if it ends instead."""
-    command = [sys.executable, "-m", "weft", "serve", model, "--port", str(port)]
-    server = subprocess.Popen([*command, "--log-level", "error", *shlex.split(options)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            if server.poll() is not None:
-                raise RuntimeError(f"the server with {options} has ended")
-            try:
-                if httpx.get(f"{url}/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
-        yield url
-    finally:
-        server.terminate()
-        server.wait()
 
 
 async def tokens_per_s(url: str, number: int, asked: argparse.Namespace) -> float:
@@ -84,13 +59,12 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--port", type=int, default=31_980)
     asked = parser.parse_args()
     with (
-        served(asked.model, asked.ours, asked.port) as ours,
-        served(asked.model, asked.other, asked.port + 1) as other,
+        served("serve", asked.model, *shlex.split(asked.ours)) as ours,
+        served("serve", asked.model, *shlex.split(asked.other)) as other,
     ):
-        asyncio.run(measure(ours, other, asked))
+        asyncio.run(measure(ours.url, other.url, asked))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import asyncio
 import math
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from servers import served
 
 from weft.bench.http import HttpClient, HttpError
 from weft.engine.deadline_service import DeadlineService
@@ -126,30 +126,19 @@ class ServedRun:
         self._asked = asked
         self._load = load
         self._journal = journal
-        self._client = HttpClient(f"http://127.0.0.1:{asked.port}")
+        self._client: HttpClient
         self._texts = Texts(asked.seed)
         self.rate = 0.0  # requests a second
 
     def play(self) -> list[Asked]:
         asked = self._asked
-        command = [sys.executable, "-m", "weft", "serve", asked.model, "--port", str(asked.port)]
-        command += ["--journal", str(self._journal), "--journal-max-mb", "2048"]
-        command += ["--max-running-requests", str(asked.rows), "--threads", str(asked.threads)]
-        command += ["--log-level", "error", "--no-page", *asked.more.split()]
-        server = subprocess.Popen(command)
-        try:
+        options = ["--journal", str(self._journal), "--journal-max-mb", "2048", "--no-page"]
+        options += ["--max-running-requests", str(asked.rows), "--threads", str(asked.threads)]
+        with served("serve", asked.model, *options, *asked.more.split()) as server:
+            self._client = HttpClient(server.url)
             return asyncio.run(self._play())
-        finally:
-            server.terminate()
-            server.wait()
 
     async def _play(self) -> list[Asked]:
-        while True:
-            try:
-                await self._client.get_json("/v1/models")
-                break
-            except HttpError:
-                await asyncio.sleep(0.2)
         for _ in range(2):
             warm = [self._texts.request(self._load.output_scale) for _ in range(NUM_WARM)]
             for one in warm:
@@ -256,7 +245,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=31_980)
     parser.add_argument("--keep", default="", help="folder for the journals")
     parser.add_argument("--more", default="", help="more options of weft serve")
     asked = parser.parse_args()

@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from servers import served
 
-from weft.bench.http import HttpClient, HttpError
+from weft.bench.http import HttpClient
 from weft.bench.serving import ServingLoad, run
 from weft.journal.file import JournalReader
 from weft.sim.fit import fit_usual
@@ -34,28 +35,8 @@ SETTINGS = {
 }
 
 
-def start(
-    asked: argparse.Namespace, name: str, journal: Path, port: int
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "weft", "serve", asked.model, "--port", str(port)]
-    command += ["--journal", str(journal), "--threads", str(asked.threads), "--no-page"]
-    command += ["--log-level", "error", "--max-running-requests", "16", *SETTINGS[name]]
-    return subprocess.Popen(command)
-
-
-async def until_ready(client: HttpClient) -> None:
-    while True:
-        try:
-            await client.get_json("/v1/models")
-            return
-        except HttpError:
-            await asyncio.sleep(0.2)
-
-
 async def play(asked: argparse.Namespace, clients: dict[str, HttpClient]) -> None:
     """The same loads to each server, in turns: a machine does not keep its speed."""
-    for client in clients.values():
-        await until_ready(client)
     for number in range(asked.rounds):
         load = ServingLoad(
             num_requests=asked.requests // asked.rounds,
@@ -71,19 +52,14 @@ async def play(asked: argparse.Namespace, clients: dict[str, HttpClient]) -> Non
 
 
 def serve_all(asked: argparse.Namespace, folder: Path) -> None:
-    servers: list[subprocess.Popen[bytes]] = []
     clients: dict[str, HttpClient] = {}
-    try:
-        for place, name in enumerate(SETTINGS):
-            port = asked.port + place
-            servers.append(start(asked, name, path_of(folder, name), port))
-            clients[name] = HttpClient(f"http://127.0.0.1:{port}")
+    with ExitStack() as servers:
+        for name, settings in SETTINGS.items():
+            options = ["--journal", str(path_of(folder, name)), "--threads", str(asked.threads)]
+            options += ["--no-page", "--max-running-requests", "16", *settings]
+            server = servers.enter_context(served("serve", asked.model, *options))
+            clients[name] = HttpClient(server.url)
         asyncio.run(play(asked, clients))
-    finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -123,7 +99,6 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=200)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--port", type=int, default=31_970)
     parser.add_argument("--keep", default="", help="folder for the journals")
     parser.add_argument("--journals", default="", help="folder with those of an earlier run")
     asked = parser.parse_args()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,22 +126,49 @@ def tree(round: int) -> TreeColumns:
     )
 
 
-def tasks(trace: bytes) -> tuple[list[float], float]:
-    """Milliseconds of each task of the page's main thread, and how long the trace is."""
+class Task(NamedTuple):
+    """What the page's main thread did without a pause."""
+
+    begin_us: float
+    ms: float
+    parts: dict[str, float]  # milliseconds of each kind of work, without those within it
+
+
+def tasks(trace: bytes) -> list[Task]:
+    """The tasks of the page's main thread, as they ran."""
     events = json.loads(trace)["traceEvents"]
     threads = {
         (one["pid"], one["tid"])
         for one in events
         if one.get("name") == "thread_name" and one["args"]["name"] == "CrRendererMain"
     }
-    runs = [
-        one
-        for one in events
-        if one.get("ph") == "X" and one["name"] == "RunTask" and (one["pid"], one["tid"]) in threads
-    ]
-    times = [one["dur"] / 1e3 for one in runs]
-    begins = [one["ts"] for one in runs]
-    return times, (max(begins) - min(begins)) / 1e6
+    runs = [one for one in events if one.get("ph") == "X" and (one["pid"], one["tid"]) in threads]
+    found: list[Task] = []
+    around: list[tuple[float, str]] = []  # end and name of the events that are open
+    for one in sorted(runs, key=lambda one: (one["ts"], -one["dur"])):
+        while around and around[-1][0] <= one["ts"]:
+            around.pop()
+        name = one["name"]
+        if name == "RunTask" and not around:
+            found.append(Task(one["ts"], one["dur"] / 1e3, {}))
+        if found and (around or name == "RunTask"):
+            parts = found[-1].parts
+            parts[name] = parts.get(name, 0.0) + one["dur"] / 1e3
+            if around:
+                parts[around[-1][1]] -= one["dur"] / 1e3
+            around.append((one["ts"] + one["dur"], name))
+    return found
+
+
+def made_of(found: list[Task]) -> str:
+    """The kinds of work that most of the time of some tasks goes to."""
+    total: dict[str, float] = {}
+    for task in found:
+        for name, ms in task.parts.items():
+            total[name] = total.get(name, 0.0) + ms
+    whole = sum(total.values())
+    most = sorted(total, key=total.__getitem__, reverse=True)[:8]
+    return ", ".join(f"{name} {100 * total[name] / whole:.0f} %" for name in most)
 
 
 def counters(devtools: Any) -> dict[str, float]:
@@ -176,12 +203,15 @@ def measure(browser: Any, seconds: float) -> None:
             print(f"{name}: {share_ms:.0f} ms a second, {share_ms / 5:.1f} a picture")
         browser.start_tracing(page=page.page, categories=CATEGORIES)
         time.sleep(seconds)
-        times, span_s = tasks(browser.stop_tracing())
-        busy = [one for one in times if one > 0.2]
+        found = tasks(browser.stop_tracing())
+        span_s = (found[-1].begin_us - found[0].begin_us) / 1e6
+        busy = [task.ms for task in found if task.ms > 0.2]
         print(told(f"traced, {len(busy) / span_s:.0f} tasks a second over 0.2 ms", busy))
         for most_ms in (8, 16):
-            num = sum(one > most_ms for one in times) / span_s
-            print(f"traced, tasks over {most_ms} ms: {num:.2f} a second")
+            long = [task for task in found if task.ms > most_ms]
+            print(f"traced, tasks over {most_ms} ms: {len(long) / span_s:.2f} a second")
+            if long:
+                print(f"  made of {made_of(long)}")
         page.check()
         context.close()
 

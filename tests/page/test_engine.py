@@ -192,6 +192,9 @@ def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: L
         page = look(server.url).live()
         page.see("#engines button:nth-child(3)", "1 running")
         page.see(".pins li", HOSTILE)
+        # The memory of pins is in use, and has a part of its own.
+        legend = page.page.locator("#memory .legend li:visible b").all_text_contents()
+        assert legend == ["4", "0", "6", "90"]
         assert page.page.locator("#experts").is_hidden()
         page.page.click("#engines button:nth-child(2)")
         page.see("#rows .lane[aria-label^='of engine 1']")
@@ -212,7 +215,7 @@ def test_experts_are_drawn_while_they_are_counted(look: Look) -> None:
         page.see("#experts-count", "Stop")
         assert engine.is_on
         line = page.see("#layers li", "layer 1")
-        assert str(line.text_content()).endswith("0 has 1.5 × its share")
+        assert str(line.text_content()).endswith("0: 1.5 ×")
         cells = str(line.locator(".pool").get_attribute("style"))
         # Of an even share a third of the colour, of half more a half, and of three times all of it.
         assert [round(float(share)) for share in re.findall(r"([\d.]+)%, var", cells)] == [

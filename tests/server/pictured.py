@@ -40,7 +40,13 @@ def picture(number: int, rank: int = 0) -> Picture:
     return Picture(
         at_s=float(number),
         rank=rank,
-        stats=Stats(num_running=1, kv_tokens=100, kv_used=10, total_steps=number + 1),
+        stats=Stats(
+            num_running=1,
+            kv_tokens=100,
+            kv_used=10,
+            pinned_tokens=6,
+            total_steps=number + 1,
+        ),
         steps=StepColumns(
             numbers=longs(number),
             modes=ints(1),

@@ -33,7 +33,7 @@ on("experts-count", "click", () => look(isCounting ? "stop" : "start"));
 function show({ recording, layers, prefill, decode }) {
 	isCounting = recording;
 	tell("experts-count", isCounting ? "Stop" : "Count");
-	tell("experts-text", `${num(sum([prefill, decode].flat(2)))} choices · colour: an expert's share of its layer`);
+	tell("experts-text", `${num(sum([prefill, decode].flat(2)))} choices · colour: share of the layer · right: who has most, in even shares`);
 	const counts = prefill.map((of, i) => of.map((count, expert) => count + decode[i][expert]));
 	$("layers").replaceChildren(...layers.map((layer, i) => line(layer, counts[i])));
 }
@@ -48,5 +48,5 @@ function line(layer, counts) {
 	const bar = el("span", "pool");
 	bar.style.background = `linear-gradient(90deg, ${cells})`;
 	const top = counts.indexOf(Math.max(...counts));
-	return el("li", "row", `layer ${layer}`, bar, el("span", "so", `${top} has ${(counts[top] / even).toFixed(1)} × its share`));
+	return el("li", "row lane", `layer ${layer}`, bar, el("span", "so", `${top}: ${(counts[top] / even).toFixed(1)} ×`));
 }

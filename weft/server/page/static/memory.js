@@ -30,7 +30,8 @@ for (const [name, kind] of Object.entries(OWNERS)) {
 
 // Tokens of each owner, in the order of OWNERS.
 function owners(stats) {
-	const taken = [stats.kv_used, stats.kv_evictable, stats.kv_held, stats.kv_quarantined];
+	const pins = stats.pinned_tokens; // which are in use
+	const taken = [stats.kv_used - pins, stats.kv_evictable, stats.kv_held + pins, stats.kv_quarantined];
 	return [...taken, Math.max(stats.kv_tokens - sum(taken), 0)];
 }
 

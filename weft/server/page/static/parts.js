@@ -60,7 +60,7 @@ export function short(value, more = {}) {
 	return value.toLocaleString("en", { notation, maximumFractionDigits: 1, ...more });
 }
 
-export const bytes = (value) => short(value, { notation: "compact", style: "unit", unit: "byte" });
+export const bytes = (value) => short(value, { notation: "compact", style: "unit", unit: "byte", unitDisplay: "narrow" });
 
 export function span(seconds) {
 	if (seconds < 10) return seconds.toFixed(1) + " s";
