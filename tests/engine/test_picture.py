@@ -66,6 +66,21 @@ def test_rows_and_reasons_are_those_of_the_list_of_requests(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_decodes_from_its_first_token_on(depth: int) -> None:
+    world = EngineWorld(settings(), depth)
+    crowd(world, 4)
+    has_seen_both = set()
+    for _ in range(12):
+        rows = look(world).rows
+        for is_decoding, num_output in zip(
+            ints(rows.is_decoding), ints(rows.num_output), strict=True
+        ):
+            assert (is_decoding == 1) == (num_output > 0)
+            has_seen_both.add(is_decoding)
+    assert has_seen_both == {0, 1}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 def test_each_step_is_told_once_with_what_it_ran(depth: int) -> None:
     world = EngineWorld(settings(), depth)
     since = look(world).stats.total_steps - 1

@@ -34,22 +34,23 @@ class RowWatch:
         self._tenants_told: list[str] = []  # [R]
 
     def columns(self, now: float) -> RowColumns:
-        scheduler = self._scheduler
-        columns = scheduler.kv.columns
+        columns = self._scheduler.kv.columns
         self._look()
         rows = self._rows
-        is_decoding = np.zeros(len(self._is_taken), dtype=np.int32)
-        is_decoding[scheduler.running_batch.rows] = 1
         prompt_len = columns.prompt_len.take(rows)
-        num_output = columns.known_len.take(rows) - prompt_len
+        known_len = columns.known_len.take(rows)
+        kv_len = columns.kv_len.take(rows)
+        num_output = known_len - prompt_len
+        # Who was sent back to the queue has output, and computes what comes before it anew.
+        is_decoding = (num_output > 0) & (kv_len >= known_len - 1)
         age_s = (now - self._arrived_s.take(rows)).astype(np.float32)
         return RowColumns(
             rids=self._rids_told,
             tenants=self._tenants_told,
-            is_decoding=is_decoding.take(rows).tobytes(),
+            is_decoding=is_decoding.astype(np.int32).tobytes(),
             prompt_len=prompt_len.tobytes(),
             cached_len=self._cached_len.take(rows).tobytes(),
-            kv_len=columns.kv_len.take(rows).tobytes(),
+            kv_len=kv_len.tobytes(),
             fill_len=self._fill_len.take(rows).tobytes(),
             num_output=num_output.tobytes(),
             max_len=self._max_len.take(rows).tobytes(),
