@@ -99,7 +99,7 @@ def test_a_stage_that_raises_is_named_and_no_step_runs_afterwards() -> None:
     with staged(MODELS["llama"], 2, may_fail=True) as driver:
         few_steps(driver)
         leader = driver.runner.parts[0]
-        leader._followers.tell(PLAN, b"no plan")  # type: ignore[attr-defined]
+        leader.sender.followers.tell(PLAN, b"no plan")  # type: ignore[attr-defined]
         with pytest.raises(RankLost, match="rank 1 failed: WireError"):
             driver.run(Turn(3, [1]))
 

@@ -413,13 +413,14 @@ def run_random(
     media: bool = False,
     composed: bool = False,
     pins: bool = False,
+    num_stages: int = 1,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
     policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
     has a file of the journal for itself. `windows`: some layers have windows, and pages of their own. `states`: some
     layers keep a state. `drafts`: tokens are guessed, rightly and wrongly. `guesses`: by a second model. `splits`:
     prefills are split by layers. `media`: prompts have pictures. `composed`: policies are made of several. `pins`: some
-    requests pin the beginning of their prompts."""
+    requests pin the beginning of their prompts. `num_stages`: so many work at once on different rows."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if pins:
@@ -447,6 +448,9 @@ def run_random(
         depth = min(depth, 1)  # a run is known to the device until the next step alone
     if settings.draft_sources and (guesses or settings.windows is not None) and seed % 4:
         depth = 0  # there drafts follow a known token alone, and with overlap there is none
+    if num_stages > 1:
+        depth = num_stages - 1
+        settings = replace(settings, num_stages=num_stages, max_stage_rows=3 * (seed % 2))
     world = RecordedWorld(settings, depth, fail_steps=fails)
     if puts_aside:
         world.put_aside_in_every_step()

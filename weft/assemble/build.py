@@ -234,6 +234,8 @@ def scheduler_settings(
         media=_media(model),
         tiers=tier_settings(config, model),
         handoff=handoff_settings(config),
+        num_stages=config.pp_size if config.overlap else 1,
+        max_stage_rows=config.pp_max_micro_batch_size,
         seed=config.seed,
     )
 
@@ -361,7 +363,7 @@ def _engine(
         settings,
         runner,
         clock=time.monotonic,
-        overlap=bool(config.overlap),
+        overlap=_depth(config),
         on_failure=_log_failure,
         profiler=profiler,
         grammars=grammars,
@@ -370,6 +372,13 @@ def _engine(
         handoff=handoff,
         cache_events=events,
     )
+
+
+def _depth(config: EngineConfig) -> int:
+    """Steps that are planned while one runs: one for each stage besides."""
+    if not config.overlap:
+        return 0
+    return max(config.pp_size - 1, 1)
 
 
 def _warm_up(engine: Engine | RecordedEngine) -> None:

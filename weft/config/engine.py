@@ -384,6 +384,14 @@ class ParallelOptions:
         high=64,
         elsewhere=("pp", "pipeline_parallel_size"),
     )
+    pp_max_micro_batch_size: int = option(
+        0,
+        "requests of a step that only decodes, where several stages work at once; 0: an equal "
+        "share of those that run",
+        group="parallel",
+        low=0,
+        elsewhere=("pp_async_batch_depth",),
+    )
     dist_backend: str = option(
         "auto",
         "how processes add up what they have computed: shm by memory that they share, gloo by "
@@ -512,8 +520,8 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     )
     overlap: bool | None = option(
         None,
-        "plan the next step while the device runs this one; on with a GPU, off with a CPU, whose "
-        "cores both share",
+        "plan the next step while the device runs this one; on with a GPU or --pp-size, off with a "
+        "CPU, whose cores both share",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),

@@ -179,7 +179,7 @@ def resolve(
         threads=config.threads or max(machine.cores * config.nnodes // num_ranks(config), 1),
         context_length=_context_length(config, model),
         page_size=config.page_size or PAGE_SIZE[device],
-        overlap=device == "cuda" if config.overlap is None else config.overlap,
+        overlap=_overlaps(config, device),
     )
     filled = replace(
         filled,
@@ -234,6 +234,14 @@ def resolve(
     if device == "cuda":
         filled = replace(filled, cuda_graph_sizes=",".join(map(str, graph_sizes(filled))))
     return Resolved(filled, sizing)
+
+
+def _overlaps(config: EngineConfig, device: str) -> bool:
+    """Whether the next step is planned while one runs. On a CPU both share its cores, unless the
+    one that runs is at another stage."""
+    if config.overlap is None:
+        return device == "cuda" or config.pp_size > 1
+    return config.overlap
 
 
 def window_tokens(config: EngineConfig) -> int:

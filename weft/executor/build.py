@@ -79,5 +79,4 @@ def _build(spec: RunnerSpec) -> TorchRunner:
         runner = closing(runner, rows, spec.engine.max_draft)
     if spec.draft is None:
         return runner
-    draft = cpu.build_decoder(draft_spec(spec), rows.beside())
-    return paired(spec, runner, draft, rows)
+    return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))

@@ -417,6 +417,10 @@ class Columns:
             return rows
         return rows[goes_on]
 
+    def all_unfinished(self, rows: IntArray) -> IntArray:
+        """As `unfinished`, also where rows take turns (`stages/columns.py`)."""
+        return self.unfinished(rows)
+
     def num_output(self, row: int) -> int:
         """Output tokens whose ids are known."""
         return int(self.known_len[row] - self.prompt_len[row])

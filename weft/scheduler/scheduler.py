@@ -62,6 +62,7 @@ from weft.scheduler.speculation.sources import make_sources
 from weft.scheduler.speculation.speculator import Speculator
 from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
+from weft.scheduler.stages.columns import TurnColumns
 from weft.scheduler.states.admission import StatefulPrefills
 from weft.scheduler.states.kv import StatefulKv
 from weft.scheduler.tiers.groups import TieredStatefulKv, TieredWindowedKv
@@ -482,6 +483,8 @@ class Scheduler:
         elif in_flight:
             return None
         else:
+            # Where rows take turns, those of others have memory, too.
+            rows = self.kv.columns.all_unfinished(self.running_batch.rows)
             rows = self._retract_until_fits(rows)
             if not len(rows):
                 return None
@@ -776,6 +779,8 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
     )
     allocator = PageAllocator(settings.num_pages, page_size)
     columns = Columns(num_rows, settings.context_length)
+    if settings.num_stages > 1:
+        columns = TurnColumns(num_rows, settings)
     kv: KvMemory
     passes: type[PrefillScheduler] = PrefillScheduler
     tiers = settings.tiers

@@ -116,6 +116,10 @@ class SchedulerSettings(SchedulingOptions):
     media: MediaRules | None = None  # None: the model takes no pictures, videos or sounds
     tiers: TierSettings | None = None  # None: KV is nowhere but in the pool
     handoff: HandoffSettings | None = None  # None: this server does whole requests
+    # That work at once on steps of different rows; 1: a step is over before the next one begins, or
+    # the next one may continue its rows.
+    num_stages: int = 1
+    max_stage_rows: int = 0  # of a step that only decodes, where stages work at once; 0: no bound
     seed: int = 0
     started_with: SchedulerSettings | None = None  # if they have been changed since
 

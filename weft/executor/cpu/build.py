@@ -36,10 +36,12 @@ from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.ranks.build import (
     adapters_of,
+    announcing,
     computing,
     cpp_model,
     cpp_ops,
     decoder_steps,
+    plan_sender,
     with_ranks,
 )
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
@@ -146,14 +148,17 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         rows=rows,
         experts=experts,
     )
+    sender = plan_sender(spec, rows)
     steps, store = with_ranks(
         spec,
         with_adapters(steps, adapters),
         make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters, tower),
         rows,
+        sender,
     )
     steps, store = with_media(spec, steps, store, rows, tower)
-    return TorchRunner(steps, store=store, device=_device(spec), kernels=library)
+    device = announcing(spec, _device(spec), sender)
+    return TorchRunner(steps, store=store, device=device, kernels=library)
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:

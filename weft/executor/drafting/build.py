@@ -7,7 +7,6 @@ from dataclasses import replace
 from weft.executor.assembly import RunnerSpec
 from weft.executor.drafting.steps import DraftingSteps
 from weft.executor.drafting.store import PairedStore
-from weft.executor.inputs import DeviceRowTable
 from weft.executor.ranks.build import with_drafting
 from weft.executor.runner import TorchRunner
 
@@ -28,14 +27,12 @@ def draft_spec(spec: RunnerSpec) -> RunnerSpec:
     )
 
 
-def paired(
-    spec: RunnerSpec, runner: TorchRunner, draft: TorchRunner, rows: DeviceRowTable
-) -> TorchRunner:
-    """A runner of both. Their tables of slots are one: `rows`."""
+def paired(runner: TorchRunner, draft: TorchRunner) -> TorchRunner:
+    """A runner of both. Their tables of slots are one."""
     steps, store, device = runner.parts
     draft_steps, draft_store, _ = draft.parts
     return TorchRunner(
-        with_drafting(spec, DraftingSteps(steps, draft_steps), rows),
+        with_drafting(steps, DraftingSteps(steps, draft_steps)),
         store=PairedStore(store, draft_store),
         device=device,
         kernels=runner.kernels,

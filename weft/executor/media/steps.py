@@ -41,13 +41,13 @@ class MediaSteps:
     the same `media`."""
 
     def __init__(self, steps: ModelSteps, media: MediaStore) -> None:
-        self._steps = steps
+        self.inner = steps
         self._media = media
 
     def run(self, plan: Plan) -> DeviceOutput:
         self._media.take_errors()  # of a step that raised
         self._media.take_seconds()
-        output = self._steps.run(plan)
+        output = self.inner.run(plan)
         not_encoded = self._media.take_errors()
         encoded: tuple[bytes, ...] = ()
         if plan.ahead is not None:

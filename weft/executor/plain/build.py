@@ -29,9 +29,11 @@ from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.ranks.build import (
     adapters_of,
+    announcing,
     decoder_steps,
     plain_model,
     plain_ops,
+    plan_sender,
     with_ranks,
 )
 from weft.executor.runner import EncoderSteps, TorchRunner
@@ -84,8 +86,10 @@ def build_decoder(
         rows=rows,
         experts=experts,
     )
-    steps, store = with_ranks(spec, with_adapters(steps, adapters), weights, rows)
+    sender = plan_sender(spec, rows)
+    steps, store = with_ranks(spec, with_adapters(steps, adapters), weights, rows, sender)
     steps, store = with_media(spec, steps, store, rows, tower)
+    device = announcing(spec, device, sender)
     return TorchRunner(steps, store=store, device=device)
 
 

@@ -11,9 +11,12 @@ import torch
 
 from weft.config.model import UnsupportedModel
 from weft.executor.assembly import RunnerSpec
+from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.media.steps import MediaSteps
 from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSteps
 from weft.executor.ranks.leader import LeaderDrafting, LeaderSteps, LeaderStore
+from weft.executor.ranks.sender import AnnouncingDevice, PlanSender
 from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps
 from weft.executor.wire.followers import Ranks
 from weft.models.layers.states import LayerStates
@@ -111,24 +114,42 @@ def computing(fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
     return whole if isinstance(whole, StageSteps) else fused
 
 
+def plan_sender(spec: RunnerSpec, rows: DeviceRowTable) -> PlanSender | None:
+    """What tells the others of plans, if this rank decides."""
+    if spec.ranks is None or spec.ranks.followers is None:
+        return None
+    return PlanSender(spec.ranks.followers, rows)
+
+
+def announcing(spec: RunnerSpec, device: StepDevice, sender: PlanSender | None) -> StepDevice:
+    """The device, from which the stages before this one hear of a plan when it is launched."""
+    if sender is None or spec.ranks is None or spec.ranks.stage is None:
+        return device
+    return AnnouncingDevice(device, sender)
+
+
 def with_ranks(
-    spec: RunnerSpec, steps: ModelSteps, store: DeviceStore, rows: DeviceRowTable
+    spec: RunnerSpec,
+    steps: ModelSteps,
+    store: DeviceStore,
+    rows: DeviceRowTable,
+    sender: PlanSender | None,
 ) -> tuple[ModelSteps, DeviceStore]:
     """The steps and the store, done by all ranks if this one decides."""
-    if spec.ranks is None:
-        return steps, store
-    followers = spec.ranks.followers
-    if followers is not None:
-        return LeaderSteps(steps, followers, rows), LeaderStore(
-            store, followers, is_staged=spec.ranks.stage is not None
-        )
-    if spec.engine.draft_model:
+    if sender is not None:
+        assert spec.ranks is not None
+        is_staged = spec.ranks.stage is not None
+        return LeaderSteps(steps, sender), LeaderStore(store, sender.followers, is_staged=is_staged)
+    if spec.ranks is not None and spec.engine.draft_model:
         return FollowerTables(steps, rows), store
     return steps, store
 
 
-def with_drafting(spec: RunnerSpec, steps: ModelSteps, rows: DeviceRowTable) -> ModelSteps:
-    """The steps of a model and of its draft model, of which all ranks hear if this one decides."""
-    if spec.ranks is None or spec.ranks.followers is None:
-        return steps
-    return LeaderDrafting(steps, spec.ranks.followers, rows)
+def with_drafting(of_model: ModelSteps, steps: ModelSteps) -> ModelSteps:
+    """`steps` of a model and its draft model, of which all ranks hear if this one decides.
+    `of_model`: those of the model, made with `with_ranks`."""
+    if isinstance(of_model, MediaSteps):
+        of_model = of_model.inner
+    if isinstance(of_model, LeaderSteps):
+        return LeaderDrafting(steps, of_model.sender)
+    return steps

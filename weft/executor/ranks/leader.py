@@ -14,41 +14,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from weft.executor.device import DeviceOutput
-from weft.executor.inputs import DeviceRowTable
+from weft.executor.ranks.sender import PlanSender
 from weft.executor.runner import DeviceStore, ModelSteps
-from weft.executor.wire.followers import PLAN, REQUEST, Followers
+from weft.executor.wire.followers import REQUEST, Followers
 from weft.executor.wire.pack import pack
 from weft.ops.sharding import RankLost
 from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup, RecordExperts
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
-from weft.plan.outputs import SampledLogprobsRequest
-from weft.plan.step import LAST_SAMPLED, Plan, Sampling, find
+from weft.plan.step import Plan, find
 
 
 class LeaderSteps:
     """The `ModelSteps` of rank 0: `steps` are its own."""
 
-    def __init__(self, steps: ModelSteps, followers: Followers, rows: DeviceRowTable) -> None:
-        """`rows`: the table of `steps`."""
+    def __init__(self, steps: ModelSteps, sender: PlanSender) -> None:
         self._steps = steps
-        self._followers = followers
-        self._rows = rows
+        self.sender = sender
 
     def run(self, plan: Plan) -> DeviceOutput:
         plan = self._encoded(plan)
-        self._followers.tell(PLAN, pack(without_sampling(plan, self._rows.last_tokens)))
+        self.sender.begin(plan)
         try:
             return self._steps.run(plan)
         except RankLost as exc:
-            raise self._followers.explain(exc) from exc
+            raise self.sender.followers.explain(exc) from exc
 
     def _encoded(self, plan: Plan) -> Plan:
         """The plan with vectors in place of what the encoder makes them of: it works here alone,
         and followers get what it has made."""
-        media = self._rows.media
+        media = self.sender.rows.media
         if media is None or find(plan.inputs, MediaVectors) is None:
             return plan
         inputs: list[InputOp] = []
@@ -62,15 +58,14 @@ class LeaderSteps:
 class LeaderDrafting:
     """Steps of rank 0 beside which a draft model guesses, here alone."""
 
-    def __init__(self, steps: ModelSteps, followers: Followers, rows: DeviceRowTable) -> None:
+    def __init__(self, steps: ModelSteps, sender: PlanSender) -> None:
         self._steps = steps
-        self._followers = followers
-        self._rows = rows
+        self._sender = sender
 
     def run(self, plan: Plan) -> DeviceOutput:
         if plan.drafting is not None:
             # What it says of the table of slots holds for all: later plans do not say it again.
-            self._followers.tell(PLAN, pack(without_sampling(plan, self._rows.last_tokens)))
+            self._sender.begin(plan)
         return self._steps.run(plan)
 
 
@@ -119,35 +114,6 @@ def of_follower(request: DeviceRequest, rank: int) -> DeviceRequest:
     if isinstance(request, JoinGroup):
         return replace(request, rank=request.rank + rank)
     return request
-
-
-def without_sampling(plan: Plan, last_tokens: Tensor) -> Plan:
-    """What followers need of a plan: sampled tokens are known, and how they are chosen is not."""
-    tokens = plan.tokens
-    is_sampled = tokens == LAST_SAMPLED
-    if is_sampled.any():
-        rows = np.repeat(plan.rows, plan.lens)
-        known = last_tokens.numpy(force=True)[rows]
-        tokens = np.where(is_sampled, known, tokens).astype(np.int32)
-    num_sampled = len(plan.sampling.positions)
-    zeros = np.zeros(num_sampled, np.float32)
-    whole = np.zeros(num_sampled, np.int32)
-    return replace(
-        plan,
-        tokens=tokens,
-        sampling=Sampling(
-            temperature=zeros,
-            top_p=zeros,
-            top_k=whole,
-            min_p=zeros,
-            seeds=np.zeros(num_sampled, np.int64),
-            positions=whole,
-        ),
-        logits=(),
-        # Log probabilities of sampled tokens are taken from logits that rank 0 has anyway.
-        outputs=tuple(one for one in plan.outputs if not isinstance(one, SampledLogprobsRequest)),
-        ahead=None,
-    )
 
 
 def _num_bytes(replies: Sequence[DeviceReply]) -> int:

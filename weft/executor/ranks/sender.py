@@ -1,0 +1,118 @@
+"""How plans go to those that follow: when rank 0 begins them, or, so that stages work at once, when
+they are launched.
+
+    launch ─▶ PlanSender ─▶ the stages before this one, which begin
+           └▶ the device's thread ─▶ the steps of this stage, when the others have come so far
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from weft.executor.device import DeviceOutput, StepDevice
+from weft.executor.inputs import DeviceRowTable
+from weft.executor.wire.followers import PLAN, Followers
+from weft.executor.wire.pack import pack
+from weft.plan.inputs import MediaVectors
+from weft.plan.outputs import SampledLogprobsRequest
+from weft.plan.step import LAST_SAMPLED, Plan, Sampling, Step, find
+
+T = TypeVar("T")
+
+
+class PlanSender:
+    """Tells followers each plan once, in the order of launches: ahead, if nothing of it has to be
+    computed first, or is behind such a plan."""
+
+    def __init__(self, followers: Followers, rows: DeviceRowTable) -> None:
+        """`rows`: the table of this rank's steps."""
+        self.followers = followers
+        self.rows = rows
+        self._lock = threading.Lock()
+        self._launched: deque[bool] = deque()  # of steps that have not begun: it has been told
+        self._num_untold = 0  # of those that were launched
+
+    def announce(self, plan: Plan) -> None:
+        """It is being launched. From the thread that launches. Raises RankLost."""
+        with self._lock:
+            is_told = not self._num_untold and not needs_device(plan)
+            if is_told:
+                self._send(plan)
+            else:
+                self._num_untold += 1
+            self._launched.append(is_told)
+
+    def begin(self, plan: Plan) -> None:
+        """It is computed now. From the thread of the device. Raises RankLost."""
+        with self._lock:
+            is_told = bool(self._launched) and self._launched.popleft()
+            if is_told:
+                return
+            self._send(plan)
+            self._num_untold = max(self._num_untold - 1, 0)
+
+    def _send(self, plan: Plan) -> None:
+        self.followers.tell(PLAN, pack(without_sampling(plan, self.rows.last_tokens)))
+
+
+class AnnouncingDevice:
+    """The `StepDevice` of a stage whose plans others get when they are launched."""
+
+    def __init__(self, device: StepDevice, sender: PlanSender) -> None:
+        self._device = device
+        self._sender = sender
+
+    def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
+        self._sender.announce(plan)
+        return self._device.launch(run, plan)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._device.submit(work)
+
+    def run_exclusive(self, work: Callable[[], T]) -> Future[T]:
+        return self._device.run_exclusive(work)
+
+    def close(self) -> None:
+        self._device.close()
+
+
+def needs_device(plan: Plan) -> bool:
+    """Whether something of a plan is computed on rank 0 before others can have it."""
+    return plan.drafting is not None or find(plan.inputs, MediaVectors) is not None
+
+
+def without_sampling(plan: Plan, last_tokens: Tensor) -> Plan:
+    """What followers need of a plan: sampled tokens are known, and how they are chosen is not."""
+    tokens = plan.tokens
+    is_sampled = tokens == LAST_SAMPLED
+    if is_sampled.any():
+        rows = np.repeat(plan.rows, plan.lens)
+        known = last_tokens.numpy(force=True)[rows]
+        tokens = np.where(is_sampled, known, tokens).astype(np.int32)
+    num_sampled = len(plan.sampling.positions)
+    zeros = np.zeros(num_sampled, np.float32)
+    whole = np.zeros(num_sampled, np.int32)
+    return replace(
+        plan,
+        tokens=tokens,
+        sampling=Sampling(
+            temperature=zeros,
+            top_p=zeros,
+            top_k=whole,
+            min_p=zeros,
+            seeds=np.zeros(num_sampled, np.int64),
+            positions=whole,
+        ),
+        logits=(),
+        # Log probabilities of sampled tokens are taken from logits that rank 0 has anyway.
+        outputs=tuple(one for one in plan.outputs if not isinstance(one, SampledLogprobsRequest)),
+        ahead=None,
+    )

@@ -1,0 +1,53 @@
+"""Running requests that take turns, so that all stages of a model have work at once.
+
+    stage 0    | 1 a | 2 b | 3 a | 4 b |        steps of requests a, and of requests b
+    stage 1          | 1 a | 2 b | 3 a |
+
+A row whose next token is being sampled is left out of a step, and a step takes no more than its
+share of the rows: so there are others for the next one. Rows form groups by themselves, for
+whoever was left out is first to have a turn. Prompts need none of that: the next chunk of one does
+not depend on what is sampled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.scheduler.request import Columns
+from weft.scheduler.settings import SchedulerSettings
+
+
+class TurnColumns(Columns):
+    def __init__(self, num_rows: int, settings: SchedulerSettings) -> None:
+        super().__init__(num_rows, settings.context_length)
+        self._num_stages = settings.num_stages
+        self._most = settings.max_stage_rows or num_rows
+        # As they were when a row was looked at last: another length is a turn.
+        self._lens = np.full(num_rows, -1, np.int32)
+        self._epochs = np.full(num_rows, -1, np.int32)
+        self._turns = np.zeros(num_rows, np.int64)  # the larger, the later
+        self._num_looks = 0
+
+    def unfinished(self, rows: IntArray) -> IntArray:
+        """Those of the rows that the next step may take: at most its share."""
+        rows = super().unfinished(rows)
+        self._note_turns(rows)
+        idle = rows[self.known_len[rows] >= self.seq_len[rows]]
+        share = min(-(-len(rows) // self._num_stages), self._most)
+        if len(idle) <= share:
+            return idle
+        first = np.argsort(self._turns[idle], kind="stable")[:share]
+        return idle[np.sort(first)]
+
+    def all_unfinished(self, rows: IntArray) -> IntArray:
+        return super().unfinished(rows)
+
+    def _note_turns(self, rows: IntArray) -> None:
+        self._num_looks += 1
+        lens = self.seq_len[rows]
+        epochs = self.epoch[rows]
+        had_turn = rows[(self._lens[rows] != lens) | (self._epochs[rows] != epochs)]
+        self._turns[had_turn] = self._num_looks
+        self._lens[rows] = lens
+        self._epochs[rows] = epochs
