@@ -2,6 +2,7 @@
 
     python benchmarks/encoders.py                   # all families, two threads
     python benchmarks/encoders.py qwen3-vl llava --layers 2 --rounds 5
+    python benchmarks/encoders.py --quantize-encoder int12
 
 Each family has the widths of a real model and a few of its layers, which are all alike, and is
 asked for one picture again and again. transformers runs with its own fused attention
@@ -37,6 +38,7 @@ from weft.ops.cpp.library import load
 from weft.ops.plain import PlainOps
 
 PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::linear", "mkldnn::_linear_pointwise")
+FORMATS = {"float32": WeightFormat.F32, "bfloat16": WeightFormat.BF16}
 PEAK_SIZE = (1_024, 1_024, 4_096)  # of the product that says what torch can do
 TEXT = {
     "vocab_size": 320,
@@ -150,6 +152,7 @@ class Measured(NamedTuple):
     products_part: float  # of the library's time
     products_flops: float  # a second, while they run
     error: float  # the largest, as a part of the largest number
+    cosine: float  # of the vector that is farthest from the library's
 
 
 def main() -> None:
@@ -158,21 +161,27 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=tuple(FORMATS), default="float32")
+    parser.add_argument("--quantize-encoder", choices=("none", "int12"), default="none")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     known = families(options.layers)
     dtype = getattr(torch, options.dtype)
     peak = peak_flops(dtype)
     print(f"{options.dtype}, {options.threads} threads; torch's product: {peak / 1e9:.0f} GFLOP/s")
-    print("family | weft, ms | transformers, ms | ratio | products, of its time | at | error")
+    print(
+        "family | weft, ms | transformers, ms | ratio | products, of its time | at | error | cosine"
+    )
     for name in options.names or list(known):
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(known[name], Path(folder), dtype, options.rounds)
+            kept = FORMATS[options.dtype]
+            if options.quantize_encoder == "int12":
+                kept = WeightFormat.I16
+            found = measure(known[name], Path(folder), dtype, kept, options.rounds)
         print(
             f"{name} | {1e3 * found.weft_s:.1f} | {1e3 * found.library_s:.1f} | "
             f"{found.library_s / found.weft_s:.2f} | {found.products_part:.0%} | "
-            f"{found.products_flops / peak:.0%} | {found.error:.1e}",
+            f"{found.products_flops / peak:.0%} | {found.error:.1e} | {found.cosine:.6f}",
             flush=True,
         )
 
@@ -187,12 +196,13 @@ def peak_flops(dtype: torch.dtype) -> float:
 
 
 @torch.inference_mode()
-def measure(family: Family, folder: Path, dtype: torch.dtype, rounds: int) -> Measured:
+def measure(
+    family: Family, folder: Path, dtype: torch.dtype, kept: WeightFormat, rounds: int
+) -> Measured:
     model = made(family, folder, dtype)
     given, call = asked(family, model, dtype)
     config = ModelConfig.from_folder(folder)
     assert config.vision is not None
-    kept = WeightFormat.F32 if dtype == torch.float32 else WeightFormat.BF16
     tower = make_tower(config.vision, CppTowerBackend(load(), kept))
     decoder = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
     load_weights(chain(decoder.weights(), tower.weights()), folder, unread_of(config))
@@ -203,6 +213,7 @@ def measure(family: Family, folder: Path, dtype: torch.dtype, rounds: int) -> Me
     wanted = call().float()
     found = encode().float()[:, : wanted.shape[-1]]
     error = float((found - wanted).abs().max() / wanted.abs().max())
+    cosine = float(torch.cosine_similarity(found, wanted).min())
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(rounds):
@@ -221,6 +232,7 @@ def measure(family: Family, folder: Path, dtype: torch.dtype, rounds: int) -> Me
         products_us / whole_us,
         flops / max(1e-6 * products_us, 1e-9),
         error,
+        cosine,
     )
 
 

@@ -308,3 +308,27 @@ def test_what_stays_encoded_is_no_memory_for_the_kv_cache() -> None:
     # A token has a vector for the embedding, and one for each of two layers.
     assert sizing.work_bytes - without.work_bytes == 5_000 * 3 * MODEL.hidden_size * 4
     assert sizing.kv_tokens < without.kv_tokens
+
+
+def test_an_encoder_of_twelve_bits_takes_two_bytes_a_weight() -> None:
+    seeing = replace(MODEL, dtype="float32", vision=TOWER)
+    whole, short = (
+        solve(2.0, seeing, quantize_encoder=format).sizing.weight_bytes
+        for format in ("none", "int12")
+    )
+    assert whole - short == 2 * TOWER.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("vision", "settings", "words"),
+    [
+        (None, {}, "m has no encoder beside its decoder"),
+        (TOWER, {"kernels": "torch"}, "weft's CPU kernels compute alone"),
+        (TOWER, {"dtype": "float16"}, "weft's CPU kernels compute alone"),
+    ],
+)
+def test_formats_of_encoders_are_refused_where_nothing_computes_them(
+    vision: QwenTowerSpec | None, settings: dict[str, str], words: str
+) -> None:
+    model = replace(MODEL, name="m", vision=vision)
+    assert words in refusal(2.0, model, quantize_encoder="int12", **settings)

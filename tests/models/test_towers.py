@@ -91,6 +91,18 @@ def test_vectors_are_those_of_transformers(seeing: Checkpoint, kernels: Library)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_twelve_bits_are_as_exact_as_bfloat16(seeing: Checkpoint, kernels: Library) -> None:
+    spec = spec_of(seeing)
+    pixels = picture(spec)
+    wanted = expected(seeing, pixels)
+    far = {}
+    for format in (WeightFormat.I16, WeightFormat.BF16):
+        found = encoded(loaded(seeing, CppTowerBackend(kernels, format)), spec, pixels)
+        far[format] = float((found - wanted).norm() / wanted.norm())
+        assert torch.cosine_similarity(found, wanted).min() > 0.9999
+    assert far[WeightFormat.I16] < 2 * far[WeightFormat.BF16]
+
+
 def test_vectors_do_not_depend_on_pictures_before(seeing: Checkpoint, kernels: Library) -> None:
     spec = spec_of(seeing)
     tower = loaded(seeing, CppTowerBackend(kernels, WeightFormat.BF16))

@@ -26,6 +26,7 @@ TOLERANCE = {
     WeightFormat.BF16: 0.01,
     WeightFormat.I8: 0.02,
     WeightFormat.I4: 0.02,
+    WeightFormat.I16: 0.001,
 }
 CPU = torch.device("cpu")
 

@@ -126,6 +126,8 @@ class Packed:
             x = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt() * norm.double()
         if self.has_codes:
             x = round_rows(x.float()).double()
+        elif self.format == WeightFormat.I16:
+            x = round_to_shorts(x.float(), 4_095).double()
         elif self.format == WeightFormat.BF16 and self.library.instruction_set in PAIRS:
             x = x.float().bfloat16().double()
         y = x @ torch.cat(self.unpacked()).double().T
@@ -134,6 +136,15 @@ class Packed:
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def round_to_shorts(rows: Tensor, most: int) -> Tensor:
+    """Each 256 numbers of a row as whole numbers up to `most` times a scale."""
+    found = []
+    for group in rows.split(256, dim=1):
+        scale = group.abs().amax(dim=1, keepdim=True) / most
+        found.append(torch.where(scale > 0, (group / scale).round() * scale, 0))
+    return torch.cat(found, dim=1)
 
 
 def close(actual: Tensor, expected: Tensor, packed: Packed, size: Tensor | None = None) -> bool:

@@ -129,6 +129,15 @@ def test_answers_about_pictures_are_those_of_transformers(server: RealServer, ll
     assert ask(server, text("What?"))["usage"]["prompt_tokens"] == len("USER: What? ASSISTANT:")
 
 
+def test_an_encoder_of_twelve_bits_gives_the_same_tokens(llava: Llava) -> None:
+    with serving(
+        llava.checkpoint.folder, kv_tokens=2_000, dtype="float32", quantize_encoder="int12"
+    ) as server:
+        answer = ask(server, part(noise(1)), text("What?"))
+    expected = llava.answer("USER: <image>\nWhat? ASSISTANT:", [noise(1)])
+    assert answer["choices"][0]["token_ids"] == expected
+
+
 def test_the_same_picture_is_found_and_another_is_not(server: RealServer) -> None:
     words = text("Tell me what there is to be seen in this picture, please.")
     first = ask(server, part(noise(3)), words)

@@ -74,6 +74,7 @@ class ModelConfig:
     dtype: str  # of weights and KV: as stored, until another is chosen
     kv_dtype: str = ""  # of KV, where it is another: also int8, float8_e4m3fn
     quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4, fp8
+    quantize_encoder: str = ""  # the same of the encoder beside the decoder: int12
     stored: Quantization = field(default_factory=Quantization)  # what they are stored in
     num_coded: int = 0  # weights that are stored as codes,
     coded_bytes: int = 0  # and the bytes of these with their scales
@@ -176,10 +177,11 @@ class ModelConfig:
 
     @property
     def vision_bytes(self) -> int:
-        """Bytes of the weights of the encoder beside it, which is never quantised."""
+        """Bytes of the weights of the encoder beside it."""
         if self.vision is None:
             return 0
-        return self.vision.num_parameters * DTYPES[self.dtype]
+        each = 2 if self.quantize_encoder else DTYPES[self.dtype]
+        return self.vision.num_parameters * each
 
     @property
     def _decoder_bytes(self) -> int:

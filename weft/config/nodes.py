@@ -10,6 +10,7 @@ from weft.config.options import SettingsError
 # What changes the weights or their parts: node 0 decides, and who says something else is mistaken.
 SAME = (
     *("nnodes", "tp_size", "dist_backend", "load_format", "dtype", "quantize", "kv_dtype"),
+    "quantize_encoder",
     *("kernels", "model_impl", "language_model_only", "task", "seed"),
 )
 UNSAID = (0, "", "auto")

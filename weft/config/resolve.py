@@ -165,6 +165,7 @@ def resolve(
     device = _device(config.device, machine)
     check_device(config, device, machine.gpus)
     config = replace(config, task=_task(config.task, model))
+    _check_encoder_format(config, model, device, has_kernels=machine.has_kernels)
     if config.quantize == "auto":
         quantize = quantize_by_default(model, device, machine.gpus)
         by_torch = _computes_by_torch(config) or not machine.has_kernels
@@ -266,6 +267,7 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         dtype=model.dtype if config.dtype == "auto" else config.dtype,
         kv_dtype=KV_DTYPES[config.kv_dtype],
         quantize="" if config.quantize in ("auto", "none", STORED) else config.quantize,
+        quantize_encoder="" if config.quantize_encoder == "none" else config.quantize_encoder,
         keeps_codes=config.quantize == STORED,
     )
 
@@ -292,6 +294,21 @@ def parameters(model: ModelConfig) -> str:
     if model.has_experts:
         told += f", {count(model.num_active_parameters)} active"
     return told
+
+
+def _check_encoder_format(
+    config: EngineConfig, model: ModelConfig, device: str, *, has_kernels: bool
+) -> None:
+    """Raises SettingsError if an encoder is to be kept in a format that nothing here computes."""
+    if config.quantize_encoder == "none":
+        return
+    asked = f"--quantize-encoder is {config.quantize_encoder}"
+    if model.vision is None:
+        raise SettingsError(f"{asked}, but {model.name} has no encoder beside its decoder")
+    if device != "cpu":
+        raise SettingsError(f"{asked}, which needs --device cpu; the device is {device}")
+    if _computes_by_torch(config) or not has_kernels:
+        raise SettingsError(f"{asked}, which weft's CPU kernels compute alone; here torch would")
 
 
 def _check_split(config: EngineConfig, model: ModelConfig) -> None:

@@ -61,6 +61,7 @@ FORMATS = {  # of weights that our kernels read
     "bfloat16": WeightFormat.BF16,
     "int8": WeightFormat.I8,
     "int4": WeightFormat.I4,
+    "int12": WeightFormat.I16,  # of encoders beside decoders alone
 }
 KV_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -109,7 +110,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         spec.model.hidden_size,
         spec.model.num_layers,
     )
-    tower = build_tower(spec, lambda: CppTowerBackend(library, FORMATS[spec.model.dtype]))
+    tower = build_tower(spec, lambda: CppTowerBackend(library, _tower_format(spec)))
     fill_weights(spec, model, CPU, tower)
     adapter_ops = None
     if spec.engine.max_loaded_loras:
@@ -249,6 +250,10 @@ def find_kernels(spec: RunnerSpec) -> Library | None:
             raise KernelsUnavailable(f"--kernels is {engine.kernels}, but {exc}") from exc
         log.warning(f"torch computes, several times slower than our own kernels would: {exc}")
         return None
+
+
+def _tower_format(spec: RunnerSpec) -> WeightFormat:
+    return FORMATS[spec.model.quantize_encoder or spec.model.dtype]
 
 
 def _weight_format(spec: RunnerSpec) -> WeightFormat:

@@ -40,6 +40,7 @@ class WeightFormat(IntEnum):
     BF16 = 1
     I8 = 2
     I4 = 3
+    I16 = 4
 
 
 class ScaleType(IntEnum):
@@ -86,6 +87,7 @@ class ExpertScores(IntEnum):
 PANEL = 32  # outputs of a panel
 IN_STEP = 64  # inputs are padded to a multiple of this
 COARSE = 256  # inputs that share a coarse factor
+SHORT_GROUP = 256  # inputs that share a scale of `WeightFormat.I16`
 LORA_ROWS = 12  # of a block of rows with one adapter, at most
 LORA_TILE = 16  # ranks are padded to a multiple of this
 SLAB = 64  # ranks that a token's inner numbers are kept in

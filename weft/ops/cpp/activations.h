@@ -1,31 +1,36 @@
 // The rows that a linear multiplies, made ready: normalised, in the type that its panels want, in the slabs of gemm.h.
 //
-//   data [padded_in / kSlab][rows][kSlab] float, bf16 or bytes; zeros behind the last input
+//   data [padded_in / kSlab][rows][kSlab] float, bf16, shorts or bytes; zeros behind the last input
+//   shorts: x = short * scale, with a scale for each kShortGroup inputs of a row that puts the largest |x| at kMostOfRow
 //   bytes: x = byte * scale, with a scale for each 32 inputs of a row that puts the largest |x| of them at 127
 #pragma once
 
 #include "codes.h"
 #include "gemm.h"
+#include "gemm_shorts.h"
 #include "norm.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-enum ActivationType { kFloats, kPairs, kBytes };
+enum ActivationType { kFloats, kPairs, kShorts, kBytes };
 
 WEFT_INLINE ActivationType activation_type(const Weight& w) {
 #if defined(WEFT_BF16_PRODUCTS)
   if (w.format == kBf16) return kPairs;
 #endif
+  if (w.format == kI16) return kShorts;
   return has_codes(w) ? kBytes : kFloats;
 }
 
 WEFT_INLINE int64_t bytes_of_activation(const Weight& w) {
   const ActivationType type = activation_type(w);
-  return type == kFloats ? 4 : type == kPairs ? 2 : 1;
+  if (type == kFloats) return 4;
+  return type == kBytes ? 1 : 2;
 }
 
-// The last three are for each block of the weight, [padded_in / block][rows], as gemm_codes.h wants them.
+// The last three are for each block of the weight, [padded_in / block][rows], as gemm_codes.h wants them; shorts have
+// scales alone.
 struct Activations {
   char* data;
   int64_t slab_stride;  // elements
@@ -35,7 +40,10 @@ struct Activations {
   int64_t rows;
 };
 
-WEFT_INLINE int64_t blocks_of(const Weight& w) { return has_codes(w) ? w.padded_in / block_of(w) : 0; }
+WEFT_INLINE int64_t blocks_of(const Weight& w) {
+  if (w.format == kI16) return short_groups_of(w);
+  return has_codes(w) ? w.padded_in / block_of(w) : 0;
+}
 
 // Bytes that `place_activations` wants, a multiple of 64; not more than LinearArgs.scratch has.
 static int64_t size_of_activations(const Weight& w, int64_t rows) {
@@ -94,6 +102,22 @@ static void make_pairs(const InputRow& row, int64_t padded_in, int64_t slab_stri
   for (int64_t k = 0; k < padded_in; k += kSlab, out += slab_stride) {
 #pragma GCC unroll 16
     for (int i = 0; i < kSlab; i += kLanes) store_bf16(out + i, InputRow::at(row, k + i));
+  }
+}
+
+static void make_shorts(const InputRow& row, int64_t padded_in, const Activations& to, int64_t t) {
+  float x[kShortGroup];
+  int16_t* out = reinterpret_cast<int16_t*>(to.data) + t * kSlab;
+  for (int64_t k = 0; k < padded_in; k += kShortGroup) {
+    const int64_t num = least(kShortGroup, padded_in - k);
+    for (int64_t i = 0; i < num; i += kLanes) store(x + i, InputRow::at(row, k + i));
+    const float peak = peak_of(x, num);
+    const F32 factor = all(factor_of_shorts(peak, kMostOfRow));
+    to.scales[k / kShortGroup * to.rows + t] = scale_of_shorts(peak, kMostOfRow);
+    for (int64_t slab = 0; slab < num; slab += kSlab, out += to.slab_stride) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kSlab; i += kLanes) store_shorts(out + i, mul(load(x + slab + i), factor));
+    }
   }
 }
 
@@ -176,6 +200,7 @@ static void make_row_ready(const LinearArgs& args, int64_t t, const Activations&
   switch (activation_type(w)) {
     case kFloats: make_floats(row, w.padded_in, to.slab_stride, (float*)to.data + t * kSlab); break;
     case kPairs: make_pairs(row, w.padded_in, to.slab_stride, (bf16*)to.data + t * kSlab); break;
+    case kShorts: make_shorts(row, w.padded_in, to, t); break;
     case kBytes: make_bytes(w, row, to, t);
   }
 }

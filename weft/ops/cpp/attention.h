@@ -353,7 +353,7 @@ struct Attention {
                    Upcoming& upcoming) {
     const Range seen = {seen_by(block, first, segment).first, seen_by(block, first + rows - 1, segment).last};
     const Range slabs = slabs_of(seen);
-    packed_scores<Kv>(q + first * kSlab, block.rows * kSlab, rows, dims, k_panels, seen, upcoming, scores);
+    packed_scores<Kv>(q + first * kSlab, block.rows * kSlab, rows, dims, head_dim, k_panels, seen, upcoming, scores);
     for (int64_t row = 0; row < rows; row++) {
       float* to = next + row * state;
       const Range mine = seen_by(block, first + row, segment);
@@ -362,7 +362,7 @@ struct Attention {
                   to[dims + 2]);
     }
     const Range keys = {slabs.first, ceil_div(seen.last, Kv::kFactors) * Kv::kFactors};
-    packed_values<Kv>(weights, keys, rows, dims, v_panels, upcoming, next, state);
+    packed_values<Kv>(weights, keys, rows, dims, head_dim, v_panels, upcoming, next, state);
     for (int64_t row = 0; row < rows; row++) scale_sums<Kv>(next + row * state, dims);
   }
 

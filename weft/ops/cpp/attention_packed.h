@@ -77,11 +77,12 @@ static __attribute__((noinline)) void pack_values(Rows v, Range range, int64_t d
 // Scores of a tile's queries, of the slabs in `slabs`, as far as some query sees their keys.
 template <class Kv>
 static void packed_scores(const typename Kv::Factor* q, int64_t q_slab_stride, int64_t rows, int64_t dims,
-                          const typename Kv::Factor* k_panels, Range seen, Upcoming& upcoming, float* scores) {
+                          int64_t head_dim, const typename Kv::Factor* k_panels, Range seen, Upcoming& upcoming,
+                          float* scores) {
   Product<typename Kv::Factor, typename Kv::Factor, typename Kv::Panel::C> product{};
   product.a = q;
   product.slab_stride = q_slab_stride;
-  product.k = dims;
+  product.k = ceil_div(head_dim, 4) * 4;  // formats order four dims as they like
   product.c_stride = kSlab;
   for (int64_t key = seen.first / kPanel * kPanel; key < seen.last; key += kPanel) {
     upcoming.bring_share();
@@ -95,7 +96,8 @@ static void packed_scores(const typename Kv::Factor* q, int64_t q_slab_stride, i
 // sums = weights of a tile's queries * values, of the keys `range`, which begins at a slab.
 template <class Kv>
 static void packed_values(const typename Kv::Factor* weights, Range range, int64_t rows, int64_t dims,
-                          const typename Kv::Factor* v_panels, Upcoming& upcoming, float* sums, int64_t sums_stride) {
+                          int64_t head_dim, const typename Kv::Factor* v_panels, Upcoming& upcoming, float* sums,
+                          int64_t sums_stride) {
   Product<typename Kv::Factor, typename Kv::Factor, typename Kv::Panel::C> product{};
   product.a = weights + range.first / kSlab * rows * kSlab;
   product.slab_stride = rows * kSlab;
@@ -106,7 +108,7 @@ static void packed_values(const typename Kv::Factor* weights, Range range, int64
     product.b = v_panels + d * kSegment + range.first * kPanel;
     product.ahead = reinterpret_cast<const char*>(product.b);
     product.c = reinterpret_cast<typename Kv::Panel::C*>(sums) + d;
-    multiply<typename Kv::Panel>(product, rows);
+    multiply<typename Kv::Panel>(product, rows, 1, ceil_div(head_dim - d, kTileVectors * kLanes) * kTileVectors);
   }
 }
 

@@ -43,7 +43,11 @@ WEFT_INLINE char* place_of_coarse(const Weight& w, char* panel, int64_t group, b
   return panel + (group * (w.has_mins ? 2 : 1) + is_min) * kPanel * 2;
 }
 
+// Groups of inputs with one scale, of shorts.
+WEFT_INLINE int64_t short_groups_of(const Weight& w) { return ceil_div(w.padded_in, kShortGroup); }
+
 WEFT_INLINE int64_t bytes_of_head(const Weight& w) {
+  if (w.format == kI16) return short_groups_of(w) * kPanel * 4;
   if (!has_codes(w)) return 0;
   const int64_t end = place_of_scale(w, nullptr, groups_of(w), false) - static_cast<char*>(nullptr);
   return ceil_div(end, 64) * 64;

@@ -20,11 +20,12 @@ from weft.ops.protocol import LayerNorm, Matrix, Shard
 
 class CppEncoderOps(CppOps):
     """Nothing is multiplied with the embeddings, so they are kept as rows: float32, or bfloat16
-    where weights have fewer bits."""
+    where weights are that or have eight bits and fewer."""
 
     def __init__(self, library: Library, format: WeightFormat) -> None:
         super().__init__(library, format)
-        self._table_dtype = torch.float32 if format == WeightFormat.F32 else torch.bfloat16
+        is_finer = format in (WeightFormat.F32, WeightFormat.I16)
+        self._table_dtype = torch.float32 if is_finer else torch.bfloat16
 
     def matrix(
         self,

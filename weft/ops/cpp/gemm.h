@@ -247,17 +247,18 @@ WEFT_INLINE void fetch_target(const P& p, int64_t row, int64_t num) {
   }
 }
 
-// The whole product, for any number of rows and 1 or 2 panels.
+// The whole product, for any number of rows and 1 or 2 panels; or only its first vectors of columns, a multiple of
+// kTileVectors.
 template <class Panel>
-static void multiply(Product<typename Panel::A, typename Panel::B, typename Panel::C> p, int64_t rows,
-                     int64_t panels = 1) {
+static void multiply(Product<typename Panel::A, typename Panel::B, typename Panel::C> p, int64_t rows, int64_t panels = 1,
+                     int64_t num_vectors = 2 * kVectorsOfPanel) {
   const auto* a = p.a;
   const auto* b = p.b;
   auto* c = p.c;
   if (!p.ahead) p.ahead = reinterpret_cast<const char*>(b);  // nothing is wanted: ask for what is there
   const bool few = rows <= kFewRows && panels * kVectorsOfPanel >= 2 * kTileVectors;
   const int vectors = few ? 2 * kTileVectors : kTileVectors;
-  for (int64_t v = 0; v < panels * kVectorsOfPanel; v += vectors) {
+  for (int64_t v = 0; v < least(num_vectors, panels * kVectorsOfPanel); v += vectors) {
     p.b = b + vector_at<Panel::kInputs>(int(v), p.panel_stride);
     if (few) {
       p.c = c + v * kLanes;

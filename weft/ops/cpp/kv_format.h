@@ -62,10 +62,6 @@ WEFT_INLINE Words low_halves(Words a, Words b) {
 WEFT_INLINE Words high_halves(Words a, Words b) {
   return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
 }
-// The nearest whole numbers.
-WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
-}
 // Of each four neighbours: 0, 2, 1, 3.
 WEFT_INLINE F32 evens_first(F32 x) { return _mm512_permute_ps(x, 0xd8); }
 // a0 b0 a1 b1 ..
@@ -92,11 +88,6 @@ WEFT_INLINE Words odd_bytes(Words x) { return _mm256_srai_epi16(x, 8); }
 WEFT_INLINE Words widened(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
 WEFT_INLINE Words low_halves(Words a, Words b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
 WEFT_INLINE Words high_halves(Words a, Words b) { return _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa); }
-WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
-  const __m256i words = _mm256_cvtps_epi32(x);
-  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
-  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(low, high));
-}
 WEFT_INLINE F32 evens_first(F32 x) { return _mm256_permute_ps(x, 0xd8); }
 WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
   const __m256 x = _mm256_unpacklo_ps(a, b), y = _mm256_unpackhi_ps(a, b);
@@ -123,10 +114,6 @@ WEFT_INLINE Words odd_bytes(Words x) { return (Words)((Shorts)x >> 8); }
 WEFT_INLINE Words widened(const int8_t* p) { return (Words)Shorts{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]}; }
 WEFT_INLINE Words low_halves(Words a, Words b) { return (a & 0xffffu) | (b << 16); }
 WEFT_INLINE Words high_halves(Words a, Words b) { return (a >> 16) | (b & 0xffff0000u); }
-WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
-  const F32 nearest = round_nearest(x);
-  for (int i = 0; i < kLanes; i++) p[i] = int16_t(nearest[i]);
-}
 WEFT_INLINE F32 evens_first(F32 x) { return F32{x[0], x[2], x[1], x[3]}; }
 WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
   low = F32{a[0], b[0], a[1], b[1]};

@@ -15,6 +15,7 @@
 #include "activations.h"
 #include "encoder_pointwise.h"
 #include "gemm_codes.h"
+#include "gemm_shorts.h"
 #include "lora.h"
 #include "tiles.h"
 
@@ -145,6 +146,32 @@ static void multiply_as_floats(const Weight& w, const Activations& x, const Line
   }
 }
 
+// Shorts, a group of inputs at a time: its integers go where other formats have a piece made ready.
+static void multiply_panel_of_shorts(const Weight& w, const Activations& x, const LinearItem& item, const char* panel,
+                                     const char* ahead, const Target& target, const LinearSpace& space, float* sums) {
+  constexpr int64_t kRowBytes = kPanel * 2;                    // of one input
+  constexpr int64_t kMostRows = kPieceBytes / (kPanel * 4);  // whose integers have room
+  int32_t* const integers = reinterpret_cast<int32_t*>(space.piece);
+  const char* const b = panel + bytes_of_head(w);
+  for (int64_t k = 0; k < w.padded_in; k += kShortGroup) {
+    const int64_t num = least(kShortGroup, w.padded_in - k), group = k / kShortGroup;
+    const bool is_last = k + kShortGroup >= w.padded_in;
+    const char* wanted = is_last ? ahead : b + (k + num) * kRowBytes;
+    const auto* a = reinterpret_cast<const int16_t*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab;
+    const float* const scales = reinterpret_cast<const float*>(panel) + group * kPanel;
+    for (int64_t row = 0; row < item.num_rows; row += kMostRows) {
+      const int64_t rows = least(kMostRows, item.num_rows - row);
+      const char* const written = is_last && target.rows ? target.rows + row * target.stride : nullptr;
+      multiply<ShortPanel>({a + row * kSlab, x.slab_stride, num, reinterpret_cast<const int16_t*>(b + k * kRowBytes), 0,
+                            integers, kPanel, false, wanted, ahead_step(2 * kRowBytes, rows), written, target.stride,
+                            target.bytes},
+                           rows);
+      take_shorts(integers, x.scales + group * x.rows + item.row + row, scales, rows, k > 0,
+                  sums + row * item.num_panels * kPanel, item.num_panels * kPanel);
+    }
+  }
+}
+
 // Codes are cut into pieces of nearly the same size: what they are made, and their scales, stay in the cache.
 static void multiply_panel_of_codes(const Weight& w, const Activations& x, const LinearItem& item, char* panel,
                                     const char* ahead, const LinearSpace& space, float* sums) {
@@ -198,7 +225,8 @@ static void multiply_item(const Weight& w, const Activations& x, const LinearIte
                           const LinearSpace& space, const Target& target = {}) {
   const int64_t panel_bytes = bytes_of_panel(w);
   // Few rows take the panels of a unit together.
-  const int64_t together = item.num_rows <= kFewRows && !has_codes(w) ? item.num_panels : 1;
+  const bool is_float = w.format == kF32 || w.format == kBf16;
+  const int64_t together = item.num_rows <= kFewRows && is_float ? item.num_panels : 1;
   for (int64_t i = 0; i < item.num_panels; i += together) {
     char* b = static_cast<char*>(w.panels) + (item.panel + i) * panel_bytes;
     // What is read next: the panel behind these, or the first of the next item.
@@ -219,6 +247,7 @@ static void multiply_item(const Weight& w, const Activations& x, const LinearIte
         }
 #endif
         break;
+      case kI16: multiply_panel_of_shorts(w, x, item, b, ahead, now, space, (float*)sums); break;
       default: multiply_panel_of_codes(w, x, item, b, ahead, space, (float*)sums);
     }
   }

@@ -89,7 +89,10 @@ class Panels:
             out_size=out_size,
             padded_in=self.padded_in,
         )
-        if codes is None:
+        if format == WeightFormat.I16:
+            num_groups = -(-self.padded_in // abi.SHORT_GROUP)
+            panel_bytes = abi.PANEL * (4 * num_groups + 2 * self.padded_in)
+        elif codes is None:
             panel_bytes = self.padded_in * abi.PANEL * FLOAT_BYTES[format]
         else:
             self._describe(codes)

@@ -141,18 +141,20 @@ struct FusedStep {
 //   kI8    [panel] a head, then [in / 4][kPanel][4] codes 0..255
 //   kI4    [panel] a head, then [in / 8][kPanel][4] bytes: the low half holds inputs 8 i .. 8 i + 3, the high half
 //          8 i + 4 .. 8 i + 7, codes 0..15 or places in a table of codes
+//   kI16   [panel] a head of scales, [in / kShortGroup][kPanel] float, then [in / 2][kPanel][2] shorts: w = scale * short
 //
-// In the last two, w = scale * (code - offset) + min, with a scale (and maybe a min) for each output and group of inputs.
+// With codes, w = scale * (code - offset) + min, with a scale (and maybe a min) for each output and group of inputs.
 // These stand in the head of the panel, which is filled up to a multiple of 64 bytes, m = 2 with mins, else 1:
 //
 //   kScaleF32, F16, Bf16   [groups][m][kPanel]
 //   kScaleCoarse           [in / kCoarse][m][kPanel] half floats, then [groups][m][kPanel] signed bytes: their product
-enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3 };
+enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4 };
 enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleCoarse = 3 };
 
 constexpr int kPanel = 32;    // outputs of a panel
 constexpr int kInStep = 64;   // inputs are padded to a multiple of this
 constexpr int kCoarse = 256;  // inputs that share a coarse factor
+constexpr int kShortGroup = 256;  // inputs that share a scale of kI16, of outputs and of rows
 
 struct Weight {
   int64_t format;
@@ -281,7 +283,7 @@ struct Lora {
 
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
 // for kAdd and kAddScaled also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of
-// each 32 at 127.
+// each 32 at 127; kI16 in 13 bits, the largest of each kShortGroup at 4095.
 struct LinearArgs {
   const Weight* weight;
   const float* x;

@@ -150,6 +150,10 @@ WEFT_INLINE F32 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_load
 WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+// The nearest whole numbers.
+WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
 // Round to nearest, limit to -128..127.
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -258,6 +262,11 @@ WEFT_INLINE F32 load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_s
 WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
+  const __m256i words = _mm256_cvtps_epi32(x);
+  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(low, high));
+}
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   __m256i rounded = _mm256_cvtps_epi32(x);
   __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
@@ -364,6 +373,10 @@ WEFT_INLINE F32 load_f16(const uint16_t* p) {
 }
 WEFT_INLINE void store_f16(uint16_t* p, F32 x) {
   for (int i = 0; i < 4; i++) p[i] = to_half(x[i]);
+}
+WEFT_INLINE void store_shorts(int16_t* p, F32 x) {
+  const F32 nearest = round_nearest(x);
+  for (int i = 0; i < kLanes; i++) p[i] = int16_t(nearest[i]);
 }
 WEFT_INLINE void store_i8(int8_t* p, F32 x) {
   for (int i = 0; i < 4; i++) {

@@ -7,6 +7,7 @@
 //   interleave 2, panel:     .. | 1: 8 .. 31  |    3     |  5 ..
 #pragma once
 
+#include "gemm_shorts.h"
 #include "quantise.h"
 
 namespace weft {
@@ -35,6 +36,7 @@ WEFT_INLINE int64_t bytes_of_panel(const Weight& w) {
     case kF32: return w.padded_in * kPanel * 4;
     case kBf16: return w.padded_in * kPanel * 2;
     case kI8: return bytes_of_head(w) + w.padded_in * kPanel;
+    case kI16: return bytes_of_head(w) + w.padded_in * kPanel * 2;
     default: return bytes_of_head(w) + w.padded_in * kPanel / 2;
   }
 }
@@ -50,6 +52,7 @@ WEFT_INLINE char* place_in_panel(const Weight& w, int64_t panel, int64_t column,
     case kF32: return start + (k * kPanel + column) * 4;
     case kBf16: return start + (k * kPanel + column * 2) * 2;
     case kI8: return start + k * kPanel + column * 4;
+    case kI16: return start + (k * kPanel + column * 2) * 2;
     default: return start + k / 2 * kPanel + column * 4;
   }
 }
@@ -130,6 +133,27 @@ static void quantise_strip(const PackArgs& args, const Strip& strip) {
   }
 }
 
+// The rows of a strip as shorts.
+static void write_shorts(const PackArgs& args, const Strip& strip) {
+  const Weight& w = *args.weight;
+  float x[kShortGroup];
+  int16_t shorts[kShortGroup];
+  for (int64_t k = 0; k < w.padded_in; k += kShortGroup) {
+    const int64_t num = least(kShortGroup, w.padded_in - k);
+    for (int64_t i = 0; i < strip.count; i++) {
+      const int64_t column = strip.column + i;
+      for (int64_t first = 0; first < num; first += kInStep) read_row(args, strip.row + i, k + first, x + first);
+      const float peak = peak_of(x, num);
+      const F32 factor = all(factor_of_shorts(peak, kMostOfWeight));
+      for (int64_t j = 0; j < num; j += kLanes) store_shorts(shorts + j, mul(load(x + j), factor));
+      reinterpret_cast<float*>(panel_of(w, strip.panel))[k / kShortGroup * kPanel + column] =
+          scale_of_shorts(peak, kMostOfWeight);
+      int16_t* to = reinterpret_cast<int16_t*>(place_in_panel(w, strip.panel, column, k));
+      for (int64_t j = 0; j < num; j += 2) memcpy(to + j * kPanel, shorts + j, 4);
+    }
+  }
+}
+
 // What stands for a row in one of the arrays of scales, [num_rows, num] elements of `bytes` each.
 static void copy_scales(const void* from, int64_t row, int64_t num, int64_t bytes, char* to, int64_t stride) {
   const char* element = static_cast<const char*>(from) + row * num * bytes;
@@ -188,6 +212,7 @@ static void copy_floats(const PackArgs& args, const Strip& strip) {
 static void pack_strip(const PackArgs& args, const Strip& strip) {
   if (args.content == kCodeContent) return copy_codes(args, strip);
   if (has_codes(*args.weight)) return quantise_strip(args, strip);
+  if (args.weight->format == kI16) return write_shorts(args, strip);
   copy_floats(args, strip);
 }
 
@@ -221,6 +246,11 @@ static void read_output(const Weight& w, int64_t panel, int64_t column, int64_t 
     case kBf16:
       for (int64_t i = 0; i < num; i++) out[i] = to_float(((const bf16*)from)[i / 2 * 2 * kPanel + i % 2]);
       break;
+    case kI16: {
+      const float scale = reinterpret_cast<const float*>(start)[k / kShortGroup * kPanel + column];
+      for (int64_t i = 0; i < num; i++) out[i] = float(((const int16_t*)from)[i / 2 * 2 * kPanel + i % 2]) * scale;
+      break;
+    }
     default:
       for (int64_t i = 0, end; i < num; i = end) {
         end = least(((k + i) / w.group + 1) * w.group - k, num);
