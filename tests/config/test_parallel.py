@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.executor.driver import MODEL
+from weft.assemble.prepare import prepare
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -114,3 +115,14 @@ def test_repeated_heads_of_keys_take_memory_for_each_rank() -> None:
     assert of_rank(SIX, 6).num_kv_heads == 1
     assert kept_together(SIX, 6).kv_bytes_per_token == 3 * SIX.kv_bytes_per_token
     assert kept_together(SIX, 2).kv_bytes_per_token == SIX.kv_bytes_per_token
+
+
+def test_stages_work_at_once_unless_a_draft_model_has_to_know_all_tokens() -> None:
+    def overlaps(**settings: Any) -> bool | None:
+        config = EngineConfig(model="weft-nano", device="cpu", threads=1, **settings)
+        return prepare(config).config.overlap
+
+    assert not overlaps()
+    assert overlaps(pp_size=2)
+    assert not overlaps(pp_size=2, overlap=False)
+    assert not overlaps(pp_size=2, draft_model="weft-nano-draft", speculative="draft")

@@ -74,7 +74,9 @@ def test_where_memory_is_short_all_rows_are_looked_at() -> None:
     assert plain.all_unfinished(rows).tolist() == rows.tolist()
 
 
-@pytest.mark.parametrize(("seed", "num_stages"), [(1001, 2), (1004, 3)])
+@pytest.mark.parametrize(
+    ("seed", "num_stages"), [(1004, 3), pytest.param(1001, 2, marks=pytest.mark.slow)]
+)
 def test_random_requests_end_well_and_replay_whatever_stages_work_on(
     seed: int, num_stages: int
 ) -> None:

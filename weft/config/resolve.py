@@ -239,10 +239,11 @@ def resolve(
 
 def _overlaps(config: EngineConfig, device: str) -> bool:
     """Whether the next step is planned while one runs. On a CPU both share its cores, unless the
-    one that runs is at another stage."""
-    if config.overlap is None:
-        return device == "cuda" or config.pp_size > 1
-    return config.overlap
+    one that runs is at another stage; a draft model needs to know all tokens."""
+    if config.overlap is not None:
+        return config.overlap
+    is_apart = device == "cuda" or config.pp_size > 1
+    return is_apart and not config.draft_model
 
 
 def window_tokens(config: EngineConfig) -> int:
