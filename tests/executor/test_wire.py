@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.executor.driver import Turn, make_driver
-from weft.executor.ranks.leader import without_sampling
+from weft.executor.ranks.sender import without_sampling
 from weft.executor.wire.pack import NAMED, WireError, pack, unpack, unpack_request
 from weft.plan.device import DeviceReply, GetWeight, JoinGroup, ReceiveWeights
 from weft.plan.inputs import InputVectors

@@ -241,7 +241,7 @@ class OracleRunner:
             )
             for i in range(at, at + length):
                 token = int(given[i])
-                if token < LAST_SAMPLED:
+                if num_open and token < LAST_SAMPLED:  # else it is of a picture
                     assert num_open >= LAST_SAMPLED - token
                     token = self.runs[row][LAST_SAMPLED - token]
                 token = int(self.last[row]) if token == LAST_SAMPLED else token

@@ -136,7 +136,8 @@ class FakeEngine:
                 known = message.policy in ("fcfs", "lpm")
                 return control.SetPolicyReply(success=known, before="fcfs", message="no policy")
             case control.FlushCache():
-                return control.FlushCacheReply(success=not self.busy, message="busy")
+                why_not = "busy" if self.busy else ""
+                return control.FlushCacheReply(success=not self.busy, message=why_not)
             case control.GetState():
                 return control.GetStateReply(
                     status.Stats(

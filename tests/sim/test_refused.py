@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.sim.test_journal import COST, SETTINGS, Records, record, recorded_engine
+from tests.sim.scene import SCENE
+from tests.sim.test_journal import COST, Records, record, recorded_engine
 from weft.cli import sim as command
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine
@@ -26,7 +27,7 @@ from weft.sim.run import simulate
 from weft.sim.trace import Arrival, Segment
 
 # Two rows, and one place to wait; the bound on steps lets it estimate waits.
-NARROW = replace(SETTINGS, max_running_requests=2, max_queued_requests=1, max_step_ms=1_000.0)
+NARROW = replace(SCENE, max_running_requests=2, max_queued_requests=1, max_step_ms=1_000.0)
 WIDE = replace(NARROW, max_running_requests=8, max_queued_requests=100, context_length=1_024)
 
 
@@ -159,7 +160,7 @@ def test_an_output_that_a_stop_string_ended_is_finished_and_one_that_was_left_is
     while engine.has_work:
         engine.step()
     journal = read_journal(records)
-    again = simulate(SETTINGS, COST, journal.arrivals)
+    again = simulate(SCENE, COST, journal.arrivals)
     for run in (journal.record, again):
         assert run.state.tolist() == [DONE, ABORTED, DONE]
         assert 0 < run.output_len[0] == run.output_len[1] < 50
