@@ -231,12 +231,6 @@ class WaitingTable:
         assert request is not None
         return request
 
-    def num_by(self, indices: LongArray, time_s: float) -> int:
-        """As many of the first of `indices` [n], which rise, came at `time_s` or before."""
-        # Of the table, not at the indices: those that have left keep their place in the order.
-        border = np.searchsorted(self.arrival_s[: self._end], time_s, side="right")
-        return int(np.searchsorted(indices, border))
-
     def index_by_arrival(self, arrival_order: int) -> int:
         return self._index[arrival_order]
 
