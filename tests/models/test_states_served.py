@@ -89,3 +89,15 @@ def test_retracted_requests_and_few_states_give_the_same_tokens(
     for id, one in enumerate(prompts):
         assert_greedy(checkpoint, one, served.outputs[id])
     assert served.engine.scheduler.stats().total_retractions > 0
+
+
+@pytest.mark.slow
+def test_stages_that_share_the_layers_give_the_same_tokens(
+    checkpoint: Checkpoint, serve: Serve
+) -> None:
+    prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS)]
+    staged = serve(checkpoint.folder, pp_size=2)
+    for _ in range(2):  # first computed, then found in part
+        for sent, id in zip(prompts, staged.run(*prompts), strict=True):
+            assert_greedy(checkpoint, sent, staged.outputs[id])
+    assert max(staged.cached.values()) == 64
