@@ -32,6 +32,11 @@ def consecutive(starts: Ints, lens: IntArray | LongArray) -> Ints:
     return numbers
 
 
+def or_zeros(numbers: IntArray | None, num: int) -> IntArray:
+    """`numbers` [num]; None: all are 0."""
+    return np.zeros(num, np.int32) if numbers is None else numbers
+
+
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A number that looks random for each of `x` [n], always the same one; overflow is wanted.
 

@@ -13,7 +13,7 @@ from tests.executor.driver import ints
 from tests.seeds import seeds
 from weft.arrays import IntArray
 from weft.executor.drafting.closing import HostRuns
-from weft.executor.overlap.runs import SampledRuns, run_columns, step_runs
+from weft.executor.overlap.runs import SampledRuns, StepRuns, run_columns
 from weft.ops.noise import row_keys
 from weft.ops.sampling import StagedSampling, sampling_tensors
 from weft.plan.step import ForwardMode, Plan, Sampling
@@ -34,7 +34,7 @@ class Device:
     def step(self, plan: Plan, sampled: IntArray) -> tuple[list[int], list[int], torch.Tensor]:
         """Returns the tokens of a step, where they are sampled from, and the keys of the noise."""
         columns = [torch.from_numpy(np.asarray(one, np.int64)) for one in run_columns(plan)]
-        runs = step_runs(columns)
+        runs = StepRuns(*columns)
         of_row = torch.from_numpy(np.repeat(plan.rows, plan.lens).astype(np.int64))
         given = torch.from_numpy(plan.tokens.astype(np.int64))
         tokens = torch.where(given == -1, self.last_tokens.take(of_row), given)

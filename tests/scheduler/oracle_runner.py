@@ -15,7 +15,7 @@ from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.media_oracle import MediaOracle
 from tests.scheduler.state_oracle import StateOracle
 from tests.scheduler.window_oracle import WindowOracle
-from weft.arrays import IntArray
+from weft.arrays import IntArray, or_zeros
 from weft.plan.device import (
     DeviceReply,
     DeviceRequest,
@@ -220,8 +220,7 @@ class OracleRunner:
         tokens, at = [], 0
         states = []
         invalid = []
-        none = np.zeros(len(plan.rows), dtype=np.int32)
-        unsettled = none if plan.unsettled is None else plan.unsettled
+        unsettled = or_zeros(plan.unsettled, len(plan.rows))
         for row, start, length, num_sampled, num_open in zip(
             plan.rows.tolist(),
             plan.starts.tolist(),

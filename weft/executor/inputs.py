@@ -23,7 +23,7 @@ from torch import Tensor
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
-from weft.executor.overlap.runs import SampledRuns, StepRuns, has_runs, run_columns, step_runs
+from weft.executor.overlap.runs import SampledRuns, StepRuns, has_runs, run_columns
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
@@ -188,7 +188,7 @@ class DeviceRowTable:
         if not columns:
             return None, last, draws
         assert self.runs is not None, "nothing is kept of runs"
-        runs = step_runs(columns)
+        runs = StepRuns(*columns)
         return runs, *self.runs.begin(runs, last, draws)
 
     def keep_sampled(self, inputs: Inputs, sampled: Tensor) -> None:

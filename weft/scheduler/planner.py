@@ -104,12 +104,12 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
 
 def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
     """One step of both: prefills first, then the decoding rows."""
-    drafts: IntArray | None = None
-    unsettled: IntArray | None = None
-    if decode.drafts is not None:
-        drafts = np.concatenate([np.zeros_like(extend.rows), decode.drafts])
-    if decode.unsettled is not None:
-        unsettled = np.concatenate([np.zeros_like(extend.rows), decode.unsettled])
+
+    def behind_prompts(numbers: IntArray | None) -> IntArray | None:
+        if numbers is None:
+            return None
+        return np.concatenate([np.zeros_like(extend.rows), numbers])
+
     return StepTokens(
         rows=np.concatenate([extend.rows, decode.rows]),
         starts=np.concatenate([extend.starts, decode.starts]),
@@ -117,8 +117,8 @@ def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
         tokens=np.concatenate([extend.tokens, decode.tokens]),
         slots=np.concatenate([extend.slots, decode.slots]),
         samples=np.concatenate([extend.samples, decode.samples]),
-        drafts=drafts,
-        unsettled=unsettled,
+        drafts=behind_prompts(decode.drafts),
+        unsettled=behind_prompts(decode.unsettled),
     )
 
 

@@ -778,9 +778,11 @@ def _make_memory(settings: SchedulerSettings) -> Memory:
         num_rows, settings.context_length, page_size, limit=settings.max_running_requests
     )
     allocator = PageAllocator(settings.num_pages, page_size)
-    columns = Columns(num_rows, settings.context_length)
+    columns: Columns
     if settings.num_stages > 1:
         columns = TurnColumns(num_rows, settings)
+    else:
+        columns = Columns(num_rows, settings.context_length)
     kv: KvMemory
     passes: type[PrefillScheduler] = PrefillScheduler
     tiers = settings.tiers

@@ -116,8 +116,7 @@ class WaitingTable:
         self._index[arrival_order] = index
         self.is_used[index] = True
         self._end += 1
-        self._changes[arrival_order] = self.num_changes
-        self.num_changes += 1
+        self._note_change(arrival_order)
 
     def discard(self, request: Request) -> bool:
         """Take a request out. Returns whether it was in."""
@@ -129,17 +128,12 @@ class WaitingTable:
         self.is_used[index] = False
         if index < self._listed_end:
             self._gone.append(index)
-        # Taken out first, so that it stands behind all others.
-        self._changes.pop(arrival_order, None)
-        self._changes[arrival_order] = self.num_changes
-        self.num_changes += 1
+        self._note_change(arrival_order)
         return True
 
     def set_cached_len(self, arrival_order: int, length: int) -> None:
         self.cached_len[self._index[arrival_order]] = length
-        self._changes.pop(arrival_order, None)
-        self._changes[arrival_order] = self.num_changes
-        self.num_changes += 1
+        self._note_change(arrival_order)
 
     def set_tag(self, arrival_order: int, tag: int) -> None:
         self.tag[self._index[arrival_order]] = tag
@@ -278,6 +272,12 @@ class WaitingTable:
         order = np.argsort(key, kind="stable")  # equal ones as they came
         for index in indices[order].tolist():
             yield self.request_at(index)
+
+    def _note_change(self, arrival_order: int) -> None:
+        # Taken out first, so that it stands behind all others.
+        self._changes.pop(arrival_order, None)
+        self._changes[arrival_order] = self.num_changes
+        self.num_changes += 1
 
     def _make_room(self) -> None:
         """Close the gaps; double the table if these are few."""

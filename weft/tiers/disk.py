@@ -455,8 +455,7 @@ class DiskTiers:
         # Without its beginning nobody finds a block. So none of a sequence goes for another of the
         # same one, and its end goes before its beginning.
         own = list(chain.keys(job.key))
-        own_end_first = reversed(own)
-        for key in own_end_first:
+        for key in reversed(own):
             self._note_use(key)
         spared = frozenset(own)
         for part in self._parts(chain, job):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import IntArray, or_zeros
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.overlap.runs import has_runs
@@ -24,10 +24,7 @@ class HostRuns:
     """The run that each row sampled last, and how many of its drafts were wrong."""
 
     def __init__(self, max_rows: int, max_drafts: int) -> None:
-        self.tokens: IntArray = np.zeros(
-            (max_rows, 1 + max_drafts),
-            np.int32,
-        )
+        self.tokens: IntArray = np.zeros((max_rows, 1 + max_drafts), np.int32)
         self.lost: IntArray = np.zeros(max_rows, np.int32)
 
     def closed(self, plan: Plan) -> Plan:
@@ -49,22 +46,14 @@ class HostRuns:
         is_run = begins_so[of_token]
         is_run &= place < kept_len
         is_behind = place >= kept_len
-        moved = np.where(
-            is_behind,
-            lost[of_token],
-            0,
-        )
+        moved = np.where(is_behind, lost[of_token], 0)
         source = places + moved
         source = np.minimum(source, plan.num_tokens - 1)
         tokens = plan.tokens[source]
         last_place = self.tokens.shape[1] - 1
         of_run = np.minimum(place, last_place)
         run = self.tokens[plan.rows[of_token], of_run]
-        tokens = np.where(
-            is_run,
-            run,
-            tokens,
-        )
+        tokens = np.where(is_run, run, tokens)
         lens = plan.lens - lost
         stays = place < lens[of_token]
         positions = plan.sampling.positions.copy()
@@ -97,18 +86,16 @@ class HostRuns:
         runs, and the first token of each."""
         found: list[tuple[int, int]] = []
         counts = plan.num_sampled.tolist()
+        drafts_of = or_zeros(plan.drafts, len(plan.rows)).tolist()
+        unsettled_of = or_zeros(plan.unsettled, len(plan.rows)).tolist()
         sampled_end = 0
         token_end = 0
         for i, row in enumerate(plan.rows.tolist()):
             begin = sampled_end
             sampled_end += counts[i]
             token_end += int(closed.lens[i])
-            num_drafts = 0
-            if plan.drafts is not None:
-                num_drafts = int(plan.drafts[i])
-            unsettled = 0
-            if plan.unsettled is not None:
-                unsettled = int(plan.unsettled[i])
+            num_drafts = drafts_of[i]
+            unsettled = unsettled_of[i]
             if not num_drafts and not unsettled:
                 continue
             drafts = closed.tokens[token_end - num_drafts : token_end]

@@ -55,12 +55,7 @@ class DraftingSteps:
             drafting=None,
         )
         drawn[of_first] = self._tokens(first)
-        chain = _Chain(
-            plan,
-            drafting.slots,
-            begins,
-            np.cumsum(counts - draws) - (counts - draws),
-        )
+        chain = _Chain(plan, drafting.slots, begins, np.cumsum(counts - draws) - (counts - draws))
         for i in range(1, int(counts.max(initial=0))):
             goes_on = np.flatnonzero(counts > i)
             drawn[begins[goes_on] + i] = self._tokens(chain.step(goes_on, i, drawn))

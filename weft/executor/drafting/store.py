@@ -34,11 +34,6 @@ class PairedStore:
             self._released = frozenset(other.released)
             if not other.ok:
                 message = f"the draft model: {other.message}"
-                return replace(
-                    reply,
-                    ok=False,
-                    message=message,
-                    status=other.status,
-                )
+                return replace(reply, ok=False, message=message, status=other.status)
             reply = replace(reply, num_bytes=reply.num_bytes + other.num_bytes)
         return reply

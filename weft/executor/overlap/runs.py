@@ -12,7 +12,6 @@ knows what counts of step n. `drafting/closing.py` is the specification.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.arrays import IntArray, LongArray
+from weft.arrays import IntArray, LongArray, or_zeros
 from weft.ops.noise import row_keys
 from weft.ops.sampling import StagedSampling
 from weft.plan.step import LAST_SAMPLED, Plan
@@ -45,13 +44,8 @@ def has_runs(plan: Plan) -> bool:
 
 def run_columns(plan: Plan) -> tuple[IntArray | LongArray, ...]:
     """The fields of `StepRuns` for a plan that has some."""
-    none = np.zeros(len(plan.rows), np.int32)
-    drafts = none
-    if plan.drafts is not None:
-        drafts = plan.drafts
-    unsettled = none
-    if plan.unsettled is not None:
-        unsettled = plan.unsettled
+    drafts = or_zeros(plan.drafts, len(plan.rows))
+    unsettled = or_zeros(plan.unsettled, len(plan.rows))
     has_run = drafts > 0
     has_run |= unsettled > 0
     which = np.flatnonzero(has_run)
@@ -101,11 +95,7 @@ class SampledRuns:
         width = self.behind.shape[1]
         place = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
         sampled = self.behind.view(-1).take(of_row * width + place)
-        return torch.where(
-            given < LAST_SAMPLED,
-            sampled,
-            given,
-        )
+        return torch.where(given < LAST_SAMPLED, sampled, given)
 
     def begin(
         self, runs: StepRuns, last: Tensor, draws: StagedSampling | None
@@ -113,21 +103,13 @@ class SampledRuns:
         """Behind which tokens `last` [S] of a step one is sampled, and how, once it is known what
         counts of the runs that it begins with."""
         lost = self._lost(runs)
-        last = last.index_add(
-            0,
-            runs.begins,
-            -lost,
-        )
+        last = last.index_add(0, runs.begins, -lost)
         if draws is None:
             return last, None
         keys = runs.keys.view(-1, 2).index_select(0, runs.key_begins + lost)
         there = draws.device
         # The keys may be a view of memory that a captured step reads: a new tensor.
-        moved = there.keys.index_copy(
-            0,
-            runs.begins,
-            keys.to(there.keys.dtype),
-        )
+        moved = there.keys.index_copy(0, runs.begins, keys.to(there.keys.dtype))
         return last, replace(draws, device=there._replace(keys=moved))
 
     def settle(self, runs: StepRuns, tokens: Tensor, sampled: Tensor, last_tokens: Tensor) -> None:
@@ -150,26 +132,9 @@ class SampledRuns:
         num_right = num_right.masked_fill(self._lost(runs) > 0, 0)
         of_next = of_sampled + 1
         behind = sampled.take(of_next.clamp(max=last_sampled))
-        self.behind.index_copy_(
-            0,
-            runs.rows,
-            behind,
-        )
-        self.lost.index_copy_(
-            0,
-            runs.rows,
-            runs.drafts - num_right,
-        )
-        last_tokens.index_copy_(
-            0,
-            runs.rows,
-            sampled.take(runs.begins),
-        )
+        self.behind.index_copy_(0, runs.rows, behind)
+        self.lost.index_copy_(0, runs.rows, runs.drafts - num_right)
+        last_tokens.index_copy_(0, runs.rows, sampled.take(runs.begins))
 
     def _lost(self, runs: StepRuns) -> Tensor:
         return self.lost.take(runs.rows).masked_fill(runs.unsettled == 0, 0)
-
-
-def step_runs(there: Sequence[Tensor]) -> StepRuns:
-    """`run_columns` on the device."""
-    return StepRuns(*there)

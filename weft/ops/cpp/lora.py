@@ -31,39 +31,10 @@ class PackedPart(NamedTuple):
     scale: float
 
 
-class PieceAdapters:
-    """What all adapters add to one piece of a matrix."""
-
-    def __init__(self, places: Sequence[PartPlace], num_adapters: int, *, max_rank: int) -> None:
-        self.places = places
-        num_parts = len(places)
-        ranges = [abi.LoraRange(one.first_panel, one.num_panels, one.step) for one in places]
-        self._ranges = (abi.LoraRange * num_parts)(*ranges)
-        self._parts = (abi.PackedLoraPart * (num_adapters * num_parts))()
-        self._kept: dict[int, list[PackedPart | None]] = {}  # by place, what `_parts` points to
-        self.struct = abi.Lora(
-            num_parts=num_parts,
-            ranges=ctypes.addressof(self._ranges),
-            parts=ctypes.addressof(self._parts),
-            max_rank=max_rank,
-        )
-
-    def put(self, place: int, packed: list[PackedPart | None]) -> None:
-        for index, part in enumerate(packed):
-            _point_to(self._parts[place * len(packed) + index], part)
-        self._kept[place] = packed
-
-    def clear(self, place: int) -> None:
-        if place in self._kept:
-            self.put(place, [None] * len(self.places))
-            del self._kept[place]
-
-
-class ExpertAdapters:
-    """What all adapters add to the matrices of all experts."""
+class PartsOfAdapters:
+    """What all adapters add to the parts of a matrix, where kernels find it."""
 
     def __init__(self, num_parts: int, num_adapters: int) -> None:
-        """`num_parts` of all experts together."""
         self._num_parts = num_parts
         self._parts = (abi.PackedLoraPart * (num_adapters * num_parts))()
         self._kept: dict[int, list[PackedPart | None]] = {}  # by place, what `_parts` points to
@@ -74,7 +45,14 @@ class ExpertAdapters:
 
     def put(self, place: int, packed: list[PackedPart | None]) -> None:
         for index, part in enumerate(packed):
-            _point_to(self._parts[place * self._num_parts + index], part)
+            entry = self._parts[place * self._num_parts + index]
+            if part is None:
+                entry.rank = 0
+                continue
+            entry.a = part.a.data_ptr()
+            entry.b = part.b.data_ptr()
+            entry.scale = part.scale
+            entry.rank = part.rank
         self._kept[place] = packed
 
     def clear(self, place: int) -> None:
@@ -83,14 +61,20 @@ class ExpertAdapters:
             del self._kept[place]
 
 
-def _point_to(entry: abi.PackedLoraPart, part: PackedPart | None) -> None:
-    if part is None:
-        entry.rank = 0
-        return
-    entry.a = part.a.data_ptr()
-    entry.b = part.b.data_ptr()
-    entry.scale = part.scale
-    entry.rank = part.rank
+class PieceAdapters(PartsOfAdapters):
+    """The same of one piece of a matrix."""
+
+    def __init__(self, places: Sequence[PartPlace], num_adapters: int, *, max_rank: int) -> None:
+        super().__init__(len(places), num_adapters)
+        self.places = places
+        ranges = [abi.LoraRange(one.first_panel, one.num_panels, one.step) for one in places]
+        self._ranges = (abi.LoraRange * len(places))(*ranges)
+        self.struct = abi.Lora(
+            num_parts=len(places),
+            ranges=ctypes.addressof(self._ranges),
+            parts=self.address,
+            max_rank=max_rank,
+        )
 
 
 class TableAdapters:
@@ -130,7 +114,7 @@ class CppAdapters:
         self._pieces: dict[Panels, PieceAdapters] = {}
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
         self._tables: dict[Panels, TableAdapters] = {}
-        self._experts: dict[Panels, ExpertAdapters] = {}
+        self._experts: dict[Panels, PartsOfAdapters] = {}  # of the matrices of all experts
         # Structures of steps, which have ADAPTER_FIELDS; that of a fused step HEAD_ADAPTER_FIELDS.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
@@ -154,7 +138,7 @@ class CppAdapters:
                 continue
             if packed.num_experts > 1:
                 (panels,) = packed.pieces
-                of_all = ExpertAdapters(len(packed.sizes), self._num_adapters)
+                of_all = PartsOfAdapters(len(packed.sizes), self._num_adapters)
                 self._experts[panels] = of_all
                 continue
             pieces = []
@@ -191,7 +175,7 @@ class CppAdapters:
         return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
 
     def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
-        packed: list[tuple[PieceAdapters | ExpertAdapters, list[PackedPart | None]]] = []
+        packed: list[tuple[PartsOfAdapters, list[PackedPart | None]]] = []
         for matrix, of_matrix in parts.items():
             whole = cast(PackedMatrix, matrix)
             in_size = whole.padded_in

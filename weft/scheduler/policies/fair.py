@@ -441,12 +441,12 @@ class TenantLanes:
             self.best = np.concatenate((self.best, nobody))
             self.best_key = np.concatenate((self.best_key, np.full(num_new, np.inf)))
         for tenant in self.by_age.update(table):
-            first = next(self.by_age.of(tenant), NO_ENTRY)
+            first = self.by_age.lane(tenant).first() or NO_ENTRY
             self.oldest[tenant] = first[-1]
         if self.in_order is None:
             return
         for tenant in self.in_order.update(table):
-            first = next(self.in_order.of(tenant), NO_ENTRY)
+            first = self.in_order.lane(tenant).first() or NO_ENTRY
             self.best[tenant] = first[-1]
             self.best_key[tenant] = first[0]
 

@@ -62,8 +62,7 @@ class ResponseRatio(KeyPolicy):
     def look(self, table: WaitingTable) -> None:
         """Note the first of each lane that has changed."""
         for number in self._lanes.update(table):
-            lane = self._lanes.lanes.get(number)
-            first = None if lane is None else lane.first()
+            first = self._lanes.lane(number).first()
             if first is None:
                 self._heads.pop(number, None)
             else:

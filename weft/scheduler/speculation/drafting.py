@@ -84,11 +84,7 @@ class DraftingPlanner(SpeculativePlanner):
     def _guess_batch(self, guesses: list[Guess]) -> GuessBatch:
         columns = self._columns
         rows = np.array([guess.row for guess in guesses], dtype=np.int32)
-        batch = GuessBatch(
-            guesses,
-            rows,
-            columns,
-        )
+        batch = GuessBatch(guesses, rows, columns)
         slots: list[IntArray] = []
         own_slots: list[IntArray] = []
         tokens: list[IntArray] = []
@@ -100,9 +96,7 @@ class DraftingPlanner(SpeculativePlanner):
             slots.append(of_tokens)
             own_slots.append(of_drafts)
             tokens.append(columns.tokens[row, start:end])
-            positions.append(
-                np.arange(end, end + count, dtype=np.int32),
-            )
+            positions.append(np.arange(end, end + count, dtype=np.int32))
         counts = np.array([guess.num_drafts for guess in guesses], dtype=np.int32)
         facts = columns.facts(np.repeat(rows, counts))
         batch.plan = Plan(

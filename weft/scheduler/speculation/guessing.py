@@ -117,11 +117,7 @@ class Guesser:
         if is_unknown.any():
             tokens = tokens[: int(is_unknown.argmax())]
         self._kept_rows.add(guess.row)
-        self._drafts.keep(
-            request,
-            guess.start + guess.length,
-            tokens.tobytes(),
-        )
+        self._drafts.keep(request, guess.start + guess.length, tokens.tobytes())
         self._speculator.look_at(guess.row)
 
     def note_used(self, rows: set[int]) -> None:
@@ -156,18 +152,10 @@ class Guesser:
         guesses but for the last [count - 1]. It is going to have seen those tokens."""
         row, start, length, count = guess
         end = min(start + length, int(self._kv.columns.kv_len[row]))
-        known = self._kv.rows.slots_of(
-            row,
-            start,
-            end,
-        )
+        known = self._kv.rows.slots_of(row, start, end)
         self._has_seen[known] = True
         own = self._num_slots + row * self._num_own
-        of_tokens = np.full(
-            length,
-            own,
-            dtype=np.int32,
-        )
+        of_tokens = np.full(length, own, dtype=np.int32)
         of_tokens[: end - start] = known
         return of_tokens, np.arange(own + 1, own + max(count, 1), dtype=np.int32)
 
@@ -189,12 +177,7 @@ class Guesser:
         load = StepLoad(len(rows), int(lens.sum()))
         expected = speculator.priors()[self._source]
         # Of the rows, only the newest are not known better than by what is expected of all.
-        share = self._share(
-            model,
-            load,
-            len(rows),
-            int(ready[0]),
-        )
+        share = self._share(model, load, len(rows), int(ready[0]))
         if not is_trial and len(ready) > 4 and not self._count(share, expected, self._num_own):
             self._rest()
             return []
@@ -236,19 +219,12 @@ class Guesser:
         speculator = self._speculator
         columns = self._kv.columns
         length = int(columns.seq_len[row])
-        most = min(
-            speculator.most(row, length),
-            self._draft.context_length - length,
-        )
+        most = min(speculator.most(row, length), self._draft.context_length - length)
         trust = speculator.trust(row)
         if most < 1 or trust.hindrance or not trust.request.message.shares_kv:
             return None
         chances = speculator.chances(trust)
-        count = self._count(
-            share,
-            chances[self._source],
-            most,
-        )
+        count = self._count(share, chances[self._source], most)
         if is_trial:
             count = max(count, 1)
         if not count:
@@ -256,12 +232,7 @@ class Guesser:
             return None
         if self._is_told(trust, row, length, chances):
             return None
-        return self._piece(
-            row,
-            length,
-            count,
-            room,
-        )
+        return self._piece(row, length, count, room)
 
     def _rest(self) -> None:
         """Guesses do not pay."""
@@ -269,10 +240,7 @@ class Guesser:
 
     def _is_told(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
         """Whether another source, which is right as often, says what comes next."""
-        known = Known(
-            trust.request,
-            self._kv.columns.packed(row, length),
-        )
+        known = Known(trust.request, self._kv.columns.packed(row, length))
         for source, chance in zip(self._speculator.sources, chances, strict=True):
             if source is self._drafts or chance < chances[self._source]:
                 continue
@@ -290,12 +258,7 @@ class Guesser:
         end = min(length, start + room)
         if int(columns.tokens[row, start:end].max()) >= self._draft.vocab_size:
             return None
-        return Guess(
-            row,
-            start,
-            end - start,
-            count if end == length else 0,
-        )
+        return Guess(row, start, end - start, count if end == length else 0)
 
 
 def _model_drafts(speculator: Speculator) -> tuple[int, ModelDrafts]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray, consecutive
+from weft.arrays import BoolArray, IntArray, consecutive, or_zeros
 from weft.plan.step import LAST_SAMPLED, ForwardMode, Result
 from weft.scheduler.batch import Batch, stopped
 from weft.scheduler.feature import FeatureHooks
@@ -59,11 +59,7 @@ class DraftedBatch(Batch):
         # By row: the drafts of its step before that were not compared when this was planned.
         self.unsettled: dict[int, int] = {}
         if work.unsettled is not None:
-            pairs = zip(
-                work.rows.tolist(),
-                work.unsettled.tolist(),
-                strict=True,
-            )
+            pairs = zip(work.rows.tolist(), work.unsettled.tolist(), strict=True)
             self.unsettled = {row: num for row, num in pairs if num}
         # By row: its next step, if that was planned before this one was settled.
         self.followed: dict[int, Follower] = {}
@@ -76,11 +72,7 @@ class DraftedBatch(Batch):
     def num_there(self, columns: Columns) -> IntArray:
         # The drafts stand behind what is known. A row without drafts may lack its last token.
         behind_last = np.repeat(self.counts > 1, self.counts)
-        return np.where(
-            behind_last,
-            self.sample_lens,
-            super().num_there(columns),
-        )
+        return np.where(behind_last, self.sample_lens, super().num_there(columns))
 
     def is_live(self, columns: Columns) -> BoolArray:
         return super().is_live(columns) & self.kept
@@ -164,17 +156,10 @@ class SpeculativePlanner(Planner):
         drafts = self._speculator.propose(rows)
         self._drafts = drafts
         if drafts:
-            self._drafts = self._fitting(
-                rows,
-                self._beside(rows, num_before, drafts),
-            )
+            self._drafts = self._fitting(rows, self._beside(rows, num_before, drafts))
             for draft in drafts[len(self._drafts) :]:
                 self._speculator.drop(draft)
-        work = prepare_with_drafts(
-            self._kv,
-            rows,
-            self._drafts,
-        )
+        work = prepare_with_drafts(self._kv, rows, self._drafts)
         if self._planned is not None:
             self._planned.followed = followers(work)
             self._planned = None
@@ -183,13 +168,7 @@ class SpeculativePlanner(Planner):
     def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:
         if work.drafts is None:
             return super()._batch(mode, prefills, work)
-        batch = DraftedBatch(
-            mode,
-            prefills,
-            work,
-            self._columns,
-            self._drafts,
-        )
+        batch = DraftedBatch(mode, prefills, work, self._columns, self._drafts)
         batch.blocks_overlap = not self._overlaps
         self._planned = batch
         return batch
@@ -236,13 +215,8 @@ def _first_of(drafts: list[Draft], num_tokens: int) -> list[Draft]:
 
 def followers(work: StepTokens) -> dict[int, Follower]:
     """What follows in a step upon the last one of its rows, by row."""
-    none = np.zeros(len(work.rows), dtype=np.int32)
-    drafts = none
-    if work.drafts is not None:
-        drafts = work.drafts
-    unsettled = none
-    if work.unsettled is not None:
-        unsettled = work.unsettled
+    drafts = or_zeros(work.drafts, len(work.rows))
+    unsettled = or_zeros(work.unsettled, len(work.rows))
     numbers = zip(
         work.rows.tolist(),
         drafts.tolist(),
@@ -275,11 +249,7 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
     open_drafts = run_ends - num_known - 1
     if int(open_drafts.max(initial=0)) > 0:
         unsettled = np.maximum(open_drafts, 0)
-        starts = np.where(
-            unsettled > 0,
-            num_known,
-            starts,
-        )
+        starts = np.where(unsettled > 0, num_known, starts)
         counts = np.zeros(len(rows), dtype=np.int32)
     if drafts:
         num_drafts = {draft.row: len(draft.tokens) for draft in drafts}
@@ -301,11 +271,7 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
     is_sampled &= positions < run_ends
     of_run = num_known - positions
     known = columns.tokens[row_of_token, positions]
-    tokens = np.where(
-        is_sampled,
-        LAST_SAMPLED + of_run,
-        known,
-    )
+    tokens = np.where(is_sampled, LAST_SAMPLED + of_run, known)
     if unsettled is None:
         slots = kv.extend_running(row_of_token, positions)
     else:
@@ -316,13 +282,5 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
     columns.kv_len[rows] = ends
     columns.seq_len[rows] = ends + 1
     samples = np.ones(len(rows), dtype=np.bool_)
-    work = StepTokens(
-        rows,
-        starts,
-        lens,
-        tokens.astype(np.int32),
-        slots,
-        samples,
-        counts,
-    )
+    work = StepTokens(rows, starts, lens, tokens.astype(np.int32), slots, samples, counts)
     return work._replace(unsettled=unsettled)

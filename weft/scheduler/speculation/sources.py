@@ -67,32 +67,16 @@ class ExpectedText:
         output = known.output
         longest = min(len(output) // TOKEN_BYTES, LONGEST_MATCH)
         if longest < LONGEST_MATCH and expected.startswith(output):
-            return _behind(
-                expected,
-                len(output),
-                num_tokens,
-            )
+            return _behind(expected, len(output), num_tokens)
         # Where the answer and the text part for a while, both are as long, as a rule.
         near = max(len(output) - 64 * TOKEN_BYTES, 0)
         for size in range(longest, SHORTEST_MATCH - 1, -1):
             pattern = output[-size * TOKEN_BYTES :]
-            place = _find(
-                expected,
-                pattern,
-                near,
-            )
+            place = _find(expected, pattern, near)
             if place < 0:
-                place = _find(
-                    expected,
-                    pattern,
-                    0,
-                )
+                place = _find(expected, pattern, 0)
             if place >= 0:
-                return _behind(
-                    expected,
-                    place + len(pattern),
-                    num_tokens,
-                )
+                return _behind(expected, place + len(pattern), num_tokens)
         return b""
 
     def forget(self, request: Request) -> None:
@@ -150,11 +134,7 @@ class Repetition:
             pattern = tokens[-size * TOKEN_BYTES :]
             place = _find_last(tokens, pattern)
             if place >= 0:
-                return _behind(
-                    tokens,
-                    place + len(pattern),
-                    num_tokens,
-                )
+                return _behind(tokens, place + len(pattern), num_tokens)
         return b""
 
     def forget(self, request: Request) -> None:
@@ -187,11 +167,7 @@ class ModelDrafts:
         kept = self._kept.pop(known.request.id, None)
         if kept is None or kept.num_known * TOKEN_BYTES != len(known.tokens):
             return b""
-        return _behind(
-            kept.tokens,
-            0,
-            num_tokens,
-        )
+        return _behind(kept.tokens, 0, num_tokens)
 
     def forget(self, request: Request) -> None:
         self._kept.pop(request.id, None)
@@ -250,15 +226,7 @@ def _find(tokens: bytes, pattern: bytes, start: int) -> int:
 def _find_last(tokens: bytes, pattern: bytes) -> int:
     """The last place of a pattern before the one at the end; -1 if there is none."""
     end = len(tokens) - 1
-    place = tokens.rfind(
-        pattern,
-        0,
-        end,
-    )
+    place = tokens.rfind(pattern, 0, end)
     while place % TOKEN_BYTES and place >= 0:
-        place = tokens.rfind(
-            pattern,
-            0,
-            place + len(pattern) - 1,
-        )
+        place = tokens.rfind(pattern, 0, place + len(pattern) - 1)
     return place

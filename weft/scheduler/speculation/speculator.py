@@ -112,18 +112,8 @@ class Speculator:
         priors = self.priors()
         drafts: list[Draft] = []
         for row, length in zip(ready.tolist(), columns.seq_len[ready].tolist(), strict=True):
-            least = least_chance(
-                cost,
-                load,
-                len(rows),
-                length,
-            )
-            draft = self._draft(
-                row,
-                length,
-                least,
-                priors,
-            )
+            least = least_chance(cost, load, len(rows), length)
+            draft = self._draft(row, length, least, priors)
             self._is_due[row] = draft is not None
             if draft is not None:
                 drafts.append(draft)
@@ -155,11 +145,7 @@ class Speculator:
 
     def chances(self, trust: RowTrust) -> list[float]:
         """By source: the chance that a draft is right, if the one before is."""
-        pairs = zip(
-            trust.rates,
-            self.priors(),
-            strict=True,
-        )
+        pairs = zip(trust.rates, self.priors(), strict=True)
         return [rate.value(prior, WEIGHT) for rate, prior in pairs]
 
     def most(self, row: int, length: int) -> int:
@@ -178,11 +164,7 @@ class Speculator:
             return
         self._is_due[draft.row] = num_right > 0
         trust.rates[draft.source].learn(num_drafts, num_right, FORGET)
-        trust.trace.drafted(
-            option,
-            num_drafts,
-            num_right,
-        )
+        trust.trace.drafted(option, num_drafts, num_right)
 
     def lose(self, draft: Draft) -> None:
         """The draft was guessed behind others that were wrong: that says nothing of its source."""
@@ -191,11 +173,7 @@ class Speculator:
         self.counters.drafts[option].add(num_drafts, 0)
         trust = self._rows.get(draft.row)
         if trust is not None:
-            trust.trace.drafted(
-                option,
-                num_drafts,
-                0,
-            )
+            trust.trace.drafted(option, num_drafts, 0)
 
     def is_plain(self, row: int) -> bool:
         """Whether the request in a row uses no feature."""
@@ -214,11 +192,7 @@ class Speculator:
 
     def priors(self) -> list[float]:
         """By source: the part of its drafts that is expected to be right for a new request."""
-        pairs = zip(
-            self._rates,
-            self.sources,
-            strict=True,
-        )
+        pairs = zip(self._rates, self.sources, strict=True)
         return [rate.value(source.prior, WEIGHT_SOURCE) for rate, source in pairs]
 
     # Inside
@@ -257,25 +231,15 @@ class Speculator:
                 self._rates[i].fade(FADE_SOURCE)
                 continue
             if known is None:
-                known = Known(
-                    trust.request,
-                    self.columns.packed(row, length - num_ahead),
-                )
+                known = Known(trust.request, self.columns.packed(row, length - num_ahead))
             found = source.drafts(known, num_ahead + num)[num_ahead * TOKEN_BYTES :]
             if not found:
                 why = NO_IDEA
                 continue
-            tokens = self._cut(
-                trust,
-                np.frombuffer(found, dtype=np.int32),
-            )
+            tokens = self._cut(trust, np.frombuffer(found, dtype=np.int32))
             if len(tokens):
                 trust.trace.no_draft = ""
-                return Draft(
-                    row,
-                    i,
-                    tokens,
-                )
+                return Draft(row, i, tokens)
             why = RULED_OUT
         trust.trace.no_draft = why
         return None
