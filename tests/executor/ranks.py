@@ -76,13 +76,7 @@ def running(
         try:
             yield driver, comms
         finally:
-            for mine, _ in pairs:
-                mine.close()
-            driver.runner.close()
-            for follower in followers:
-                error = follower.exception(TIMEOUT_S)
-                if error is not None and not may_fail:
-                    raise error
+            _end(driver, pairs, followers, may_fail=may_fail)
 
 
 @contextmanager
@@ -111,16 +105,27 @@ def staged(
         try:
             yield driver
         finally:
-            for mine, _ in links:
-                mine.close()
-            driver.runner.close()
-            for follower in followers:
-                error = follower.exception(TIMEOUT_S)
-                if error is not None and not may_fail:
-                    raise error
+            _end(driver, links, followers, may_fail=may_fail)
             for pair in pipes:
                 for one in pair:
                     one.close()
+
+
+def _end(
+    driver: Driver,
+    links: list[tuple[SocketLink, socket.socket]],
+    followers: list[Future[None]],
+    *,
+    may_fail: bool,
+) -> None:
+    """Followers end with their links, and what they raised is raised."""
+    for mine, _ in links:
+        mine.close()
+    driver.runner.close()
+    for follower in followers:
+        error = follower.exception(TIMEOUT_S)
+        if error is not None and not may_fail:
+            raise error
 
 
 def _follow(

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -391,27 +391,31 @@ def test_what_is_done_between_steps_is_through_before_the_next(
 # The whole engine
 
 
+def with_graphs(folder: Path, graphs: bool, **settings: Any) -> EngineConfig:
+    """Settings of a small engine on the fake GPU, with graphs or without."""
+    asked = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        cuda_graph=graphs,
+        cuda_graph_sizes="1,2,4" if graphs else "",
+        cuda_graph_prompt=32,
+        max_running_requests=6,
+        chunked_prefill_size=24,
+        dtype="float32",
+        kv_tokens=400,
+        **settings,
+    )
+    machine = Machine(1, 8 * GB, 8 * GB, (GpuCard("fake", 8 * GB, 8 * GB),))
+    return resolve(asked, ModelConfig.from_folder(folder), machine).config
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 def test_outputs_do_not_depend_on_overlap(gpu: FakeGpu, tmp_path: Path, graphs: bool) -> None:
     """Greedy and drawn, prompts in chunks, beside each other and behind cached prefixes."""
     folder = write_tiny_model(tmp_path)
     outputs = []
     for overlap in (False, True):
-        asked = EngineConfig(
-            model=str(folder),
-            load_format="dummy",
-            overlap=overlap,
-            cuda_graph=graphs,
-            cuda_graph_sizes="1,2,4" if graphs else "",
-            cuda_graph_prompt=32,
-            max_running_requests=6,
-            chunked_prefill_size=24,
-            dtype="float32",
-        )
-        machine = Machine(1, 8 * GB, 8 * GB, (GpuCard("fake", 8 * GB, 8 * GB),))
-        config = resolve(
-            replace(asked, kv_tokens=400), ModelConfig.from_folder(folder), machine
-        ).config
+        config = with_graphs(folder, graphs, overlap=overlap)
         assert (config.device, config.page_size) == ("cuda", 1)
         engine = build_engine(config, folder).engine
         replays = gpu.num_replays
@@ -433,21 +437,7 @@ def test_outputs_do_not_depend_on_drafts_that_are_compared_on_the_device(
     monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
     outputs = []
     for sources in ("off", "tree,ngram"):
-        asked = EngineConfig(
-            model=str(folder),
-            load_format="dummy",
-            speculative=sources,
-            cuda_graph=graphs,
-            cuda_graph_sizes="1,2,4" if graphs else "",
-            cuda_graph_prompt=32,
-            max_running_requests=6,
-            chunked_prefill_size=24,
-            max_draft=4,
-            dtype="float32",
-            kv_tokens=400,
-        )
-        machine = Machine(1, 8 * GB, 8 * GB, (GpuCard("fake", 8 * GB, 8 * GB),))
-        config = resolve(asked, ModelConfig.from_folder(folder), machine).config
+        config = with_graphs(folder, graphs, speculative=sources, max_draft=4)
         assert config.overlap
         engine = build_engine(config, folder).engine
         # What was said the first time is in the prefix cache the second time.

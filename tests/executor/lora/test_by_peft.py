@@ -30,6 +30,15 @@ def plain(folder: Path) -> Any:
     )
 
 
+def fill_at_random(model: Any, scale: float) -> None:
+    """Give an adapter that was just made values of about this size."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3"])
 @pytest.mark.parametrize(
     "config",
@@ -51,11 +60,7 @@ def test_logits_are_those_of_the_model_that_peft_merges(
 ) -> None:
     base = base_of(family)
     with_adapter = peft.get_peft_model(plain(base.folder), peft.LoraConfig(lora_alpha=12, **config))
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in with_adapter.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    fill_at_random(with_adapter, 0.1)
     with_adapter.save_pretrained(tmp_path)
     # As it is read: the order of patterns is that of the file, which peft has sorted.
     merged = peft.PeftModel.from_pretrained(plain(base.folder), tmp_path).eval()
@@ -81,11 +86,7 @@ def test_experts_are_those_that_peft_computes(base_of, drive, tmp_path: Path) ->
         alpha_pattern={"experts.gate_up_proj": 5},
     )
     with_adapter = peft.get_peft_model(plain(base.folder), config)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in with_adapter.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    fill_at_random(with_adapter, 0.2)
     with_adapter.save_pretrained(tmp_path)
     with torch.inference_mode():
         logits = with_adapter.eval()(torch.tensor([TOKENS])).logits
