@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 # What the modules below each name may import of ours, besides each other; the longest name that fits a module counts.
 ALLOWED = {
     "arrays": set(),
+    "json_types": set(),
     "version": set(),
     "config": set(),
     "ops": set(),
@@ -68,7 +69,7 @@ ALLOWED = {
         "config",
     },
 }
-EVERYWHERE = {"arrays", "version"}  # any module may import it
+EVERYWHERE = {"arrays", "json_types", "version"}  # any module may import it
 UNBOUND = {
     "",
     "__main__",
@@ -82,6 +83,7 @@ UNBOUND = {
 WITHOUT_TORCH = (
     *(
         "arrays",
+        "json_types",
         "config",
         "plan",
         "messages",

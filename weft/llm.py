@@ -45,6 +45,7 @@ from weft.config.media_options import MOST_PER_PROMPT, PER_PROMPT
 from weft.config.model_errors import UnsupportedModel
 from weft.config.numbers import MAX_N
 from weft.config.options import SettingsError, did_you_mean, options_of
+from weft.json_types import JsonObject
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.codec import ToEngine
 from weft.messages.media import MediaItem
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from weft.engine.engine import Engine
     from weft.journal.recorder import RecordedEngine
 
-Message: TypeAlias = dict[str, Any]  # as OpenAI writes it: {"role": "user", "content": "..."}
+Message: TypeAlias = JsonObject  # as OpenAI writes it: {"role": "user", "content": "..."}
 # Text, token ids, vectors [n, H], or {"prompt": text or ids, "images": [...]} (`client/media.py`).
 Text: TypeAlias = str | Sequence[int] | NDArray[np.float32] | Mapping[str, Any]
 Pair: TypeAlias = tuple[str, str]  # two texts that a model reads together
@@ -113,7 +114,7 @@ class LLM:
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
         given = {"model": model, **settings}
         options = {option.name: option for option in options_of(EngineConfig)}
-        checked: dict[str, Any] = {}
+        checked: JsonObject = {}
         for name, value in given.items():
             if name not in options:
                 hint = did_you_mean(name, options)

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
 from weft.engine.engine import Engine
+from weft.json_types import JsonObject
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import read_cost
@@ -415,7 +416,7 @@ def _times_table(comparisons: Sequence[BatchingComparison]) -> str:
     return table(header, rows)
 
 
-def _figures(comparison: BatchingComparison) -> dict[str, Any]:
+def _figures(comparison: BatchingComparison) -> JsonObject:
     return {
         "scene": comparison.workload.name,
         "ratio": comparison.ratio,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from weft.grammar.protocol import (
     Grammars,
     Key,
 )
+from weft.json_types import JsonObject
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, SamplingParams
@@ -160,7 +161,7 @@ def bench_grammar(settings: Settings) -> int:
         "masks",
     ]
     rows: list[list[str]] = []
-    results: list[dict[str, Any]] = []
+    results: list[JsonObject] = []
     for kind in kinds:
         figures = _figures(runs[kind], runs["free"], options.streams)
         rows.append([kind, *map(number, figures.values())])

@@ -10,7 +10,7 @@ import resource
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from weft.bench.testbed import Testbed
 from weft.bench.workloads import WORKLOADS, Workload
 from weft.config.engine import EngineConfig
 from weft.config.options import Settings, SettingsError, option
+from weft.json_types import JsonObject
 from weft.sim.fit import write_steps
 from weft.sim.synthetic import at_once
 from weft.sim.table import number, table
@@ -227,7 +228,7 @@ def _arrivals(workload: Workload, first_key: int) -> list[Arrival]:
     return arrivals
 
 
-def _workload_figures(name: str, workload: Workload, seconds: list[float]) -> dict[str, Any]:
+def _workload_figures(name: str, workload: Workload, seconds: list[float]) -> JsonObject:
     output = sum(request.output_len for request in workload.requests)
     prompt = sum(request.prompt_len for request in workload.requests)
     median = statistics.median(seconds)
@@ -240,7 +241,7 @@ def _workload_figures(name: str, workload: Workload, seconds: list[float]) -> di
     }
 
 
-def _workload_table(workloads: dict[str, Workload], results: list[dict[str, Any]]) -> str:
+def _workload_table(workloads: dict[str, Workload], results: list[JsonObject]) -> str:
     header = ["", "", "output tok/s", "fastest", "total tok/s"]
     rows = []
     for result in results:

@@ -11,16 +11,16 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from weft.config.options import SettingsError
+from weft.json_types import JsonObject
 
 PERCENTS = (50, 90, 99)
 
 
-def write_json(name: str, kind: str, settings: dict[str, Any], results: object) -> None:
+def write_json(name: str, kind: str, settings: JsonObject, results: object) -> None:
     """Write results with what is needed to compare them to others; no file without a `name`."""
     if not name:
         return

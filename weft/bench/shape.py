@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from weft.bench.workloads import SHAPES
 from weft.config.model import ModelConfig
 from weft.config.options import Settings, SettingsError, did_you_mean, option
+from weft.json_types import JsonObject
 
 UNKNOWN = "<unk>"
 BEGIN = "<s>"
@@ -43,7 +43,7 @@ def bench_shape(settings: Settings) -> int:
     return 0
 
 
-def write_model(config: dict[str, Any], folder: Path) -> None:
+def write_model(config: JsonObject, folder: Path) -> None:
     """config.json, random weights in bfloat16, and a tokenizer with one word for each token id."""
     from weft.executor.weights.load import save_random
 
@@ -57,7 +57,7 @@ def write_model(config: dict[str, Any], folder: Path) -> None:
     _write(folder / "tokenizer.json", _tokenizer(config["vocab_size"]))
 
 
-def _tokenizer(vocab_size: int) -> dict[str, Any]:
+def _tokenizer(vocab_size: int) -> JsonObject:
     words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, vocab_size))]
     special = []
     for i, word in enumerate(words[:3]):
@@ -81,5 +81,5 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: JsonObject) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")

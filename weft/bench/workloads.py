@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from weft.json_types import JsonObject
 
 
 class RequestShape(NamedTuple):
@@ -53,7 +55,7 @@ WORKLOADS = {
     "w5": Workload("single: one of 64 in, 128 out", [RequestShape(0, 64, 128)]),
 }
 
-_QWEN3: dict[str, Any] = {
+_QWEN3: JsonObject = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_act": "silu",
@@ -67,7 +69,7 @@ _QWEN3: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
-SHAPES: dict[str, dict[str, Any]] = {  # config.json
+SHAPES: dict[str, JsonObject] = {  # config.json
     "tiny": {
         **_QWEN3,
         "hidden_size": 512,

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.cli.chat_backend import ChatBackend, ChatError
 from weft.cli.generate import SamplingOptions, asked, params_of
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, SettingsError, asked_help, option
+from weft.json_types import JsonObject
 
 if TYPE_CHECKING:
     from weft.llm import LLM
@@ -81,7 +82,7 @@ class LocalChatBackend:
         self._llm = llm
         self._params = params
 
-    def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
+    def answer(self, messages: list[JsonObject]) -> Generator[str, None, None]:
         from weft.messages.sampling import InvalidParam
 
         try:
@@ -98,7 +99,7 @@ class TerminalChat:
 
     def __init__(self, backend: ChatBackend, system: str) -> None:
         self._backend = backend
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[JsonObject] = []
         self._system = system
         self._clear()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import Protocol
+
+from weft.json_types import JsonObject
 
 
 class ChatError(Exception):
@@ -13,7 +15,7 @@ class ChatError(Exception):
 class ChatBackend(Protocol):
     name: str
 
-    def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
+    def answer(self, messages: list[JsonObject]) -> Generator[str, None, None]:
         """The next answer in pieces of text. Closing it early ends the request.
         Raises ChatError.
         """

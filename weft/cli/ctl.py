@@ -34,6 +34,7 @@ import msgspec.inspect
 from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.options import SWITCH_WORDS, SettingsError, did_you_mean
+from weft.json_types import JsonObject
 from weft.messages.by_name import parameters
 from weft.messages.control import AbortRequest, PauseGeneration, SetPolicy, StartProfile
 from weft.messages.weights import (
@@ -587,7 +588,7 @@ def _parser(command: CtlCommand) -> argparse.ArgumentParser:
     )
     for one in arguments_of(command):
         is_option = one.name.startswith("-")
-        options: dict[str, Any] = {"help": one.help}
+        options: JsonObject = {"help": one.help}
         if one.read is None:
             options["action"] = "store_true"
         else:
@@ -611,8 +612,8 @@ def _request(
     sends_content = any(one.place == "content" for one in arguments)
     usual: Place = "query" if command.method == "GET" or sends_content else "body"
     path = command.route
-    query: dict[str, Any] = {}
-    body: dict[str, Any] = {}
+    query: JsonObject = {}
+    body: JsonObject = {}
     sent: bytes | None = None
     for one in arguments:
         written = getattr(given, one.target)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.datastructures import Headers
@@ -25,6 +25,7 @@ from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 from weft.engine.engine import Engine
 from weft.engine.explain import trace_request_flow
+from weft.json_types import JsonObject
 from weft.launch.listen import listen
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import Explanation
@@ -57,7 +58,7 @@ class Camera:
         self._since = since
         self._last_step = -1
         self._first_s: float | None = None
-        self._tree: dict[str, Any] | None = None
+        self._tree: JsonObject | None = None
         self._round = 0
         self.frames: list[Frame] = []
         self.stride = 1  # steps from one frame to the next

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, Settings, SettingsError, asked_help, option
+from weft.json_types import JsonObject
 
 if TYPE_CHECKING:
     from weft.client.prompt import Prompt
@@ -95,7 +96,7 @@ class SamplingOptions:
     )
 
 
-def asked(settings: Settings) -> dict[str, Any]:
+def asked(settings: Settings) -> JsonObject:
     """What of `SamplingOptions` is set, by the names of the API;
     without `max_tokens` it is as long as may be.
     """
@@ -213,14 +214,14 @@ def _prompts(
             yield InvalidParam("line", f"this line cannot be read: {exc}")
 
 
-def _prompt(llm: LLM, line: dict[str, Any], defaults: SamplingParams) -> Prompt:
+def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> Prompt:
     import msgspec
 
     from weft.messages.sampling import SamplingParams
 
-    kinds: dict[str, Any] = {
+    kinds: JsonObject = {
         "prompt": str,
-        "messages": list[dict[str, Any]],
+        "messages": list[JsonObject],
         "input_ids": list[int],
     }
     given = [name for name in kinds if name in line]
@@ -238,8 +239,8 @@ def _prompt(llm: LLM, line: dict[str, Any], defaults: SamplingParams) -> Prompt:
     return llm.prompt(content, params)
 
 
-def _line(index: int, id: Any, output: Output) -> dict[str, Any]:
-    line: dict[str, Any] = {}
+def _line(index: int, id: Any, output: Output) -> JsonObject:
+    line: JsonObject = {}
     if id is not None:
         line["id"] = id
     line |= {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from weft.json_types import JsonObject
+
 
 def readable(answer: Any, indent: str = "") -> Iterator[str]:
     """JSON as lines.
@@ -23,7 +25,7 @@ def readable(answer: Any, indent: str = "") -> Iterator[str]:
             yield indent + line
 
 
-def _members(answer: dict[str, Any], indent: str) -> Iterator[str]:
+def _members(answer: JsonObject, indent: str) -> Iterator[str]:
     simple = [name for name, value in answer.items() if not isinstance(value, dict | list)]
     width = max(map(len, simple), default=0)
     for name, value in answer.items():
@@ -42,12 +44,12 @@ def _is_flat(value: Any) -> bool:
     return not any(isinstance(one, dict | list) for one in value.values())
 
 
-def _columns(rows: list[dict[str, Any]], indent: str) -> Iterator[str]:
+def _columns(rows: list[JsonObject], indent: str) -> Iterator[str]:
     names: dict[str, None] = {}  # of all rows, in the order in which they come
     for row in rows:
         names |= dict.fromkeys(row)
 
-    def cells_of(row: dict[str, Any]) -> list[str]:
+    def cells_of(row: JsonObject) -> list[str]:
         return [_plain(row.get(name)) for name in names]
 
     table = [list(names), *map(cells_of, rows)]

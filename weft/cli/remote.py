@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from weft.cli.chat_backend import ChatError
 from weft.config.options import SettingsError
+from weft.json_types import JsonObject
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
@@ -59,7 +60,7 @@ class RemoteChatBackend:
         self._body = {"stream": True, **sampling}
         self.name = self._model()
 
-    def answer(self, messages: list[dict[str, Any]]) -> Generator[str, None, None]:
+    def answer(self, messages: list[JsonObject]) -> Generator[str, None, None]:
         """As `ChatBackend.answer`.
 
         Closing the generator closes the connection, and that ends the request in the server.
@@ -96,7 +97,7 @@ class RemoteChatBackend:
                 raise SettingsError(f"{address} does not speak the OpenAI API") from exc
 
 
-def _text(event: dict[str, Any]) -> str:
+def _text(event: JsonObject) -> str:
     """The text that one event of the stream brings. Raises ChatError for an error."""
     if "error" in event:
         raise ChatError(str(event["error"].get("message", "the server reports an error")))

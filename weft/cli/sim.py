@@ -38,6 +38,7 @@ from weft.config.options import (
 from weft.engine.engine import Engine
 from weft.journal.file import MAGIC, JournalError, JournalReader
 from weft.journal.replay import BadJournal
+from weft.json_types import JsonObject
 from weft.route.policy import method_names
 from weft.scheduler import policies
 from weft.scheduler.composed.build import why_not
@@ -78,7 +79,7 @@ DEFAULTS: dict[str, Value] = {
 }
 SHORT_NAMES = {"schedule_policy": "policy"}  # of options that have another name here
 WORTH_SAYING = 0.05  # of a run's time, in steps whose cost is a guess
-FIXED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
+FIXED: JsonObject = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
     "policy": "order of waiting requests: " + ", ".join(policies.names()),
@@ -360,7 +361,7 @@ def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]
     return found
 
 
-def _settings(values: dict[str, Any]) -> SchedulerSettings:
+def _settings(values: JsonObject) -> SchedulerSettings:
     wrong = why_not(values["policy"])
     if wrong:
         raise SettingsError(f"--policy: {wrong}")
@@ -653,7 +654,7 @@ def _write_json(
             "against_first": changed._asdict() | {"worst": worst},
         }
         runs.append(run)
-    found: dict[str, Any] = {"cost": cost._asdict()}
+    found: JsonObject = {"cost": cost._asdict()}
     if recorded is not None:
         found["recorded"] = recorded.to_dict()
     try:

@@ -20,6 +20,7 @@ from weft.client.calls import EngineFault
 from weft.client.client import EngineClient
 from weft.client.engine_state import EngineUnavailable
 from weft.client.pictures import NO_STEPS, STEP_COLUMNS, HeadTexts, shown
+from weft.json_types import JsonObject
 from weft.messages.picture import Picture, Seen, Watch
 from weft.text.tokenizer import Tokenizer
 
@@ -68,10 +69,10 @@ class _Watched:
 
     def __init__(self) -> None:
         self.seen = Seen()
-        self.last: dict[str, Any] = {}  # picture, with the tree as last told
+        self.last: JsonObject = {}  # picture, with the tree as last told
         self.steps: deque[list[Any]] = deque(maxlen=MAX_STEPS)  # a list of columns for each
 
-    def take(self, fields: dict[str, Any]) -> None:
+    def take(self, fields: JsonObject) -> None:
         """The next picture."""
         steps = fields["steps"]
         tree = fields.get("tree")
@@ -94,7 +95,7 @@ class _Watched:
         self.seen = Seen(step, round)
         self.last = {**self.last, **fields}
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JsonObject:
         """The last picture, for who has seen none."""
         steps = dict(
             zip(
@@ -209,7 +210,7 @@ class Feed:
             seen={rank: one.seen for rank, one in self._engines.items()},
         )
 
-    async def _take(self, picture: Picture) -> dict[str, Any]:
+    async def _take(self, picture: Picture) -> JsonObject:
         if self._texts is None:
             self._texts = HeadTexts(
                 self._tokenizer,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.json_types import JsonObject
 from weft.messages.media import MediaKind
 from weft.messages.sampling import InvalidParam
 from weft.text.media.sources import MediaSource, text_source
@@ -30,9 +31,9 @@ FIELDS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": 
 
 def split_messages(
     messages: Iterable[Mapping[str, Any]],
-) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+) -> tuple[list[JsonObject], list[MediaSource]]:
     """Messages as their template gets them, and what they are about. Raises `InvalidParam`."""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     sources: list[MediaSource] = []
     for index, message in enumerate(messages):
         message = dict(message)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
 
+from weft.json_types import JsonObject
 from weft.messages.picture import (
     Picture,
     QueueColumns,
@@ -92,9 +92,9 @@ def ids_as_text(head: bytes) -> str:
 def shown(
     picture: Picture,
     text_of: TextOf,
-) -> dict[str, Any]:
+) -> JsonObject:
     """A picture of one engine as the page reads it."""
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "rank": picture.rank,
         "at_s": picture.at_s,
         "paused": picture.paused,
@@ -111,7 +111,7 @@ def shown(
     return fields
 
 
-def _steps(steps: StepColumns) -> dict[str, Any]:
+def _steps(steps: StepColumns) -> JsonObject:
     return {
         "number": _longs(steps.numbers),
         "mode": _ints(steps.modes),
@@ -123,7 +123,7 @@ def _steps(steps: StepColumns) -> dict[str, Any]:
     }
 
 
-def _rows(rows: RowColumns) -> dict[str, Any]:
+def _rows(rows: RowColumns) -> JsonObject:
     return {
         "rid": rows.rids,
         "tenant": rows.tenants,
@@ -138,7 +138,7 @@ def _rows(rows: RowColumns) -> dict[str, Any]:
     }
 
 
-def _queue(queue: QueueColumns) -> dict[str, Any]:
+def _queue(queue: QueueColumns) -> JsonObject:
     return {
         "rid": queue.rids,
         "why": queue.reasons,
@@ -146,7 +146,7 @@ def _queue(queue: QueueColumns) -> dict[str, Any]:
     }
 
 
-def _tree(tree: TreeColumns, text_of: TextOf) -> dict[str, Any]:
+def _tree(tree: TreeColumns, text_of: TextOf) -> JsonObject:
     return {
         "round": tree.round,
         "nodes": tree.num_nodes,

@@ -15,6 +15,7 @@ from weft.config.families.family import FULL
 from weft.config.gguf_architectures import ARCHITECTURES, StateLayers
 from weft.config.gguf_readers import expert_size
 from weft.config.model import BadCheckpoint, UnsupportedModel
+from weft.json_types import JsonObject
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class GgufModel(NamedTuple):
     long_factors: Sequence[float] = ()  # of `rope_factors_long.weight`
 
 
-def hf_config(model: GgufModel) -> dict[str, Any]:
+def hf_config(model: GgufModel) -> JsonObject:
     """What its `config.json` would say. Raises UnsupportedModel and BadCheckpoint."""
     keys = _Keys(model)
     keys.require_usual()
@@ -107,7 +108,7 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
             f"{model.name}: rope_freqs.weight has {len(model.rope_factors)} values; "
             f"heads of {head_dim} need {head_dim // 2}"
         )
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "architectures": [architecture.name],
         "hidden_size": hidden_size,
         "intermediate_size": keys.number("feed_forward_length", int, keys.expert_size),
@@ -145,7 +146,7 @@ def hf_config(model: GgufModel) -> dict[str, Any]:
     return found
 
 
-def hf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def hf_sampling(metadata: Mapping[str, Any]) -> JsonObject:
     """What its `generation_config.json` would say of sampling."""
     found = {}
     for key, name in SAMPLING.items():
@@ -276,8 +277,8 @@ class _Keys:
         return self._model.name
 
 
-def _rope(keys: _Keys) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", float, 10_000.0)}
+def _rope(keys: _Keys) -> JsonObject:
+    found: JsonObject = {"rope_theta": keys.number("rope.freq_base", float, 10_000.0)}
     kind = keys.text("rope.scaling.type", "none")
     # Old files have the factor alone.
     factor = keys.number("rope.scale_linear", float, 1.0)

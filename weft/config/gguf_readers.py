@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonObject
 
 T = TypeVar("T")
 Found = Mapping[str, Any]  # the part of a `config.json` that all architectures have
@@ -36,7 +37,7 @@ class ArchitectureKeys(Protocol):
         ...
 
 
-Reader: TypeAlias = Callable[[ArchitectureKeys, Found], dict[str, Any]]
+Reader: TypeAlias = Callable[[ArchitectureKeys, Found], JsonObject]
 
 
 class GgufKey(NamedTuple):
@@ -48,7 +49,7 @@ class GgufKey(NamedTuple):
     like: str = ""  # in place of a default: what was found under this key of `config.json`
 
 
-def said(keys: ArchitectureKeys, found: Found, wanted: Mapping[str, GgufKey]) -> dict[str, Any]:
+def said(keys: ArchitectureKeys, found: Found, wanted: Mapping[str, GgufKey]) -> JsonObject:
     """What a file says, under the keys of `config.json`."""
     values = {}
     for name, key in wanted.items():
@@ -57,7 +58,7 @@ def said(keys: ArchitectureKeys, found: Found, wanted: Mapping[str, GgufKey]) ->
     return values
 
 
-def nothing(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def nothing(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {}
 
 
@@ -66,7 +67,7 @@ def _whole(key: str, keys: ArchitectureKeys) -> float:
     return keys.number(key, float, 0.0) or 1.0
 
 
-def llama(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def llama(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """With experts it is Mixtral."""
     if keys.number("expert_count", int, 0):
         return mixtral(keys, found)
@@ -76,12 +77,12 @@ def llama(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
 
 
-def gemma(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def gemma(keys: ArchitectureKeys, found: Found) -> JsonObject:
     # Converters have added 1 to the weights of norms.
     return {"norm_weights_are_whole": True}
 
 
-def gemma2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def gemma2(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {
         **gemma(keys, found),
         "query_pre_attn_scalar": _query_scalar(found, largest=46),
@@ -91,7 +92,7 @@ def gemma2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def gemma3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def gemma3(keys: ArchitectureKeys, found: Found) -> JsonObject:
     rope = dict(found["rope_parameters"])
     rope["rope_theta"] = keys.number("rope.freq_base", float, 1_000_000.0)
     near = {
@@ -116,7 +117,7 @@ def _query_scalar(found: Found, largest: int) -> int:
     return int(found["head_dim"])
 
 
-def granite(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def granite(keys: ArchitectureKeys, found: Found) -> JsonObject:
     if not _has_positions(keys):
         raise UnsupportedModel(
             f"{keys.full('rope.scaling.finetuned')} is false: without positions, Granite is not "
@@ -130,7 +131,7 @@ def _has_positions(keys: ArchitectureKeys) -> bool:
     return keys.number("rope.scaling.finetuned", bool, True)
 
 
-def _granite_factors(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _granite_factors(keys: ArchitectureKeys, found: Found) -> JsonObject:
     scale = keys.number("attention.scale", float, 0.0)
     return {
         "embedding_multiplier": _whole("embedding_scale", keys),
@@ -140,7 +141,7 @@ def _granite_factors(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def olmo2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def olmo2(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """OLMo 3 has the name of OLMo 2, and windows; layers with a window rotate without scaling."""
     window = keys.number("attention.sliding_window", int, 0)
     if not window:
@@ -154,30 +155,30 @@ def olmo2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def cohere(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def cohere(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"logit_scale": _whole("logit_scale", keys)}
 
 
-def cohere2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def cohere2(keys: ArchitectureKeys, found: Found) -> JsonObject:
     window = keys.number("attention.sliding_window", int, 4_096)
     return {**cohere(keys, found), "sliding_window": window}
 
 
-def biases(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def biases(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"use_bias": found["attention_bias"], "use_qkv_bias": found["attention_bias"]}
 
 
-def starcoder2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def starcoder2(keys: ArchitectureKeys, found: Found) -> JsonObject:
     window = keys.number("attention.sliding_window", int, 0)
     return {**biases(keys, found), "sliding_window": window}
 
 
-def stablelm(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def stablelm(keys: ArchitectureKeys, found: Found) -> JsonObject:
     is_parallel = keys.number("use_parallel_residual", bool, False)
     return {**biases(keys, found), "use_parallel_residual": is_parallel}
 
 
-def gpt_neox(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def gpt_neox(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Converters have put the queries of all heads together, then their keys, then their values."""
     return {
         "heads_are_apart": True,
@@ -186,9 +187,9 @@ def gpt_neox(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def phi3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def phi3(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """A file has two lists of factors if the model was stretched."""
-    more: dict[str, Any] = {"sliding_window": keys.number("attention.sliding_window", int, 0)}
+    more: JsonObject = {"sliding_window": keys.number("attention.sliding_window", int, 0)}
     short, long = keys.short_and_long_factors()
     if not long:
         return more
@@ -204,16 +205,16 @@ def phi3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return {**more, "rope_parameters": rope, "original_max_position_embeddings": original}
 
 
-def nemotron(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def nemotron(keys: ArchitectureKeys, found: Found) -> JsonObject:
     # Converters have added 1 to the weights of norms.
     return {"norm_weights_are_whole": True, "hidden_act": "relu2"}
 
 
-def exaone4(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def exaone4(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Of the first release, files of the model with 64 layers do not say its windows."""
     of_32b = found["num_hidden_layers"] == 64
     window = keys.number("attention.sliding_window", int, 4_096 if of_32b else 0)
-    more: dict[str, Any] = {"sliding_window": window}
+    more: JsonObject = {"sliding_window": window}
     has_window = keys.flags("attention.sliding_window_pattern")
     if window and has_window:
         kinds = {True: "sliding_attention", False: "full_attention"}
@@ -221,7 +222,7 @@ def exaone4(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     return more
 
 
-def mistral3(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def mistral3(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Ministral 3, if queries grow with their positions; else Mistral."""
     growth = keys.number("attention.temperature_scale", float, 0.0)
     if not growth:
@@ -249,7 +250,7 @@ def experts(scores: int, wanted: Mapping[str, GgufKey], *others: Reader) -> Read
     """The reader of an architecture whose experts are chosen by these scores, and of what else it
     has."""
 
-    def read(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+    def read(keys: ArchitectureKeys, found: Found) -> JsonObject:
         kind = keys.number("expert_gating_func", int, scores)
         if kind not in (0, scores):
             raise UnsupportedModel(f"{keys.full('expert_gating_func')} is {kind}; read is {scores}")
@@ -266,34 +267,34 @@ def expert_size(keys: ArchitectureKeys, found: Found) -> int:
     return int(said(keys, found, {"size": _SIZE})["size"])
 
 
-def _is_mixtral(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _is_mixtral(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"architectures": ["MixtralForCausalLM"]}
 
 
-def _qkv_bias(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _qkv_bias(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"qkv_bias": found["attention_bias"]}
 
 
-def _scaled(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _scaled(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"routed_scaling_factor": _whole("expert_weights_scale", keys)}
 
 
-def _gpt_oss(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _gpt_oss(keys: ArchitectureKeys, found: Found) -> JsonObject:
     rope = {**found["rope_parameters"], "truncate": False}
     return {"gates_and_ups_are_apart": True, "rope_parameters": rope}
 
 
-def _granite_experts(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _granite_experts(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """With a part that all tokens share, it is another class."""
     size = keys.number("expert_shared_feed_forward_length", int, 0)
-    values: dict[str, Any] = {"gates_and_ups_are_apart": True}
+    values: JsonObject = {"gates_and_ups_are_apart": True}
     if size:
         values["architectures"] = ["GraniteMoeSharedForCausalLM"]
         values["shared_intermediate_size"] = size
     return values
 
 
-def _groups(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _groups(keys: ArchitectureKeys, found: Found) -> JsonObject:
     wanted = {
         "n_group": GgufKey("expert_group_count", int, 1),
         "topk_group": GgufKey("expert_group_used_count", int, 1),
@@ -369,13 +370,13 @@ ernie_moe = experts(
 # Layers that keep a state
 
 
-def lfm2(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def lfm2(keys: ArchitectureKeys, found: Found) -> JsonObject:
     # The size of the feed-forward part is the one that is computed with.
     wanted = {"conv_L_cache": GgufKey("shortconv.l_cache", int)}
     return {**said(keys, found, wanted), "block_auto_adjust_ff_dim": False}
 
 
-def _choice_bias(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _choice_bias(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"use_expert_bias": keys.has("exp_probs_b.bias")}
 
 
@@ -393,7 +394,7 @@ lfm2_moe = experts(
 )
 
 
-def gated_delta(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def gated_delta(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Converters have added 1 to the weights of norms, and written what a state decays by."""
     wanted = {
         "linear_num_key_heads": GgufKey("ssm.group_count", int),
@@ -417,7 +418,7 @@ def gated_delta(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def mamba(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def mamba(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Mamba 2. Converters have written what a state decays by."""
     wanted = {
         "mamba_n_heads": GgufKey("ssm.time_step_rank", int),
@@ -440,7 +441,7 @@ def mamba(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def granite_hybrid(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def granite_hybrid(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """The size of the part that all tokens share is said even where it is all that there is."""
     wanted = {
         "num_local_experts": GgufKey("expert_count", int, 0),
@@ -461,12 +462,12 @@ def granite_hybrid(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
     }
 
 
-def qwen3_5(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def qwen3_5(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Converters have put the first value head of every key head before the second."""
     return {**gated_delta(keys, found), "value_heads_are_tiled": True}
 
 
-def _linear_inputs(keys: ArchitectureKeys, found: Found) -> dict[str, Any]:
+def _linear_inputs(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Files of the first converter have one tensor, as the model's own."""
     return {"linear_inputs_are_apart": keys.has("attn_gate.weight")}
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, did_you_mean, options_of
+from weft.json_types import JsonObject
 
 
-def read_object(flag: str, text: str, known: Sequence[str]) -> dict[str, Any]:
+def read_object(flag: str, text: str, known: Sequence[str]) -> JsonObject:
     """The members of what stands behind `flag`, all of which are `known`. Raises SettingsError."""
     try:
         content = json.loads(text)
@@ -35,5 +36,5 @@ def spread(config: EngineConfig, source: str, values: Mapping[str, Any]) -> Engi
         if getattr(config, name) != option.default:
             flag = options[source].flag
             raise SettingsError(f"{flag} and {option.flag} are both given; one is enough")
-    changed: dict[str, Any] = {**values, source: ""}
+    changed: JsonObject = {**values, source: ""}
     return replace(config, **changed)

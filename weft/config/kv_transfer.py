@@ -12,6 +12,7 @@ from weft.config.engine import EngineConfig
 from weft.config.handoff import DECODE, PREFILL
 from weft.config.json_object import read_object, spread
 from weft.config.options import SettingsError, options_of
+from weft.json_types import JsonObject
 
 FLAG = "--kv-transfer-config"
 ROLES = {"kv_producer": PREFILL, "kv_consumer": DECODE}
@@ -32,7 +33,7 @@ def with_kv_transfer_config(config: EngineConfig) -> EngineConfig:
         return config
     content = read_object(FLAG, config.kv_transfer_config, KNOWN)
     _check_connector(content)
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for key, (name, words) in WORDS.items():
         if key in content:
             values[name] = _word(key, content[key], words)
@@ -45,7 +46,7 @@ def with_kv_transfer_config(config: EngineConfig) -> EngineConfig:
     return spread(config, "kv_transfer_config", values)
 
 
-def _check_connector(content: dict[str, Any]) -> None:
+def _check_connector(content: JsonObject) -> None:
     connector = content.get("kv_connector", CONNECTORS[0])
     if connector not in CONNECTORS:
         raise SettingsError(

@@ -27,6 +27,7 @@ from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import turn_end_id
 from weft.config.vision.spec import TowerSpec
+from weft.json_types import JsonObject
 
 __all__ = [
     "DTYPES",
@@ -381,7 +382,7 @@ def _quantization(
         ) from exc
 
 
-def _of_the_text(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _of_the_text(config: Mapping[str, Any], family: Family) -> JsonObject:
     """The values for the text model: of a model that also sees or hears, those of its
     `text_config` come first, but for what the whole decides. What no file says is as the family
     has it."""
@@ -397,7 +398,7 @@ def _of_the_text(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return found
 
 
-def _said(config: Mapping[str, Any]) -> dict[str, Any]:
+def _said(config: Mapping[str, Any]) -> JsonObject:
     return {key: value for key, value in config.items() if value is not None}
 
 
@@ -480,14 +481,14 @@ def stored_dtype(config: Mapping[str, Any]) -> str:
     return dtype
 
 
-def read_json_if_there(path: Path) -> dict[str, Any]:
+def read_json_if_there(path: Path) -> JsonObject:
     """As `read_json`; {} if there is no such file."""
     if path.exists():
         return read_json(path)
     return {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """The object in a file of a model. Raises ModelNotFound."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -21,6 +21,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
 
+from weft.json_types import JsonObject
+
 Value: TypeAlias = str | int | float | bool | None
 
 SWITCH_WORDS = {
@@ -45,7 +47,7 @@ class SettingsError(ValueError):
 class Config(Protocol):
     """Any dataclass whose fields are made by `option`."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __dataclass_fields__: ClassVar[JsonObject]
 
 
 C = TypeVar("C", bound=Config)
@@ -266,7 +268,7 @@ class Settings:
         """A `config` with what the user has set, and defaults for the rest."""
         return config(**self.given(config))
 
-    def given(self, config: type[Config]) -> dict[str, Any]:
+    def given(self, config: type[Config]) -> JsonObject:
         """What of a `config` the user has set."""
         return {
             item.name: self._values[item.name]

@@ -11,9 +11,9 @@ changed while the engine runs. Knows nothing of how the scheduler uses a value.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from weft.config.options import option
+from weft.json_types import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +237,6 @@ class SchedulingOptions:
     )
 
 
-def scheduling_values(config: SchedulingOptions) -> dict[str, Any]:
+def scheduling_values(config: SchedulingOptions) -> JsonObject:
     """What `config` says about scheduling, by name, for another class with these options."""
     return {item.name: getattr(config, item.name) for item in fields(SchedulingOptions)}

@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from weft.config.drafts import AUTO, MODEL, SOURCES, source_named
 from weft.config.engine import EngineConfig
 from weft.config.json_object import read_object, spread
 from weft.config.options import SettingsError, options_of
+from weft.json_types import JsonObject
 
 FLAG = "--speculative-config"
 METHOD = "method"
@@ -29,14 +28,14 @@ def with_speculative_config(config: EngineConfig) -> EngineConfig:
         return config
     content = read_object(FLAG, config.speculative_config, (METHOD, *OPTIONS))
     options = {option.name: option for option in options_of(EngineConfig)}
-    values: dict[str, Any] = {"speculative": _method(content)}
+    values: JsonObject = {"speculative": _method(content)}
     for key, name in OPTIONS.items():
         if key in content:
             values[name] = options[name].from_python(content[key], f"{FLAG}: {key}")
     return spread(config, "speculative_config", values)
 
 
-def _method(content: dict[str, Any]) -> str:
+def _method(content: JsonObject) -> str:
     """The sources of drafts: of a method that is not named, what the keys are for."""
     method = content.get(METHOD)
     if method is None:

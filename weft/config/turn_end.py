@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from weft.json_types import JsonObject
+
 
 def turn_end_id(folder: Path) -> int | None:
     """The id of the tokenizer's `eos_token`.
@@ -43,7 +45,7 @@ def _turn_end(folder: Path) -> str | None:
     return None
 
 
-def _parts(path: Path) -> dict[str, Any]:
+def _parts(path: Path) -> JsonObject:
     """The values of a JSON object as they are written: most of a tokenizer is not looked at."""
     import msgspec  # here: the help of the command line does without it
 

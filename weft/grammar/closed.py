@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from weft.json_types import JsonObject
+
 _NAMING = ("properties", "patternProperties")
 _SAYS_IT = ("additionalProperties", "unevaluatedProperties")
 _TOGETHER = ("allOf", "anyOf", "oneOf")  # lists of schemas for the same value
@@ -23,7 +25,7 @@ _IN_ONE = ("items", "additionalItems", "contains", "additionalProperties", "unev
 _IN_LIST = ("prefixItems", "items", *_TOGETHER)
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 
-Schema = dict[str, Any]
+Schema = JsonObject
 
 
 def closed(schema: Any) -> Any:

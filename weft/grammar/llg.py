@@ -18,10 +18,11 @@ from weft.grammar.closed import closed, is_compact
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import LarkWriter, as_format
+from weft.json_types import JsonObject
 
 # Between the tokens of JSON: bounded, or a weak model never ends it.
 WHITESPACE = r" |\n( {0,16}|\t{0,8})"
-COMPACT: dict[str, Any] = {
+COMPACT: JsonObject = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -171,7 +172,7 @@ class LlgCompiler:
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
     def _schema(self, schema: Any, *, lenient: bool) -> str:
-        space: dict[str, Any] = {"whitespace_pattern": WHITESPACE}
+        space: JsonObject = {"whitespace_pattern": WHITESPACE}
         if is_compact(schema):
             space = COMPACT
         options: Any = {"lenient": lenient, **space}
@@ -179,10 +180,10 @@ class LlgCompiler:
         make = self._library.LLMatcher
         return str(make.grammar_from_json_schema(text, overrides=options))
 
-    def _tags(self, tag: dict[str, Any], lenient: bool) -> str:
+    def _tags(self, tag: JsonObject, lenient: bool) -> str:
         options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
 
-        def with_options(schema: Any) -> dict[str, Any]:
+        def with_options(schema: Any) -> JsonObject:
             kept = closed(schema) if isinstance(schema, dict) else {}
             return {**kept, "x-guidance": options}
 

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from weft.grammar.protocol import InvalidGrammar
+from weft.json_types import JsonObject
 
-Format: TypeAlias = dict[str, Any]
+Format: TypeAlias = JsonObject
 TEXT = r"/(.|\n)*/"
 _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
-def as_format(tag: dict[str, Any]) -> Format:
+def as_format(tag: JsonObject) -> Format:
     """The format of a structural tag in either form."""
     if "format" in tag:
         return dict(tag["format"])

@@ -22,6 +22,7 @@ from typing import Any, cast
 import msgspec
 
 from weft.journal.records import Began, CacheFlushed, Record, Submitted
+from weft.json_types import JsonObject
 from weft.messages.calls import ControlRequest
 from weft.messages.control import AbortRequest, ExplainRequest, GetState, LogRequestTimes, SetPolicy
 
@@ -49,7 +50,7 @@ def record_of(data: bytes) -> Record | None:
             began[SETTINGS] = _settings(began[SETTINGS])
             return msgspec.convert([BEGAN, *began], Began)
         case [tag, {"type": "rpc", "method": str(method), **fields}] if tag == SUBMITTED:
-            return _of_call(method, cast(dict[str, Any], fields.get("params", {})))
+            return _of_call(method, cast(JsonObject, fields.get("params", {})))
         case [tag, {"type": str(name), **fields}] if tag == SUBMITTED and name in RENAMED:
             before, now = RENAMED[name]
             fields[now] = fields.pop(before, None)
@@ -57,7 +58,7 @@ def record_of(data: bytes) -> Record | None:
     raise ValueError("it is of no version")
 
 
-def _settings(fields: dict[str, Any]) -> dict[str, Any]:
+def _settings(fields: JsonObject) -> JsonObject:
     """The scheduler's settings of version 3 and before, by the names of now."""
     now = dict(fields)
     now["schedule_policy"] = now.pop("policy")
@@ -71,7 +72,7 @@ def _settings(fields: dict[str, Any]) -> dict[str, Any]:
     return now
 
 
-def _of_call(method: str, params: dict[str, Any]) -> Record:
+def _of_call(method: str, params: JsonObject) -> Record:
     """A call by name. One that changed nothing, or was refused, is one that asks for the state."""
     if method == "flush_cache":
         return CacheFlushed()
@@ -81,7 +82,7 @@ def _of_call(method: str, params: dict[str, Any]) -> Record:
     return Submitted(make(params))
 
 
-_CALLS: dict[str, Callable[[dict[str, Any]], ControlRequest[Any]]] = {
+_CALLS: dict[str, Callable[[JsonObject], ControlRequest[Any]]] = {
     "set_policy": lambda params: SetPolicy(params.get("policy", "")),
     "abort": lambda params: AbortRequest(params.get("rid"), params.get("all")),
     "trace_request_flow": lambda params: ExplainRequest(params.get("rid", "")),

@@ -32,6 +32,8 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from weft.json_types import JsonObject
+
 Name: TypeAlias = list[Any]  # of something outside: atoms
 NameOf: TypeAlias = Callable[[Any], Name | None]
 Find: TypeAlias = Callable[[Name], Any]
@@ -234,7 +236,7 @@ class _Restorer:
     """First all things are made empty, then objects and lists get their content, then what is
     looked up by a hash: that may depend on what the keys hold."""
 
-    def __init__(self, tree: dict[str, Any], find: Find) -> None:
+    def __init__(self, tree: JsonObject, find: Find) -> None:
         self._find = find
         self._kinds: dict[str, type] = {}
         self._classes = [(self._kind(name), names) for name, names in tree["classes"]]

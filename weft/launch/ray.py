@@ -11,7 +11,6 @@ weft imports Ray.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Any
 
 from ray import serve
 from ray.serve import Application
@@ -21,6 +20,7 @@ from weft.client.engine_state import EngineUnavailable
 from weft.config.engine import EngineConfig
 from weft.config.options import Command
 from weft.config.server import ServerConfig
+from weft.json_types import JsonObject
 from weft.launch.embed import embedded
 from weft.launch.front import Front
 
@@ -54,7 +54,7 @@ class WeftReplica:
             raise EngineUnavailable(self._front.lost.result().reason)
         self._front.client.state.require_ready()
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    def record_routing_stats(self) -> JsonObject:
         """For routers of Ray that go by load."""
         if self._front is None:
             return {}

@@ -16,6 +16,7 @@ import zmq
 
 from weft.client.fleet.joined import join
 from weft.config.options import SettingsError
+from weft.json_types import JsonObject
 from weft.launch.engine_process import FOLDER_PREFIX, RPC_SOCKET
 from weft.messages.by_name import BadCall, plain, request_named
 from weft.messages.calls import CallFailed, ControlReply, ControlRequest, SuccessReply
@@ -38,7 +39,7 @@ def running() -> dict[int, Path]:
 
 
 def rpc(
-    method: str, params: dict[str, Any] | None = None, *, pid: int = 0, timeout_s: float = TIMEOUT_S
+    method: str, params: JsonObject | None = None, *, pid: int = 0, timeout_s: float = TIMEOUT_S
 ) -> Any:
     """Make the control request `method` and return its reply, as plain values.
 

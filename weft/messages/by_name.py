@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import REQUESTS
 
@@ -39,7 +40,7 @@ def parameters(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field for field in kind.__struct_fields__ if field != "call")
 
 
-def plain(reply: ControlReply) -> dict[str, Any]:
+def plain(reply: ControlReply) -> JsonObject:
     """A reply as plain values, also those that are as by default."""
     return {name: msgspec.to_builtins(getattr(reply, name)) for name in parameters(type(reply))}
 

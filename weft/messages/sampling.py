@@ -32,6 +32,7 @@ from weft.config.numbers import (
     TOKEN,
     Number,
 )
+from weft.json_types import JsonObject
 
 
 class InvalidParam(ValueError):
@@ -111,7 +112,7 @@ class Processor(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     name: str
-    params: dict[str, Any] = {}
+    params: JsonObject = {}
 
     @property
     def num_bytes(self) -> int:

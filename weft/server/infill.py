@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.json_types import JsonObject
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.context import ServerContext
@@ -176,8 +176,8 @@ class InfillReply:
     def closing(self) -> bytes:
         return b""
 
-    def _answer(self, delta: Delta) -> dict[str, Any]:
-        answer: dict[str, Any] = {
+    def _answer(self, delta: Delta) -> JsonObject:
+        answer: JsonObject = {
             "index": 0,
             "content": delta.text,
             "tokens": delta.token_ids,
@@ -187,7 +187,7 @@ class InfillReply:
             answer |= self._numbers(delta.end)
         return answer
 
-    def _numbers(self, end: CompletionEnd) -> dict[str, Any]:
+    def _numbers(self, end: CompletionEnd) -> JsonObject:
         total_ms = 1e3 * (time.perf_counter() - self._began)
         prompt_ms = 0.0
         if self._completion.first_token_at:

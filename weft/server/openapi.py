@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from weft.config.numbers import NUMBERS, QUERIES, Number
+from weft.json_types import JsonObject
 from weft.messages.calls import ControlRequest
 from weft.server.errors import ErrorBody
 from weft.server.operation import Operation
 
 
-def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+def openapi_document(operations: Sequence[Operation], version: str) -> JsonObject:
     """The routes and the schemas of their bodies, as OpenAPI 3.1."""
     types: set[type[msgspec.Struct]] = set()
     for operation in operations:
@@ -32,7 +33,7 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
         if issubclass(type, ControlRequest):
             _hide_envelope(components[type.__name__])
     schema_of = dict(zip(ordered, schemas, strict=True))
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, JsonObject] = {}
     for operation in operations:
         methods = paths.setdefault(_template(operation.path), {})
         methods[operation.method.lower()] = _describe(operation, schema_of)
@@ -78,14 +79,14 @@ def _docs_row(operation: Operation) -> str:
 
 
 def _describe(
-    operation: Operation, schema_of: dict[type[msgspec.Struct], dict[str, Any]]
-) -> dict[str, Any]:
+    operation: Operation, schema_of: dict[type[msgspec.Struct], JsonObject]
+) -> JsonObject:
     failure = {"description": "error", "content": _json(schema_of[ErrorBody])}
-    success: dict[str, Any] = {"description": "success"}
+    success: JsonObject = {"description": "success"}
     if operation.answer is not None:
         success["content"] = _json(schema_of[operation.answer])
     path_name = operation.path.replace("/", "_").replace(":path", "")
-    described: dict[str, Any] = {
+    described: JsonObject = {
         "summary": operation.summary,
         "operationId": f"{operation.method.lower()}{path_name}",
         "responses": {
@@ -107,9 +108,9 @@ def _describe(
     return described
 
 
-def _parameters(operation: Operation) -> list[dict[str, Any]]:
+def _parameters(operation: Operation) -> list[JsonObject]:
     """Of the query and of the path."""
-    parameters: list[dict[str, Any]] = []
+    parameters: list[JsonObject] = []
     for name in operation.query:
         schema = _range(QUERIES[name])
         parameters.append({"name": name, "in": "query", "schema": schema})
@@ -125,7 +126,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
     return parameters
 
 
-def _hide_envelope(component: dict[str, Any]) -> None:
+def _hide_envelope(component: JsonObject) -> None:
     """Leave out what a message has for its way to the engine: its tag and the number of the call.
 
     The server puts both in, whatever a body says.
@@ -135,7 +136,7 @@ def _hide_envelope(component: dict[str, Any]) -> None:
     component["required"] = [name for name in component.get("required", ()) if name != "type"]
 
 
-def _bound(component: dict[str, Any]) -> None:
+def _bound(component: JsonObject) -> None:
     """Write the ranges of its numbers into the schema of a body.
 
     Answers have none under these names.
@@ -146,27 +147,27 @@ def _bound(component: dict[str, Any]) -> None:
                 one.update(_range(NUMBERS[name]))
 
 
-def _numbers_in(schema: Any) -> list[dict[str, Any]]:
+def _numbers_in(schema: Any) -> list[JsonObject]:
     """The schemas of numbers in the schema of a field: its own, of alternatives and of items."""
     if not isinstance(schema, dict):
         return []
     if schema.get("type") in ("integer", "number"):
         return [schema]
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for part in (*schema.get("anyOf", ()), schema.get("items")):
         found += _numbers_in(part)
     return found
 
 
-def _values_in(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def _values_in(schema: JsonObject) -> list[JsonObject]:
     """The schemas of numbers that are the values of an object."""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for part in (schema, *schema.get("anyOf", ())):
         found += _numbers_in(part.get("additionalProperties"))
     return found
 
 
-def _range(number: Number) -> dict[str, Any]:
+def _range(number: Number) -> JsonObject:
     kind = "integer" if number.kind is int else "number"
     if number.is_token:
         return {"type": kind, "minimum": 0}  # the model says how far the vocabulary goes
@@ -175,7 +176,7 @@ def _range(number: Number) -> dict[str, Any]:
     return {"type": kind, lowest: low, "maximum": number.high}
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json(schema: JsonObject) -> JsonObject:
     return {"application/json": {"schema": schema}}
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.json_types import JsonObject
+
 MAX_STORED = 1_000
 MAX_STORED_BYTES = 64_000_000
 STORED_S = 3_600.0  # then a response is forgotten
@@ -24,9 +26,9 @@ class Stored(NamedTuple):
     instructions. `items`: the input of this response's request alone.
     """
 
-    response: dict[str, Any]
+    response: JsonObject
     history: list[Any]
-    items: list[dict[str, Any]]
+    items: list[JsonObject]
     size: int  # bytes, as JSON
     at_s: float
     owner: str
@@ -48,10 +50,10 @@ class ResponseStore:
 
     def put(
         self,
-        response: dict[str, Any],
+        response: JsonObject,
         history: list[Any],
         owner: str = "",
-        items: Sequence[dict[str, Any]] = (),
+        items: Sequence[JsonObject] = (),
     ) -> None:
         """Keep a response instead of an older state of it.
 

@@ -16,6 +16,7 @@ from weft.client.adapters import DEFAULT_MODEL, AdapterRefused, NamedAdapter
 from weft.client.generation import Generation
 from weft.client.prompt import Prompt, with_reasoning_marks
 from weft.config.pairs import parse_tenant_ttft
+from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
@@ -64,7 +65,7 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None  # beside the likeliest tokens of every position
     # What the answer must be (`server/fields/grammar.py`):
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     guided_json: Any = None
     guided_json_object: bool | None = None
     guided_regex: str | None = None
@@ -106,7 +107,7 @@ def sampling_of(
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
         message = f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}"
         raise InvalidParam("max_tokens", message)
-    others: dict[str, Any] = {}
+    others: JsonObject = {}
     if body.logprob_token_ids:
         if logprobs is None:
             raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")

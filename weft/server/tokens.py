@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.json_types import JsonObject
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
@@ -31,12 +32,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | list[str] | None = None
     messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    chat_template_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
     return_token_strs: bool | None = None
 
 
@@ -45,10 +46,10 @@ class TemplateRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     messages: list[ChatMessage]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -134,7 +135,7 @@ async def _tokenized(
     ids: list[int] | list[list[int]],
     count: int | list[int],
 ) -> ASGIApp:
-    answer: dict[str, Any] = {
+    answer: JsonObject = {
         "tokens": ids,
         "count": count,
         "max_model_len": context.info.context_length,

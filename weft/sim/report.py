@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.arrays import BoolArray
+from weft.json_types import JsonObject
 from weft.sim.outcome import ABORTED, DONE, REFUSED
 from weft.sim.run import DoubleArray, Record
 from weft.sim.table import number, table
@@ -60,7 +61,7 @@ class Summary:
     encoder_hits: int = 0  # pictures that were there encoded when a prompt needed them
     encoder_s: float = 0.0  # that encoders worked
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """For JSON: what never happened is null."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 

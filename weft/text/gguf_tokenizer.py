@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.json_types import JsonObject
 from weft.text.tokenizer import TokenizerError
 
 HINT = "give the tokenizer of the original model with --tokenizer, a folder or hub id"
@@ -55,7 +56,7 @@ _GPT_2 = _BYTE_LEVEL | {"use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
-def _split(*expressions: str) -> list[dict[str, Any]]:
+def _split(*expressions: str) -> list[JsonObject]:
     """By each expression in turn: what one has found is split by the next."""
     splitters = [
         {
@@ -70,7 +71,7 @@ def _split(*expressions: str) -> list[dict[str, Any]]:
 
 
 # By the name that files give under `tokenizer.ggml.pre`.
-PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
     "gpt-2": [_GPT_2],
     "phi-2": [_GPT_2],
     "olmo": [_GPT_2],
@@ -116,7 +117,7 @@ _SPACE = "▁"
 _MAX_PIECE_LEN = 128  # characters of a piece of SentencePiece; its own limit is 16, unless set
 
 
-def tokenizer_files(metadata: Mapping[str, Any], label: str) -> dict[str, dict[str, Any]]:
+def tokenizer_files(metadata: Mapping[str, Any], label: str) -> dict[str, JsonObject]:
     """The content of `tokenizer.json` and `tokenizer_config.json`. Raises TokenizerError, whose
     message begins with `label`."""
     vocabulary = _Vocabulary(metadata, label)
@@ -133,10 +134,10 @@ def tokenizer_files(metadata: Mapping[str, Any], label: str) -> dict[str, dict[s
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
 
 
-def tokenizer_config(metadata: Mapping[str, Any], label: str) -> dict[str, Any]:
+def tokenizer_config(metadata: Mapping[str, Any], label: str) -> JsonObject:
     """Special tokens and chat templates. Raises TokenizerError."""
     vocabulary = _Vocabulary(metadata, label)
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name, key in _SPECIAL_KEYS.items():
         token = vocabulary.special(key)
         if token is not None:
@@ -200,7 +201,7 @@ class _Vocabulary:
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
 
-    def added(self) -> list[dict[str, Any]]:
+    def added(self) -> list[JsonObject]:
         """Tokens that are found in a text as a whole."""
         found = []
         for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
@@ -218,7 +219,7 @@ class _Vocabulary:
                 )
         return found
 
-    def closing(self, *, begins: bool) -> dict[str, Any] | None:
+    def closing(self, *, begins: bool) -> JsonObject | None:
         """What puts the first and last token around a text; `begins`: unless the file denies it."""
         first = None
         if self.flag("add_bos_token", begins):
@@ -255,7 +256,7 @@ class _Vocabulary:
         return found
 
 
-def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
+def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
     """Byte-level BPE with the merges of the file."""
     pre = str(vocabulary.metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in PRE_TOKENIZERS:
@@ -281,12 +282,12 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     )
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
+def _sentencepiece(vocabulary: _Vocabulary) -> JsonObject:
     """SentencePiece's BPE. It joins the neighbours whose whole has the highest score; merges in the
     order of these scores do the same."""
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    normalizer: dict[str, Any] = replaced
-    decoders: list[dict[str, Any]] = [
+    normalizer: JsonObject = replaced
+    decoders: list[JsonObject] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
@@ -339,12 +340,12 @@ def _merges(vocabulary: _Vocabulary) -> list[list[str]]:
 def _tokenizer(
     vocabulary: _Vocabulary,
     *,
-    normalizer: dict[str, Any] | None,
-    pre_tokenizer: dict[str, Any] | None,
-    closing: dict[str, Any] | None,
-    decoder: dict[str, Any],
-    model: dict[str, Any],
-) -> dict[str, Any]:
+    normalizer: JsonObject | None,
+    pre_tokenizer: JsonObject | None,
+    closing: JsonObject | None,
+    decoder: JsonObject,
+    model: JsonObject,
+) -> JsonObject:
     usual = {
         "type": "BPE",
         "dropout": None,
@@ -368,7 +369,7 @@ def _tokenizer(
     }
 
 
-def _marker(token: str | None) -> list[dict[str, Any]]:
+def _marker(token: str | None) -> list[JsonObject]:
     if token is None:
         return []
     return [{"SpecialToken": {"id": token, "type_id": 0}}]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import tokenizers
 
+from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.detokenizer import (
     MAX_LOOK_BACK,
@@ -493,16 +494,16 @@ def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
     return [str(step.get("type")) for step in steps]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=JsonObject)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise TokenizerError(f"{path} is not the JSON object it should be: {exc}") from exc
 
 
-def _named_tokens(config: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
+def _named_tokens(config: JsonObject, names: Iterable[str]) -> dict[str, str]:
     """The special tokens that a configuration has under these names."""
     return {name: _content(config[name]) for name in names if config.get(name)}
 
@@ -517,7 +518,7 @@ def _content(token: Any) -> str:
     return content
 
 
-def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def _chat_templates(folder: Path, config: JsonObject) -> dict[str, str]:
     """Named templates, from where models of different ages keep them; the newest place wins."""
     further: dict[str, str] = {}
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):

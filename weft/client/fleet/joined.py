@@ -25,6 +25,7 @@ from typing import (
 
 from msgspec.structs import replace
 
+from weft.json_types import JsonObject
 from weft.messages.adapters import AdapterReply
 from weft.messages.cache import (
     ClearCacheReply,
@@ -102,7 +103,7 @@ def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
 
 def join_stats(found: Sequence[Stats]) -> Stats:
     """The numbers of all engines together."""
-    totals: dict[str, Any] = {}
+    totals: JsonObject = {}
     for name in Stats.__struct_fields__:
         if name not in _NO_SUMS:
             totals[name] = sum(getattr(one, name) for one in found)
@@ -158,7 +159,7 @@ def _requests(replies: Replies) -> ListRequestsReply:
 
 
 def _queue(queues: Sequence[QueueStatus]) -> QueueStatus:
-    totals: dict[str, Any] = {}
+    totals: JsonObject = {}
     for name in QueueStatus.__struct_fields__:
         if type(getattr(queues[0], name)) is int:
             totals[name] = sum(getattr(queue, name) for queue in queues)

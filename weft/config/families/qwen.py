@@ -23,6 +23,7 @@ from weft.config.families.family import FULL, Config, Family, activation, flag, 
 from weft.config.families.rope import NUM_AXES, axes_of_sections, interleaved_axes, read_rope
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision import qwen as towers
+from weft.json_types import JsonObject
 
 
 def _qwen2(config: Config) -> DecoderSpec:
@@ -122,7 +123,7 @@ def seeing(
     interleaved: arXiv:2511.21631."""
 
     def read_seeing(config: Config) -> DecoderSpec:
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for key in ("rope_scaling", "rope_parameters"):
             part = get(config, key, dict, {})
             if "mrope" in (part.get("type"), part.get("rope_type")):

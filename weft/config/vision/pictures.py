@@ -13,6 +13,7 @@ from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig, UnsupportedModel
 from weft.config.vision.pixtral import PixtralSpec, read_pixtral
 from weft.config.vision.vit import VitSpec, activation, read_clip, read_siglip
+from weft.json_types import JsonObject
 
 Config = Mapping[str, Any]  # a `config.json`
 
@@ -174,7 +175,7 @@ def llava(config: Config, out_size: int) -> PerceptronSpec | PixtralSpec | None:
     )
 
 
-def _vision(config: Config) -> dict[str, Any]:
+def _vision(config: Config) -> JsonObject:
     """Its `vision_config`, without what is null."""
     vision = get(config, "vision_config", dict, {})
     return {key: value for key, value in vision.items() if value is not None}

@@ -12,6 +12,7 @@ from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig
 from weft.config.vision.vit import activation
+from weft.json_types import JsonObject
 
 Config = Mapping[str, Any]  # a `config.json`
 
@@ -222,7 +223,7 @@ def _layers(vision: Mapping[str, Any], key: str, default: tuple[int, ...]) -> tu
     return tuple(layers)
 
 
-def _vision(config: Config) -> dict[str, Any]:
+def _vision(config: Config) -> JsonObject:
     """Its `vision_config`, without what is null."""
     vision = get(config, "vision_config", dict, {})
     return {key: value for key, value in vision.items() if value is not None}

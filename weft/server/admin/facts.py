@@ -10,7 +10,6 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp
 
 from weft.client.adapters import NamedAdapter
 from weft.config.generation import KINDS
+from weft.json_types import JsonObject
 from weft.messages.status import EngineReady
 from weft.server.admin.loads import loads_of, refresh
 from weft.server.body import json_response
@@ -160,7 +160,7 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(answer)
 
 
-def _without(settings: dict[str, Any], hidden: tuple[str, ...]) -> dict[str, Any]:
+def _without(settings: JsonObject, hidden: tuple[str, ...]) -> JsonObject:
     for name in hidden:
         settings.pop(name, None)
     return settings

@@ -8,13 +8,13 @@ come to rest. The answers have a list of engines, as SGLang's do, whose `dp_rank
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.client.engine_state import EngineLoad, EngineUnavailable
+from weft.json_types import JsonObject
 from weft.observe.log import EventLog
 from weft.server.body import json_response
 from weft.server.context import ServerContext
@@ -52,7 +52,7 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
 
 async def get_load(context: ServerContext, request: Request) -> ASGIApp:
     """The short form: requests and tokens of each engine."""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for load in await loads_of(context):
         short = {
             "dp_rank": load["dp_rank"],
@@ -64,7 +64,7 @@ async def get_load(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(found)
 
 
-def _asked(request: Request, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _asked(request: Request, found: list[JsonObject]) -> list[JsonObject]:
     """All loads, or that of the engine which `?dp_rank` names. Raises `ApiError`."""
     if "dp_rank" not in request.query_params:
         return found
@@ -75,7 +75,7 @@ def _asked(request: Request, found: list[dict[str, Any]]) -> list[dict[str, Any]
     return [found[rank]]
 
 
-async def loads_of(context: ServerContext) -> list[dict[str, Any]]:
+async def loads_of(context: ServerContext) -> list[JsonObject]:
     """The numbers of every engine, and what follows from them. Raises `EngineUnavailable`."""
     client = context.client
     _ = client.engine
@@ -83,7 +83,7 @@ async def loads_of(context: ServerContext) -> list[dict[str, Any]]:
     return [_load(rank, engine) for rank, engine in enumerate(client.engines)]
 
 
-def _load(rank: int, engine: EngineLoad) -> dict[str, Any]:
+def _load(rank: int, engine: EngineLoad) -> JsonObject:
     stats = engine.stats
     gauges = engine.numbers
     most = stats.max_running_requests
@@ -107,7 +107,7 @@ def _load(rank: int, engine: EngineLoad) -> dict[str, Any]:
     }
 
 
-def aggregated(found: list[dict[str, Any]]) -> dict[str, float]:
+def aggregated(found: list[JsonObject]) -> dict[str, float]:
     """Sums and means over all engines."""
 
     def total(name: str) -> float:
@@ -133,7 +133,7 @@ async def refresh(context: ServerContext, timeout_s: float = SCRAPE_TIMEOUT_S) -
         log.debug("no_fresh_stats")
 
 
-def _page(found: list[dict[str, Any]]) -> bytes:
+def _page(found: list[JsonObject]) -> bytes:
     """All numbers of the loads as gauges."""
     lines: list[str] = []
     for name, value in found[0].items():

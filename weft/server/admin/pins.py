@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import cache_use
 from weft.client.prompt import Prompt
+from weft.json_types import JsonObject
 from weft.messages.by_name import plain
 from weft.messages.pins import PinMark, Unpin
 from weft.messages.sampling import SamplingParams
@@ -31,8 +30,8 @@ class PinBody(msgspec.Struct, kw_only=True):
     """Pin one of `messages`, `prompt` and `input_ids`. What is not cached is computed."""
 
     messages: list[ChatMessage] | None = None  # up to the end of the last one
-    tools: list[dict[str, Any]] | None = None  # beside messages
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None  # beside messages
+    chat_template_kwargs: JsonObject | None = None
     prompt: str | None = None
     input_ids: list[int] | None = None
     ttl_s: float = DEFAULT_TTL_S  # from the last use by a request that pins it, too

@@ -18,6 +18,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.json_types import JsonObject
 from weft.messages.by_name import plain
 from weft.messages.calls import ControlRequest
 from weft.messages.weights import (
@@ -183,7 +184,7 @@ def as_safetensors(tensors: Sequence[NamedTensor]) -> bytes:
 
     Raises `ApiError` for bytes that are not those of a shape.
     """
-    header: dict[str, Any] = {}
+    header: JsonObject = {}
     data: list[bytes] = []
     begin = 0
     for index, tensor in enumerate(tensors):

@@ -7,7 +7,6 @@ a route is given as a message of `weft.messages`, it is that message.
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from weft.client.calls import CALL_TIMEOUT_S
+from weft.json_types import JsonObject
 from weft.messages.by_name import BadCall, plain, request_named
 from weft.messages.calls import SuccessReply
 from weft.messages.control import (
@@ -49,7 +49,7 @@ class RpcRequest(msgspec.Struct, kw_only=True):
     """A control request by name; `list_methods` lists them."""
 
     method: str
-    params: dict[str, Any] | None = None
+    params: JsonObject | None = None
 
 
 # ---- requests
@@ -78,9 +78,9 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
     return json_response({"requests": [_as_text(one) for one in reply.found]})
 
 
-def _as_text(one: Explanation) -> dict[str, Any]:
+def _as_text(one: Explanation) -> JsonObject:
     """An explanation, with its time line also as it reads."""
-    fields: dict[str, Any] = msgspec.to_builtins(one)
+    fields: JsonObject = msgspec.to_builtins(one)
     fields["text"] = [str(entry) for entry in one.timeline]
     return fields
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.fields.cache_control import CacheControl
 from weft.server.openai.models import CachedTokensDetails
 
@@ -38,7 +39,7 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
     thinking: str | None = None  # thinking
     id: str | None = None  # tool_use
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: JsonObject | None = None
     tool_use_id: str | None = None  # tool_result
     content: str | list[Inner] | None = None
     is_error: bool | None = None
@@ -54,7 +55,7 @@ class Tool(msgspec.Struct, kw_only=True):
     name: str
     type: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: JsonObject | None = None
     cache_control: CacheControl | None = None
 
 
@@ -75,7 +76,7 @@ class Metadata(msgspec.Struct, kw_only=True):
 
 class OutputConfig(msgspec.Struct, kw_only=True):
     effort: str | None = None  # handed to the template
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -87,8 +88,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    chat_template_kwargs: JsonObject | None = None  # vLLM's
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -129,7 +130,7 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[dict[str, Any]]
+    content: list[JsonObject]
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: AnthropicUsage

@@ -9,6 +9,7 @@ import msgspec
 
 from weft.client.aux_outputs import cache_use
 from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.json_types import JsonObject
 from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
 from weft.server.errors import anthropic_error
 from weft.server.fields.cache_control import TTL_S
@@ -52,7 +53,7 @@ class MessagesReply:
         [delta] = deltas
         assert delta.end is not None
         message = answer_of(self._conversation.events(delta), _ID_LEN)
-        content: list[dict[str, Any]] = []
+        content: list[JsonObject] = []
         if message.reasoning_content:
             content.append(
                 {
@@ -146,7 +147,7 @@ class MessagesReply:
                     )
                 ]
 
-    def _open_block(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+    def _open_block(self, kind: str, block: JsonObject) -> list[bytes]:
         if self._open == kind and kind != "tool_use":
             return []
         parts = self._close_block()
@@ -173,7 +174,7 @@ class MessagesReply:
             )
         ]
 
-    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+    def _block_delta(self, delta: JsonObject) -> bytes:
         return sse(
             "content_block_delta",
             {
@@ -204,7 +205,7 @@ class MessagesReply:
         return _REASONS.get(self._conversation.finish_reason(delta), "end_turn"), None
 
 
-def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
+def _tool_use(id: str, name: str, input: JsonObject) -> JsonObject:
     return {
         "type": "tool_use",
         "id": f"toolu_{id.removeprefix('call_')}",

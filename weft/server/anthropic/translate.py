@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.anthropic.models import (
     AnthropicBlock,
     AnthropicMessage,
@@ -79,7 +78,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
     results: list[ChatMessage] = []
     parts: list[ContentPart] = []
     reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     for number, block in enumerate(message.content):
         param = f"{where}.content[{number}]"
         match block.type:
@@ -149,7 +148,7 @@ def _image(source: ImageSource | None, param: str) -> ContentPart:
     return PlacedPart(type="image_url", image_url=url, where=param)
 
 
-def _call(block: AnthropicBlock) -> dict[str, Any]:
+def _call(block: AnthropicBlock) -> JsonObject:
     arguments = msgspec.json.encode(block.input or {}).decode()
     return {
         "id": block.id or "",
@@ -172,7 +171,7 @@ def _wrong_block(kind: str, param: str) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def _tool(tool: Tool, index: int) -> dict[str, Any]:
+def _tool(tool: Tool, index: int) -> JsonObject:
     if tool.type not in (None, "custom"):
         message = f"tools[{index}] is of type {tool.type[:64]!r}; only custom tools run here"
         raise ApiError(400, message, param="tools")
@@ -194,7 +193,7 @@ def _choose(request: ChatRequest, choice: ToolChoice) -> None:
     request.parallel_tool_calls = not choice.disable_parallel_tool_use
 
 
-def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
+def _response_format(format: JsonObject | None) -> JsonObject | None:
     """A schema is one level deeper in chat requests."""
     if format is None or format.get("type") != "json_schema":
         return format

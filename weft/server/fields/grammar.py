@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.messages.sampling import Grammar
 from weft.server.errors import ApiError
 
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
+ANY_OBJECT: JsonObject = {"type": "object"}
 MAX_SHOWN = 64  # characters of a wrong value that are repeated
 
 
@@ -70,7 +71,7 @@ class TagStructure(msgspec.Struct, kw_only=True):
 
     begin: str
     end: str
-    schema_: dict[str, Any] = msgspec.field(name="schema")
+    schema_: JsonObject = msgspec.field(name="schema")
 
 
 class StructuralTag(msgspec.Struct, kw_only=True):
@@ -147,7 +148,7 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
 
     Raises `ApiError` for a wrong one, and if there are two.
     """
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for name in GRAMMAR_FIELDS:
         values[name] = getattr(body, name, None)
     found = _found(_PLAIN, values, "")

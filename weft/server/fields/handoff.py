@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from weft.client.prompt import Prompt
 from weft.config.handoff import PREFILL
+from weft.json_types import JsonObject
 from weft.messages.handoff import HandoffParams
 from weft.messages.sampling import SamplingParams
 from weft.server.context import ServerContext
@@ -158,7 +159,7 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
     return [HandoffParams(f"{room}/{index}", place.host, place.port) for index in range(count)]
 
 
-def _told(room: str, host: str, port: int) -> dict[str, Any]:
+def _told(room: str, host: str, port: int) -> JsonObject:
     """What the other server gets, by vLLM's names. The pages are found by the room."""
     return {
         "do_remote_prefill": True,

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.messages.sampling import Grammar, Processor, SamplingParams
 from weft.server.errors import ApiError
 from weft.server.fields.grammar import GRAMMAR_FIELDS, grammar_of
@@ -66,7 +67,7 @@ class CommonSamplingFields(ExtraSamplingFields, kw_only=True):
     no_stop_trim: bool | None = None
     stream_interval: int | None = None  # tokens in one event; more of them cost less
     # What the answer must be (`server/fields/grammar.py`):
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: JsonObject | None = None
     json_schema: Any = None
     regex: str | None = None
     ebnf: str | None = None
@@ -180,7 +181,7 @@ def sampling_params(
     `others`: parameters that the API reads by itself; they win. Raises `ApiError` for a value of a
     wrong form. Ranges are not checked here but when the request is submitted.
     """
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for name, spelling in _spellings_of(type(body)):
         value = getattr(body, name)
         if value is None or spelling.param in given:
@@ -220,7 +221,7 @@ class NamedProcessor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A logit processor with parameters of its own."""
 
     name: str
-    params: dict[str, Any] | None = None
+    params: JsonObject | None = None
 
 
 def processors(body: ExtraSamplingFields) -> tuple[Processor, ...]:
@@ -256,7 +257,7 @@ def processors(body: ExtraSamplingFields) -> tuple[Processor, ...]:
 def _processor(entry: Any) -> Processor:
     param = "custom_logit_processor"
     name = entry
-    params: dict[str, Any] = {}
+    params: JsonObject = {}
     if isinstance(entry, dict):
         try:
             one = msgspec.convert(entry, NamedProcessor)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+from weft.json_types import JsonObject
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -30,17 +32,17 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     stream: bool | None = None  # true if not given
-    format: str | dict[str, Any] | None = None
+    format: str | JsonObject | None = None
     options: Options | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
 
 
 class OllamaToolCall(msgspec.Struct, kw_only=True):
@@ -58,7 +60,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: list[OllamaMessage] = []
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from weft.client.generation import CompletionEnd, Delta
+from weft.json_types import JsonObject
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ollama_error
 from weft.server.openai.answers import chat_logprobs
@@ -75,7 +76,7 @@ class OllamaReply:
     def closing(self) -> bytes:
         return b""
 
-    def _line(self, found: AnswerText | ReasoningText | CallArguments) -> dict[str, Any]:
+    def _line(self, found: AnswerText | ReasoningText | CallArguments) -> JsonObject:
         match found:
             case AnswerText():
                 return self._fields(found.text)
@@ -85,9 +86,9 @@ class OllamaReply:
                 return self._fields("", calls=[_call(self._name, found.text)])
 
     def _fields(
-        self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()
-    ) -> dict[str, Any]:
-        fields: dict[str, Any] = {
+        self, text: str, thinking: str = "", calls: Sequence[JsonObject] = ()
+    ) -> JsonObject:
+        fields: JsonObject = {
             "model": self._model,
             "created_at": _now(),
             "done": False,
@@ -97,7 +98,7 @@ class OllamaReply:
             if thinking:
                 fields["thinking"] = thinking
             return fields
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: JsonObject = {"role": "assistant", "content": text}
         if thinking:
             message["thinking"] = thinking
         if calls:
@@ -105,7 +106,7 @@ class OllamaReply:
         fields["message"] = message
         return fields
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+    def _logprobs(self, delta: Delta) -> JsonObject:
         """Of the tokens of a delta, if they were asked for.
 
         The API has one list, beside the text.
@@ -114,7 +115,7 @@ class OllamaReply:
             return {}
         return {"logprobs": chat_logprobs(self._tokenizer, delta).content}
 
-    def _end(self, end: CompletionEnd) -> dict[str, Any]:
+    def _end(self, end: CompletionEnd) -> JsonObject:
         """The numbers of the last object. Times are in nanoseconds."""
         total_s = time.perf_counter() - self._began
         first_at = self._conversation.generation.completions[0].first_token_at
@@ -133,7 +134,7 @@ class OllamaReply:
         }
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def _call(name: str, arguments: str) -> JsonObject:
     """Arguments are an object here."""
     return {"function": {"name": name, "arguments": msgspec.json.decode(arguments)}}
 

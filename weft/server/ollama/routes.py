@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
@@ -109,7 +109,7 @@ async def version(context: ServerContext, request: Request) -> ASGIApp:
 def _loaded(
     context: ServerContext,
     body: OllamaRequest,
-    empty: dict[str, Any],
+    empty: JsonObject,
 ) -> Response:
     """The answer to a request that clients send to have a model loaded: it has no text."""
     fields = {
@@ -133,12 +133,12 @@ def _asked_for(context: ServerContext, body: OllamaRequest) -> str:
     return answering_name(context, untagged(body.model))
 
 
-def _models(context: ServerContext) -> list[dict[str, Any]]:
+def _models(context: ServerContext) -> list[JsonObject]:
     names = [context.info.model_name, *context.adapters.by_name]
     return [_model(context, name) for name in names]
 
 
-def _model(context: ServerContext, name: str) -> dict[str, Any]:
+def _model(context: ServerContext, name: str) -> JsonObject:
     return {
         "name": name,
         "model": name,
@@ -149,7 +149,7 @@ def _model(context: ServerContext, name: str) -> dict[str, Any]:
     }
 
 
-def _details() -> dict[str, Any]:
+def _details() -> JsonObject:
     return {
         "parent_model": "",
         "format": "safetensors",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.sampling import copy_sampling
@@ -87,7 +87,7 @@ def _message(message: OllamaMessage, where: str) -> ChatMessage:
     return result
 
 
-def _call(function: OllamaFunctionCall) -> dict[str, Any]:
+def _call(function: OllamaFunctionCall) -> JsonObject:
     arguments = msgspec.json.encode(function.arguments).decode()
     return {
         "id": "",

@@ -15,6 +15,7 @@ import msgspec
 
 from weft.client.aux_outputs import PromptToken, cache_use
 from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.replies import CacheUsePiece, TokenLogprobs
@@ -187,7 +188,7 @@ def meta_info(
     completion: Completion,
     delta: Delta,
     weight_version: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     """`meta_info` of SGLang's answers: the numbers of one completion as far as `delta`.
 
     `weight_version` is that of now. What is known at the end only comes with the last delta.
@@ -213,7 +214,7 @@ def meta_info(
     }
 
 
-def meta_cached_details(completion: Completion) -> dict[str, Any]:
+def meta_cached_details(completion: Completion) -> JsonObject:
     """The entry of `meta_info` about the caches, of a completion that has ended."""
     assert completion.end is not None
     use = cache_use(completion.aux_outputs)
@@ -221,7 +222,7 @@ def meta_cached_details(completion: Completion) -> dict[str, Any]:
     return {"cached_tokens_details": msgspec.to_builtins(details)}
 
 
-def _meta_finish_reason(end: CompletionEnd) -> dict[str, Any]:
+def _meta_finish_reason(end: CompletionEnd) -> JsonObject:
     match end.reason:
         case "stop":
             return {"type": "stop", "matched": end.matched}

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Completion, Delta
+from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json, written
 from weft.server.context import ServerContext
 from weft.server.openai.answers import (
@@ -93,7 +94,7 @@ class ChatReply:
         self._return_ids = bool(body.return_token_ids)
         self._return_meta_info = bool(body.return_meta_info)
         # Fields of the answer, or of each first chunk of a stream.
-        self._prompt_fields: dict[str, Any] = {}
+        self._prompt_fields: JsonObject = {}
         if body.return_token_ids or body.return_prompt_token_ids:
             self._prompt_fields["prompt_token_ids"] = list(ids)
         if body.return_prompt_text:  # as the model gets it, truncated or not
@@ -258,7 +259,7 @@ class ChatReply:
         completion = self._conversation.generation.completions[delta.choice]
         return last_state(completion.aux_outputs) or msgspec.UNSET
 
-    def _meta_info(self, delta: Delta) -> dict[str, Any]:
+    def _meta_info(self, delta: Delta) -> JsonObject:
         completion = self._conversation.generation.completions[delta.choice]
         return meta_info(completion, delta, self._client.state.weight_version)
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from weft.client.generation import Delta, Generation
 from weft.client.prompt import Prompt, check_task
+from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
@@ -177,7 +178,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens
 
 
-def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
+def _constrained(params: SamplingParams, schema: JsonObject) -> SamplingParams:
     """The output has to be calls: the grammar sees to it."""
     if params.grammar is not None:
         message = "a forced tool call and another constraint exclude each other"
@@ -186,7 +187,7 @@ def _constrained(params: SamplingParams, schema: dict[str, Any]) -> SamplingPara
 
 
 def _strict(
-    params: SamplingParams, arguments: dict[str, dict[str, Any]], tool_format: ToolFormat
+    params: SamplingParams, arguments: dict[str, JsonObject], tool_format: ToolFormat
 ) -> SamplingParams:
     """Calls that the model chooses to make have arguments of their tools' schemas."""
     if tool_format.around is None:
@@ -427,9 +428,9 @@ def _check_template(context: ServerContext, source: str) -> None:
         raise ApiError(400, message, param="chat_template")
 
 
-def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
+def _template_kwargs(body: ChatRequest) -> JsonObject:
     """Variables of the template; those that the request names itself win."""
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
     thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
     if thinks is not None:  # templates know it by either name
         kwargs["enable_thinking"] = thinks

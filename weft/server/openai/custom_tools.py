@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.config.numbers import shown
+from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.openai.models import ChatMessage
 from weft.text.parsers.events import CallArguments, CallBegin, Event
 
-INPUT_SCHEMA: dict[str, Any] = {
+INPUT_SCHEMA: JsonObject = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
@@ -74,11 +75,11 @@ class CustomCalls:
         self._pieces.clear()
 
 
-def is_custom(tool: dict[str, Any]) -> bool:
+def is_custom(tool: JsonObject) -> bool:
     return tool.get("type") == "custom"
 
 
-def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+def as_functions(tools: Sequence[JsonObject] | None) -> list[JsonObject] | None:
     """Tools as the model is shown them. Raises `ApiError` for a custom tool that is not served."""
     if tools is None:
         return None
@@ -91,7 +92,7 @@ def as_functions(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]
     return functions
 
 
-def _without_mark(tool: dict[str, Any]) -> dict[str, Any]:
+def _without_mark(tool: JsonObject) -> JsonObject:
     """A tool without its `cache_control`, which is about the prompt, and no part of it."""
     function = tool.get("function")
     if isinstance(function, dict) and "cache_control" in function:
@@ -102,7 +103,7 @@ def _without_mark(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-def _function(tool: dict[str, Any], param: str) -> dict[str, Any]:
+def _function(tool: JsonObject, param: str) -> JsonObject:
     custom = tool.get("custom")
     if not isinstance(custom, dict):
         raise ApiError(400, f"{param} is of type 'custom' and has no object custom", param=param)
@@ -139,7 +140,7 @@ def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
     return msgspec.structs.replace(message, tool_calls=told)
 
 
-def _function_call(call: dict[str, Any], param: str) -> dict[str, Any]:
+def _function_call(call: JsonObject, param: str) -> JsonObject:
     custom = call.get("custom")
     name: Any = None
     text: Any = None

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.fields.cache_control import CacheMark, control_of, require_text, with_last
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart
 
 
-def has_marked_tool(tools: Sequence[dict[str, Any]]) -> bool:
+def has_marked_tool(tools: Sequence[JsonObject]) -> bool:
     """Whether there is a mark at some tool."""
     return any(_of_tool(tool) is not None for tool in tools)
 
@@ -58,7 +59,7 @@ def _last(
     return CacheMark(where, body.cache_control.lasts, varied)
 
 
-def _of_tool(tool: dict[str, Any]) -> Any:
+def _of_tool(tool: JsonObject) -> Any:
     """What a tool says, beside its function or in it."""
     found = tool.get("cache_control")
     function = tool.get("function")
@@ -126,9 +127,9 @@ def _after_message(
 
 
 def _longer(
-    call: dict[str, Any],
+    call: JsonObject,
     text: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     """A call that is alike up to the end of its arguments."""
     function = dict(call.get("function") or {})
     try:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.fields.cache_control import CacheControl
 from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.submit import SampledRequest
@@ -59,7 +60,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[JsonObject] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -79,7 +80,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     max_completion_tokens: int | None = None  # wins over max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None  # handed to the template; "none": no reasoning
@@ -88,8 +89,8 @@ class ChatRequest(SampledRequest, kw_only=True):
     include_reasoning: bool | None = None  # false: reasoning is left out
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
     chat_template: str | None = None  # only if the server trusts requests with that
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    chat_template_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
     return_prompt_text: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None  # of SGLang's /generate
@@ -212,7 +213,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
-    meta_info: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: JsonObject | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -261,7 +262,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     matched_stop: str | int | msgspec.UnsetType | None = msgspec.UNSET
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    meta_info: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: JsonObject | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.openai.custom_tools import as_functions, is_custom
 
 MAX_DESCRIBED = 64  # characters of a wrong value that are repeated in a message
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-NO_SCHEMAS: Mapping[str, dict[str, Any]] = MappingProxyType({})
+NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -24,27 +25,27 @@ class ToolUse(NamedTuple):
     """The tools that a request may use. `names` is empty if none may be called."""
 
     names: frozenset[str] = frozenset()
-    schema: dict[str, Any] | None = None  # of the calls, if the answer has to be calls
+    schema: JsonObject | None = None  # of the calls, if the answer has to be calls
     one_call: bool = False
     # Schemas of arguments by name, if the model chooses and some tool is strict.
-    arguments: dict[str, dict[str, Any]] | None = None
+    arguments: dict[str, JsonObject] | None = None
     # Those of the names whose calls are told as calls of custom tools.
     custom: frozenset[str] = frozenset()
     # Schemas of arguments by name, for formats that write values without types.
-    schemas: Mapping[str, dict[str, Any]] = NO_SCHEMAS
+    schemas: Mapping[str, JsonObject] = NO_SCHEMAS
 
 
 NO_TOOLS = ToolUse()
 
 
 def tool_use(
-    tools: Sequence[dict[str, Any]] | None,
+    tools: Sequence[JsonObject] | None,
     choice: Any,
     *,
     parallel: bool,
 ) -> ToolUse:
     """The request's fields, checked. Raises `ApiError`."""
-    functions: dict[str, dict[str, Any]] = {}
+    functions: dict[str, JsonObject] = {}
     for index, tool in enumerate(as_functions(tools) or ()):
         name = _name(tool, index)  # checks that it is a function
         functions[name] = tool["function"]
@@ -101,9 +102,9 @@ def _not_among_tools(what: str) -> ApiError:
     return ApiError(400, f"{what}, which is none of the tools", param="tool_choice")
 
 
-def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
+def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonObject:
     """The JSON schema of a list of calls, as `text.parsers.readers.forced` reads it."""
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     for number, (name, function) in enumerate(functions.items()):
         # The JSON pointer to the schema of the call.
         pointer = "#/items" if len(functions) == 1 else f"#/items/anyOf/{number}"
@@ -115,7 +116,7 @@ def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> di
             "additionalProperties": False,
         }
         calls.append(call)
-    schema: dict[str, Any] = {
+    schema: JsonObject = {
         "type": "array",
         "minItems": 1,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
@@ -127,7 +128,7 @@ def forced_schema(functions: dict[str, dict[str, Any]], *, parallel: bool) -> di
     return schema
 
 
-def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+def _parameters(function: JsonObject) -> JsonObject:
     """The schema of a function's arguments; one that has none takes none, as OpenAI says."""
     return function.get("parameters") or {"type": "object", "properties": {}}
 
@@ -146,14 +147,14 @@ def _moved(schema: Any, pointer: str) -> Any:
 
 
 def strict_tag(
-    arguments: dict[str, dict[str, Any]], trigger: str, around: tuple[str, str]
-) -> dict[str, Any]:
+    arguments: dict[str, JsonObject], trigger: str, around: tuple[str, str]
+) -> JsonObject:
     """A structural tag: free text in which a call is one of these and has arguments of its schema.
 
     `around`: what stands before (with NAME for the name) and behind the arguments of a call.
     """
     before, behind = around
-    tags: list[dict[str, Any]] = []
+    tags: list[JsonObject] = []
     for name, schema in arguments.items():
         tag = {
             "type": "tag",
@@ -172,8 +173,8 @@ def strict_tag(
 
 
 def _allowed(
-    functions: dict[str, dict[str, Any]], choice: dict[str, Any]
-) -> tuple[dict[str, dict[str, Any]], str]:
+    functions: dict[str, JsonObject], choice: JsonObject
+) -> tuple[dict[str, JsonObject], str]:
     """The functions that `choice` allows, and whether one must be called: "auto" or "required".
 
     In chat requests the list lies in an object of its own, in responses it does not.
@@ -206,13 +207,13 @@ def _allowed_name(tool: Any) -> Any:
 
 
 def _strict_arguments(
-    functions: dict[str, dict[str, Any]],
-) -> dict[str, dict[str, Any]] | None:
+    functions: dict[str, JsonObject],
+) -> dict[str, JsonObject] | None:
     """The schema of each function's arguments, any object where it is not strict.
 
     None if no function is strict.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, JsonObject] = {}
     has_strict = False
     for name, function in functions.items():
         is_strict = function.get("strict") is True
@@ -231,7 +232,7 @@ def call_id(id_len: int) -> str:
     return f"call_{secrets.token_hex(id_len // 2)}"
 
 
-def _name(tool: dict[str, Any], index: int) -> str:
+def _name(tool: JsonObject, index: int) -> str:
     """The name of a tool, which must be a function of OpenAI's form. Raises `ApiError`."""
     param = f"tools[{index}]"
     function = tool.get("function")

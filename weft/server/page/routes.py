@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from weft.client.feed import Feed, Viewer, event
+from weft.json_types import JsonObject
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
@@ -86,7 +87,7 @@ async def events(context: ServerContext, request: Request) -> ASGIApp:
     return _Stream(feed, event("hello", _facts(context)))
 
 
-def _facts(context: ServerContext) -> dict[str, Any]:
+def _facts(context: ServerContext) -> JsonObject:
     """What the page says of the server."""
     info = context.info
     ready = context.client.state.ready

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
+from weft.json_types import JsonObject
 from weft.messages.requests import PoolingParams
 from weft.server.body import read_json
 from weft.server.context import ServerContext
@@ -49,7 +50,7 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         if body.input is None:
             return native(vectors, deltas, texts, rid)
-        data: list[dict[str, Any]] = []
+        data: list[JsonObject] = []
         for index, vector in enumerate(vectors):
             found = _found(index, vector, pools.labels)
             data.append(found)
@@ -69,7 +70,7 @@ def _found(
     index: int,
     scores: Vector,
     labels: list[str],
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         "index": index,
         "label": labels[int(scores.argmax())],

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
+from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.requests import PoolingParams
 from weft.server.body import json_response, read_json
@@ -63,8 +64,8 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
     prompts = await _prompts(context, body)
     generation = start(context, request, body, prompts.inputs, pooling, prompts.media)
 
-    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
-        data: list[dict[str, Any]] = []
+    def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
+        data: list[JsonObject] = []
         for index, vector in enumerate(vectors):
             embedding = written(vector, body.encoding_format)
             data.append(
@@ -102,9 +103,9 @@ async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledProm
     return PooledPrompts(found, [])
 
 
-def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> dict[str, Any]:
+def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> JsonObject:
     """With the tokens that stand for pictures, videos and sounds, if there are any."""
-    found: dict[str, Any] = {**usage(deltas)}
+    found: JsonObject = {**usage(deltas)}
     if media:
         num_cached = sum(delta.end.cached_tokens for delta in deltas if delta.end is not None)
         details = PromptTokensDetails(num_cached)
@@ -176,7 +177,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     inputs = await encoded(context, texts, plain, param="input")
     pooling = PoolingParams(dimensions=dimensions(pools, body.dimensions))
 
-    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+    def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
         passed_s = time.perf_counter() - began
         return {
             "model": name,
@@ -200,7 +201,7 @@ async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp
     inputs = await encoded(context, [body.prompt], plain, param="prompt")
     generation = start(context, request, plain, inputs, PoolingParams())
 
-    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+    def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
         [vector] = vectors
         return {"embedding": vector.tolist()}
 
@@ -225,7 +226,7 @@ def native(
     rid: str,
 ) -> Any:
     """SGLang's answer."""
-    answers: list[dict[str, Any]] = []
+    answers: list[JsonObject] = []
     for vector, delta in zip(vectors, deltas, strict=True):
         assert delta.end is not None
         meta = {

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.openai.models import ChatMessage
 
 Side = Literal["left", "right"]
@@ -53,8 +54,8 @@ class EmbeddingRequest(PooledRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None  # only if the server trusts requests with that
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    chat_template_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -105,7 +106,7 @@ class EncodeRequest(PooledRequest, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
     dimensions: int | None = None
 
 
@@ -114,7 +115,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     input: str | list[str] | None = None
     truncate: bool | None = None  # true if not given
     dimensions: int | None = None
-    options: dict[str, Any] | None = None
+    options: JsonObject | None = None
     keep_alive: Any = None
 
 
@@ -123,5 +124,5 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    options: dict[str, Any] | None = None
+    options: JsonObject | None = None
     keep_alive: Any = None

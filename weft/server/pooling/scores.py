@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta, Generation
+from weft.json_types import JsonObject
 from weft.messages.requests import PoolingParams
 from weft.messages.status import Pools
 from weft.server.body import read_json
@@ -47,13 +48,13 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     )
     generation = await pairs.start(request, body)
 
-    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+    def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
         scores = pairs.scores(vectors)
         # The sort is stable: equal documents stay in the client's order.
         order = sorted(range(len(texts)), key=lambda index: -scores[index])
-        results: list[dict[str, Any]] = []
+        results: list[JsonObject] = []
         for index in order[: body.top_n]:
-            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            result: JsonObject = {"index": index, "relevance_score": scores[index]}
             if body.return_documents:
                 result["document"] = {"text": texts[index]}
             results.append(result)
@@ -87,8 +88,8 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     pairs = TextPairs(context, left, right, param="text_2")
     generation = await pairs.start(request, body)
 
-    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
-        data: list[dict[str, Any]] = []
+    def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
+        data: list[JsonObject] = []
         for index, value in enumerate(pairs.scores(vectors)):
             data.append(
                 {
@@ -212,7 +213,7 @@ async def _score_label_tokens(
     pooling = PoolingParams(label_ids=labels)
     generation = start(context, request, body, inputs, pooling)
 
-    def make(vectors: list[Vector], deltas: list[Delta]) -> dict[str, Any]:
+    def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
         own = bool(body.apply_softmax)
         scores = [_probabilities(vector, own=own) for vector in vectors]
         return {

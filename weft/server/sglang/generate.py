@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from weft.client.generation import Completion
 from weft.client.prompt import Prompt, with_reasoning_marks
+from weft.json_types import JsonObject
 from weft.messages.sampling import SamplingParams
 from weft.server.body import read_json
 from weft.server.context import ServerContext
@@ -68,7 +69,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same

@@ -14,6 +14,7 @@ import msgspec
 
 from weft.client.aux_outputs import prompt_logprobs
 from weft.client.generation import Delta
+from weft.json_types import JsonObject
 from weft.messages.replies import AuxPiece
 from weft.messages.sampling import SamplingParams
 from weft.server.body import written
@@ -29,14 +30,14 @@ def logprob_params(
     start: int,
     num_top: int,
     ids: Sequence[int],
-) -> dict[str, Any]:
+) -> JsonObject:
     """`return_logprob` and the fields beside it as sampling parameters.
 
     `start` -1: none of the prompt.
     """
     if not wanted:
         return {}
-    params: dict[str, Any] = {"logprobs": num_top, "logprob_token_ids": tuple(ids)}
+    params: JsonObject = {"logprobs": num_top, "logprob_token_ids": tuple(ids)}
     if start >= 0:
         params["prompt_logprobs"] = num_top
         params["prompt_logprobs_start"] = start
@@ -100,7 +101,7 @@ class NativeLogprobs:
         self._of_prompt = params.prompt_logprobs is not None
         self._given = given
         self._with_text = with_text
-        self._about_prompt: dict[str, Any] = {}
+        self._about_prompt: JsonObject = {}
         self._tokens = JsonList()
         self._top = JsonList()
         self._of_wanted = JsonList()
@@ -124,9 +125,9 @@ class NativeLogprobs:
         """Of the output's lists as JSON."""
         return len(self._tokens) + len(self._top) + len(self._of_wanted)
 
-    def of_output(self) -> dict[str, Any]:
+    def of_output(self) -> JsonObject:
         """Of everything so far."""
-        meta: dict[str, Any] = {
+        meta: JsonObject = {
             "output_token_logprobs": self._tokens.raw(),
             "output_top_logprobs": self._top.raw(),
         }
@@ -134,7 +135,7 @@ class NativeLogprobs:
             meta["output_token_ids_logprobs"] = self._of_wanted.raw()
         return meta
 
-    def of_prompt(self) -> dict[str, Any]:
+    def of_prompt(self) -> JsonObject:
         """From `logprob_start_len` on; the first has no log probability.
 
         Asked for twice, and made once.
@@ -144,7 +145,7 @@ class NativeLogprobs:
                 self._about_prompt[name] = written(value)
         return self._about_prompt
 
-    def _prompt_lists(self) -> dict[str, Any]:
+    def _prompt_lists(self) -> JsonObject:
         if not self._of_prompt:
             return {"input_token_logprobs": []}
         tokens: list[Entry] = []
@@ -155,7 +156,7 @@ class NativeLogprobs:
             tokens.append(self._entry(own.logprob, own.token))
             top.append(self._entries(own.top) if is_known else None)
             of_wanted.append(self._of_ids(own.of_ids) if is_known else None)
-        lists: dict[str, Any] = {"input_token_logprobs": tokens, "input_top_logprobs": top}
+        lists: JsonObject = {"input_token_logprobs": tokens, "input_top_logprobs": top}
         if self._ids:
             lists["input_token_ids_logprobs"] = of_wanted
         return lists

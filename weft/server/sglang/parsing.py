@@ -7,12 +7,13 @@ text from elsewhere, such as `/generate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.json_types import JsonObject
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
@@ -36,7 +37,7 @@ class ParseCallsBody(msgspec.Struct, kw_only=True):
     """The parser is one of `--tool-call-parser`; the server's own if none is named."""
 
     text: str
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
     tool_call_parser: str | None = None
 
 
@@ -59,7 +60,7 @@ async def parse_function_call(context: ServerContext, request: Request) -> ASGIA
     use = tool_use(body.tools, "auto", parallel=True)
     parser = format.parser(use.names, eager=False, schemas=use.schemas)
     answer = await _parsed(context, body.text, ParsedOutput(None, parser))
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     for index, call in enumerate(function_calls(answer)):
         function = call.function
         calls.append(

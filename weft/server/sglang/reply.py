@@ -8,12 +8,12 @@ it is repeated (`GrowingOutput.is_due`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from weft.client.aux_outputs import hidden_states
 from weft.client.generation import Completion, Delta
+from weft.json_types import JsonObject
 from weft.server.body import json_bytes, written
 from weft.server.openai.answers import event, meta_cached_details, meta_info
 from weft.server.sglang.logprobs import JsonList, NativeLogprobs
@@ -103,7 +103,7 @@ class NativeReply:
     def closing(self) -> bytes:
         return b""
 
-    def _answer(self, delta: Delta) -> dict[str, Any]:
+    def _answer(self, delta: Delta) -> JsonObject:
         completion = self._completions[delta.choice]
         growing = self._growing[delta.choice]
         meta = meta_info(completion, delta, self._version())

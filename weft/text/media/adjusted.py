@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from weft.json_types import JsonObject
 from weft.text.media.errors import MediaError
 from weft.text.media.processor import Knob, MediaProcessor
 
@@ -47,7 +48,7 @@ def adjusted_within(processor: MediaProcessor, given: Mapping[str, Any]) -> Medi
     return processor.adjusted(changes)
 
 
-def read_kwargs(text: str) -> dict[str, Any]:
+def read_kwargs(text: str) -> JsonObject:
     """The object of a setting. Raises ValueError."""
     if not text:
         return {}
@@ -71,7 +72,7 @@ def _read(have: Mapping[str, Knob], given: Mapping[str, Any]) -> dict[str, Knob]
     return changes
 
 
-def _flat(have: Mapping[str, Knob], given: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(have: Mapping[str, Knob], given: Mapping[str, Any]) -> JsonObject:
     """With what stands under `size` beside the others; edges that are numbers of pixels under the
     names of these."""
     found = {name: value for name, value in given.items() if name != "size" and value is not None}

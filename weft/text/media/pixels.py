@@ -15,6 +15,7 @@ from weft.arrays import FloatArray
 from weft.config.config_json import get, number
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
+from weft.json_types import JsonObject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,10 +53,10 @@ class Looks:
         return np.stack([of[pixels[:, :, colour]] for colour, of in enumerate(self.table)])
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> JsonObject:
     """What the files of a model say of its pictures."""
     whole = read_json_if_there(folder / "processor_config.json")
-    settings: dict[str, Any] = get(whole, "image_processor", dict, {})
+    settings: JsonObject = get(whole, "image_processor", dict, {})
     if not settings:
         settings = read_json_if_there(folder / "preprocessor_config.json")
     return {key: value for key, value in settings.items() if value is not None}

@@ -14,6 +14,7 @@ from weft.arrays import FloatArray, IntArray
 from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
+from weft.json_types import JsonObject
 from weft.messages.media import MediaKind
 from weft.text.media.pixels import (
     BICUBIC,
@@ -342,7 +343,7 @@ def make_qwen3_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
     return QwenVision(_pixel_spec(image, vision, limits, (HALF, HALF), patch_size=16), of_video)
 
 
-def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_files(folder: Path) -> tuple[JsonObject, JsonObject]:
     """What the files beside a model say of pictures, and of videos."""
     image = read_settings(folder)
     whole = read_json_if_there(folder / "processor_config.json")
@@ -388,7 +389,7 @@ def _pixel_spec(
     )
 
 
-def _sampling(video: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(video: Mapping[str, Any]) -> JsonObject:
     return {
         "frames_per_s": number(video, "fps", 2.0, above=0.0),
         "min_frames": size(video, "min_frames", 4),

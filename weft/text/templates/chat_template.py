@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.content_format import ContentFormat, content_format
 
@@ -75,7 +76,7 @@ _INTERNAL = frozenset(
     ]
 )
 
-Message = dict[str, Any]
+Message = JsonObject
 
 
 class TemplateError(InvalidParam):
@@ -216,7 +217,7 @@ class ChatTemplate:
         self,
         messages: list[Message],
         *,
-        tools: list[dict[str, Any]] | None = None,
+        tools: list[JsonObject] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
@@ -351,7 +352,7 @@ def _normalised(
 
 def _content(
     content: Any, where: str, *, as_list: bool, marks: Mapping[str, str]
-) -> str | list[dict[str, Any]] | None:
+) -> str | list[JsonObject] | None:
     """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp.
 
     There the mark of a picture stands in its place.
@@ -375,7 +376,7 @@ def _content(
     return parts if as_list else "\n".join(texts)
 
 
-def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
+def _parsed_call(call: JsonObject) -> JsonObject:
     """A tool call of the history: OpenAI has JSON text as arguments, templates want the object."""
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
@@ -434,7 +435,7 @@ def _mark_end(conversation: list[Message]) -> str:
     return mark
 
 
-def _render(template: jinja2.Template, values: dict[str, Any]) -> str:
+def _render(template: jinja2.Template, values: JsonObject) -> str:
     pieces: list[str] = []
     length = 0
     try:

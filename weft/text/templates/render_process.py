@@ -7,9 +7,9 @@ costs it bounded memory and processor time: the process is ended when it needs m
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from weft.config.process import limit_memory, limit_work, serve
+from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.chat_template import ChatTemplate, TemplateError
 
@@ -32,7 +32,7 @@ class TemplateWorker:
     def __call__(self, line: bytes) -> bytes:
         return json.dumps(self._answer(line)).encode()
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
+    def _answer(self, line: bytes) -> JsonObject:
         try:
             question = json.loads(line)
             limit_work(question["work_s"])

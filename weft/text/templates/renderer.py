@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from weft.config.process import Child, ChildEnded
+from weft.json_types import JsonObject
 from weft.text.templates.chat_template import TemplateError, check_sources
 from weft.text.turns import Workers
 
@@ -100,7 +101,7 @@ class _RenderProcess:
             self._ask(question, COMPILE_WORK_S)
             self._is_set_up = True
 
-    def ask(self, question: bytes, work_s: float) -> dict[str, Any]:
+    def ask(self, question: bytes, work_s: float) -> JsonObject:
         self.set_up()
         return self._ask(question, work_s)
 
@@ -109,7 +110,7 @@ class _RenderProcess:
             self._child.close()
             self._child = None
 
-    def _ask(self, question: bytes, work_s: float) -> dict[str, Any]:
+    def _ask(self, question: bytes, work_s: float) -> JsonObject:
         assert self._child is not None
         try:
             line = self._child.ask(question, work_s + SLOW_S)
@@ -121,7 +122,7 @@ class _RenderProcess:
             if exc.out_of_time:
                 raise _too_long(work_s) from None
             raise TemplateError("the chat template needs too much memory") from None
-        answer = msgspec.json.decode(line, type=dict[str, Any])
+        answer = msgspec.json.decode(line, type=JsonObject)
         if "error" in answer:
             raise TemplateError(answer["error"], answer["param"])
         return answer
@@ -131,7 +132,7 @@ def _too_long(work_s: float) -> TemplateError:
     return TemplateError(f"the chat template took longer than {work_s:g} s")
 
 
-def _encoded(question: dict[str, Any]) -> bytes:
+def _encoded(question: JsonObject) -> bytes:
     try:
         return msgspec.json.encode(question)
     except OverflowError:  # an integer of more than 64 bits, somewhere in the tools

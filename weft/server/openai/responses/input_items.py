@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
 from weft.config.numbers import shown
+from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
 from weft.server.openai.responses.models import (
@@ -34,7 +34,7 @@ def item_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(12)}"
 
 
-def input_items(given: str | Sequence[ResponseItem]) -> list[dict[str, Any]]:
+def input_items(given: str | Sequence[ResponseItem]) -> list[JsonObject]:
     """The input of one request as items.
 
     Each has an id of its own: the client's, unless another item has it.
@@ -52,7 +52,7 @@ def input_items(given: str | Sequence[ResponseItem]) -> list[dict[str, Any]]:
     return found
 
 
-def page(items: Sequence[dict[str, Any]], request: Request) -> ResponseItemList:
+def page(items: Sequence[JsonObject], request: Request) -> ResponseItemList:
     """The items that a query asks for: `limit` of them behind `after`, the last first unless
     `order` is "asc".
 
@@ -76,7 +76,7 @@ def page(items: Sequence[dict[str, Any]], request: Request) -> ResponseItemList:
     )
 
 
-def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
+def _begin(items: Sequence[JsonObject], after: str | None) -> int:
     """The index of the first item behind the one of that id."""
     if after is None:
         return 0
@@ -87,12 +87,12 @@ def _begin(items: Sequence[dict[str, Any]], after: str | None) -> int:
     raise ApiError(400, message, param="after")
 
 
-def _item_fields(item: ResponseItem, id: str) -> dict[str, Any]:
+def _item_fields(item: ResponseItem, id: str) -> JsonObject:
     """An item as clients read it.
 
     Texts of messages and of reasoning are lists of parts, whatever the client sent.
     """
-    every: dict[str, Any] = msgspec.to_builtins(item)
+    every: JsonObject = msgspec.to_builtins(item)
     fields = {name: value for name, value in every.items() if value is not None}
     fields["id"] = id
     fields["type"] = item.type
@@ -104,7 +104,7 @@ def _item_fields(item: ResponseItem, id: str) -> dict[str, Any]:
     return fields
 
 
-def _part_fields(part: ResponsePart) -> dict[str, Any]:
+def _part_fields(part: ResponsePart) -> JsonObject:
     if part.type == "input_image":
         return {"type": part.type, "image_url": part.image_url, "detail": part.detail or "auto"}
     if part.type == "input_audio":

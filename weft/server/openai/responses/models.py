@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.openai.models import AudioData, Detail, Role
 
 
@@ -38,7 +39,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
     verbosity: str | None = None
 
 
@@ -52,7 +53,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # of tools that run on the server: there are none
@@ -78,15 +79,15 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # sizes of pictures (vLLM)
+    chat_template_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
 
 
 class ResponseItemList(msgspec.Struct, kw_only=True):
     """Items of the input of a response, in the order that was asked for."""
 
     object: Literal["list"] = "list"
-    data: list[dict[str, Any]]
+    data: list[JsonObject]
     first_id: str | None  # null if there is none
     last_id: str | None
     has_more: bool

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from weft.client.generation import Delta
+from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.openai.answers import add_cache_use, add_media, chat_logprobs, reasoning_details
 from weft.server.openai.conversation import Conversation
@@ -45,10 +46,10 @@ class ResponseReply:
 
     def __init__(
         self,
-        response: dict[str, Any],
+        response: JsonObject,
         conversation: Conversation,
         tokenizer: Tokenizer,
-        finished: Callable[[dict[str, Any], ChatMessage], None],
+        finished: Callable[[JsonObject, ChatMessage], None],
     ) -> None:
         self.response = response
         self._conversation = conversation
@@ -59,7 +60,7 @@ class ResponseReply:
         self._pieces: list[str] = []  # of the item that is open
         self._logprobs: list[Any] = []  # of its tokens, if they were asked for
         self._untold = TokenQueue()  # tokens that no piece of text has carried yet
-        self._item: dict[str, Any] | None = None
+        self._item: JsonObject | None = None
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         for delta in deltas:
@@ -131,7 +132,7 @@ class ResponseReply:
             **fields,
         )
 
-    def _open_item(self, kind: str, fields: dict[str, Any]) -> None:
+    def _open_item(self, kind: str, fields: JsonObject) -> None:
         """Begin an item, unless one of this kind is open."""
         if self._item is not None and self._item["type"] == kind:
             return
@@ -218,12 +219,12 @@ class ResponseReply:
         """Of the item that is open, or was last."""
         return len(self.response["output"]) - 1
 
-    def _item_fields(self) -> dict[str, Any]:
+    def _item_fields(self) -> JsonObject:
         """How events name the item that is open."""
         assert self._item is not None
         return {"item_id": self._item["id"], "output_index": self._index}
 
-    def _tell_part(self, event: str, part: dict[str, Any]) -> None:
+    def _tell_part(self, event: str, part: JsonObject) -> None:
         self._tell(
             event,
             **self._item_fields(),
@@ -259,7 +260,7 @@ class TokenQueue:
         self._entries += entries
         self._text += "".join(entry.token for entry in entries)
 
-    def take(self, text: str) -> list[dict[str, Any]]:
+    def take(self, text: str) -> list[JsonObject]:
         """Those of the first tokens whose text this is; what stands before them is dropped."""
         begin = self._text.find(text)
         if begin < 0:
@@ -280,7 +281,7 @@ class TokenQueue:
         return found
 
 
-def _part(kind: str, text: str) -> dict[str, Any]:
+def _part(kind: str, text: str) -> JsonObject:
     if kind == "message":
         return {
             "type": "output_text",
@@ -291,7 +292,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
 
 
-def _message(output: Sequence[dict[str, Any]]) -> ChatMessage:
+def _message(output: Sequence[JsonObject]) -> ChatMessage:
     """The output as the message that a later request finds in its history."""
     message = ChatMessage(role="assistant", content="")
     for item in output:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
+from weft.json_types import JsonObject
 from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
@@ -36,7 +36,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         message = "background needs a response that is stored and not streamed"
         raise ApiError(400, message, param="background")
     history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
-    items: list[dict[str, Any]] = []
+    items: list[JsonObject] = []
     if body.store is not False:
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
@@ -47,7 +47,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         cut_calls=True,
     )
 
-    def finished(response: dict[str, Any], answer: ChatMessage) -> None:
+    def finished(response: JsonObject, answer: ChatMessage) -> None:
         if body.store is not False:
             context.responses.put(response, [*history, answer], owner_of(request), items)
 
@@ -145,7 +145,7 @@ def _stored(
     return stored
 
 
-def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, Any]:
+def _new(context: ServerContext, body: ResponsesRequest, id: str) -> JsonObject:
     """The response as it is before anything was generated."""
     temperature = body.temperature
     if temperature is None:
@@ -153,7 +153,7 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> dict[str, A
     top_p = body.top_p
     if top_p is None:
         top_p = context.info.sampling.top_p
-    format: dict[str, Any] = {"type": "text"}
+    format: JsonObject = {"type": "text"}
     if body.text is not None and body.text.format:
         format = body.text.format
     return {

@@ -6,10 +6,10 @@ What cannot be translated is refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import copy_sampling
 from weft.server.openai.custom_tools import arguments_of
@@ -169,7 +169,7 @@ def _text(content: str | list[ResponsePart] | None, where: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+def _tool(tool: JsonObject, index: int) -> JsonObject:
     """A tool here has its name beside its type; in chat requests it has an object of its own."""
     kind = tool.get("type")
     if kind not in ("function", "custom"):
@@ -183,12 +183,12 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     return {"type": kind, kind: _without_type(tool)}
 
 
-def _response_format(format: dict[str, Any]) -> dict[str, Any]:
+def _response_format(format: JsonObject) -> JsonObject:
     """`{"type": "json_schema", "schema": ...}` is one level deeper in chat requests."""
     if format.get("type") != "json_schema":
         return format
     return {"type": "json_schema", "json_schema": _without_type(format)}
 
 
-def _without_type(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_type(fields: JsonObject) -> JsonObject:
     return {key: value for key, value in fields.items() if key != "type"}

@@ -1,0 +1,7 @@
+"""What JSON becomes in Python, where no schema says more. It knows nothing of what is in it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+JsonObject: TypeAlias = dict[str, Any]
