@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(python|diff) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOT
 
 def copy_tree(target: Path) -> None:
     """Copy all Python code to `target`."""
-    ignored = shutil.ignore_patterns("__pycache__", "bundled", "e2e")
+    ignored = shutil.ignore_patterns("bundled", "e2e")
     for name in ("weft", "tests"):
         shutil.copytree(ROOT / name, target / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", target)
