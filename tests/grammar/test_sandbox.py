@@ -25,7 +25,7 @@ from weft.grammar.sandbox import SandboxFailed, SandboxProcess
 from weft.messages.sampling import Grammar
 
 VOCABULARY = Path(weft.__file__).parent / "bundled" / "weft-nano" / "tokenizer.json", 4_096, (0,)
-TIMEOUT_S = 3.0
+TIMEOUT_S = 1.0
 
 
 def _deep(depth: int) -> dict[str, Any]:
