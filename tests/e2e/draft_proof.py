@@ -3,7 +3,8 @@
 
 Drafts come from the prefix cache, from the text, from somebody who knows nine tenths of the answer, and from somebody
 who is always wrong. Each is computed, whatever it costs. The settings cut prompts, share prefixes, mix prompts and
-running requests in a step, and leave so little memory that requests are retracted.
+running requests in a step, and leave so little memory that requests are retracted. With `--overlap`, steps with drafts
+are planned before the drafts of the last one are compared; those without drafts never are.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def prove(seed: int, num_requests: int, sources: tuple[str, ...], **settings: An
     rng = random.Random(f"proof {seed}")
     settings = {**random_settings(rng), **settings}
     asks = [random_ask(rng, 1_000 * seed + i) for i in range(num_requests)]
-    plain, stats = answered(asks, "off", settings)
+    plain, stats = answered(asks, "off", {**settings, "overlap": False})
     assert not any(one.error for one in plain)
     answers: dict[int, list[int]] = {}
     place = 0
@@ -201,11 +202,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="for each source")
     parser.add_argument("--per-world", type=int, default=20, help="with the same settings")
     parser.add_argument("--kernels", default="auto", help="auto, or torch with float32")
+    parser.add_argument("--overlap", action="store_true", help="with drafts, plan steps ahead")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"overlap": args.overlap}
     if args.kernels == "torch":
-        settings = {"kernels": "torch", "dtype": "float32"}
+        settings |= {"kernels": "torch", "dtype": "float32"}
     began = time.monotonic()
     for seed in range(args.seed, args.seed + -(-args.requests // args.per_world)):
         plain, *drafted = prove(seed, args.per_world, SOURCES, **settings)

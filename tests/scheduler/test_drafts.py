@@ -434,6 +434,13 @@ def test_repetition_takes_the_longest_and_latest_match() -> None:
     assert source.drafts(odd, 3) == b""
 
 
+def test_a_text_that_goes_in_a_circle_is_guessed_as_far_as_is_asked_for() -> None:
+    source = Repetition(0.5, 4, 2)
+    assert unpacked(source.drafts(known([9, 5], [5, 5]), 4)) == [5, 5, 5, 5]
+    circle = known([9, 1, 2, 3], [1, 2, 3, 1, 2])
+    assert unpacked(source.drafts(circle, 7)) == [3, 1, 2, 3, 1, 2, 3]
+
+
 def test_repetition_of_vectors_looks_at_the_output_alone() -> None:
     source = Repetition(0.5, 4, 2)
     seen = known([1, 2, 3], [1, 2])

@@ -81,7 +81,8 @@ def test_journal_gives_the_requests_that_were_served() -> None:
     assert times == sorted(times)
 
 
-def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were() -> None:
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were(overlap: int) -> None:
     guessing = replace(SCENE, speculative="ngram")
     sent = []
     for number in range(8):
@@ -90,12 +91,12 @@ def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were() -> 
         prompt = np.arange(2 + number, 30 + number, dtype=np.int32).tobytes()
         arrival = Arrival(0.05 * number, prompt, 60, 60, ignore_eos=True, output=tokens.tobytes())
         sent.append(arrival)
-    journal = read_journal(record(arrivals=sent, settings=guessing, overlap=0))
+    journal = read_journal(record(arrivals=sent, settings=guessing, overlap=overlap))
     known = [one.output[:-4] for one in journal.arrivals]  # the last one is that which ended it
     assert known == [one.output[:-4] for one in sent]
-    again = simulate(guessing, COST, journal.arrivals, overlap=False)
+    again = simulate(guessing, COST, journal.arrivals, overlap=overlap > 0)
     fillers = [one._replace(output=b"") for one in journal.arrivals]
-    upper_bound = simulate(guessing, COST, fillers, overlap=False)
+    upper_bound = simulate(guessing, COST, fillers, overlap=overlap > 0)
     assert again.meter.num_steps == len(journal.steps)
     assert again.end_s.tolist() == pytest.approx(journal.record.end_s.tolist())
     assert upper_bound.meter.num_steps < len(journal.steps)

@@ -76,7 +76,7 @@ def _build(spec: RunnerSpec) -> TorchRunner:
     rows = cpu.make_rows(spec)
     runner = cpu.build_decoder(spec, rows)
     if spec.keeps_runs:
-        runner = closing(runner, rows, spec.engine.max_draft)
+        runner = closing(runner, rows)
     if spec.draft is None:
         return runner
     return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))

@@ -23,9 +23,10 @@ from torch import Tensor
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
-from weft.executor.overlap.runs import SampledRuns, StepRuns, has_runs, run_columns
+from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
+from weft.plan.runs import has_runs
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
 
 NUM_COLUMNS = 7  # of every step, that `DeviceRowTable.apply` sends
@@ -100,7 +101,7 @@ class DeviceRowTable:
         self._flat_slots = self.slots.view(-1)
         self.media: EncodedMedia | None = None  # of a model with an encoder
         # Where steps are planned before the drafts of the last one are compared.
-        self.runs: SampledRuns | None = None
+        self.runs: DeviceRuns | None = None
 
     def beside(self) -> DeviceRowTable:
         """The table for another model that computes the same rows: the slots are the same, the

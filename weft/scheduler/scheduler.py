@@ -153,7 +153,7 @@ class Scheduler:
             ),
             settings.max_draft,
             # Pages behind a window go back while a run may still be computed again.
-            overlaps=settings.draft is None and settings.windows is None,
+            repeats_runs=settings.draft is None and settings.windows is None,
         )
         longest = settings.max_step_tokens
         if settings.draft is None or MODEL not in settings.draft_sources:

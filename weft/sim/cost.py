@@ -19,6 +19,7 @@ import numpy as np
 from weft.arrays import BoolArray, IntArray, LongArray
 from weft.config.options import SettingsError, did_you_mean
 from weft.plan.device import NO_DEVICE, DeviceRequest, Pending
+from weft.plan.runs import HostRuns, has_runs
 from weft.plan.step import ForwardMode, Plan, Result
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
@@ -206,6 +207,7 @@ class CostRunner:
         self._clock = clock
         self._lengths = lengths
         self._free_s = 0.0  # when the device has done all that was launched
+        self._runs = HostRuns()
 
     def launch(self, plan: Plan) -> SimulatedStep:
         encoder_s, encoded = self.encoder.step(plan)
@@ -219,9 +221,8 @@ class CostRunner:
                 encoder_s *= seconds / usual_s
         self.meter.add(decode_rows_of(plan), seconds)
         self._free_s = begins_s + seconds
-        sampling = plan.sampling
         result = Result(
-            tokens=self._lengths.tokens(sampling.seeds, sampling.positions),
+            tokens=self._sampled(plan),
             encoded=encoded,
             encoder_s=encoder_s,
         )
@@ -229,3 +230,12 @@ class CostRunner:
 
     def control(self, request: DeviceRequest) -> Pending:
         return NO_DEVICE
+
+    def _sampled(self, plan: Plan) -> IntArray:
+        """[S] With overlap a device finds out by itself what counts of the drafts before."""
+        closed = self._runs.closed(plan)
+        draws = closed.sampling
+        tokens = self._lengths.tokens(draws.seeds, draws.positions)
+        if has_runs(plan):
+            self._runs.settle(plan, closed, tokens)
+        return tokens

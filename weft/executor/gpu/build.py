@@ -34,7 +34,7 @@ from weft.executor.gpu.staging import GpuStager, H2DBuffer
 from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
-from weft.executor.overlap.runs import SampledRuns
+from weft.executor.overlap.runs import DeviceRuns
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
@@ -167,7 +167,7 @@ def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:
     num_rows = spec.max_rows + 1
     rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
     if spec.keeps_runs:
-        rows.runs = SampledRuns(num_rows, spec.engine.max_draft, gpu.device)
+        rows.runs = DeviceRuns(num_rows, spec.engine.max_draft, gpu.device)
     return rows
 
 

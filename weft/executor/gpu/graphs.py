@@ -40,8 +40,9 @@ from weft.executor.gpu.staging import (
     split,
 )
 from weft.executor.inputs import DeviceRowTable, Inputs, before_sampled, tokens_of
-from weft.executor.overlap.runs import has_runs, run_columns
+from weft.executor.overlap.runs import run_columns
 from weft.models.registry import DecoderModel
+from weft.plan.runs import has_runs
 from weft.plan.step import Plan
 
 NONE = np.empty(0, np.int32)

@@ -7,7 +7,7 @@ and is launched before the host has seen the run.
     begin       samples behind s2, with the noise of the token that follows it
 
 So nothing waits for the host, which lays out attention, slots and positions of step n+1 before it
-knows what counts of step n. `drafting/closing.py` is the specification.
+knows what counts of step n. `plan/runs.py` is the specification.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ class StepRuns(NamedTuple):
     unsettled: Tensor  # [D]
     key_begins: Tensor  # [D] where `keys` begin of each
     keys: Tensor  # [2K] of the first token, if nothing is lost, if one is, ...
-
-
-def has_runs(plan: Plan) -> bool:
-    return plan.drafts is not None or plan.unsettled is not None
 
 
 def run_columns(plan: Plan) -> tuple[IntArray | LongArray, ...]:
@@ -74,7 +70,7 @@ def run_columns(plan: Plan) -> tuple[IntArray | LongArray, ...]:
     )
 
 
-class SampledRuns:
+class DeviceRuns:
     """The run that each row sampled last, and how many of its drafts were wrong."""
 
     def __init__(self, max_rows: int, max_drafts: int, device: torch.device) -> None:

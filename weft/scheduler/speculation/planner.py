@@ -85,7 +85,7 @@ class SpeculativePlanner(Planner):
         self, kv: KvMemory, hooks: FeatureHooks, speculator: Speculator, max_tokens: int
     ) -> None:
         super().__init__(kv, hooks)
-        kv.repeats_runs = speculator.overlaps
+        kv.repeats_runs = speculator.repeats_runs
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
@@ -169,15 +169,16 @@ class SpeculativePlanner(Planner):
         if work.drafts is None:
             return super()._batch(mode, prefills, work)
         batch = DraftedBatch(mode, prefills, work, self._columns, self._drafts)
-        batch.blocks_overlap = not self._overlaps
+        batch.blocks_overlap = not self._repeats_runs
         self._planned = batch
         return batch
 
     @property
-    def _overlaps(self) -> bool:
-        """Whether the next step may be planned before the drafts of this one are compared."""
+    def _repeats_runs(self) -> bool:
+        """Whether the next step may begin with the runs of this one, before its drafts are
+        compared."""
         speculator = self._speculator
-        return speculator.overlaps and all(speculator.is_plain(one.row) for one in self._drafts)
+        return speculator.repeats_runs and all(speculator.is_plain(one.row) for one in self._drafts)
 
     def _beside(self, rows: IntArray, num_before: int, drafts: list[Draft]) -> list[Draft]:
         """The drafts that a step has room and time for beside `num_before` tokens of prompts."""

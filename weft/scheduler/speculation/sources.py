@@ -134,7 +134,8 @@ class Repetition:
             pattern = tokens[-size * TOKEN_BYTES :]
             place = _find_last(tokens, pattern)
             if place >= 0:
-                return _behind(tokens, place + len(pattern), num_tokens)
+                found = _behind(tokens, place + len(pattern), num_tokens)
+                return _again_and_again(found, num_tokens)
         return b""
 
     def forget(self, request: Request) -> None:
@@ -213,6 +214,17 @@ def _up_to_media(tokens: bytes) -> bytes:
 
 def _behind(tokens: bytes, place: int, num_tokens: int) -> bytes:
     return tokens[place : place + num_tokens * TOKEN_BYTES]
+
+
+def _again_and_again(found: bytes, num_tokens: int) -> bytes:
+    """Up to `num_tokens` tokens: a text that has gone in a circle goes on so.
+
+    known   a b c x y x y       found behind the x y before: x y, and then the same again
+    """
+    num_bytes = num_tokens * TOKEN_BYTES
+    while len(found) < num_bytes:
+        found += found
+    return found[:num_bytes]
 
 
 def _find(tokens: bytes, pattern: bytes, start: int) -> int:

@@ -70,8 +70,8 @@ class RowTrust:
 
 @dataclass(slots=True)
 class Speculator:
-    """`max_drafts`: of one request in one step. `overlaps`: a step may be planned before the drafts
-    of the one before are compared, for memory allows it."""
+    """`max_drafts`: of one request in one step. `repeats_runs`: a step may begin
+    with the runs of the one before, whose drafts are not compared yet."""
 
     columns: Columns
     hooks: FeatureHooks
@@ -80,7 +80,7 @@ class Speculator:
     counters: Counters
     sources: list[DraftSource]
     max_drafts: int
-    overlaps: bool = False
+    repeats_runs: bool = False
     _rates: list[HitRate] = field(init=False)  # by source, of all requests
     _rows: dict[int, RowTrust] = field(init=False, default_factory=dict)
     _is_due: BoolArray = field(init=False)  # by row: it is looked at in the next step
@@ -97,7 +97,7 @@ class Speculator:
         columns = self.columns
         lens = columns.seq_len[rows]
         is_ready = columns.max_len[rows] - lens > MIN_LEFT
-        if not self.overlaps:
+        if not self.repeats_runs:
             # Only a row whose last token is known may have drafts.
             is_ready &= columns.known_len[rows] == lens
         ready: IntArray = rows[is_ready]
