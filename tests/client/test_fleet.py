@@ -28,6 +28,7 @@ from weft.messages.control import (
     AuditReply,
     BlockInput,
     ExpertDistributionReply,
+    ExpertRecordReply,
     ExplainRequest,
     ExplainRequestReply,
     Explanation,
@@ -42,11 +43,14 @@ from weft.messages.control import (
     RequestRow,
     SetPolicy,
     SetPolicyReply,
+    StartExpertDistributionRecord,
     UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import MediaItem
 from weft.messages.picture import (
+    GetPrefix,
+    GetPrefixReply,
     Picture,
     QueueColumns,
     RowColumns,
@@ -293,16 +297,23 @@ def test_a_new_engine_gets_what_the_others_were_told() -> None:
     blocked = InputReply(call=4, state="blocked", held_requests=0)
     world.call(BlockInput(call=4), blocked, blocked)
     world.call(UnblockInput(call=4), blocked, blocked)
+    counted = ExpertRecordReply(call=5, success=True)
+    world.call(StartExpertDistributionRecord(call=5), counted, counted)
     world.fleet.lose(1, "killed")
     world.told()
     world.start(1)
     *changes, last = world.got[1]
-    assert [type(one) for one in changes] == [LoadLoraAdapter, SetPolicy]
+    assert [type(one) for one in changes] == [
+        LoadLoraAdapter,
+        SetPolicy,
+        StartExpertDistributionRecord,
+    ]
     assert changes[0].uid == "b"
     world.send(1)
     assert world.ids(0) == [1], "the new engine is not as the others yet"
     world.fleet.take(1, AdapterReply(call=changes[0].call, success=True))
     world.fleet.take(1, SetPolicyReply(call=changes[1].call, success=True, before="fcfs"))
+    world.fleet.take(1, ExpertRecordReply(call=changes[2].call, success=True))
     world.fleet.take(1, GetStateReply(call=last.call, stats=Stats()))
     world.send(2)
     assert world.ids(1) == [2]
@@ -338,6 +349,17 @@ def test_who_looks_at_pictures_gets_each_engines_own_since_what_was_seen_of_it()
         (2, 40, 3),
     ]
     assert not any(one.seen for one in asked)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_is_asked_of_the_engine_whose_picture_has_it(rank: int) -> None:
+    world = World()
+    token = wanted_rank.set(rank or None)
+    world.fleet.send(GetPrefix(node=3, call=1))
+    wanted_rank.reset(token)
+    assert [len(got) for got in world.got] == [1 - rank, rank]
+    world.fleet.take(rank, GetPrefixReply(call=1, hits=5))
+    assert world.told()[-1].hits == 5
 
 
 def drawn(rank: int) -> Picture:

@@ -13,8 +13,9 @@ from tests.scheduler.test_scheduler import settings
 from weft.engine.picture.queue import MAX_QUEUED
 from weft.engine.picture.service import WATCH_S
 from weft.memory.index.survey import MAX_FOUND
+from weft.messages.cache import ForgetPrefix, ForgetPrefixReply
 from weft.messages.control import ListRequests, ListRequestsReply
-from weft.messages.picture import Picture, StepColumns, Watch
+from weft.messages.picture import GetPrefix, GetPrefixReply, Picture, StepColumns, Watch
 from weft.plan.step import ForwardMode
 
 
@@ -142,6 +143,47 @@ def test_the_sums_of_memory_are_the_pool_and_the_tree_is_what_is_cached() -> Non
         children = [below[k] for k, above in enumerate(parents) if above == place]
         assert below[place] == ints(tree.num_tokens)[place] + sum(children)
     assert look(world, since_round=tree.round + 1).tree is None  # a second is over: another walk
+
+
+def test_a_node_of_the_tree_tells_who_uses_it_and_is_gone_when_it_is_forgotten() -> None:
+    world = EngineWorld(settings(page_size=1))
+    shared = list(range(50, 70))
+    world.send([1, *shared], max_new_tokens=1)
+    world.send([2, *shared], max_new_tokens=1)
+    world.run_dry()
+    world.send([1, *shared, 5], max_new_tokens=30)
+    world.steps(3)
+    tree = look(world).tree
+    assert tree is not None
+    heads = [ints(head) for head in tree.heads]
+    used, free = (
+        ints(tree.numbers)[place]
+        for first in (1, 2)
+        for place, head in enumerate(heads)
+        if head[:1] == [first]
+    )
+    found = world.tell(GetPrefix(node=used))
+    assert isinstance(found, GetPrefixReply)
+    assert ints(found.tokens)[:21] == [1, *shared]
+    [row] = world.engine.scheduler.requests.values()
+    assert (found.start, found.hits, found.requests) == (0, 1, [row.message.rid])
+    kept = world.tell(ForgetPrefix(tokens=found.tokens))
+    assert isinstance(kept, ForgetPrefixReply)
+    assert (kept.tokens, kept.left) == (0, len(found.tokens) // 4)
+    other = world.tell(GetPrefix(node=free))
+    assert isinstance(other, GetPrefixReply)
+    gone = world.tell(ForgetPrefix(tokens=other.tokens, keep=5))
+    assert isinstance(gone, ForgetPrefixReply)
+    assert (gone.tokens, gone.left) == (len(other.tokens) // 4 - 5, 5)
+    world.tell(ForgetPrefix(tokens=other.tokens))
+    assert world.tell(GetPrefix(node=free)) == GetPrefixReply()
+    # A node has its number in all pictures.
+    world.run_dry()
+    again = None
+    while again is None:
+        world.time += 2.0
+        again = look(world, since_round=tree.round).tree
+    assert used in ints(again.numbers)
 
 
 def test_a_long_queue_and_a_large_tree_make_no_larger_picture() -> None:

@@ -102,6 +102,13 @@ REQUESTS = [
         {"messages": [{"role": "user", "content": "a"}]},
     ),
     ("cache unpin system", "DELETE", "/cache/pin/system", {}),
+    ("cache prefix 7", "GET", "/cache/prefix?node=7", None),
+    (
+        "cache forget text --keep 64 --cache-salt b",
+        "POST",
+        "/cache/forget",
+        {"prompt": "text", "keep": 64, "cache_salt": "b"},
+    ),
     ("abort my-request", "POST", "/abort_request", {"rid": "my-request"}),
     ("abort --all", "POST", "/abort_request", {"abort_all": True}),
     ("pause", "POST", "/pause_generation", {}),

@@ -108,6 +108,21 @@ def test_peek_finds_what_match_finds_and_changes_nothing() -> None:
     assert len(list(tree.nodes())) == before
 
 
+def test_a_node_counts_the_requests_that_have_begun_with_it() -> None:
+    tree = RadixCache(page_size=1)
+    whole = CacheKey("", pack([1, 2, 3, 4]))
+    tree.insert(whole, pages(0, 1, 2, 3))
+    tree.count_hit(tree.match(whole).handle)
+    tree.count_hit(tree.match(CacheKey("", pack([1, 2, 9]))).handle)
+    assert [(node.key, node.hits) for node in tree.nodes()] == [
+        (pack([1, 2]), 2),
+        (pack([3, 4]), 1),
+    ]
+    end = tree.match(whole).handle
+    assert tree.key_of(end) == whole
+    assert [*tree.path_of(end)] == [*tree.nodes()][::-1]
+
+
 def test_the_cache_that_holds_nothing_leaves_every_page_to_its_owner() -> None:
     cache = NoPrefixCache(page_size=1)
     inserted = cache.insert(CacheKey("", pack([1, 2])), pages(0, 1))
@@ -115,6 +130,15 @@ def test_the_cache_that_holds_nothing_leaves_every_page_to_its_owner() -> None:
     assert cache.match(CacheKey("", pack([1, 2]))).length == 0
     with pytest.raises(OutOfPages):
         cache.evict(1)
+
+
+Path = tuple[str, tuple[int, ...]]  # namespace and tokens
+
+
+def is_within(one: Path, paths: list[Path]) -> bool:
+    """Whether one of these begins with it."""
+    namespace, tokens = one
+    return any(space == namespace and path[: len(tokens)] == tokens for space, path in paths)
 
 
 class TreeAgainstDict(RuleBasedStateMachine):
@@ -212,6 +236,25 @@ class TreeAgainstDict(RuleBasedStateMachine):
                 break
             expected.append(self.twin.pop((namespace, end)))
         assert sorted(self.tree.forget(found.handle).tolist()) == sorted(expected)
+
+    @rule(namespace=namespaces, tokens=tokens)
+    def forget_prefix(self, namespace: str, tokens: list[int]) -> None:
+        ends = self.prefixes(tokens)
+        used = [(space, path) for _, space, path in self.locks + self.pins]
+        expected = []
+        if ends and (namespace, ends[-1]) in self.twin:
+            begin = (namespace, ends[-1])
+            behind = [key for key in self.twin if is_within(begin, [key])]
+            expected += [self.twin.pop(key) for key in behind if not is_within(key, used)]
+        for end in reversed(ends):
+            if (namespace, end) not in self.twin:
+                continue
+            others = [key for key in self.twin if key != (namespace, end)]
+            if is_within((namespace, end), used + others):
+                break
+            expected.append(self.twin.pop((namespace, end)))
+        gone = self.tree.forget_prefix(CacheKey(namespace, pack(tokens)))
+        assert sorted(gone.tolist()) == sorted(expected)
 
     @rule()
     def reset_when_unlocked(self) -> None:

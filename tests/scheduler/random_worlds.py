@@ -15,6 +15,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.talk import Talk, with_sessions
 from tests.scheduler.world import EOS, VOCAB
 from weft.config.media import MediaRules
+from weft.messages.cache import ForgetPrefix
 from weft.messages.control import FlushCache, SetPolicy
 from weft.messages.media import MediaItem
 from weft.messages.pins import Unpin
@@ -23,6 +24,7 @@ from weft.messages.weights import UpdateWeightsFromDisk
 from weft.plan.step import Plan
 from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.request import adapter_and_salt
 from weft.scheduler.settings import (
     LEAST_STATE_SLOTS,
     DraftSettings,
@@ -145,11 +147,24 @@ def random_pins(rng: random.Random, prompt_len: int) -> list[dict[str, object]]:
     return marks
 
 
+def forget_something(world: RecordedWorld, rng: random.Random) -> None:
+    """The beginning of a request, or of one that has ended."""
+    cached = world.engine.scheduler.kv.cache.sequences()
+    if cached:
+        namespace, tokens = rng.choice(cached)
+        adapter, cache_salt = adapter_and_salt(namespace)
+        part = tokens[: rng.randrange(len(tokens)) + 1]
+        keep = rng.choice([0, 0, rng.randrange(len(tokens))])
+        world.tell(ForgetPrefix(tokens=part, cache_salt=cache_salt, adapter=adapter, keep=keep))
+
+
 def disturb_pins(world: RecordedWorld, rng: random.Random) -> None:
     """What may happen to pins beside requests."""
     if rng.random() < 0.02:
         names = [*world.pins.feature.book.by_name, "x", "nobody"]
         world.tell(Unpin(name=rng.choice(names)))
+    if rng.random() < 0.02:
+        forget_something(world, rng)
     if rng.random() < 0.003:
         world.tell(FlushCache(timeout_s=rng.choice([0.0, 20.0])))
     if rng.random() < 0.002:

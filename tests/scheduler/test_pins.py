@@ -337,4 +337,4 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         pieces = [piece for given in it.given.values() for piece in given]
         reached["pinned"] += sum(bool(getattr(piece, "pinned_tokens", 0)) for piece in pieces)
     assert min(reached.values()) > 5, reached
-    assert reached["pinned"] > 30, reached
+    assert reached["pinned"] > 20, reached

@@ -1,4 +1,4 @@
-"""Pinning prompts over HTTP, with a model."""
+"""Pinning and forgetting prompts over HTTP, with a model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def test_what_cannot_be_pinned_is_refused_with_the_reason(server: RealServer) ->
     for body in ({}, {"prompt": "x", "input_ids": [1]}):
         answer = server.post("/cache/pin", **body)
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"].startswith("one of messages, prompt and input_ids")
+        assert answer.json()["error"]["message"].startswith(
+            "one of messages, prompt, input_ids and node"
+        )
     assert server.post("/cache/pin", prompt="x", ttl_s=0).status_code == 400
     assert server.post("/cache/pin", prompt="x", name="a/b").status_code == 400
     assert pins(server) == []
@@ -79,6 +81,38 @@ def test_a_pin_with_a_name_takes_another_prompt_under_the_same_name(server: Real
         server.post("/cache/pin", prompt=f"{number} {TEXT}", name="mine", cache_salt="s")
     assert pins(server) == ["mine"]
     assert delete(server, "mine") == 200
+
+
+# ---- forgetting
+
+
+def cached(server: RealServer, prompt: str, **more: Any) -> int:
+    """How much of a prompt is found."""
+    usage = server.post("/v1/completions", prompt=prompt, max_tokens=1, **more).json()["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_prompt_is_forgotten_with_all_that_goes_on_from_it(server: RealServer) -> None:
+    first = f"forget me: {TEXT}"
+    for more in ("a", "b", "a"):
+        found = cached(server, first + more, cache_salt="f")
+    assert found >= 64
+    num_first = len(server.tokenizer.encode(first)) // 16 * 16
+    assert server.post("/cache/forget", prompt=first).status_code == 404, "another salt"
+    kept = server.post("/cache/forget", prompt=first, cache_salt="f", keep=32).json()
+    assert kept["tokens"] == num_first - 32
+    assert kept["left"] == 32
+    assert cached(server, first, cache_salt="f") == 32
+    gone = server.post("/cache/forget", prompt=first, cache_salt="f").json()
+    assert (gone["tokens"], gone["left"]) == (num_first, 0)
+    assert cached(server, first, cache_salt="f") == 0
+    server.post("/cache/pin", prompt=first, cache_salt="f", name="kept")
+    refused = server.post("/cache/forget", prompt=first, cache_salt="f")
+    assert refused.status_code == 409
+    assert "cached tokens are in use" in refused.json()["error"]["message"]
+    assert delete(server, "kept") == 200
+    for body in ({}, {"prompt": "x", "node": 1}, {"prompt": "x", "keep": -1}):
+        assert server.post("/cache/forget", **body).status_code == 400
 
 
 # ---- cache_control

@@ -237,6 +237,26 @@ COMMANDS = (
         (Argument("name", "of the pin", place="path"),),
     ),
     CtlCommand(
+        "cache prefix",
+        "GET",
+        "/cache/prefix",
+        "a node of the last picture's tree, and who uses it",
+        (Argument("node", "its number", int, place="query"),),
+    ),
+    CtlCommand(
+        "cache forget",
+        "POST",
+        "/cache/forget",
+        "drop a prefix from memory, and all that goes on from it",
+        (
+            Argument("prompt", "its text", optional=True),
+            Argument("--messages", "a conversation instead, as JSON", json.loads),
+            Argument("--keep", "tokens at its beginning that stay", int),
+            Argument("--cache-salt", "of the requests that find it"),
+            Argument("--lora-path", "the adapter that they are for"),
+        ),
+    ),
+    CtlCommand(
         "abort",
         "POST",
         "/abort_request",

@@ -48,39 +48,28 @@ class HeadTexts:
     def __call__(self, head: bytes) -> str:
         text = self._texts.get(head)
         if text is None:
-            text = self._decode(head)
+            text = text_of_ids(head, self._tokenizer, self._vocab_size)
             self._texts[head] = text
             if len(self._texts) > MAX_TEXTS:
                 self._texts.popitem(last=False)
         return text
 
-    def _decode(self, head: bytes) -> str:
-        """Ids that are none of the vocabulary stand for content that is no text."""
-        pieces: list[str] = []
-        known: list[int] = []
-        for token in np.frombuffer(
-            head,
-            dtype=np.int32,
-        ).tolist():
-            if 0 <= token < self._vocab_size:
-                known.append(token)
-                continue
-            pieces.append(
-                self._tokenizer.decode(
-                    known,
-                    skip_special_tokens=False,
-                )
-            )
-            known = []
-            if not pieces[-1] or pieces[-1][-1] != HIDDEN:
-                pieces.append(HIDDEN)
-        pieces.append(
-            self._tokenizer.decode(
-                known,
-                skip_special_tokens=False,
-            )
-        )
-        return "".join(pieces)
+
+def text_of_ids(tokens: bytes, tokenizer: Tokenizer, vocab_size: int) -> str:
+    """What packed tokens say. Ids that are none of the vocabulary stand for content that is no
+    text."""
+    pieces: list[str] = []
+    known: list[int] = []
+    for token in np.frombuffer(tokens, dtype=np.int32).tolist():
+        if 0 <= token < vocab_size:
+            known.append(token)
+            continue
+        pieces.append(tokenizer.decode(known, skip_special_tokens=False))
+        known = []
+        if not pieces[-1] or pieces[-1][-1] != HIDDEN:
+            pieces.append(HIDDEN)
+    pieces.append(tokenizer.decode(known, skip_special_tokens=False))
+    return "".join(pieces)
 
 
 def ids_as_text(head: bytes) -> str:
@@ -152,6 +141,7 @@ def _tree(tree: TreeColumns, text_of: TextOf) -> JsonObject:
         "nodes": tree.num_nodes,
         "whole": tree.is_whole,
         "parent": _ints(tree.parents),
+        "node": _ints(tree.numbers),
         "tokens": _ints(tree.num_tokens),
         "below": _longs(tree.num_below),
         "age": _longs(tree.ages),

@@ -192,7 +192,9 @@ NUMBERS: dict[str, Number] = {
     "capacity_of_str_len": _whole(1, INT32),
     "offset": _whole(-INT32, INT32),
     "timeout": _above(0, 1e9),
-    # pins
+    # the prefix cache
+    "node": _whole(0, INT32),
+    "keep": _whole(0, INT32),
     "ttl_s": _above(0, 31_536_000),
     # control
     "forward_sleep_time": _real(0, 60),
@@ -216,6 +218,7 @@ QUERIES: dict[str, Number] = {
     "limit": _whole(1, 10_000),
     "timeout": _real(0, 600),
     "dp_rank": _whole(0, MAX_ENGINES - 1),
+    "node": _whole(0, INT32),
 }
 
 

@@ -84,7 +84,7 @@ from weft.memory.tiers.protocol import (
 )
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.media import MediaItem
-from weft.messages.picture import Watch
+from weft.messages.picture import GetPrefix, Watch
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
@@ -107,7 +107,7 @@ CONTENT = {
     BatchGenerate: ("vectors", {}),
 }
 # Of what reaches the core. No decision depends on who looks on.
-TO_ENGINE = frozenset(get_args(ToEngine)) - {Watch}
+TO_ENGINE = frozenset(get_args(ToEngine)) - {GetPrefix, Watch}
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -141,6 +141,10 @@ class PrefixCache(Protocol):
         """Pages that one `unlock` of the sequence that ends at `handle` would unprotect."""
         ...
 
+    def count_hit(self, handle: Handle) -> None:
+        """A request begins with the sequence that ends at `handle`. Nothing is decided by that."""
+        ...
+
     def evict(self, num_pages: int) -> IntArray:
         """Drop evictable pages, least recently used sequences first, from their ends.
 
@@ -157,6 +161,11 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def forget_prefix(self, key: CacheKey) -> IntArray:
+        """`forget` every sequence that begins with a key, in whole pages; where only a part of the
+        key is cached, that part. Returns the dropped pages; they belong to the caller."""
+        ...
+
     def forget_pages(self, pages: IntArray) -> IntArray:
         """`forget` every sequence that ends where one of these pages is. Returns the dropped
         pages; they belong to the caller."""
@@ -171,6 +180,14 @@ class PrefixCache(Protocol):
 
         The caller knows who owns the pages then.
         """
+        ...
+
+    def key_of(self, handle: Handle) -> CacheKey:
+        """The whole sequence that ends at `handle`."""
+        ...
+
+    def path_of(self, handle: Handle) -> Iterable[Any]:
+        """The nodes from `handle` up to the first one below the top; to look on."""
         ...
 
     def sequences(self) -> list[CacheKey]:
@@ -233,12 +250,18 @@ class NoPrefixCache:
     def unshared_pages(self, handle: Handle) -> int:
         return 0
 
+    def count_hit(self, handle: Handle) -> None:
+        pass
+
     def evict(self, num_pages: int) -> IntArray:
         if num_pages:
             raise OutOfPages(f"{num_pages} pages to evict; nothing is cached")
         return NO_PAGES
 
     def forget(self, handle: Handle) -> IntArray:
+        return NO_PAGES
+
+    def forget_prefix(self, key: CacheKey) -> IntArray:
         return NO_PAGES
 
     def forget_pages(self, pages: IntArray) -> IntArray:
@@ -249,6 +272,12 @@ class NoPrefixCache:
 
     def drop(self) -> None:
         pass
+
+    def key_of(self, handle: Handle) -> CacheKey:
+        return CacheKey("", b"")
+
+    def path_of(self, handle: Handle) -> Iterable[Any]:
+        return ()
 
     def sequences(self) -> list[CacheKey]:
         return []

@@ -42,6 +42,7 @@ class Node:
 
     __slots__ = (
         "children",
+        "hits",
         "is_queued",
         "key",
         "locks",
@@ -65,6 +66,7 @@ class Node:
         self.serial = serial
         self.locks = 0
         self.pins = 0
+        self.hits = 0  # requests that have begun with it
         self.is_queued = False  # stands in the eviction heap
 
 
@@ -276,6 +278,10 @@ class RadixCache:
         self.evictable_pages += num_bytes // PAGE_BYTES
         self.pinned_pages -= num_bytes // PAGE_BYTES
 
+    def count_hit(self, handle: Node | None) -> None:
+        for node in path_up(handle):
+            node.hits += 1
+
     def unshared_pages(self, handle: Node | None) -> int:
         num_bytes = 0
         for node in path_up(handle):
@@ -314,24 +320,24 @@ class RadixCache:
         return np.frombuffer(b"".join(pieces), dtype=np.int32)
 
     def forget(self, handle: Node | None) -> IntArray:
-        gone: list[Node] = []
-        for node in path_up(handle):
-            if len(node.children) > len(gone[-1:]) or node.locks or node.pins:
-                break
-            node.is_queued = True  # and stays out of the heap while what is below it goes
-            gone.append(node)
-        if not gone:
-            return NO_PAGES
-        # They must not be found by eviction either, and one that goes may be as old as its parent,
-        # which is queued next. This is rare: no need for a quicker way.
-        self._heap = [entry for entry in self._heap if entry[2] not in gone]
-        heapq.heapify(self._heap)
-        self._new_leaves = deque(leaf for leaf in self._new_leaves if leaf not in gone)
-        for node in gone:
-            self._remove(node)
-        pages = np.frombuffer(b"".join(node.pages for node in gone), dtype=np.int32)
-        self.evictable_pages -= len(pages)
-        return pages
+        return self._drop(_leading_to(handle, {}))
+
+    def forget_prefix(self, key: CacheKey) -> IntArray:
+        """
+        0 ................................ end of the key ....................
+        | goes up to the first page in use,  | goes, in all sequences that   |
+        | or where another sequence goes on  | begin so, but what is in use  |
+        """
+        end = len(key.tokens) // self._step * self._step
+        node, length, is_end = self.locate(key, end)
+        gone: dict[Node, None] = {}
+        if node is not None and length == end:
+            for below in reversed(list(_from_the_top([node]))):
+                if _may_go(below, gone):
+                    gone[below] = None
+        elif not is_end:
+            return NO_PAGES  # another sequence goes on from the midst of a node
+        return self._drop(_leading_to(node, gone))
 
     def forget_pages(self, pages: IntArray) -> IntArray:
         wanted = set(pages.tolist())
@@ -365,15 +371,16 @@ class RadixCache:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
-        stack: list[Node] = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            if node.key:
-                yield node
-            stack.extend(node.children.values())
+        return _from_the_top(self._roots.values())
 
     def tops(self) -> Iterable[Node]:
         return self._roots.values()
+
+    def key_of(self, handle: Node | None) -> CacheKey:
+        return CacheKey("", b"") if handle is None else _key_of(handle)
+
+    def path_of(self, handle: Node | None) -> Iterable[Node]:
+        return path_up(handle)
 
     def sequences(self) -> list[CacheKey]:
         leaves = [node for node in self.nodes() if not node.children]
@@ -474,6 +481,7 @@ class RadixCache:
         upper.used = node.used
         upper.locks = node.locks
         upper.pins = node.pins
+        upper.hits = node.hits
         parent.children[upper.key[:step]] = upper
         node.key = node.key[cut:]
         node.pages = node.pages[cut_pages:]
@@ -508,6 +516,23 @@ class RadixCache:
         for listener in self.listeners:
             listener.trimmed(leaf)
 
+    def _drop(self, gone: dict[Node, None]) -> IntArray:
+        """Take nodes out of the tree, children before their parents. Returns their pages."""
+        if not gone:
+            return NO_PAGES
+        for node in gone:
+            node.is_queued = True  # and stays out of the heap while what is below it goes
+        # They must not be found by eviction either, and one that goes may be as old as its parent,
+        # which is queued next. This is rare: no need for a quicker way.
+        self._heap = [entry for entry in self._heap if entry[2] not in gone]
+        heapq.heapify(self._heap)
+        self._new_leaves = deque(leaf for leaf in self._new_leaves if leaf not in gone)
+        for node in gone:
+            self._remove(node)
+        pages = np.frombuffer(b"".join(node.pages for node in gone), dtype=np.int32)
+        self.evictable_pages -= len(pages)
+        return pages
+
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
@@ -532,14 +557,40 @@ def _adopt(parent: Node, first_page: bytes, child: Node) -> None:
     parent.children[first_page] = child
 
 
+def _from_the_top(tops: Iterable[Node]) -> Iterator[Node]:
+    """These nodes and all below them, parents first, but for roots."""
+    stack = list(tops)
+    while stack:
+        node = stack.pop()
+        if node.key:
+            yield node
+        stack.extend(node.children.values())
+
+
+def _may_go(node: Node, gone: dict[Node, None]) -> bool:
+    """Whether nobody uses a node, nor what is below it but for what is `gone`."""
+    if node.locks or node.pins:
+        return False
+    return all(child in gone for child in node.children.values())
+
+
+def _leading_to(handle: Node | None, gone: dict[Node, None]) -> dict[Node, None]:
+    """`gone`, and behind it the nodes from a handle up that lead to nothing else."""
+    for node in path_up(handle):
+        if node not in gone and not _may_go(node, gone):
+            break
+        gone[node] = None
+    return gone
+
+
 def _last_use(node: Node) -> tuple[int, int]:
     return node.used, node.serial
 
 
-def _key_of(leaf: Node) -> CacheKey:
-    """The whole sequence that ends in a leaf."""
+def _key_of(end: Node) -> CacheKey:
+    """The whole sequence that ends in a node."""
     pieces: list[bytes] = []
-    node = leaf
+    node = end
     while node.parent is not None:
         pieces.append(node.key)
         node = node.parent

@@ -43,6 +43,22 @@ class GetCache(ControlRequest[GetCacheReply]):
     """Ask what of prompts is cached, in memory and on disk."""
 
 
+class ForgetPrefixReply(ControlReply):
+    tokens: int = 0  # that are not cached any more
+    left: int = 0  # of the prefix, that still are: they are in use, or lead to something else
+    stored: str = ""  # what is found again in a store, for people
+
+
+class ForgetPrefix(ControlRequest[ForgetPrefixReply]):
+    """Drop from memory all that is cached behind a prefix, and of the prefix what leads to nothing
+    else. What requests, pins or sessions use stays."""
+
+    tokens: bytes  # int32, of the whole prefix, as requests with this salt and adapter have it
+    cache_salt: str = ""
+    adapter: str = ""  # its uid
+    keep: int = 0  # tokens at its beginning that stay in any case
+
+
 class ClearCacheReply(SuccessReply):
     dropped_blocks: int = 0
 

@@ -60,6 +60,7 @@ class TreeColumns(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int = 0  # that the walk has seen
     is_whole: bool = True  # it came to the end; else the tree has more nodes than it may look at
     parents: bytes = b""  # int32 [N] index of the parent among these; -1: none
+    numbers: bytes = b""  # int32 [N] by which `GetPrefix` asks for them, as long as one is here
     num_tokens: bytes = b""  # int32 [N] of their own
     num_below: bytes = b""  # int64 [N] tokens of the node and all below it
     ages: bytes = b""  # int64 [N] uses of the cache since their last one
@@ -110,3 +111,21 @@ class Watch(ControlRequest[Picture]):
             rank=rank,
             seen={},
         )
+
+
+class GetPrefixReply(ControlReply):
+    """A node, whole. Without tokens: there is none of this number any more."""
+
+    cache_salt: str = ""  # of the requests that find it
+    adapter: str = ""  # the uid of theirs
+    tokens: bytes = b""  # int32, from the first of its sequence to its own last one
+    start: int = 0  # tokens of the nodes above
+    hits: int = 0  # requests that have begun with it
+    requests: list[str] = []  # that use it now
+    pins: list[str] = []  # and the names of pins and sessions that keep it
+
+
+class GetPrefix(ControlRequest[GetPrefixReply]):
+    """Ask for a node of the tree of the last picture."""
+
+    node: int

@@ -19,7 +19,7 @@ from weft.memory.allocator import PageAllocator, RowTable, Write, num_pages_for,
 from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, Inserted, PrefixCache
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Inserted, PrefixCache
 from weft.plan.step import Plan, TableWrites
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
@@ -96,6 +96,7 @@ class KvMemory:
         handle, length, pages, is_locked = request.prefix
         if length:
             self.rows.point(request.row, 0, pages)
+            self.cache.count_hit(handle)
             # From here on the row has the slots; the pages would only be kept twice.
             request.prefix = CachedPrefix(handle, length, NO_PAGES, is_locked)
 
@@ -236,6 +237,16 @@ class KvMemory:
         request.row = NO_ROW
         request.prefix = NO_PREFIX
         request.kv_len = 0
+
+    def forget_prefix(self, key: CacheKey, keep: int) -> int:
+        """Drop from the cache every sequence that begins with `key`, but for what is in use and the
+        first `keep` tokens. Returns how many tokens those were."""
+        kept = self.cache.match(CacheKey(key.namespace, key.tokens[: keep * TOKEN_BYTES]))
+        self.cache.lock(kept.handle)
+        pages = self.cache.forget_prefix(key)
+        self.cache.unlock(kept.handle)
+        self.allocator.free(pages)
+        return len(pages) * self.page_size
 
     def forget_written(self, slots: IntArray) -> None:
         """Drop from the cache what holds these slots, as far as nobody uses it."""

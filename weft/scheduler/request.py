@@ -23,6 +23,22 @@ from weft.messages.requests import Abort, GenerateRequest
 NO_ROW = -1
 
 
+def namespace_of(adapter: str, cache_salt: str) -> str:
+    """The part of the prefix cache of requests with this adapter and salt."""
+    # No salt reaches the part of another adapter, whatever its characters.
+    if adapter or cache_salt.startswith("\0"):
+        return f"\0{adapter}\0{cache_salt}"
+    return cache_salt
+
+
+def adapter_and_salt(namespace: str) -> tuple[str, str]:
+    """Of which `namespace_of` makes this one."""
+    if not namespace.startswith("\0"):
+        return "", namespace
+    adapter, _, cache_salt = namespace[1:].partition("\0")
+    return adapter, cache_salt
+
+
 class RequestState(Enum):
     WAITING = "waiting"  # in the queue: new, or retracted
     PREFILLING = "prefilling"  # has a row; its prompt is being computed
@@ -139,9 +155,9 @@ class Request:
         if key_head:
             token_ids = key_head[: len(token_ids)] + token_ids[len(key_head) :]
         namespace = message.cache_salt
-        # No salt reaches the part of another adapter, whatever its characters.
+        # Nearly all requests do without the call.
         if message.adapter or namespace.startswith("\0"):
-            namespace = f"\0{message.adapter}\0{namespace}"
+            namespace = namespace_of(message.adapter, namespace)
         return CacheKey(namespace, token_ids)
 
     @property

@@ -28,7 +28,7 @@ from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.server import adapters as adapter_routes
 from weft.server import aliases, health, infill, tokens
-from weft.server.admin import cache, facts, loads, pins, sessions, settings, weights, work
+from weft.server.admin import cache, facts, loads, pins, prefixes, sessions, settings, weights, work
 from weft.server.anthropic import messages
 from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
@@ -74,6 +74,7 @@ OPERATIONS = (
     *work.ROUTES,
     *cache.ROUTES,
     *pins.ROUTES,
+    *prefixes.ROUTES,
     *settings.ROUTES,
     *weights.ROUTES,
     *adapter_routes.ROUTES,

@@ -23,6 +23,8 @@ from weft.messages.control import (
     SetPolicy,
     Setting,
     SlowDown,
+    StartExpertDistributionRecord,
+    StopExpertDistributionRecord,
     UnblockInput,
 )
 from weft.messages.weights import (
@@ -44,8 +46,11 @@ _LAST_COUNTS: dict[type[Change], str] = {
     UnblockInput: "input",
     PauseGeneration: "generation",
     ContinueGeneration: "generation",
+    StartExpertDistributionRecord: "experts",
+    StopExpertDistributionRecord: "experts",
 }
-_KEEP_NOTHING = (UnblockInput, ContinueGeneration)  # a new engine is like that
+# A new engine is like that.
+_KEEP_NOTHING = (UnblockInput, ContinueGeneration, StopExpertDistributionRecord)
 
 
 class EngineChanges:

@@ -64,7 +64,7 @@ from weft.messages.control import (
 )
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import told_apart
-from weft.messages.picture import Watch
+from weft.messages.picture import GetPrefix, Watch
 from weft.messages.replies import (
     Finish,
     StepOutput,
@@ -262,6 +262,10 @@ class Fleet:
     def _send_call(self, request: ControlRequest[Any]) -> None:
         if isinstance(request, OpenSession | CloseSession):
             ranks = self._rank_for_session(request)
+        elif isinstance(request, GetPrefix):
+            # Nodes have their numbers in the pictures of one engine.
+            wanted = wanted_rank.get() or 0
+            ranks = [rank for rank in self.up if rank == wanted]
         else:
             ranks = [member.rank for member in self.members if member.ready is not None]
         if not ranks:

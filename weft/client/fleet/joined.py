@@ -29,6 +29,7 @@ from weft.json_types import JsonObject
 from weft.messages.adapters import AdapterReply
 from weft.messages.cache import (
     ClearCacheReply,
+    ForgetPrefixReply,
     GetCacheReply,
     SaveCacheReply,
 )
@@ -295,6 +296,15 @@ def _cache(replies: Replies) -> GetCacheReply:
     )
 
 
+def _forgotten(replies: Replies) -> ForgetPrefixReply:
+    return ForgetPrefixReply(
+        call=replies[0].call,
+        tokens=sum(reply.tokens for reply in replies),
+        left=max(reply.left for reply in replies),
+        stored=replies[0].stored,
+    )
+
+
 def _pictures(replies: Replies) -> Picture:
     return cast(Picture, replace(replies[0], others=list(replies[1:])))
 
@@ -306,6 +316,7 @@ JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
     ClearCacheReply: _summed("dropped_blocks"),
     ExpertDistributionReply: _experts,
     ExplainRequestReply: _explanations,
+    ForgetPrefixReply: _forgotten,
     FreezeGCReply: _summed("frozen_objects"),
     GenerationReply: _summed("num_requests"),
     GetCacheReply: _cache,

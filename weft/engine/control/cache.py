@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from weft.engine.services import Services
+from weft.memory.prefix_cache import CacheKey
 from weft.messages.cache import (
     ClearCache,
     ClearCacheReply,
+    ForgetPrefix,
+    ForgetPrefixReply,
     GetCache,
     GetCacheReply,
     SaveCache,
     SaveCacheReply,
 )
+from weft.messages.picture import GetPrefix, GetPrefixReply
 from weft.messages.pins import Unpin, UnpinReply
+from weft.scheduler.request import namespace_of
 
 NO_STORE = "this server was started without --cache-dir"
 
@@ -40,6 +45,18 @@ def unpin(services: Services, message: Unpin) -> UnpinReply:
     if not num_tokens:
         return UnpinReply(success=False, message=f"there is no pin {message.name!r}")
     return UnpinReply(success=True, tokens=num_tokens)
+
+
+def get_prefix(services: Services, message: GetPrefix) -> GetPrefixReply:
+    return services.pictures.prefix(message.node)
+
+
+def forget_prefix(services: Services, message: ForgetPrefix) -> ForgetPrefixReply:
+    kv = services.scheduler.kv
+    key = CacheKey(namespace_of(message.adapter, message.cache_salt), message.tokens)
+    num_tokens = kv.forget_prefix(key, max(message.keep, 0))
+    stored = "" if services.tiers is None else services.tiers.left_by_flush()
+    return ForgetPrefixReply(tokens=num_tokens, left=kv.cache.peek(key), stored=stored)
 
 
 def clear_cache(services: Services, message: ClearCache) -> ClearCacheReply:

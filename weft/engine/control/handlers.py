@@ -20,7 +20,7 @@ from weft.engine.control import adapters, cache, experts, profile, settings, wei
 from weft.engine.services import Services
 from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.by_name import methods
-from weft.messages.cache import ClearCache, GetCache, SaveCache
+from weft.messages.cache import ClearCache, ForgetPrefix, GetCache, SaveCache
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
@@ -57,7 +57,7 @@ from weft.messages.control import (
     StopProfile,
     UnblockInput,
 )
-from weft.messages.picture import Watch
+from weft.messages.picture import GetPrefix, Watch
 from weft.messages.pins import Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sessions import CloseSession, OpenSession
@@ -178,6 +178,8 @@ HANDLERS: dict[type, Handler] = {
     ClearCache: cache.clear_cache,
     SaveCache: cache.save_cache,
     Unpin: cache.unpin,
+    GetPrefix: cache.get_prefix,
+    ForgetPrefix: cache.forget_prefix,
     FreezeGC: freeze_gc,
     AuditKv: audit_kv,
     GetState: get_state,

@@ -20,8 +20,10 @@ from weft.engine.picture.rows import RowWatch
 from weft.engine.picture.steps import StepWatch
 from weft.engine.picture.tree import TreeWatch
 from weft.engine.pin_service import PinService
-from weft.messages.picture import Picture, Watch
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.messages.picture import GetPrefixReply, Picture, Watch
 from weft.scheduler.features.registry import Features
+from weft.scheduler.request import adapter_and_salt
 
 WATCH_S = 10.0  # without a question, after which nobody looks any more
 MAX_PINS = 50  # in a picture, those that were used last
@@ -71,6 +73,32 @@ class Pictures(Service):
     def take(self, question: Watch, now: float) -> Picture:
         """A picture between two steps."""
         return self._picture(question, now)
+
+    def prefix(self, number: int) -> GetPrefixReply:
+        """A node of the last tree, and who uses it."""
+        node = self._tree.node(number)
+        if node is None:
+            return GetPrefixReply()
+        scheduler = self._core.scheduler
+        cache = scheduler.kv.cache
+        key = cache.key_of(node)
+        requests = [
+            request.message.rid
+            for request in scheduler.requests.values()
+            if request.prefix.is_locked and node in cache.path_of(request.prefix.handle)
+        ]
+        adapter, cache_salt = adapter_and_salt(key.namespace)
+        pins = scheduler.kv.pins
+        names = [pin.name for pin in (*pins.firm, *pins) if node in cache.path_of(pin.handle)]
+        return GetPrefixReply(
+            cache_salt=cache_salt,
+            adapter=adapter,
+            tokens=key.tokens,
+            start=(len(key.tokens) - len(node.key)) // TOKEN_BYTES,
+            hits=node.hits,
+            requests=requests,
+            pins=names,
+        )
 
     def after_step(self, now: float) -> None:
         self._steps.look(now)

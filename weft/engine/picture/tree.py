@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from weft.engine.core import EngineCore
 from weft.engine.picture.columns import ints, longs
 from weft.memory.index.survey import Survey, TreeSurvey
+from weft.memory.radix import Node
 from weft.messages.picture import TreeColumns
 
 PIECE_S = 0.02  # from one piece of a walk to the next, at least
@@ -23,6 +26,9 @@ class TreeWatch:
         self._begun_s = -ROUND_S
         self._looked_s = -ROUND_S
         self.columns = TreeColumns()  # of the last walk that is over
+        # Of the same walk. A node has its number for as long as each walk finds it.
+        self._numbers: dict[Node, int] = {}
+        self._num_named = 0
 
     def go_on(self, now: float) -> None:
         passed_s = now - self._looked_s
@@ -38,13 +44,39 @@ class TreeWatch:
         survey = self._walk.look(min(int(passed_s * NODES_PER_S), MAX_NODES_AT_ONCE))
         if survey is not None:
             self._walk = None
+            self._name(survey)
             self.columns = _tree_columns(
                 survey,
                 self.columns.round + 1,
+                self._numbers,
             )
 
+    def node(self, number: int) -> Node | None:
+        """The node that has this number, if it is still cached."""
+        cache = self._core.scheduler.kv.cache
+        for node, its_number in self._numbers.items():
+            if its_number == number:
+                key = cache.key_of(node)
+                place = cache.locate(key, len(key.tokens))
+                return node if place.handle is node else None
+        return None
 
-def _tree_columns(survey: Survey, round: int) -> TreeColumns:
+    def _name(self, survey: Survey) -> None:
+        numbers: dict[Node, int] = {}
+        for one in survey.found:
+            number = self._numbers.get(one.node)
+            if number is None:
+                number = self._num_named
+                self._num_named += 1
+            numbers[one.node] = number
+        self._numbers = numbers
+
+
+def _tree_columns(
+    survey: Survey,
+    round: int,
+    numbers: Mapping[Node, int],
+) -> TreeColumns:
     found = survey.found
     last_use = max((one.used for one in found), default=0)
     parents: list[int] = []
@@ -67,6 +99,7 @@ def _tree_columns(survey: Survey, round: int) -> TreeColumns:
         num_nodes=survey.num_nodes,
         is_whole=survey.is_whole,
         parents=ints(parents),
+        numbers=ints([numbers[one.node] for one in found]),
         num_tokens=ints(num_tokens),
         num_below=longs(num_below),
         ages=longs(ages),

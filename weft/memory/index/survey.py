@@ -27,6 +27,7 @@ TOP = -1  # parent of the first nodes
 class SurveyedNode(NamedTuple):
     """A node as it was when the walk came by."""
 
+    node: Node  # itself, which may have been cut or removed since
     parent: int  # index among those found; -1: none
     num_tokens: int  # of its own
     num_below: int  # and with all below it
@@ -170,6 +171,7 @@ class TreeSurvey:
         found = []
         for num_below, _, parent, node in by_number:
             one = SurveyedNode(
+                node=node,
                 parent=places.get(parent, TOP),
                 num_tokens=len(node.key) // TOKEN_BYTES,
                 num_below=num_below,

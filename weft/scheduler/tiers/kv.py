@@ -305,6 +305,11 @@ class TieredKv(KvMemory):
             self.cancel_writes()
         super().release(request, keep=keep)
 
+    def forget_prefix(self, key: CacheKey, keep: int) -> int:
+        # What is being written is locked.
+        self.cancel_writes()
+        return super().forget_prefix(key, keep)
+
     def reset_cache(self) -> None:
         self.cancel_writes()
         for ticket, transfer in list(self.transfers.items()):
