@@ -192,7 +192,8 @@ def prove(seed: int, num_requests: int, sources: tuple[str, ...], **settings: An
             drafted, stats = answered(asks, option, settings)
         # The kernels of torch add in another order where more tokens are computed together.
         wrong = differences(plain, drafted, bitwise=settings.get("kernels") != "torch")
-        assert not wrong, f"world {seed}, {settings}, {source}: answers {wrong} of {asks}"
+        pairs = [(plain[i], drafted[i]) for i in wrong]
+        assert not wrong, f"world {seed}, {settings}, {source}: answers {wrong}: {pairs}"
         found.append(stats)
     return found
 

@@ -352,6 +352,25 @@ def test_requests_whose_guesses_are_right_are_looked_at_in_every_step() -> None:
     assert drafts == right > 30 * 3 * MAX_LOOKS
 
 
+@pytest.mark.parametrize(("step_s", "num_steps_between"), [(0.01, 1), (0.0009, 5)])
+def test_where_steps_are_short_looks_in_vain_take_a_small_part_of_them(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, num_steps_between: int
+) -> None:
+    looked: list[int] = []
+
+    def drafts(source: ExpectedText, known: Known, num_tokens: int) -> bytes:
+        looked.append(world.num_steps)
+        return b""
+
+    world = World(settings(speculative="prediction"))
+    world.let_steps_cost(lambda plan: step_s + 0.01 * step_s * plan.num_tokens)
+    warmed(world)
+    monkeypatch.setattr(ExpectedText, "drafts", drafts)
+    world.send([1, 2, 3], prediction=[3], max_new_tokens=60, ignore_eos=True)
+    world.run_dry()
+    assert set(np.diff(looked)) == {num_steps_between}
+
+
 def drafts_of(world: World, id: int) -> str:
     """What is said of the guesses of a request."""
     found = explain(world.scheduler, id, world.time)

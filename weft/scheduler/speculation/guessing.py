@@ -26,7 +26,12 @@ from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.scheduler.request import Request
 from weft.scheduler.settings import DraftSettings, SchedulerSettings
 from weft.scheduler.speculation.sources import Known, ModelDrafts
-from weft.scheduler.speculation.speculator import MIN_LEFT, RowTrust, Speculator
+from weft.scheduler.speculation.speculator import (
+    MIN_LEFT,
+    RowTrust,
+    Speculator,
+    steps_of_rest,
+)
 from weft.scheduler.speculation.trust import FORGET
 
 FIRST_COUNT = 4  # drafts of a row while nothing is known of what they cost
@@ -35,7 +40,8 @@ LEAST_GAIN = 1.03  # in tokens a second, by what is expected
 # computes all that the draft model has not seen of the row, so it is rarer after each in vain.
 TRY_AGAIN_STEPS = 256
 RAREST_TRIAL_STEPS = 4096
-# Where they do not pay, it is looked at again after so many: to look costs something, too.
+# Where they do not pay, it is looked at again after so many, and more where steps are short: to
+# look costs something, too.
 LOOK_AGAIN_STEPS = 16
 LONGEST_PIECE = 512  # tokens that are made up for in one step, where prompts are never cut
 
@@ -98,6 +104,7 @@ class Guesser:
         self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
         self._num_without = 0  # steps since the last guess
         self._next_look = 0  # as many of them as there shall be before the next
+        self._rest_len = LOOK_AGAIN_STEPS  # of a rest, in steps
         self._next_trial = TRY_AGAIN_STEPS  # as many before one is made that is not expected to pay
         self._num_vain = 0  # such trials, one after the other
         self._kept_rows: set[int] = set()  # that have drafts of the last guess
@@ -175,6 +182,7 @@ class Guesser:
             return []
         self._kept_rows.clear()
         load = StepLoad(len(rows), int(lens.sum()))
+        self._rest_len = LOOK_AGAIN_STEPS * (1 + steps_of_rest(model, load))
         expected = speculator.priors()[self._source]
         # Of the rows, only the newest are not known better than by what is expected of all.
         share = self._share(model, load, len(rows), int(ready[0]))
@@ -236,7 +244,7 @@ class Guesser:
 
     def _rest(self) -> None:
         """Guesses do not pay."""
-        self._next_look = self._num_without + LOOK_AGAIN_STEPS
+        self._next_look = self._num_without + self._rest_len
 
     def _is_told(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
         """Whether another source, which is right as often, says what comes next."""

@@ -20,7 +20,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import Counters, DraftCount, RequestHistory, RequestTrace
 from weft.scheduler.pace.pace import Pace
-from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.pace.step_cost import MIN_STEP_S, CostModel, StepLoad
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.speculation.sources import DraftSource, Known
 from weft.scheduler.speculation.trust import (
@@ -39,6 +39,10 @@ MIN_LEFT = 4  # tokens of an output that are worth a look at what may come
 # Requests that are looked at in one step, besides those whose last guesses were right: so a step of
 # hundreds is planned in about the time of one without drafts.
 MAX_LOOKS = 8
+# A look at what may come takes about as long as this on the host. Where steps are short, one that
+# was in vain is followed by so many steps without that looks take this part of the time.
+LOOK_S = 6e-5
+LOOK_PART = 0.015
 # Why the last step of a request had no draft.
 NEAR_END = "its output is about to end"
 NOT_WORTH_IT = "guesses have not been right often enough for what they cost in this batch"
@@ -46,6 +50,12 @@ NO_IDEA = "no source has an idea of what follows"
 RULED_OUT = "what was guessed is not allowed, or leaves no choice (a grammar)"
 NOT_PLAIN = "with overlap nothing is guessed where more than tokens is asked for (--no-overlap)"
 NO_ROOM = "neither the step nor the KV memory has room for it"
+
+
+def steps_of_rest(cost: CostModel, load: StepLoad) -> int:
+    """How many steps of this load follow a look that was in vain before there is another one."""
+    step_s = max(cost.seconds(load), MIN_STEP_S)
+    return int(LOOK_S / (LOOK_PART * step_s))
 
 
 class Draft(NamedTuple):
@@ -85,6 +95,7 @@ class Speculator:
     _rows: dict[int, RowTrust] = field(init=False, default_factory=dict)
     _is_due: BoolArray = field(init=False)  # by row: it is looked at in the next step
     _turn: int = field(init=False, default=0)  # looks at others so far
+    _num_resting: int = field(init=False, default=0)  # steps until the next look
 
     def __post_init__(self) -> None:
         self._is_due = np.zeros(len(self.columns.seq_len), dtype=np.bool_)
@@ -94,6 +105,9 @@ class Speculator:
 
     def propose(self, rows: IntArray) -> list[Draft]:
         """The drafts of the next step of `rows`."""
+        if self._num_resting:
+            self._num_resting -= 1
+            return []
         columns = self.columns
         lens = columns.seq_len[rows]
         is_ready = columns.max_len[rows] - lens > MIN_LEFT
@@ -117,11 +131,14 @@ class Speculator:
             self._is_due[row] = draft is not None
             if draft is not None:
                 drafts.append(draft)
+        if not drafts:
+            self._num_resting = steps_of_rest(cost, load)
         return drafts
 
     def look_at(self, row: int) -> None:
         """There is a guess for the row: it is looked at in the next step."""
         self._is_due[row] = True
+        self._num_resting = 0
 
     def trust(self, row: int) -> RowTrust:
         """What is known of the drafts of the request in a row."""
