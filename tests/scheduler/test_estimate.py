@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_world import EngineWorld
+from tests.scheduler.test_scale import num_calls
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.test_ttft import STEP_S, TOKEN_S, timed_engine
 from weft.scheduler.estimate import wait
@@ -127,7 +129,7 @@ def test_the_engine_says_which_step_runs_where_steps_overlap() -> None:
         told.append(arguments[3])
         return first_token_s(*arguments)
 
-    estimator.first_token_s = listen  # type: ignore[method-assign]
+    estimator.first_token_s = listen  # type: ignore[method-assign,assignment]
     world.send([1] * 20, max_new_tokens=30, ignore_eos=True)
     for _ in range(5):
         world.step(check=False)
@@ -178,6 +180,22 @@ def test_behind_those_that_are_played_waits_grow_with_the_place(
     monkeypatch.setattr(wait, "MAX_COUNTED", 50)
     last_s = expected_s(world, late)
     assert last_s == pytest.approx(found_s[1] * 90 / 66, rel=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["deadline", "fair", "fair(key) > hrrn", "priority > fair"])
+def test_the_work_of_an_estimate_is_bounded_however_many_wait(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "MAX_PLAYED", 12)
+    monkeypatch.setattr(wait, "MAX_COUNTED", 24)
+    world = timed_engine(max_running_requests=2, schedule_policy=policy)
+    num = []
+    for number in range(240):
+        id = world.send([number] * 20, max_new_tokens=4, tenant=f"t{number % 3}", ttft_ms=90_000)
+        if number in (79, 239):
+            expected_s(world, id)
+            num.append(num_calls(functools.partial(expected_s, world, id)))
+    assert num[1] <= num[0] + 20
 
 
 def test_a_band_leaves_one_in_twenty_on_either_side_though_errors_are_skewed() -> None:

@@ -7,6 +7,7 @@ tokens, which count double. The numbers are those of the documentation, not of t
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,11 +19,14 @@ from weft.assemble.build import scheduler_settings
 from weft.bench.overhead import message_of
 from weft.config.engine import EngineConfig
 from weft.messages.requests import Abort
-from weft.scheduler.policies.fair import Fair, TenantLanes, TenantTurn, Walk
+from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policies.lpm import LongestPrefix
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.tenants.left import TenantLanes, TenantsLeft
+from weft.scheduler.tenants.long_walk import LongWalk
+from weft.scheduler.tenants.walk import NextTenant, TenantTurn, Walk
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 LEAD = 4_096  # service by which the cache may put a tenant ahead
@@ -373,11 +377,15 @@ def test_a_new_tenant_begins_beside_the_least_served_however_few_requests_of_it_
 
 
 class PlainWalk:
-    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are overdue."""
+    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are overdue. `first`:
+    places that go first within their tenants, in this order; None: the longest cached prefix does."""
 
-    def __init__(self, requests: list[tuple[int, int]], num_overdue: int) -> None:
+    def __init__(
+        self, requests: list[tuple[int, int]], num_overdue: int, first: list[int] | None = None
+    ) -> None:
         self.left = dict(enumerate(requests))  # by place
         self._num_overdue = num_overdue
+        self._first = first
 
     def next(
         self, served: list[float], since_oldest: list[int], *, may_leave_due: bool
@@ -392,8 +400,8 @@ class PlainWalk:
         }
         due = min(oldest, key=lambda tenant: (served[tenant], oldest[tenant]))
         mine = [place for place, (tenant, _) in self.left.items() if tenant == due]
-        place = oldest[due] if due in wants else self._longest(mine)
-        if may_leave_due:
+        place = oldest[due] if due in wants else self._best(mine)
+        if may_leave_due and self._first is None:
             may_go = {tenant for tenant in oldest if served[tenant] <= served[due] + LEAD}
             free = [place for place, (tenant, _) in self.left.items() if tenant in may_go - wants]
             bound = [oldest[tenant] for tenant in sorted(may_go & wants)]
@@ -402,7 +410,12 @@ class PlainWalk:
             if self.left[rival][1] > self.left[place][1]:
                 place = rival
         tenant = self.left[place][0]
-        return place, TenantTurn(is_due=tenant == due, is_oldest=tenant in wants)
+        return place, TenantTurn(tenant, is_due=tenant == due, is_oldest=tenant in wants)
+
+    def _best(self, places: list[int]) -> int:
+        if self._first is None:
+            return self._longest(places)
+        return min(places, key=[*self._first, *self.left].index)
 
     def _longest(self, places: list[int]) -> int:
         return max(places, key=lambda place: self.left[place][1])
@@ -422,7 +435,7 @@ def waiting_table(requests: list[tuple[int, int]]) -> WaitingTable:
 @pytest.mark.parametrize("seed", range(200))
 def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
     rng = random.Random(f"walk {seed}")
-    num_tenants, number = rng.randrange(2, 6), rng.randrange(1, 12)
+    num_tenants, number = rng.randrange(2, 7), rng.randrange(1, 30)
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]
     waiting = waiting_table([(tenant, 1) for tenant, _ in requests])
     lanes = TenantLanes(
@@ -441,25 +454,40 @@ def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
     since_oldest = [rng.randrange(5) for _ in range(num_tenants)]
     num_overdue = rng.randrange(number + 1)
     end = rng.choice([EVERYBODY, rng.randrange(1, number + 1)])
-    walk = Walk(
-        waiting,
-        lanes,
+    first = None
+    if rng.random() < 0.3:
+        first = rng.sample(range(number), rng.randrange(number + 1))
+
+    def order_of(tenant: int) -> Iterator[Request]:
+        for place in first or ():
+            if place < end and requests[place][0] == tenant:
+                yield waiting.request_at(place)
+
+    begun = Walk(
+        TenantsLeft(waiting, lanes, end=end, order_of=None if first is None else order_of),
         service=np.array(served),
         since_oldest=np.array(since_oldest),
         overdue_end=num_overdue,
-        end=end,
+        may_leave_due=first is None,
     )
-    plain = PlainWalk(requests[:end], num_overdue)
+    walk: NextTenant = begun
+    num_short = rng.randrange(number + 1)
+    plain = PlainWalk(requests[:end], num_overdue, first)
+    num_named = 0
     while plain.left:
+        if num_named == num_short:
+            walk = LongWalk(begun)
+        num_named += 1
         may_leave_due = rng.random() < 0.7
         found = walk.next(may_leave_due=may_leave_due)
         assert found == plain.next(served, since_oldest, may_leave_due=may_leave_due)
         assert found is not None
-        place = found[0]
-        tenant = walk.take(place)
-        assert tenant == plain.left.pop(place)[0]
-        served[tenant] += 10
-        walk.service[tenant] += 10
-        since_oldest[tenant] = rng.randrange(5)
-        walk.since_oldest[tenant] = since_oldest[tenant]
+        place, turn = found
+        service = rng.choice([None, 10.0, 10.0, 2_500.0, 5_000.0])
+        walk.take(place, turn, service)
+        tenant = plain.left.pop(place)[0]
+        if service is None:
+            continue
+        served[tenant] += service
+        since_oldest[tenant] = 0 if turn.is_oldest else since_oldest[tenant] + 1
     assert walk.next(may_leave_due=True) is None

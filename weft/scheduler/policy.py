@@ -139,10 +139,15 @@ class Policy:
         return self.lasting_keys()
 
     def order_lane(
-        self, table: WaitingTable, lane: Lane, by_age: Lane, end: int, now: float
+        self,
+        table: WaitingTable,
+        lane: Lane,
+        as_they_came: Iterator[Request],
+        end: int,
+        now: float,
     ) -> Iterator[Request]:
         """The requests of a lane that came before the arrival `end`, best first. They stand there
-        by `lane_keys`, and in `by_age` as they came."""
+        by `lane_keys`; `as_they_came` names the same."""
         return requests_of(table, lane, end)
 
     def new_counts(self) -> SubtreeCounts | None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from weft.scheduler.composed.classes import Classes
 from weft.scheduler.composed.language import CLASSES, TENANTS, PolicyText, parse
 from weft.scheduler.composed.then import Then
-from weft.scheduler.composed.within import OrderWithin
 from weft.scheduler.policies import UnknownPolicy, load_policy, make_policy
 from weft.scheduler.policies.fair import Fair
 from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
@@ -26,7 +25,7 @@ class Inside(NamedTuple):
             return _refined(self.orders, context)
         if not self.orders or self.orders == LONGEST_PREFIX:
             return Fair(context)
-        return Fair(context, OrderWithin(_refined(self.orders, context)))
+        return Fair(context, _refined(self.orders, context))
 
 
 def build_policy(text: str, context: PolicyContext) -> Policy:

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
-from weft.scheduler.lanes.lanes import Lanes
+from weft.scheduler.lanes.lanes import Lanes, requests_of
 from weft.scheduler.policies.priority import Priority
 from weft.scheduler.policy import Policy, PolicyContext, RequestFollower
 from weft.scheduler.queue import AgingTurns
@@ -162,8 +162,8 @@ class Classes(Policy):
         self, table: WaitingTable, lanes: Lanes, end: int, now: float
     ) -> Iterator[Request]:
         for rank in sorted(lanes.lanes):
-            by_age = self._by_age.lane(rank)
-            yield from self._plain.order_lane(table, lanes.lane(rank), by_age, end, now)
+            as_they_came = requests_of(table, self._by_age.lane(rank), end)
+            yield from self._plain.order_lane(table, lanes.lane(rank), as_they_came, end, now)
 
     def rising_ranks(self, table: WaitingTable, end: int) -> Iterator[int]:
         """The classes of the requests before the arrival `end`, and perhaps others."""

@@ -39,7 +39,7 @@ class PlayedPrompt:
         self.request = request
         self.kv_len = kv_len
         self.left = max(request.fill_len - kv_len, 1)
-        self.expected = 0.0  # tokens that it will generate, once it has a place
+        self.expected = 0.0  # tokens that it will generate, once that was asked
         self.has_row = has_row
         self.is_wanted = is_wanted
 
@@ -201,7 +201,8 @@ class Play:
         """Whether it has a row and memory; if there are some, it takes them."""
         if prompt.has_row:
             return True
-        prompt.expected = self._expected(prompt.request)
+        if not prompt.expected:
+            prompt.expected = self._expected(prompt.request)
         needed = prompt.left + prompt.expected
         # What fits alone is let in alone.
         if self._free_rows < 1 or (self._free_tokens < needed and self._ends):

@@ -20,9 +20,9 @@ from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
 
 # Requests; those behind them are taken to go as fast. Each takes some 15 us of the step before
-# which a request with a deadline has come.
-MAX_PLAYED = 512
-MAX_COUNTED = 2_048  # whose places are looked for; who stands behind them counts as the last
+# which a request with a deadline has come; under `fair` some 7 more.
+MAX_PLAYED = 256
+MAX_COUNTED = 512  # whose places are looked for; who stands behind them counts as the last
 
 
 class WaitEstimator:
@@ -65,17 +65,18 @@ class WaitEstimator:
         play.begin(open_prompts, num_waiting=len(self._queue) + len(open_prompts))
         if in_flight is not None:
             play.now_s = cost.seconds(in_flight)
-        prompts = self._prompts(request, now, open_prompts)
+        # Each has its place in the order, from 1 on.
+        places = enumerate(self._queue.order(now), start=1)
+        prompts = self._prompts(request, islice(places, MAX_PLAYED), open_prompts)
         if play.until_first_token(prompts):
             return play.now_s
         if not play.num_admitted:
             return None
-        return play.now_s * self._place(request, now) / play.num_admitted
+        return play.now_s * self._place(request, places) / play.num_admitted
 
-    def _place(self, wanted: Request, now: float) -> int:
-        """How many requests go before it, and itself."""
-        order = islice(self._queue.order(now), MAX_COUNTED)
-        for place, request in enumerate(order, start=1):
+    def _place(self, wanted: Request, places: Iterator[tuple[int, Request]]) -> int:
+        """How many requests go before it, and itself, if it is among those that were not played."""
+        for place, request in islice(places, MAX_COUNTED - MAX_PLAYED):
             if request is wanted:
                 return place
         return len(self._queue)
@@ -83,15 +84,13 @@ class WaitEstimator:
     def _prompts(
         self,
         wanted: Request,
-        now: float,
+        places: Iterator[tuple[int, Request]],
         open_prompts: list[Request],
     ) -> Iterator[PlayedPrompt]:
-        """What is to be computed, in order, up to `MAX_PLAYED` requests of the queue."""
+        """What is to be computed, in order."""
         for prompt in open_prompts:
             yield PlayedPrompt(prompt, prompt.kv_len, has_row=True)
-        for number, request in enumerate(self._queue.order(now)):
-            if number == MAX_PLAYED:
-                return
+        for _, request in places:
             is_wanted = request is wanted
             kv_len = self._cached_len(request, exactly=is_wanted)
             yield PlayedPrompt(request, kv_len, is_wanted=is_wanted)

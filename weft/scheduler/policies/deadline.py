@@ -8,7 +8,7 @@ no deadline: serving it first would make others late, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -20,8 +20,8 @@ from weft.scheduler.policy import KeyPolicy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
-TOGETHER = 16  # requests that are looked at at once
-MAX_LATE = 64  # that are passed over so; then all are looked at
+# Requests that are looked at at once: first one, then twice as many each time, up to these.
+MOST_TOGETHER = 1_024
 
 
 class DueTime:
@@ -51,18 +51,9 @@ class EarliestDeadline(KeyPolicy):
         return key
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
-        """Those that are due at some time stand in a lane."""
         self.look(table)
-        named: set[int] = set()
-        are_all = yield from self._met(table, self._lanes.lane(ONLY_LANE), end, now, named)
-        if are_all:
-            for request in table.came_by(math.inf, end):
-                if request.spec.arrival_order not in named:
-                    yield request
-        else:
-            indices = table.indices_before(end)
-            is_left = np.isin(indices, table.indices_of(list(named)), invert=True)
-            yield from self.order(table, indices[is_left], now)
+        as_they_came = table.came_by(math.inf, end)
+        return self.order_lane(table, self._lanes.lane(ONLY_LANE), as_they_came, end, now)
 
     def look(self, table: WaitingTable) -> None:
         self._lanes.update(table)
@@ -71,38 +62,28 @@ class EarliestDeadline(KeyPolicy):
         return (DueTime(),)
 
     def order_lane(
-        self, table: WaitingTable, lane: Lane, by_age: Lane, end: int, now: float
+        self,
+        table: WaitingTable,
+        lane: Lane,
+        as_they_came: Iterator[Request],
+        end: int,
+        now: float,
     ) -> Iterator[Request]:
-        named: set[int] = set()
-        are_all = yield from self._met(table, lane, end, now, named)
-        left = (arrival for (arrival,) in by_age if arrival < end and arrival not in named)
-        if are_all:
-            for arrival in left:
-                yield table.request_at(table.index_by_arrival(arrival))
-        else:
-            yield from self.order(table, table.indices_of(list(left)), now)
-
-    def _met(
-        self, table: WaitingTable, lane: Lane, end: int, now: float, named: set[int]
-    ) -> Generator[Request, None, bool]:
-        """Those of a lane that can be met; their arrivals are in `named` then.
-
-        All before `now` is passed over. Returns whether these are all: not if many were late.
-        """
+        """All that were due before `now` are passed over without a look at each."""
         entries = lane.within((now,), (math.inf,))
         arrivals = (arrival for _, arrival in entries if arrival < end)
-        num_late = 0
-        while num_late < MAX_LATE:
-            some = list(islice(arrivals, TOGETHER))
-            if not some:
-                return True
+        met: set[int] = set()
+        num_together = 1
+        while some := list(islice(arrivals, num_together)):
             is_met = self.key(table, table.indices_of(some), now) < np.inf
             for arrival, is_one in zip(some, is_met.tolist(), strict=True):
                 if is_one:
-                    named.add(arrival)
+                    met.add(arrival)
                     yield table.request_at(table.index_by_arrival(arrival))
-            num_late += len(some) - int(is_met.sum())
-        return False
+            num_together = min(2 * num_together, MOST_TOGETHER)
+        for request in as_they_came:
+            if request.spec.arrival_order not in met:
+                yield request
 
     def _token_s(self) -> float:
         """Seconds that a token of a prompt takes; 0 as long as nothing is known."""

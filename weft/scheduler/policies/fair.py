@@ -26,126 +26,37 @@ served: QUANTUM is then 0 in the bound.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import numpy as np
 
-from weft.arrays import BoolArray, IntArray, LongArray
+from weft.arrays import IntArray, LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
-from weft.scheduler.lanes.lane import Entry
-from weft.scheduler.lanes.lanes import Lanes, LastingKey
+from weft.scheduler.lanes.lanes import requests_of
 from weft.scheduler.policies.lpm import LongestPrefix
 from weft.scheduler.policy import TURNS, Policy, PolicyContext
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
+from weft.scheduler.tenants.accounts import Tenants
+from weft.scheduler.tenants.left import TenantLanes, TenantsLeft
+from weft.scheduler.tenants.long_walk import LongWalk
+from weft.scheduler.tenants.walk import NextTenant, TenantTurn, Walk
+from weft.scheduler.waiting_table import DoubleArray, WaitingTable, chosen
 
 DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
-QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
 NO_TENANT = 0
-NO_ENTRY: Entry = (math.inf, EVERYBODY)  # of a tenant who has none
-
-
-class Tenants:
-    """The accounts of the tenants, by number from 1 on.
-
-    A tenant that waits for nothing, and is not ahead of the others, is forgotten, and another
-    tenant gets its number.
-    """
-
-    def __init__(self, shares: dict[str, float]) -> None:
-        self._shares = shares
-        self._numbers: dict[str, int] = {}
-        self._free: list[int] = []
-        # By number; the arrays double together.
-        self.service: DoubleArray = np.zeros(1, dtype=np.float64)  # paid so far, by weight
-        self.weight: DoubleArray = np.ones(1, dtype=np.float64)
-        self.num_waiting: LongArray = np.zeros(1, dtype=np.int64)  # requests that never ran
-        self.num_rows: LongArray = np.zeros(1, dtype=np.int64)  # that its requests have
-        # Admissions since the last that was overdue and the oldest.
-        self.since_oldest: LongArray = np.zeros(1, dtype=np.int64)
-
-    def __len__(self) -> int:
-        """Numbers in use or free."""
-        return len(self.service)
-
-    def number_of(self, name: str) -> int | None:
-        return self._numbers.get(name)
-
-    def add(self, name: str, service: float) -> int:
-        """Open an account that begins with some service. Returns its number."""
-        if not self._free:
-            self._forget_idle(service)
-        if not self._free:
-            self._double()
-        tenant = self._free.pop()
-        self._numbers[name] = tenant
-        self.service[tenant] = service
-        self.weight[tenant] = self._shares.get(name, 1.0)
-        self.num_waiting[tenant] = 0
-        self.num_rows[tenant] = 0
-        self.since_oldest[tenant] = 0
-        return tenant
-
-    def _forget_idle(self, least: float) -> None:
-        """Forget tenants without requests that would be lifted anyway when they come back."""
-        has_nothing = self.num_waiting + self.num_rows == 0
-        is_idle = has_nothing & (self.service <= least)
-        accounts = list(self._numbers.items())
-        for name, tenant in accounts:
-            if is_idle[tenant]:
-                del self._numbers[name]
-                self._free.append(tenant)
-
-    def _double(self) -> None:
-        size = len(self.service)
-        no_service = np.zeros(size)
-        unit_weight = np.ones(size)
-        no_count = np.zeros(size, dtype=np.int64)
-        self.service = np.concatenate([self.service, no_service])
-        self.weight = np.concatenate([self.weight, unit_weight])
-        self.num_waiting = np.concatenate([self.num_waiting, no_count])
-        self.num_rows = np.concatenate([self.num_rows, no_count])
-        self.since_oldest = np.concatenate([self.since_oldest, no_count])
-        # `add` pops from the end, so that the lowest number is used first.
-        new_numbers = range(size, 2 * size)
-        self._free = list(reversed(new_numbers))
-
-
-class OrdersWithin(Protocol):
-    """The orders of the tenants, of one moment."""
-
-    def next_of(self, tenant: int, taken: Set[int]) -> int | None:
-        """The arrival of the tenant's next request that is not `taken`; None: none is named."""
-        ...
-
-
-class Within(Protocol):
-    """An order within the tenants."""
-
-    policy: Policy
-
-    def orders(self, table: WaitingTable, indices: LongArray, now: float) -> OrdersWithin:
-        """Those of the requests at `indices` [n], for a policy without lanes."""
-        ...
-
-    def orders_of_lanes(
-        self, table: WaitingTable, in_order: Lanes, by_age: Lanes, end: int, now: float
-    ) -> OrdersWithin:
-        """Those of the requests before the arrival `end`, with a lane for each tenant."""
-        ...
+FEW_NAMED = 8  # for which a look at all tenants takes less time than heaps of them
 
 
 class Fair(Policy):
     ages = False  # here, within each tenant
     ages_within = True
 
-    def __init__(self, context: PolicyContext, within: Within | None = None) -> None:
+    def __init__(self, context: PolicyContext, within: Policy | None = None) -> None:
         """`within` each tenant; None: the longest cached prefix, also a little across tenants."""
         super().__init__(context)
         self._within = within
-        self.reads_cache = within is None or within.policy.reads_cache
+        self.reads_cache = within is None or within.reads_cache
         self.displacement = self
         self.follower = self
         num_rows = len(context.columns.seq_len)
@@ -153,8 +64,8 @@ class Fair(Policy):
         self._tenants = Tenants(shares)
         self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
         # Whether an order within the tenants is more than that of a lane.
-        self._asks_within = within is not None and within.policy.lasting_keys() is None
-        keys = (LongestPrefix(context),) if within is None else within.policy.lane_keys()
+        self._asks_within = within is not None and within.lasting_keys() is None
+        keys = (LongestPrefix(context),) if within is None else within.lane_keys()
         self._lanes = TenantLanes(keys, self._waiting)
         self.names_its_own = keys is not None
         self._floor = 0.0  # the least counter of tenants that wait, as of the last look
@@ -272,49 +183,63 @@ class Fair(Policy):
         end = 0
         if len(indices):
             end = int(table.arrival_order[indices[-1]]) + 1
-        if self._within is None:
+        within = self._within
+        if within is None:
             return self._walk(table, end, now, None)
-        self.lend_index(self._within.policy)
-        return self._walk(table, end, now, self._within.orders(table, indices, now))
+        self.lend_index(within)
+        tenants: LongArray = table.tag.take(indices)
+
+        def order_of(tenant: int) -> Iterator[Request]:
+            return within.order(table, chosen(indices, tenants == tenant), now)
+
+        return self._walk(table, end, now, order_of)
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         if not self.names_its_own:
             return super().order_waiting(table, end, now)
-        if not self._asks_within:
+        within = self._within
+        if within is None or not self._asks_within:
             return self._walk(table, end, now, None)
-        self.look(table)
         lanes = self._lanes
-        assert self._within is not None
-        assert lanes.in_order is not None
-        orders = self._within.orders_of_lanes(table, lanes.in_order, lanes.by_age, end, now)
-        return self._walk(table, end, now, orders)
+        in_order = lanes.in_order
+        assert in_order is not None
+
+        def order_of(tenant: int) -> Iterator[Request]:
+            as_they_came = requests_of(table, lanes.by_age.lane(tenant), end)
+            return within.order_lane(table, in_order.lane(tenant), as_they_came, end, now)
+
+        return self._walk(table, end, now, order_of)
 
     def _walk(
-        self, table: WaitingTable, end: int, now: float, orders: OrdersWithin | None
+        self,
+        table: WaitingTable,
+        end: int,
+        now: float,
+        order_of: Callable[[int], Iterator[Request]] | None,
     ) -> Iterator[Request]:
         self.look(table)
         walk = Walk(
-            table,
-            self._lanes,
+            TenantsLeft(table, self._lanes, end=end, order_of=order_of),
             service=self._served(),
             since_oldest=self._tenants.since_oldest.copy(),
             overdue_end=self._overdue_end(table, now),
-            end=end,
             may_leave_due=self._within is None,
-            orders=orders,
         )
         return self._named(table, walk)
 
     def look(self, table: WaitingTable) -> None:
         self._lanes.update(table, len(self._tenants))
 
-    def _named(self, table: WaitingTable, walk: Walk) -> Iterator[Request]:
+    def _named(self, table: WaitingTable, begun: Walk) -> Iterator[Request]:
         """As if each request that is named were admitted at once, unless it is `passed_over`."""
         self._turns = {}
-        # The walk writes copies of the accounts: a request that it names may not be admitted.
+        # The walk has copies of the accounts: a request that it names may not be admitted.
         weight = self._tenants.weight
         since_due = self._since_due
-        while True:
+        walk: NextTenant = begun
+        for num_named in count():
+            if num_named == FEW_NAMED:
+                walk = LongWalk(begun)
             found = walk.next(may_leave_due=since_due < TURNS - 1)
             if found is None:
                 return
@@ -324,21 +249,17 @@ class Fair(Policy):
             self._turns[arrival] = turn
             self._passed_over = None
             yield request
-            tenant = walk.take(arrival)
             if self._passed_over is request:
+                walk.take(arrival, turn, None)
                 continue
-            walk.service[tenant] += cost_of(table, index) / weight[tenant]
-            if turn.is_oldest:
-                walk.since_oldest[tenant] = 0
-            else:
-                walk.since_oldest[tenant] += 1
+            walk.take(arrival, turn, cost_of(table, index) / weight[turn.tenant])
             if turn.is_due:
                 since_due = 0
             else:
                 since_due += 1
 
     def new_counts(self) -> SubtreeCounts | None:
-        return None if self._within is None else self._within.policy.new_counts()
+        return None if self._within is None else self._within.new_counts()
 
     def _overdue_end(self, table: WaitingTable, now: float) -> int:
         """Whoever came before the arrival with this number is overdue."""
@@ -396,207 +317,12 @@ class Fair(Policy):
         return sums.astype(np.float64, copy=False)
 
 
-class TenantTurn(NamedTuple):
-    """Why a request was named next."""
-
-    is_due: bool  # its tenant was the least served
-    is_oldest: bool  # it was overdue, and its tenant's turn for such a one had come
-
-
-NO_TURN = TenantTurn(is_due=False, is_oldest=False)
+NO_TURN = TenantTurn(NO_TENANT, is_due=False, is_oldest=False)
 
 
 def cost_of(table: WaitingTable, index: int) -> int:
     """Tokens to compute of a request."""
     return int(table.fill_len[index] - table.cached_len[index])
-
-
-def wants_oldest_of(since_oldest: LongArray, oldest: LongArray, overdue_end: int) -> BoolArray:
-    """By tenant, whether its next turn is for its oldest request, whose arrival is `oldest`
-    [tenants]; those before `overdue_end` are overdue."""
-    is_overdue = oldest < overdue_end
-    is_turn_of_oldest = since_oldest >= TURNS - 1
-    wants: BoolArray = is_turn_of_oldest & is_overdue
-    return wants
-
-
-class TenantLanes:
-    """The waiting requests of each tenant: as they came, and in the order within it. Arrays are by
-    tenant; a tenant that has none has EVERYBODY."""
-
-    def __init__(self, keys: Sequence[LastingKey] | None, members: Set[int]) -> None:
-        """`members` are the arrivals of those that wait under the policy. Without keys, only as
-        they came."""
-        self.by_age = Lanes((), self._tenants, members)
-        self.in_order = None if keys is None else Lanes(keys, self._tenants, members)
-        self.oldest: LongArray = np.zeros(0, dtype=np.int64)  # arrival of the first that came
-        self.best: LongArray = np.zeros(0, dtype=np.int64)  # of the first in the order
-        self.best_key: DoubleArray = np.zeros(0, dtype=np.float64)  # its first key
-
-    def update(self, table: WaitingTable, num_tenants: int) -> None:
-        num_new = num_tenants - len(self.oldest)
-        if num_new:
-            nobody: LongArray = np.full(num_new, EVERYBODY)
-            self.oldest = np.concatenate((self.oldest, nobody))
-            self.best = np.concatenate((self.best, nobody))
-            self.best_key = np.concatenate((self.best_key, np.full(num_new, np.inf)))
-        for tenant in self.by_age.update(table):
-            first = self.by_age.lane(tenant).first() or NO_ENTRY
-            self.oldest[tenant] = first[-1]
-        if self.in_order is None:
-            return
-        for tenant in self.in_order.update(table):
-            first = self.in_order.lane(tenant).first() or NO_ENTRY
-            self.best[tenant] = first[-1]
-            self.best_key[tenant] = first[0]
-
-    def _tenants(self, table: WaitingTable, indices: LongArray) -> LongArray:
-        return table.tag.take(indices)
-
-
-class Walk:
-    """Which request is next among those that are left: that of the tenant with least service which
-    is the first in the order within it, or its oldest.
-
-    The caller writes `service` and `since_oldest` [tenants] as it admits. With `may_leave_due` the
-    key is that of the longest cached prefix, for which another tenant's may go before.
-
-        tenant        1   2   3            4 5 of tenant 1 wait, 6 of tenant 2, nobody of tenant 3;
-        oldest        4   6   -            5 has a longer cached prefix than 4
-        best          5   6   -
-        best_key    -64   0 inf
-    """
-
-    def __init__(
-        self,
-        table: WaitingTable,
-        lanes: TenantLanes,
-        *,
-        service: DoubleArray,
-        since_oldest: LongArray,
-        overdue_end: int,
-        end: int = EVERYBODY,
-        may_leave_due: bool = True,
-        orders: OrdersWithin | None = None,
-    ) -> None:
-        """The walk ends before the arrival with the number `end`. `orders` within the tenants;
-        None: that of the lanes."""
-        self.service = service
-        self.since_oldest = since_oldest
-        self._table = table
-        self._lanes = lanes
-        self._overdue_end = overdue_end
-        self._end = end
-        self._may_leave_due = may_leave_due
-        self._orders = orders
-        self._oldest = lanes.oldest.copy()
-        self._best = lanes.best.copy()
-        self._best_key = lanes.best_key.copy()
-        self._taken: set[int] = set()
-        # What is left of the lanes of tenants of whom some were taken.
-        self._by_age: dict[int, Iterator[Entry]] = {}
-        self._in_order: dict[int, Iterator[Entry]] = {}
-        if end != EVERYBODY:
-            self._leave_out_later_ones()
-
-    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
-        """The arrival of the next request.
-
-        `may_leave_due`: for its cached prefix, another tenant's may go before that of the tenant
-        whose turn it is.
-        """
-        is_left = self._oldest < EVERYBODY
-        served = np.where(is_left, self.service, np.inf)
-        least = served.min()
-        if least == np.inf:
-            return None
-        wants_oldest = wants_oldest_of(self.since_oldest, self._oldest, self._overdue_end)
-        # Of equally served tenants, the one whose request came first.
-        ties = np.flatnonzero(served == least)
-        due = int(ties[np.argmin(self._oldest[ties])])
-        tenant = due
-        key = float(self._best_key[due])
-        if wants_oldest[due]:
-            arrival = int(self._oldest[due])
-            key = self._key_of(arrival)
-        else:
-            arrival = self._best_of(due)
-        # As a rule nobody has a longer prefix, and the tenants need not be looked at.
-        if self._may_leave_due and may_leave_due and key > self._best_key.min():
-            may_go = served <= least + QUANTUM
-            tenant, arrival = self._rival(due, arrival, key, may_go, wants_oldest)
-        turn = TenantTurn(is_due=tenant == due, is_oldest=bool(wants_oldest[tenant]))
-        return arrival, turn
-
-    def take(self, arrival: int) -> int:
-        """This request is not left any more. Returns its tenant."""
-        tenant = int(self._table.tag[self._table.index_by_arrival(arrival)])
-        self._taken.add(arrival)
-        if self._oldest[tenant] == arrival:
-            self._oldest[tenant] = self._following(self._by_age, self._lanes.by_age, tenant)[-1]
-        if self._best[tenant] == arrival:
-            self._go_on(tenant)
-        return tenant
-
-    def _best_of(self, tenant: int) -> int:
-        """The arrival of the first of a tenant in the order within it."""
-        if self._orders is None:
-            return int(self._best[tenant])
-        named = self._orders.next_of(tenant, self._taken)
-        # If the policy names too few: as they came.
-        return int(self._oldest[tenant]) if named is None else named
-
-    def _rival(
-        self, due: int, arrival: int, key: float, may_go: BoolArray, wants_oldest: BoolArray
-    ) -> tuple[int, int]:
-        """Tenant and arrival of the longest cached prefix of the tenants that may go, if it is
-        longer than that of the request that is due.
-
-        A tenant that wants its oldest offers that one alone.
-        """
-        tenant = due
-        keys = np.where(may_go & ~wants_oldest, self._best_key, np.inf)
-        longest = keys.min()
-        if longest < key:
-            # Of equals, the one that came first.
-            ties = np.flatnonzero(keys == longest)
-            tenant = int(ties[np.argmin(self._best[ties])])
-            arrival = int(self._best[tenant])
-            key = float(longest)
-        for other in np.flatnonzero(may_go & wants_oldest).tolist():
-            oldest = int(self._oldest[other])
-            if self._key_of(oldest) < key:
-                tenant = other
-                arrival = oldest
-                key = self._key_of(oldest)
-        return tenant, arrival
-
-    def _key_of(self, arrival: int) -> float:
-        """The key of the longest cached prefix."""
-        return -float(self._table.cached_len[self._table.index_by_arrival(arrival)])
-
-    def _go_on(self, tenant: int) -> None:
-        """The next of a tenant is the best that is left of it."""
-        assert self._lanes.in_order is not None
-        following = self._following(self._in_order, self._lanes.in_order, tenant)
-        self._best[tenant] = following[-1]
-        self._best_key[tenant] = following[0]
-
-    def _following(self, rest: dict[int, Iterator[Entry]], lanes: Lanes, tenant: int) -> Entry:
-        """The first entry of a tenant that is left."""
-        entries = rest.get(tenant)
-        if entries is None:
-            entries = lanes.of(tenant)
-            rest[tenant] = entries
-        for entry in entries:
-            if entry[-1] < self._end and entry[-1] not in self._taken:
-                return entry
-        return NO_ENTRY
-
-    def _leave_out_later_ones(self) -> None:
-        self._oldest[self._oldest >= self._end] = EVERYBODY
-        for tenant in np.flatnonzero((self._best >= self._end) & (self._best < EVERYBODY)).tolist():
-            self._go_on(tenant)
 
 
 POLICY = Fair

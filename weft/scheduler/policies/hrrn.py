@@ -52,8 +52,9 @@ class ResponseRatio(KeyPolicy):
             if following is None or following >= end:
                 heapq.heappop(heap)
             else:
-                key = self.key(table, table.indices_of([following]), now)
-                heapq.heapreplace(heap, (float(key[0]), following, work))
+                # What `key` says, of one.
+                arrival_s = float(table.arrival_s[table.index_by_arrival(following)])
+                heapq.heapreplace(heap, ((arrival_s - now) / work, following, work))
 
     def _work(self, table: WaitingTable, indices: LongArray) -> LongArray:
         """Tokens to compute [n]."""

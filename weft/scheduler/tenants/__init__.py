@@ -1,0 +1,1 @@
+"""Tenants under `fair`: their accounts, and whose request is next."""

@@ -1,0 +1,148 @@
+"""A `Walk` that goes on for long: the same requests in the same order, with the tenants in heaps.
+
+A tenant stands in them anew whenever something of it has changed, and its version says which entry
+counts. So a request costs as many looks as it takes to put one tenant in its place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.scheduler.lanes.lane import Entry
+from weft.scheduler.policy import TURNS
+from weft.scheduler.tenants.left import NO_ENTRY, TenantsLeft
+from weft.scheduler.tenants.walk import QUANTUM, TenantTurn, Walk
+from weft.scheduler.waiting_table import EVERYBODY
+
+
+class TenantPlace:
+    """What is left of a tenant: as columns have it in `TenantsLeft`."""
+
+    __slots__ = ("best", "best_key", "by_age", "in_order", "oldest", "service", "since", "version")
+
+    def __init__(self, left: TenantsLeft, tenant: int, service: float, since: int) -> None:
+        self.by_age: Iterator[Entry] | None = None  # the rest of its lane, once it was asked for
+        self.in_order: Iterator[Entry] | None = None
+        self.oldest = int(left.oldest[tenant])
+        self.best = int(left.best[tenant])
+        self.best_key = float(left.best_key[tenant])
+        self.service = service
+        self.since = since  # admissions since the last that was overdue and the oldest
+        self.version = 0
+
+
+class Offer(NamedTuple):
+    """Of a tenant that may go for a longer cached prefix: the lowest goes first."""
+
+    key: float
+    is_oldest: bool  # it wants its oldest; that goes behind others with an equal key
+    tie: int  # its arrival, or then the tenant's number
+    tenant: int
+    version: int
+
+
+class LongWalk:
+    def __init__(self, walk: Walk) -> None:
+        """Goes on where `walk` is, which is not asked any more."""
+        left = walk.left
+        self._left = left
+        self._overdue_end = walk.overdue_end
+        self._may_leave_due = walk.may_leave_due
+        tenants = np.flatnonzero(left.oldest < EVERYBODY)
+        service = walk.service[tenants].tolist()
+        since = walk.since_oldest[tenants].tolist()
+        self._places: dict[int, TenantPlace] = {}
+        # Service, oldest arrival, tenant, version: the first is due.
+        self._due: list[tuple[float, int, int, int]] = []
+        self._offers: list[Offer] = []
+        # Service, tenant, version of those that have had too much for an offer.
+        self._ahead: list[tuple[float, int, int]] = []
+        self._most = 0.0  # service of those that may offer; it never falls
+        for tenant, paid, admitted in zip(tenants.tolist(), service, since, strict=True):
+            place = TenantPlace(left, tenant, paid, admitted)
+            self._places[tenant] = place
+            self._enter(tenant, place)
+
+    def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
+        places = self._places
+        heap = self._due
+        while heap and heap[0][3] != places[heap[0][2]].version:
+            heapq.heappop(heap)
+        if not heap:
+            return None
+        least, _, due, _ = heap[0]
+        place = places[due]
+        is_oldest = self._wants_oldest(place)
+        if is_oldest:
+            arrival = place.oldest
+            key = self._left.key_of(arrival)
+        else:
+            arrival = self._left.next_of(due, place.best, place.oldest)
+            key = place.best_key
+        if self._may_leave_due and may_leave_due:
+            self._most = least + QUANTUM
+            offer = self._longest_offer()
+            if offer.key < key:
+                other = places[offer.tenant]
+                arrival = other.oldest if offer.is_oldest else other.best
+                turn = TenantTurn(offer.tenant, offer.tenant == due, offer.is_oldest)
+                return arrival, turn
+        return arrival, TenantTurn(due, True, is_oldest)
+
+    def take(self, arrival: int, turn: TenantTurn, service: float | None) -> None:
+        place = self._places[turn.tenant]
+        left = self._left
+        left.taken.add(arrival)
+        if service is not None:
+            place.service += service
+            place.since = 0 if turn.is_oldest else place.since + 1
+        place.version += 1
+        if place.oldest == arrival:
+            if place.by_age is None:
+                place.by_age = left.rest_by_age(turn.tenant)
+            place.oldest = next(place.by_age, NO_ENTRY)[-1]
+        if place.best == arrival:
+            if place.in_order is None:
+                place.in_order = left.rest_in_order(turn.tenant)
+            following = next(place.in_order, NO_ENTRY)
+            place.best_key = following[0]
+            place.best = following[-1]
+        if place.oldest < EVERYBODY:
+            self._enter(turn.tenant, place)
+
+    def _enter(self, tenant: int, place: TenantPlace) -> None:
+        heapq.heappush(self._due, (place.service, place.oldest, tenant, place.version))
+        if not self._may_leave_due:
+            return
+        if place.service <= self._most:
+            self._offer(tenant, place)
+        else:
+            heapq.heappush(self._ahead, (place.service, tenant, place.version))
+
+    def _offer(self, tenant: int, place: TenantPlace) -> None:
+        if self._wants_oldest(place):
+            key = self._left.key_of(place.oldest)
+            offer = Offer(key, True, tenant, tenant, place.version)
+        else:
+            offer = Offer(place.best_key, False, place.best, tenant, place.version)
+        heapq.heappush(self._offers, offer)
+
+    def _longest_offer(self) -> Offer:
+        """The best offer of those that may go; one of them is due."""
+        places = self._places
+        while self._ahead and self._ahead[0][0] <= self._most:
+            _, tenant, version = heapq.heappop(self._ahead)
+            if version == places[tenant].version:
+                self._offer(tenant, places[tenant])
+        offers = self._offers
+        while offers[0].version != places[offers[0].tenant].version:
+            heapq.heappop(offers)
+        return offers[0]
+
+    def _wants_oldest(self, place: TenantPlace) -> bool:
+        """Whether the next turn of a tenant is for its oldest request."""
+        return place.since >= TURNS - 1 and place.oldest < self._overdue_end
