@@ -7,10 +7,11 @@
 Reading: blocks of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a page), read by the store's thread
 straight into a pool, against `dd` of the same files. Cold: the files are synced, and the system is told to drop them.
 
-With a model: the same requests on an engine with a folder and on one without, in turns. `miss`: prompts that nobody has
-sent before, in processor time of this process with one thread of kernels, so that other work on the machine counts
-little; beside it, as a measure of the noise, the same of a second engine without a folder. `writing`: requests that
-decode while everything that has ended is written, by the clock.
+With a model: `miss`: prompts that nobody has sent before, and steps of four requests that decode, on one engine, in
+whose turns the store is asked or not (its service is detached): so memory, its layout and the other work of the machine
+are the same. It is processor time of this process, with one thread of kernels; `plain again`, without the store, says
+what the noise is. The time in the store's own calls is told, too. `writing`: requests that decode while everything that has ended is written, and on an engine without a
+folder, by the clock.
 
 Restart: a server computes a prompt, finds it in memory, and is stopped; two others find it in the folder, the second
 one after the system was told to drop the files.
@@ -53,7 +54,13 @@ PIECE_BYTES = 32_768
 NUM_PIECES = 56
 NUM_TOKENS = 4_096
 ROUNDS = 5
-MISS_TURNS = 120
+MODES = ("plain", "miss", "plain again")
+MISS_TURNS = 140
+STEPS_OF_TURN = 4
+WARM_TURNS = 5
+OWN_TURNS = 20
+NUM_STREAMS = 4
+MOST_STEPS = 1_900  # of a request
 RESTART_LEN = 2_000  # tokens of the prompt
 HANG_S = 60.0
 
@@ -160,7 +167,7 @@ class Served:
         config = EngineConfig(
             model=model,
             device="cpu",
-            kv_tokens=16_384,
+            kv_tokens=12_288,
             cache_dir=cache_dir,
             cache_write=write,
             load_format=load_format,
@@ -169,9 +176,40 @@ class Served:
         prepared = prepare(config, probe())
         self.built = build_engine(prepared.config, prepared.folder)
         self._num = 0
+        self._store = self.built.engine.services.tiers
         while cache_dir and self.built.engine.services.tiers.tiers.report().state != "open":
             self.built.engine.step()
             time.sleep(0.01)
+
+    def use_store(self, is_used: bool) -> None:
+        """Whether steps, and requests that come from now on, ask the store."""
+        store = self._store
+        assert store is not None
+        engine = self.built.engine
+        of_all = engine.scheduler.hooks._of_all
+        if store.feature in of_all:
+            of_all.remove(store.feature)
+        engine.core.hooks.detach(store)
+        if is_used:
+            of_all.append(store.feature)
+            engine.core.hooks.attach(store)
+
+    def calls_of_store(self) -> list[tuple[object, str]]:
+        """The calls of the store in steps, and for requests."""
+        assert self._store is not None
+        of_steps = [(self._store, name) for name in ("opened", "before_step", "after_step")]
+        of_requests = [(self._store.feature, name) for name in ("admit", "enter_row", "end")]
+        return [*of_steps, *of_requests]
+
+    def begin_decoding(self, rng: np.random.Generator, num_requests: int) -> None:
+        """Submit requests, and let them generate for a while."""
+        for _ in range(num_requests):
+            self.submit(rng, 64, MOST_STEPS)
+        self.steps(STEPS_OF_TURN * num_requests)
+
+    def steps(self, num: int) -> None:
+        for _ in range(num):
+            self.built.engine.step()
 
     def submit(self, rng: np.random.Generator, num_tokens: int, max_new: int) -> int:
         self._num += 1
@@ -211,36 +249,83 @@ class Served:
         return time.perf_counter() - began
 
 
-def measure_misses(model: str, folder: Path, load_format: str, prompt_len: int) -> None:
-    engines = {
-        "plain": Served(model, "", "off", load_format, threads=1),
-        "miss": Served(model, str(folder / "miss"), "off", load_format, threads=1),
-        "plain again": Served(model, "", "off", load_format, threads=1),
-    }
+def measure_misses(
+    model: str, folder: Path, load_format: str, prompt_len: int, num_turns: int
+) -> None:
+    one = Served(model, str(folder / "miss"), "off", load_format, threads=1)
     rng = np.random.default_rng(0)
-    order = list(engines)
-    works: dict[str, Callable[[Served], float]] = {
-        "TTFT": lambda one: one.ttft(rng, prompt_len),
-        "decode": lambda one: one.decode(rng, 4, 64),
-    }
-    for what, work in works.items():
-        spent: dict[str, list[float]] = {name: [] for name in engines}
-        for turn in range(MISS_TURNS):
-            if turn % len(order) == 0:
-                rng.shuffle(order)
-            order = [*order[1:], order[0]]
-            for name in order:
-                began = time.process_time()
-                work(engines[name])
-                spent[name].append(time.process_time() - began)
-        base = np.array(spent["plain"])
-        for name in ("miss", "plain again"):
-            ratios = np.array(spent[name]) / base
-            low, high = confidence(ratios)
-            print(
-                f"{name}: {what} {np.median(ratios):.4f} of plain "
-                f"(95 %: {low:.4f} to {high:.4f}, {len(ratios)} turns)"
-            )
+    for _ in range(WARM_TURNS):
+        one.ttft(rng, prompt_len)
+    tell("TTFT", in_turns(one, lambda: one.ttft(rng, prompt_len), num_turns))
+    share = own_share(one, lambda: one.ttft(rng, prompt_len), OWN_TURNS)
+    print(f"calls of the store: {share:.4%} of the time to the first token")
+    one.begin_decoding(rng, NUM_STREAMS)
+    for _ in range(WARM_TURNS):
+        one.steps(STEPS_OF_TURN)
+    tell("decode", in_turns(one, lambda: one.steps(STEPS_OF_TURN), num_turns))
+    share = own_share(one, lambda: one.steps(STEPS_OF_TURN), OWN_TURNS)
+    print(f"calls of the store: {share:.4%} of steps that decode")
+
+
+def own_share(one: Served, work: Callable[[], object], num_turns: int) -> float:
+    """What of the processor time the calls of the store take themselves, by the clock of the
+    thread: an upper bound, for the clock takes time, too."""
+    one.use_store(True)
+    with Stopwatch(one.calls_of_store()) as watch:
+        began = time.thread_time()
+        for _ in range(num_turns):
+            work()
+        return watch.spent_s / (time.thread_time() - began)
+
+
+class Stopwatch:
+    """Adds up the processor time of calls, as long as it is open."""
+
+    def __init__(self, calls: list[tuple[object, str]]) -> None:
+        self._calls = calls
+        self.spent_s = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        for owner, name in self._calls:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for owner, name in self._calls:
+            delattr(owner, name)  # the class has the plain one
+
+    def _timed(self, call: Callable[..., object]) -> Callable[..., object]:
+        def timed(*args: object, **named: object) -> object:
+            began = time.thread_time()
+            try:
+                return call(*args, **named)
+            finally:
+                self.spent_s += time.thread_time() - began
+
+        return timed
+
+
+def in_turns(one: Served, work: Callable[[], object], num_turns: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    """Seconds of processor time [num_turns] of each mode, one after the other in random order."""
+    rng = np.random.default_rng(2)
+    spent: dict[str, list[float]] = {name: [] for name in MODES}
+    for _ in range(num_turns):
+        for name in rng.permutation(MODES).tolist():
+            one.use_store(name == "miss")
+            began = time.process_time()
+            work()
+            spent[name].append(time.process_time() - began)
+    return {name: np.array(found) for name, found in spent.items()}
+
+
+def tell(what: str, spent: dict[str, np.ndarray]) -> None:  # type: ignore[type-arg]
+    for name in MODES[1:]:
+        ratios = spent[name] / spent["plain"]
+        low, high = confidence(ratios)
+        print(
+            f"{name}: {what} {np.median(ratios):.4f} of plain (95 %: {low:.4f} to {high:.4f}, "
+            f"{len(ratios)} turns of {1e3 * np.median(spent['plain']):.1f} ms)"
+        )
 
 
 def confidence(values: np.ndarray) -> tuple[float, float]:  # type: ignore[type-arg]
@@ -357,6 +442,7 @@ def main() -> int:
     parser.add_argument("--model", default="", help="folder of a model")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--prompt-len", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--turns", type=int, default=MISS_TURNS, help="of misses")
     parser.add_argument("--restart", action="store_true", help="before and after a restart")
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -365,7 +451,7 @@ def main() -> int:
         if args.restart:
             measure_restart(args.model, folder)
         elif args.model:
-            measure_misses(args.model, folder, args.load_format, args.prompt_len)
+            measure_misses(args.model, folder, args.load_format, args.prompt_len, args.turns)
             measure_writing(args.model, folder, args.load_format)
         else:
             (folder / "reads").mkdir()

@@ -1,12 +1,12 @@
 """Random requests through a prefill and a decode server, compared with one server bit for bit, while servers
 are killed, stopped or made to refuse at random moments.
 
-python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s 8] [--front]
+python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s 8] [--seconds 60] [--front]
 
 `--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets it drop what it
 has, `weights` gives it other ones for a while; `kill_decode` is about the decode server, whose requests may end with an
-error then; `none`: nothing happens. Between two of these are `--rest-s` at most. With `--front` all requests go through
-`weft route`.
+error then; `none`: nothing happens. Between two of these are `--rest-s` at most. After `--seconds` no more requests are
+sent. With `--front` all requests go through `weft route`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import math
 import random
 import re
 import shutil
@@ -31,6 +32,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +41,10 @@ from safetensors.torch import load_file, save_file
 from tests.e2e.server import HANG_S, Server, wait_until
 from weft.executor.weights.known import BUNDLED
 
-# However busy the machine is, no request ends for want of time.
-PATIENCE = ("--handoff-wait-s", str(HANG_S), "--grammar-timeout-s", str(HANG_S))
-MODEL = ("weft-nano", *PATIENCE)
+# However busy the machine is, no request ends for want of time, and an engine that gets no
+# processor for a while does not count as hung, so that its answers would be errors (503).
+CALM = ("--hang-after-s", str(HANG_S))
+PATIENCE = ("--handoff-wait-s", str(HANG_S))
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"enum": [1, 2, 30]}},
@@ -50,15 +53,19 @@ SCHEMA = {
 # What tells of the machine, of the time, or of the way.
 IGNORED = {"id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details", "rid"}
 KINDS = ("kill", "hang", "refuse", "weights", "kill_decode")
+PORTS = range(20_000, 30_000)
 NORM = "model.layers.0.input_layernorm.weight"
 LEASE_S = 8.0  # of the prefill server
+REST_AFTER_S = 60.0  # until both sides hold nothing any more
 REST_S = 8.0  # the longest time between two troubles
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """One that no outgoing connection is given by the system, while nobody listens on it."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 class Trio:
@@ -69,12 +76,18 @@ class Trio:
         make_weights(Path(self._root.name))
         options = ("--weights-root", self._root.name, *options)
         self.port = free_port()
-        self.options = (*MODEL, "--disaggregation-bootstrap-port", str(self.port), *options)
+        self.options = (
+            "weft-nano",
+            *PATIENCE,
+            "--disaggregation-bootstrap-port",
+            str(self.port),
+            *options,
+        )
         self.lending = (*self.options, "--disaggregation-mode", "prefill")
-        self.taking = (*self.options, "--disaggregation-mode", "decode")
-        self.alone = Server("weft-nano")
-        self.prefill = Server(*self.lending)
-        self.decode = Server(*self.taking)
+        self.taking = (*self.options, *CALM, "--disaggregation-mode", "decode")
+        self.alone = Server("weft-nano", *CALM)
+        self.prefill = Server(*self.lending, "--port", str(free_port()))
+        self.decode = Server(*self.taking, "--port", str(free_port()))
         self._rooms = random.Random("rooms")
         self.front: Front | None = None
 
@@ -191,6 +204,8 @@ def ask(url: str, path: str, body: dict[str, Any], num_events: int | None = None
                 return list(itertools.islice(events(answer), num_events))
             return json.load(answer)
     except urllib.error.HTTPError as exc:
+        if exc.code >= 500:
+            tell("an error", url=url + path, status=exc.code, body=exc.read(2_000).decode())
         return exc.code
     except (OSError, http.client.HTTPException) as exc:
         return type(exc).__name__
@@ -248,14 +263,17 @@ class Errand(NamedTuple):
             return talk(trio.url, self.path, self.turns)
         return plain(trio.both(self.path, self.body, self.num_events))
 
-    def is_right(self, answer: Any, trio: Trio) -> bool:
-        """Whether one server alone answers the same."""
+    def of_one(self, trio: Trio) -> Any:
+        """What one server alone answers."""
         if self.turns:
-            return bool(answer == talk(trio.alone.url, self.path, self.turns))
-        whole = plain(ask(trio.alone.url, self.path, self.body))
+            return talk(trio.alone.url, self.path, self.turns)
+        return plain(ask(trio.alone.url, self.path, self.body))
+
+    def is_right(self, answer: Any, whole: Any) -> bool:
+        """Whether `answer` is what one server alone has answered, or the beginning of that."""
         if self.num_events is None:
             return bool(answer == whole)
-        if not is_answer(whole):
+        if not is_answer(answer) or not is_answer(whole):
             return False
         texts = dict(whole)
         return all(texts[index].startswith(text) for index, text in answer)
@@ -358,9 +376,14 @@ class Troubles:
         try:
             while self._kinds and not self._is_over.wait(self._rng.uniform(0.1, self._rest_s)):
                 kind = self._rng.choice(self._kinds)
+                tell(kind)
                 getattr(self, f"_{kind}")()
+                tell(f"{kind} is over")
                 self.count[kind] += 1
         except BaseException as exc:
+            tell("a trouble failed", error=repr(exc))
+            for name, server in (("prefill", self._trio.prefill), ("decode", self._trio.decode)):
+                tell(name, lines=server.lines[-40:])
             self._failed.append(exc)
 
     def _kill(self) -> None:
@@ -393,7 +416,7 @@ class Troubles:
         self.touched += 1
         self._trio.decode.process.kill()
         if self._rng.random() < 0.5:
-            is_empty = wait_until(self._nothing_is_lent, 2 * LEASE_S)
+            is_empty = wait_until(self._nothing_is_lent, REST_AFTER_S)
             self.count["leases that did not end"] += not is_empty
         self._trio.restart_decode()
         # Until it has asked, the front answers with 503 what goes to the decode server alone.
@@ -404,31 +427,43 @@ class Troubles:
         return not numbers(self._trio.prefill)["kv_lent_tokens"]
 
 
+def tell(what: str, **more: object) -> None:
+    """A line of the proof's own log: the time of day, what has happened, and all about it."""
+    print(f"{datetime.now():%H:%M:%S} {what}", json.dumps(more, default=str), flush=True)
+
+
 def compare(
     trio: Trio,
     rng: random.Random,
     num_requests: int,
     kinds: Sequence[str] = (),
     rest_s: float = REST_S,
+    seconds: float = math.inf,
 ) -> tuple[Counter[str], list[Errand]]:
-    """Send requests, some together. Returns what has happened, and the requests whose answers are
+    """Send requests, some together, none when `seconds` are over. Returns what has happened, and the requests whose answers are
     not those of one server."""
     families = [[rng.randrange(10, 4_000) for _ in range(600)] for _ in range(4)]
     errands = [random_errand(rng, families) for _ in range(num_requests)]
     count = Counter[str]()
     wrong: list[Errand] = []
+    until_s = time.monotonic() + seconds
 
     def run(errand: Errand) -> None:
+        if time.monotonic() > until_s:
+            return
         assert wait_until(lambda: troubles.touched % 2 == 0)  # the decode server is there
         touched = troubles.touched
         answer = errand.of_both(trio)
         if not is_answer(answer) and troubles.touched != touched:
             count["ended with an error"] += 1  # as the decode server was killed
-        elif errand.is_right(answer, trio):
+            return
+        expected = errand.of_one(trio)
+        if errand.is_right(answer, expected):
             count["right"] += 1
-        else:
-            wrong.append(errand)
-            print("wrong:", str(answer)[:300], flush=True)
+            return
+        wrong.append(errand)
+        tell("wrong", errand=errand, answer=answer, expected=expected)
+        tell("asked again", answer=errand.of_both(trio), expected=errand.of_one(trio))
 
     with (
         Troubles(trio, random.Random(rng.random()), kinds, rest_s) as troubles,
@@ -454,7 +489,7 @@ def numbers(server: Server) -> dict[str, float]:
 
 def come_to_rest(trio: Trio) -> bool:
     """Whether both sides hold nothing any more, soon, and their books are right."""
-    if not wait_until(lambda: not numbers(trio.prefill)["kv_lent_tokens"], 60.0):
+    if not wait_until(lambda: not numbers(trio.prefill)["kv_lent_tokens"], REST_AFTER_S):
         return False
     audits = [server.post("/audit") for server in (trio.prefill, trio.decode)]
     return all(not audit["faults"] and not audit["held"] for audit in audits)
@@ -465,26 +500,33 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--rest-s", type=float, default=REST_S)
     parser.add_argument("--front", action="store_true")
     asked = parser.parse_args()
     kinds = [kind for kind in asked.kinds.split(",") if kind != "none"]
     assert set(kinds) <= set(KINDS), KINDS
     trio = Trio("--handoff-lease-s", str(LEASE_S))
+    try:
+        return prove(trio, asked, kinds)
+    finally:
+        trio.stop()
+
+
+def prove(trio: Trio, asked: argparse.Namespace, kinds: Sequence[str]) -> int:
+    """Print what has happened. Returns the exit status."""
     if asked.front:
         trio.open_front()
     began_s = time.monotonic()
     rng = random.Random(asked.seed)
-    count, wrong = compare(trio, rng, asked.requests, kinds, asked.rest_s)
-    print(f"{asked.requests} requests, {len(wrong)} wrong, {time.monotonic() - began_s:.0f} s")
+    count, wrong = compare(trio, rng, asked.requests, kinds, asked.rest_s, asked.seconds)
+    num_sent = count["right"] + count["ended with an error"] + len(wrong)
+    print(f"{num_sent} requests, {len(wrong)} wrong, {time.monotonic() - began_s:.0f} s")
     print(dict(count))
-    for errand in wrong[:3]:
-        print(str(errand)[:600])
     is_at_rest = come_to_rest(trio)
     print("prefill", numbers(trio.prefill))
     print("decode", numbers(trio.decode))
     print("at rest:", is_at_rest)
-    trio.stop()
     return int(bool(wrong) or not is_at_rest or count["leases that did not end"] > 0)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.models.many import Checkpoint, saved
 from tests.models.pictures import IMAGE_TOKEN, TEXT
-from tests.models.test_pictures_served import NUM_NEW, SeeingServed
+from tests.models.seeing import NUM_NEW, SeeingServed
 from weft.arrays import FloatArray
 from weft.config.model import ModelConfig
 from weft.config.vision.pixtral import PixtralSpec

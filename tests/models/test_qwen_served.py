@@ -21,7 +21,7 @@ from tests.models.qwen_seeing import (
     VIDEO_TOKEN,
     make_qwen,
 )
-from tests.models.test_pictures_served import NUM_NEW, SeeingServed
+from tests.models.seeing import NUM_NEW, SeeingServed
 from weft.arrays import FloatArray
 from weft.messages.media import MediaItem, MediaKind
 from weft.plan.step import Plan, Step

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from tests.models.many import VOCAB, make_checkpoint
+from tests.models.pictures import make_with_pictures
+from tests.models.seeing import Prompt, SeeingServed
 from tests.models.windowed import Served, make_windowed
 from weft.executor.weights.known import BUNDLED
 from weft.messages.cache import GetCache, GetCacheReply, SaveCache, SaveCacheReply
@@ -29,13 +31,16 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.engine.tier_service.LEAST_MEASURED", 1_000_000)
 
 
+S = TypeVar("S", bound=Served)
+
+
 def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(5, VOCAB, length).tolist()
 
 
-def begin(folder: Path, cache: Path, **settings: Any) -> Served:
+def begin(folder: Path, cache: Path, kind: type[S] = Served, **settings: Any) -> S:
     """An engine that knows what is stored."""
-    served = Served(
+    served = kind(
         folder,
         page_size=4,
         cache_dir=str(cache),
@@ -130,6 +135,28 @@ def test_a_draft_model_guesses_behind_what_was_found(tmp_path: Path) -> None:
     served = compare(BUNDLED, tmp_path / "cache", 300, 288, **pair)
     assert served.engine.services.stats().total_drafts_draft > 0
     served.runner.close()
+
+
+def test_prompts_with_pictures_are_found_after_a_restart(tmp_path: Path) -> None:
+    folder = make_with_pictures("llava", tmp_path / "model").folder
+    seen = Prompt(folder, 1, 20, 101, 30)
+    other = Prompt(folder, 1, 20, 102, 30)  # the same text beside another picture
+    cache = tmp_path / "cache"
+    served = begin(folder, cache, SeeingServed)
+    outputs = served.serve(seen)
+    save(served)
+    served.runner.close()
+
+    served = begin(folder, cache, SeeingServed)
+    assert served.serve(seen) == outputs
+    assert served.cached[0] == (len(seen.ids) - 1) // 16 * 16
+    assert served.num_runs == 0  # nobody looks at the picture again
+    outputs = served.serve(other)
+    assert served.cached[1] == 20  # the text before it, which is in memory now
+    assert served.num_runs == 1
+    served.runner.close()
+    alone = SeeingServed(folder)
+    assert alone.serve(other) == outputs
 
 
 HOSTED = {

@@ -210,7 +210,7 @@ class TierService(Service):
         step = self._core.scheduler.planner.num_steps - 1
         ticket = self._kv.read(part, start, step=step, now=now, ending=ending)
         if ticket is None and len(ending):
-            self._kv.endings.give_back(ending)
+            self._kv.endings.memory.give_back(ending)
         return ticket
 
     def _begin(self) -> None:

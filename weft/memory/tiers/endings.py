@@ -27,7 +27,28 @@ from weft.memory.window.tails import Tail
 LARGEST_PART = 4  # a fourth of the memory for endings is being read into, or one ending
 
 
+class EndingMemory(Protocol):
+    """Where endings are that are being read: `StateGroup`, or `WindowPool`."""
+
+    def give_back(self, taken: IntArray, /) -> None:
+        """What was reserved is not needed."""
+        ...
+
+    def lose(self, taken: IntArray, /) -> None:
+        """What was reserved will never be free again."""
+        ...
+
+    def withhold(self, taken: IntArray, /) -> IntArray:
+        """All memory has been freed. Returns what is reserved again of this."""
+        ...
+
+
 class Endings(Protocol):
+    @property
+    def memory(self) -> EndingMemory:
+        """What `reserve` takes from."""
+        ...
+
     def resumable(self, found: Match) -> int:
         """Tokens of a cached prefix up to where it can be resumed."""
         ...
@@ -46,18 +67,6 @@ class Endings(Protocol):
         """What was reserved has the ending of the sequence that ends at `node`."""
         ...
 
-    def give_back(self, taken: IntArray) -> None:
-        """What was reserved is not needed."""
-        ...
-
-    def lose(self, taken: IntArray) -> None:
-        """What was reserved will never be free again."""
-        ...
-
-    def withhold(self, taken: IntArray) -> IntArray:
-        """All memory has been freed. Returns what is reserved again of this."""
-        ...
-
     def hold(self, node: Node) -> IntArray:
         """Where the ending of the sequence that ends at `node` is; it stays until `let_go`."""
         ...
@@ -65,8 +74,22 @@ class Endings(Protocol):
     def let_go(self, node: Node, held: IntArray) -> None: ...
 
 
+class NoEndingMemory:
+    def give_back(self, taken: IntArray) -> None:
+        pass
+
+    def lose(self, taken: IntArray) -> None:
+        pass
+
+    def withhold(self, taken: IntArray) -> IntArray:
+        return NO_PAGES
+
+
 class NoEndings:
     """A sequence can be resumed wherever it is cached."""
+
+    def __init__(self) -> None:
+        self.memory = NoEndingMemory()
 
     def resumable(self, found: Match) -> int:
         return found.length
@@ -81,15 +104,6 @@ class NoEndings:
     def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
         pass
 
-    def give_back(self, taken: IntArray) -> None:
-        pass
-
-    def lose(self, taken: IntArray) -> None:
-        pass
-
-    def withhold(self, taken: IntArray) -> IntArray:
-        return NO_PAGES
-
     def hold(self, node: Node) -> IntArray:
         return NO_PAGES
 
@@ -102,6 +116,7 @@ class StateEndings:
 
     def __init__(self, states: StateGroup) -> None:
         self._states = states
+        self.memory = states
 
     def resumable(self, found: Match) -> int:
         _, length = self._states.snapshots.deepest(found.handle, found.length)
@@ -126,15 +141,6 @@ class StateEndings:
     def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
         self._states.arrived(node, taken)
 
-    def give_back(self, taken: IntArray) -> None:
-        self._states.give_back(taken)
-
-    def lose(self, taken: IntArray) -> None:
-        self._states.lose(taken)
-
-    def withhold(self, taken: IntArray) -> IntArray:
-        return self._states.withhold(taken)
-
     def hold(self, node: Node) -> IntArray:
         snapshots = self._states.snapshots
         snapshots.hold(node)
@@ -149,6 +155,7 @@ class WindowEndings:
 
     def __init__(self, windows: WindowGroup, block_len: int) -> None:
         self._windows = windows
+        self.memory = windows.pool
         # So that an end that lies behind the last whole block has the window before that, too.
         windows.tails.more = max(block_len // windows.page_size, 1)
 
@@ -182,15 +189,6 @@ class WindowEndings:
     def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
         self._windows.tails.bring(node, Tail(taken, num_tokens // self._windows.page_size))
         self._windows.pool.give_back(taken)
-
-    def give_back(self, taken: IntArray) -> None:
-        self._windows.pool.give_back(taken)
-
-    def lose(self, taken: IntArray) -> None:
-        self._windows.pool.lose(taken)
-
-    def withhold(self, taken: IntArray) -> IntArray:
-        return self._windows.pool.withhold(taken)
 
     def hold(self, node: Node) -> IntArray:
         pages = self._windows.tails.ending_at(node)

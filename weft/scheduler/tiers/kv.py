@@ -234,7 +234,7 @@ class TieredKv(KvMemory):
             num_new = end - self.resumable(key)
             self.endings.arrived(inserted.handle, end, transfer.ending)
         elif len(transfer.ending):
-            self.endings.give_back(transfer.ending)
+            self.endings.memory.give_back(transfer.ending)
         self.cache.unlock(transfer.handle)
         return num_new
 
@@ -265,7 +265,7 @@ class TieredKv(KvMemory):
         for page in transfer.pages.tolist():
             self.allocator.quarantine(page, is_owned=False)
         if len(transfer.ending):
-            self.endings.lose(transfer.ending)
+            self.endings.memory.lose(transfer.ending)
         if not transfer.is_orphan:
             self.cache.unlock(transfer.handle)
 
@@ -337,7 +337,7 @@ class TieredKv(KvMemory):
             transfer.pages = self.allocator.withhold(transfer.pages)
             self.num_read_pages += len(transfer.pages)
             if len(transfer.ending):
-                transfer.ending = self.endings.withhold(transfer.ending)
+                transfer.ending = self.endings.memory.withhold(transfer.ending)
 
     def weights_changed(self) -> None:
         super().weights_changed()
@@ -392,7 +392,7 @@ class TieredKv(KvMemory):
         """What was reserved for a read is not needed."""
         self.allocator.free(transfer.pages)
         if len(transfer.ending):
-            self.endings.give_back(transfer.ending)
+            self.endings.memory.give_back(transfer.ending)
 
     def _cancel_read(self, ticket: int, transfer: Transfer, now: float) -> None:
         if transfer.is_cancelled:
