@@ -25,6 +25,7 @@ from tests.tiers.pool import (
 from weft.memory.prefix_cache import CacheKey
 from weft.tiers.disk import rest_s
 from weft.tiers.files import ALIGNMENT
+from weft.tiers.index import BlockIndex
 from weft.tiers.keys import digest_of_files
 
 BLOCK_BYTES = ALIGNMENT + 2 * BytesPool.page_bytes
@@ -41,6 +42,26 @@ def stored(tmp_path: Path) -> bytes:
     content = tiers.pool.fill(pages(5, 6), 1)
     assert tiers.write(key_of(24), pages(5, 6)).num_bytes == 3 * BLOCK_BYTES
     return content
+
+
+class FrozenClock:
+    """The time, which moves by `tick_s` whenever somebody looks at the clock."""
+
+    def __init__(self) -> None:
+        self.tick_s = 0.0
+        self._now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        self._now_s += self.tick_s
+        return self._now_s
+
+    @staticmethod
+    def time_ns() -> int:
+        return time.time_ns()
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        pass
 
 
 def test_what_one_process_has_written_another_one_finds(tmp_path: Path, stored: bytes) -> None:
@@ -215,6 +236,61 @@ def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
     last.write(key_of(8, 9), pages(0, 2))
     assert last.seek(0, key_of(8, 2), 0, 0).num_tokens == 8
     assert last.report().num_blocks == 2
+
+
+@pytest.mark.parametrize("last", ["write", "read", "restart", "write again"])
+def test_of_a_sequence_the_end_goes_first(tmp_path: Path, last: str) -> None:
+    long = key_of(24)
+    tiers = WaitedTiers(tmp_path, max_bytes=3 * BLOCK_BYTES).opened()
+    tiers.write(long, pages(0, 6))
+    if last == "read":
+        tiers.read(long, pages(10, 6))
+    elif last == "write again":
+        tiers.write(long, pages(0, 6))
+    elif last == "restart":
+        tiers = WaitedTiers(tmp_path, max_bytes=3 * BLOCK_BYTES).opened()
+    for seed in (1, 2):
+        tiers.write(key_of(8, seed), pages(0, 2))
+        assert tiers.seek(0, long, 0, 0).num_tokens == 24 - 8 * seed
+
+
+def test_what_another_server_has_used_since_stays_longer(tmp_path: Path) -> None:
+    index = BlockIndex(tmp_path)
+    keys = [bytes([number]) * 32 for number in range(3)]
+    for number, key in enumerate(keys):
+        path = index.path("0" * 16, key)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"content")
+        os.utime(path, (1_000 + number, 1_000 + number))
+    index.scan()
+    assert index.oldest() == keys[0]
+    os.utime(index.path("0" * 16, keys[0]), (2_000, 2_000))
+    index.scan()
+    assert index.oldest() == keys[1]
+    new = bytes([9]) * 32
+    path = index.path("0" * 16, new)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"content")
+    os.utime(path, (500, 500))
+    index.scan()
+    assert index.oldest() == new
+
+
+def test_how_long_a_read_takes_is_learnt_from_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = WaitedTiers(tmp_path).opened()
+    tiers.write(key_of(16), pages(0, 4))
+    clock = FrozenClock()
+    monkeypatch.setattr("weft.tiers.disk.time", clock)
+    at_first = tiers.seek(0, key_of(16), 0, 0).read_s
+    tiers.read(key_of(16), pages(10, 4))  # in no time
+    fast = tiers.seek(0, key_of(16), 0, 0).read_s
+    assert 0 < fast < at_first
+    clock.tick_s = 100.0
+    for _ in range(70):
+        tiers.read(key_of(16), pages(10, 4))
+    assert tiers.seek(0, key_of(16), 0, 0).read_s > 1.0
 
 
 def test_a_block_larger_than_all_room_is_not_written(tmp_path: Path) -> None:

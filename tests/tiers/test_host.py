@@ -139,6 +139,17 @@ def test_the_least_recently_used_block_goes_for_another() -> None:
     assert hosted.found(key_of(80, 10)) == 64
 
 
+def test_of_a_sequence_the_end_goes_first() -> None:
+    hosted = Hosted(num_places=6)  # three blocks
+    long = key_of(24)
+    hosted.write(long, pages(0, 6))
+    for seed in (1, 2):
+        hosted.write(key_of(8, seed), pages(0, 2))
+        assert hosted.found(long) == 24 - 8 * seed
+        hosted.read(long, pages(10, 6))
+        hosted.read(key_of(8, seed), pages(10, 2))
+
+
 def test_of_what_is_longer_than_there_is_room_the_beginning_stays() -> None:
     hosted = Hosted()
     hosted.write(key_of(8, 1), pages(0, 2))

@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -319,28 +319,39 @@ class DiskTiers:
         if chain is None or self._is_stopped:
             return 0
         num_tokens = 0
-        began_s = 0.0
-        unchecked: UncheckedBlock | None = None
+        keys: list[bytes] = []
+        for block in self._sound_blocks(chain, job):
+            num_tokens += block.num_tokens
+            keys.append(block.key)
+            # It comes last: whoever has it has all.
+            job.has_ending = not block.num_tokens
+        self._note_use(keys)
+        return num_tokens
+
+    def _sound_blocks(self, chain: KeyChain, job: TransferJob) -> Iterator[UncheckedBlock]:
+        """The blocks of a transfer, read and checked, up to the first one that cannot be had. While
+        one is being read, the one before it is checked."""
+        before: UncheckedBlock | None = None
+        began_s = time.monotonic()
+        is_first = True
         for part in self._parts(chain, job):
             if job.is_cancelled:
                 break
             began_s = time.monotonic()
-            following = self._read_block(chain, part)
-            if unchecked is not None:
-                if not self._is_sound(unchecked):
-                    return num_tokens
-                num_tokens += unchecked.num_tokens
-                self._learn(unchecked.num_bytes, time.monotonic() - began_s)
-            unchecked = following
-            if unchecked is None:
-                return num_tokens
-        if unchecked is not None and self._is_sound(unchecked):
-            if not num_tokens:
-                self._learn(unchecked.num_bytes, time.monotonic() - began_s)
-            num_tokens += unchecked.num_tokens
-            # It comes last: whoever has it has all.
-            job.has_ending = not unchecked.num_tokens
-        return num_tokens
+            block = self._read_block(chain, part)
+            if before is not None:
+                if not self._is_sound(before):
+                    return
+                self._learn(before.num_bytes, time.monotonic() - began_s)
+                is_first = False
+                yield before
+            before = block
+            if before is None:
+                return
+        if before is not None and self._is_sound(before):
+            if is_first:
+                self._learn(before.num_bytes, time.monotonic() - began_s)
+            yield before
 
     def _read_block(self, chain: KeyChain, part: StoredPart) -> UncheckedBlock | None:
         """Read a block, and begin to check it. None if it cannot be read."""
@@ -362,14 +373,14 @@ class DiskTiers:
             return False
         with self._lock:
             self._read_bytes += block.num_bytes
-        self._note_use(block.key)
         return True
 
-    def _note_use(self, key: bytes) -> None:
-        noted = self._index.use(key)
-        if noted is not None:
+    def _note_use(self, keys: Sequence[bytes], new: Container[bytes] = ()) -> None:
+        """Of blocks of one sequence, in its order."""
+        for path in self._index.use(keys, new):
+            now_ns = time.time_ns()  # the system itself gives many files the same time
             with suppress(OSError):
-                os.utime(noted)
+                os.utime(path, ns=(now_ns, now_ns))
 
     def _learn(self, num_bytes: int, seconds: float) -> None:
         """A block has been read in so many seconds, and the one before been checked."""
@@ -455,9 +466,9 @@ class DiskTiers:
         # Without its beginning nobody finds a block. So none of a sequence goes for another of the
         # same one, and its end goes before its beginning.
         own = list(chain.keys(job.key))
-        for key in reversed(own):
-            self._note_use(key)
+        self._note_use(own)
         spared = frozenset(own)
+        added: list[bytes] = []
         for part in self._parts(chain, job):
             if part.key in self._index:
                 continue
@@ -475,10 +486,14 @@ class DiskTiers:
             if not num_bytes:
                 break
             self._index.add(chain.model, part.key, num_bytes)
+            added.append(part.key)
             total += num_bytes
             self._written_bytes += num_bytes
             ended_s = time.monotonic()
             time.sleep(rest_s(ended_s - began_s, ended_s - self._turned_s))
+        if added:
+            endings = [key for key in added if key not in spared]
+            self._note_use([*own, *endings], frozenset(added))
         return total
 
     def _is_whole(self, job: TransferJob) -> bool:

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -178,9 +178,9 @@ class HostTiers:
             block = self._blocks.get(one)
             if block is None:
                 break
-            self._blocks.move_to_end(one)
             block.users += 1
             job.held.append(block)
+        self._note_use(job.keys)
         lacking = len(job.keys) - len(job.held)
         if lacking and self._has_below:
             job.new = self._take_places(lacking)
@@ -201,9 +201,7 @@ class HostTiers:
         # One behind the other: without its beginning nobody finds a block. So none of a sequence
         # gives its place to another of the same one, and its end goes first.
         own = list(self._chain.keys(key))
-        for one in reversed(own):
-            if one in self._blocks:
-                self._blocks.move_to_end(one)
+        self._note_use(own)
         in_blocks = pages.reshape(-1, self._block_pages)
         lacking = [i for i, one in enumerate(job.keys) if one not in self._blocks]
         job.keys = [job.keys[i] for i in lacking]
@@ -308,6 +306,13 @@ class HostTiers:
             num_tokens += self._block_len
         return num_tokens
 
+    def _note_use(self, keys: Sequence[bytes]) -> None:
+        """Blocks of a sequence are used now: its beginning last, without which nobody finds the
+        rest."""
+        for key in reversed(keys):
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+
     def _enter(
         self, ticket: int, key: CacheKey, start: int, pages: IntArray, *, is_read: bool
     ) -> HostJob:
@@ -388,6 +393,7 @@ class HostTiers:
                 self._free.append(places)
             elif self._add(job.keys[number], places, job.generation) is not None:
                 num_added += 1
+        self._note_use(list(self._chain.keys(job.key)))
         self._learn(copied)
         num_bytes = num_added * self._block_bytes
         self._written_bytes += num_bytes
@@ -440,6 +446,7 @@ class HostTiers:
             block.users += 1
             job.held.append(block)
             job.num_below += self._block_len
+        self._note_use(job.keys)
         job.new = []
         self._give(job)
 

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -71,18 +71,22 @@ class BlockIndex:
         with self._lock:
             self._put(key, StoredBlock(model, num_bytes, time.time()))
 
-    def use(self, key: bytes) -> Path | None:
-        """A block is used now. Returns its file if its use is to be noted there."""
+    def use(self, keys: Sequence[bytes], new: Container[bytes] = ()) -> list[Path]:
+        """Blocks of a sequence are used now. Its beginning counts as used last, for without it
+        nobody finds the rest. Returns the files where this is to be noted, in the order of use:
+        not more often than every `TOUCH_S`, but for blocks that are `new`."""
+        files: list[Path] = []
         with self._lock:
-            block = self._blocks.get(key)
-            if block is None:
-                return None
-            self._blocks.move_to_end(key)
             now = time.time()
-            if now - block.noted_s < TOUCH_S:
-                return None
-            self._blocks[key] = block._replace(noted_s=now)
-        return self.path(block.model, key)
+            for key in reversed(keys):
+                block = self._blocks.get(key)
+                if block is None:
+                    continue
+                self._blocks.move_to_end(key)
+                if key in new or now - block.noted_s >= TOUCH_S:
+                    self._blocks[key] = block._replace(noted_s=now)
+                    files.append(self.path(block.model, key))
+        return files
 
     def drop(self, key: bytes) -> Path | None:
         """Forget a block. Returns its file, if it was known."""
@@ -114,7 +118,9 @@ class BlockIndex:
                 if key not in order:
                     self._take(key)
             for key, one in order.items():
-                if key not in self._blocks:
+                known = self._blocks.get(key)
+                # Another server may have used it since.
+                if known is None or known.noted_s < one.used_s:
                     self._put(key, one.block)
             # By the last use, wherever that was.
             for key, _ in sorted(self._blocks.items(), key=_noted):
