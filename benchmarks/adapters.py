@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.experts import KV_TOKENS, greedy
 from weft.config.engine import EngineConfig
@@ -61,7 +62,8 @@ def make_adapter(model: ModelConfig, folder: Path, rank: int, seed: int) -> None
             continue
         for side, size in (("A", (rank, one.in_size)), ("B", (one.out_size, rank))):
             values = rng.standard_normal(size, np.float32) / 100
-            tensors[f"base_model.model.{name}.lora_{side}.weight"] = values.astype(np.float16)
+            tensor = torch.from_numpy(values).to(torch.bfloat16)
+            tensors[f"base_model.model.{name}.lora_{side}.weight"] = tensor
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
@@ -128,19 +130,22 @@ def main() -> None:
         context_length=1024,
     )
     with tempfile.TemporaryDirectory() as folder:
-        loads = []
         for place in range(8):
-            path = Path(folder) / str(place)
-            make_adapter(model, path, args.rank, place)
-            info = inspect_adapter(path, model)
-            began = time.perf_counter()
-            reply = runner.control(LoadAdapter(place, str(path), info.uid)).result()
-            loads.append((time.perf_counter() - began) * 1e3)
-            assert reply.ok, reply.message
-    print(
-        f"loading {info.num_bytes / 1e6:.0f} MB: median {statistics.median(loads):.0f} ms, "
-        f"longest {max(loads):.0f}"
-    )
+            make_adapter(model, Path(folder) / str(place), args.rank, place)
+        for label in ("into new memory", "in the place of another"):
+            loads = []
+            for place in range(8):
+                path = Path(folder) / str(place)
+                info = inspect_adapter(path, model)
+                began = time.perf_counter()
+                reply = runner.control(LoadAdapter(place, str(path), info.uid)).result()
+                loads.append((time.perf_counter() - began) * 1e3)
+                assert reply.ok, reply.message
+            print(
+                f"loading {info.num_bytes / 1e6:.0f} MB {label}: median "
+                f"{statistics.median(loads):.0f} ms, longest {max(loads):.0f}",
+                flush=True,
+            )
     steps = LoraSteps(runner)
     rows = list(range(args.requests))
     for label, chosen, num_tokens, num_rounds in (

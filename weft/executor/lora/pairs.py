@@ -70,7 +70,10 @@ def _kept(
 
 
 def _values(content: BytesContent, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
-    values = read_whole(content, entry, DTYPES[entry.dtype]).to(dtype)
+    values = read_whole(content, entry, DTYPES[entry.dtype])
+    if values.dtype == torch.float16:
+        values = values.float()  # torch takes twice as long from one half type to the other
+    values = values.to(dtype)
     if not is_finite(values):
         raise AdapterError(f"{entry.name[:200]} has values that are not finite")
     return values

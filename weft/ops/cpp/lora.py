@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.arrays import IntArray
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace, RecordedParts
+from weft.ops.cpp.weight_memory import WeightMemory, whole_lines
 from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, row_blocks
 from weft.ops.protocol import Matrix
 
@@ -29,6 +30,41 @@ class PackedPart(NamedTuple):
     b: Tensor
     rank: int
     scale: float
+
+    @property
+    def num_bytes(self) -> int:
+        """In a `PlaceMemory`."""
+        return whole_lines(self.a.nbytes) + whole_lines(self.b.nbytes)
+
+    def kept(self, memory: PlaceMemory) -> PackedPart:
+        """The same, there, one number behind the other."""
+        a = memory.copy(self.a)
+        b = memory.copy(self.b)
+        return self._replace(a=a, b=b)
+
+
+class PlaceMemory:
+    """Memory for the adapters that one place has, one after the other: huge pages, as for weights,
+    for all of it is read in every step. The system takes long to find them, so they are kept.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._all = WeightMemory().zeros(num_bytes)
+        self._num_used = 0
+
+    def has_room(self, num_bytes: int) -> bool:
+        """For an adapter that takes the place of the one that is there."""
+        return len(self._all) >= num_bytes
+
+    def clear(self) -> None:
+        self._num_used = 0
+
+    def copy(self, values: Tensor) -> Tensor:
+        begin = self._num_used
+        end = begin + values.nbytes
+        self._num_used = begin + whole_lines(values.nbytes)
+        there = self._all[begin:end].view(values.dtype).view(values.shape)
+        return there.copy_(values)
 
 
 class PartsOfAdapters:
@@ -115,6 +151,7 @@ class CppAdapters:
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
         self._tables: dict[Panels, TableAdapters] = {}
         self._experts: dict[Panels, PartsOfAdapters] = {}  # of the matrices of all experts
+        self._memory: dict[int, PlaceMemory] = {}  # by place, of the last adapter that it had
         # Structures of steps, which have ADAPTER_FIELDS; that of a fused step HEAD_ADAPTER_FIELDS.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
@@ -191,12 +228,22 @@ class CppAdapters:
             for piece in self._matrices[matrix]:
                 of_piece = [self._packed(of_matrix[one.part], one, in_size) for one in piece.places]
                 packed.append((piece, of_piece))
+        num_bytes = sum(part.num_bytes for _, parts in packed for part in parts if part is not None)
+        memory = self._memory_of(place, num_bytes)
         self.clear(place)
         for target, of_target in packed:
-            target.put(place, of_target)
+            target.put(place, [None if part is None else part.kept(memory) for part in of_target])
         for matrix, part in tables.items():
             (panels,) = cast(PackedMatrix, matrix).pieces
             self._tables[panels].put(place, part)
+
+    def _memory_of(self, place: int, num_bytes: int) -> PlaceMemory:
+        memory = self._memory.get(place)
+        if memory is None or not memory.has_room(num_bytes):
+            memory = PlaceMemory(num_bytes)
+            self._memory[place] = memory
+        memory.clear()
+        return memory
 
     def clear(self, place: int) -> None:
         for piece in self._pieces.values():
@@ -241,9 +288,9 @@ class CppAdapters:
         num_tiles = rank // abi.LORA_TILE
         if self.dtype == torch.float32:
             tiles = filled.view(num_tiles, abi.LORA_TILE, in_size)
-            return tiles.transpose(1, 2).contiguous()
+            return tiles.transpose(1, 2)
         pairs = filled.view(torch.int32).view(num_tiles, abi.LORA_TILE, in_size // 2)
-        return pairs.transpose(1, 2).contiguous()
+        return pairs.transpose(1, 2)
 
     def _packed_b(self, b: Tensor, rank: int, place: PartPlace) -> Tensor:
         below = place.num_panels * abi.PANEL - place.first_column - len(b)
@@ -251,9 +298,9 @@ class CppAdapters:
         filled = _filled_up(b.to(self.dtype), padding)
         if self.dtype == torch.float32:
             panels = filled.view(place.num_panels, abi.PANEL, rank)
-            return panels.transpose(1, 2).contiguous()
+            return panels.transpose(1, 2)
         pairs = filled.view(torch.int32).view(place.num_panels, abi.PANEL, rank // 2)
-        return pairs.transpose(1, 2).contiguous()
+        return pairs.transpose(1, 2)
 
 
 class TokenAdapters(NamedTuple):

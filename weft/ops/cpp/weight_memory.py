@@ -33,12 +33,17 @@ class WeightMemory:
     def zeros(self, num_bytes: int) -> Tensor:
         """[num_bytes] zeros from a multiple of 64 on, with a storage of their own. They take no
         memory until they are written."""
-        taken = -(-num_bytes // LINE) * LINE
+        taken = whole_lines(num_bytes)
         if taken > len(self._rest):
             self._rest = _new_piece(max(taken, PIECE_BYTES))
         cut = self._rest[:num_bytes]
         self._rest = self._rest[taken:]
         return torch.from_numpy(cut)
+
+
+def whole_lines(num_bytes: int) -> int:
+    """The bytes of as many lines of a cache as are begun."""
+    return -(-num_bytes // LINE) * LINE
 
 
 def _new_piece(num_bytes: int) -> NDArray[np.uint8]:
