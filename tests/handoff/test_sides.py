@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
-from tests.tiers.pool import PAGE_SIZE, BytesPool, key_of, pages
+from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.decode import Talk
-from weft.handoff.wire import LENGTH, MAX_GREETING_BYTES, Connection
+from weft.handoff.gate import PageGate
+from weft.handoff.wire import CHECKSUM, LENGTH, MAX_GREETING_BYTES, Connection
 from weft.memory.handoff.protocol import FoundKv, Missed
 
 
@@ -37,6 +39,41 @@ def test_what_is_lent_arrives_as_it_is_and_is_given_back(pair: Pair) -> None:
     assert pair.decode.report().num_bytes == 6 * BytesPool.page_bytes
     assert pair.prefill.report().num_bytes == 6 * BytesPool.page_bytes
     assert pair.decode.report().faults == pair.prefill.report().faults == 0
+
+
+def test_a_group_that_goes_in_several_parts_has_one_checksum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weft.handoff.wire.PART_BYTES", 40)
+    with Pair() as pair:
+        content = pair.lend()
+        pair.ask()
+        pair.wait_for("found")
+        pair.fetch(7, 0, 24)
+        assert pair.wait_for("landed").num_tokens == 24
+        assert pair.content(6) == content
+
+
+def test_whoever_waits_for_the_rest_of_a_group_is_woken_when_all_of_it_is_there() -> None:
+    content = bytes(range(200))
+
+    async def receive(near: socket.socket, far: socket.socket) -> bytearray:
+        found = bytearray(len(content))
+        coming = Connection(near).receive_pages([memoryview(found)], PageGate())
+        receiving = asyncio.ensure_future(coming)
+        far.sendall(content[:50])
+        async with asyncio.timeout(HANG_S):
+            while near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != 150:
+                await asyncio.sleep(0.001)
+            far.sendall(content[50:] + CHECKSUM.pack(zlib.crc32(content)))
+            await receiving
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        near, _ = listener.accept()
+    with near, far:
+        assert asyncio.run(receive(near, far)) == content
 
 
 def test_whoever_comes_first_waits_for_the_other(pair: Pair) -> None:

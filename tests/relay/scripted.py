@@ -34,6 +34,7 @@ class ScriptedServer:
         self.heads: list[dict[str, str]] = []
         self.targets: list[str] = []
         self.is_ready = True
+        self.is_silent = False  # it takes questions whether it is ready, and never answers
         self.status = 200
         self.kind = "application/json"
         self.pieces: list[bytes | None] = [b"{}"]
@@ -43,6 +44,8 @@ class ScriptedServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/ready":
+            while self.is_silent:
+                await asyncio.sleep(0.005)
             await JSONResponse({}, 200 if self.is_ready else 503)(scope, receive, send)
             return
         body = b""

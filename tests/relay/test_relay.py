@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +14,8 @@ from tests.relay.scripted import PROMPT, ScriptedServer, Serving, Stage, serving
 from tests.server.fake import HANG_S, eventually
 from weft.config.options import Command, SettingsError
 from weft.config.relay import RelayConfig, ServerAddress, relay_servers
+from weft.relay.pool import RelayPool
+from weft.route.policy import RoutedRequest
 
 BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0.5}
 
@@ -173,6 +176,74 @@ def test_a_request_that_finds_no_server_asks_at_once_whether_one_is_back() -> No
             ]
         assert [one.result().status_code for one in asked] == [200] * 8
         assert len(back.app.bodies) == 8
+
+
+def test_a_request_waits_for_a_server_that_says_nothing_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weft.relay.pool.LOOK_AGAIN_S", 0.01)
+    with ExitStack() as stack:
+        (server,) = stack.enter_context(serving(ScriptedServer()))
+        stage = stack.enter_context(staged(worker=[server], watch_s=3_600.0))
+        (pool,) = stage.relay.pools
+        pool.servers[0].set_state("it was not ready")
+        server.app.is_silent = True
+        stack.callback(setattr, server.app, "is_silent", False)
+        assert httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S).status_code == 503
+
+
+def test_answers_of_a_server_that_gives_no_sign_of_life_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as stack:
+        (server,) = stack.enter_context(serving(ScriptedServer()))
+        app = server.app
+        app.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
+        app.kind = "text/event-stream"
+        stage = stack.enter_context(staged(worker=[server]))
+        app.go.clear()
+        stack.callback(setattr, app, "is_silent", False)
+        with httpx.stream("POST", stage.url + "/generate", json=BODY, timeout=HANG_S) as answer:
+            pieces = answer.iter_raw()
+            assert next(pieces) == b"data: 1\n\n"
+            monkeypatch.setattr("weft.relay.pool.PROBE_TIMEOUT_S", 0.01)
+            app.is_silent = True
+            assert b"ended in the midst of the answer" in b"".join(pieces)
+
+
+def test_a_prefill_server_that_cannot_be_reached_leaves_prompts_to_the_others() -> None:
+    with ExitStack() as stack:
+        servers = stack.enter_context(serving(*(ScriptedServer() for _ in range(3))))
+        stage = stack.enter_context(
+            staged(
+                prefill=servers[:2],
+                decode=servers[2:],
+                watch_s=3_600.0,
+                load_balance_method="round_robin",
+            )
+        )
+        servers[0].stop()
+        for _ in range(3):
+            httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S)
+        assert len(servers[1].app.bodies) == 3
+        assert all("bootstrap_room" in body for body in servers[2].app.bodies)
+
+
+def test_of_a_server_that_comes_back_no_prompt_is_taken_to_be_cached() -> None:
+    async def come_back(url: str) -> None:
+        pool = RelayPool("worker", [ServerAddress(url, "127.0.0.1")], "cache_aware", 10_000)
+        await pool.look_again()
+        pool.choose(1, RoutedRequest(b"a prompt" * 100))
+        (books,) = pool.router.engines
+        await pool.look_again()
+        assert len(books.index) > 0
+        pool.servers[0].set_state("it cannot be reached")
+        await pool.look_again()
+        assert pool.num_up == 1
+        assert len(books.index) == 0
+
+    with serving(ScriptedServer()) as (server,):
+        asyncio.run(come_back(server.url))
 
 
 def test_administration_is_not_passed_on(pair: Pair) -> None:

@@ -268,6 +268,16 @@ def test_the_oldest_lease_ends_when_more_than_half_of_the_pool_would_be_lent() -
     assert world.leases.num_pages == 42
 
 
+def test_a_prompt_that_takes_more_than_half_of_the_pool_is_lent_alone() -> None:
+    world = lending(num_pages=60)
+    world.send(PROMPT, max_new_tokens=0)
+    world.run_dry()
+    world.send([10 + number * 7 % 250 for number in range(81)], max_new_tokens=0)
+    world.run_dry()
+    assert list(world.handoff.lent) == ["1"]
+    assert world.leases.num_pages == 40
+
+
 def test_leases_give_way_to_running_requests() -> None:
     world = lending(num_pages=60)
     world.send(PROMPT, max_new_tokens=0)

@@ -25,6 +25,7 @@ from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import slow
 from weft.engine.tier_service import HUNG_S
+from weft.memory.tiers.protocol import Sought
 from weft.messages.cache import (
     ClearCache,
     ClearCacheReply,
@@ -278,6 +279,24 @@ def test_what_would_drive_out_each_other_is_copied_to_the_host_once() -> None:
     assert store.num_written == num_written
 
 
+def test_what_will_be_evicted_is_copied_to_the_host_whenever_memory_gets_short() -> None:
+    world = small_world()
+    copies = OracleCopies(200, 2, "")
+    copies.fails = False
+    store = OracleHost(copies, 4, 2, 1.0, "", None)
+    tiers = replace(world.settings.tiers, saves_evicted=True)
+    world = TieredWorld(replace(world.settings, num_pages=64, tiers=tiers), 0, store)
+    world.step()
+    written = []
+    for first in (10, 60, 110, 160, 210):
+        run(world, list(range(first, first + 33)))
+        for _ in range(60):
+            world.step()
+        written.append(store.num_written)
+    assert written[:2] == [0, 0]  # half of the pool is free
+    assert 0 < written[2] < written[3] < written[4]
+
+
 @pytest.mark.parametrize("seed", [401])
 def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> None:
     for world in run_tiered(seed, 8, puts_aside=True):
@@ -382,6 +401,33 @@ def test_a_request_without_patience_does_not_ask() -> None:
     world = small_world(stored(PROMPT), wait_s=0.0)
     world.step()
     assert run(world, PROMPT) == 0
+
+
+@pytest.mark.parametrize(("read_s", "found"), [(0.041, 0), (0.039, 40)])
+def test_what_takes_longer_to_read_than_to_compute_is_computed(
+    monkeypatch: pytest.MonkeyPatch, read_s: float, found: int
+) -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    world.service._token_s = 0.001
+    monkeypatch.setattr(world.tiers, "seek", lambda *asked: Sought(40, read_s))
+    assert run(world, PROMPT) == found
+
+
+def test_nothing_is_written_while_a_request_waits_for_the_disk() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    world.tiers.mood = "silent"
+    world.send(PROMPT, max_new_tokens=1, ignore_eos=True)
+    other = list(range(100, 141))
+    for _ in range(2):
+        world.send(other, max_new_tokens=1, ignore_eos=True)
+        for _ in range(20):
+            world.step()
+    assert world.service.feature.waiting
+    assert world.service.feature.worthy
+    assert world.kv.writing is None
+    assert world.tiers.num_written == 0
 
 
 def test_two_requests_wait_for_one_read() -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from tests.tiers.pool import BLOCK_LEN, HANG_S, NUM_PAGES, PAGE_SIZE, key_of, pages
@@ -160,6 +161,30 @@ def test_of_what_is_longer_than_there_is_room_the_beginning_stays() -> None:
     assert hosted.found(key_of(80)) == 64
 
 
+def test_a_block_that_is_being_read_gives_its_place_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosted = Hosted(num_places=4)  # two blocks
+    content = hosted.fill(pages(0, 4), 1)
+    hosted.write(key_of(16), pages(0, 4))
+    load = hosted.memory.load
+    may_load = threading.Event()
+
+    def late(places: IntArray, pages: IntArray) -> None:
+        assert may_load.wait(HANG_S)
+        load(places, pages)
+
+    monkeypatch.setattr(hosted.memory, "load", late)
+    hosted.tiers.fetch(100, key_of(16), 0, pages(10, 4))
+    hosted.tiers.keep(101, key_of(16, 2), 0, pages(20, 4))
+    assert hosted.found(key_of(16)) == 16
+    may_load.set()
+    (landed,) = hosted.news().landed
+    assert landed.num_tokens == 16
+    assert same(hosted.content(pages(10, 4)), content)
+    assert hosted.found(key_of(16, 2)) == 0
+
+
 def test_a_flush_empties_the_host_and_not_the_folder(tmp_path: Path) -> None:
     hosted = Hosted(tmp_path)
     hosted.write(key_of(16), pages(0, 4))
@@ -186,6 +211,28 @@ def test_a_copy_whose_pages_were_taken_away_is_not_kept() -> None:
     (landed,) = hosted.news().landed
     assert landed.num_tokens in (0, 16)
     assert hosted.found(key_of(16)) == 16
+
+
+def test_a_copy_whose_pages_are_taken_away_in_the_midst_of_it_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosted = Hosted()
+    save = hosted.memory.save
+    has_begun = threading.Event()
+    may_save = threading.Event()
+
+    def late(pages: IntArray, places: IntArray) -> None:
+        has_begun.set()
+        assert may_save.wait(HANG_S)
+        save(pages, places)
+
+    monkeypatch.setattr(hosted.memory, "save", late)
+    hosted.tiers.keep(1, key_of(16), 0, pages(0, 4))
+    assert has_begun.wait(HANG_S)
+    hosted.tiers.cancel(1)
+    may_save.set()
+    hosted.until(lambda: not hosted.tiers._jobs)
+    assert hosted.found(key_of(16)) == 0
 
 
 def test_other_weights_find_nothing_and_all_places_come_back() -> None:
