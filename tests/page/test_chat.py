@@ -39,6 +39,19 @@ def test_a_second_question_goes_on_from_the_first(server: Server, look: Look) ->
     page.see(".it:nth-of-type(4) .after, .it .after", "cached")
 
 
+def test_an_answer_of_reasoning_alone_is_over_when_it_ends(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    body = f"data: {json.dumps({'choices': [{'delta': {'reasoning_content': 'hm'}}]})}\n\ndata: [DONE]\n\n"
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+    page.page.fill("#text", "well?")
+    page.page.press("#text", "Enter")
+    page.see(".it .after")
+    assert page.text(".it summary") == "Reasoning"
+
+
 def test_stop_ends_the_request_in_the_engine(server: Server, look: Look) -> None:
     page = look(server.url).live()
 

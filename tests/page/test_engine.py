@@ -65,13 +65,12 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         waiting = [row for row in listed if row["position"] is not None]
         assert (len(running), len(waiting)) == (4, 36)
         for row in running:
-            words = page.see(
-                f"#rows .lane[aria-label^='{row['rid']}: {row['output_tokens']} of 400']"
-            )
+            words = page.see(f"#rows .lane[title^='{row['rid']}: {row['output_tokens']} of 400']")
             cached = f"{row['cached_tokens']} of {row['prompt_tokens']} prompt tokens"
-            assert cached in str(words.get_attribute("aria-label"))
+            assert cached in str(words.get_attribute("title"))
         names = page.page.locator("#rows .rid").all_text_contents()
         assert names == [row["rid"] for row in running]
+        page.see("#queue .why", waiting[0]["why"])
         why = page.page.locator("#queue .why").all_text_contents()
         assert why == [row["why"] for row in waiting]
         load = server.load()
@@ -120,12 +119,31 @@ def test_steps_can_be_read_by_the_keyboard(server: Server, look: Look) -> None:
     assert page.text("#steps-text") == before
 
 
-def test_a_node_of_the_tree_shows_its_text(server: Server, look: Look) -> None:
+def test_a_node_of_the_tree_shows_its_text_and_users_and_is_pinned_and_forgotten(
+    server: Server, look: Look
+) -> None:
     server.post("/flush_cache")  # so that it is broad enough for words
-    server.post("/v1/completions", prompt="The old harbour lay in the fog. " * 4, max_tokens=1)
+    for times in (4, 5):
+        server.post("/v1/completions", prompt="The old harbour sleeps. " * times, max_tokens=1)
     page = look(server.url).live()
     page.see("#tree button", "The old harbour").click()
-    page.see("#node", "The old harbour lay in the fog.")
+    page.see("#node pre", "The old harbour sleeps. The old")
+    page.see("#node .facts", "1 request began with it")
+    page.see("#node button", "Pin").click()
+    page.see("#node .after", "pinned as pin-")
+    [pin] = server.get("/cache")["pins"]
+    page.see(".pins li", pin["name"])
+    page.page.click("#tree [aria-pressed=true]")
+    page.see("#tree button.used", "The old harbour").click()
+    page.see("#node .facts", f"kept by {pin['name']}")
+    page.see("#node button", "Forget").click()
+    page.see("#node .after", "forgotten · the rest is in use")
+    unpin = urllib.request.Request(f"{server.url}/cache/pin/{pin['name']}", method="DELETE")
+    urllib.request.urlopen(unpin).close()
+    page.page.click("#tree [aria-pressed=true]")
+    page.see("#tree button", "The old harbour").click()
+    page.see("#node button", "Forget").click()
+    page.see("#node .after", "tokens forgotten")
 
 
 def has_come_to(page: Watched, least: int) -> bool:
@@ -197,7 +215,7 @@ def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: L
         assert legend == ["4", "0", "6", "90"]
         assert page.page.locator("#experts").is_hidden()
         page.page.click("#engines button:nth-child(2)")
-        page.see("#rows .lane[aria-label^='of engine 1']")
+        page.see("#rows .lane[title^='of engine 1']")
         page.see("#engines [aria-pressed=true]", "Engine 1")
         # Each is asked for what is new.
         assert wait_until(lambda: len(asked[-1].seen) == 3)
@@ -207,8 +225,9 @@ def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: L
 def test_experts_are_drawn_while_they_are_counted(look: Look) -> None:
     with running() as server:
         pictured(server)
-        engine = Recording(server)
         page = look(server.url).live()
+        # What the engine has is known when it is ready, and told to who looks already.
+        engine = Recording(server)
         page.see("#experts-text", "8 choices")
         assert not engine.is_on
         page.page.click("#experts-count")

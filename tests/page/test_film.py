@@ -23,6 +23,7 @@ def test_a_film_is_scrubbed_step_by_step_and_tells_stories(film: str, look: Look
     assert page.text("#steps-text") == steps
     page.see(".lane").click()
     page.see("#story .times li", "finished")
+    assert page.page.get_by_role("button", name="Copy replay").count() == 0
     page.page.click("#film-play")
     # Whatever passes while nobody looks: it stays at the last one.
     page.see("#film-text", re.compile(r"step (6[3-9]|[789]\d|\d{3,}) of"))

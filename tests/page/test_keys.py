@@ -25,7 +25,7 @@ def test_the_engine_is_shown_to_who_has_the_key_and_hostile_names_stay_text(look
         page.page.fill("#admin-key", "admin-key")
         page.page.keyboard.press("Enter")
         page.live()
-        label = page.see("#rows .lane").get_attribute("aria-label")
+        label = page.see("#rows .lane").get_attribute("title")
         assert label is not None
         assert label.startswith(HOSTILE)
         assert page.page.locator("#rows script").count() == 0

@@ -135,6 +135,7 @@ class Film(NamedTuple):
     frames: Sequence[Frame]
     stride: int
     tell: Callable[[str], list[Explanation]]  # the stories of a name, as they ended
+    journals: tuple[str, ...] = ()  # the file that it is of, if it is of one
 
 
 def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIApp:
@@ -160,6 +161,7 @@ def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIA
             "model": film.title,
             "summary": film.summary,
             "stride": film.stride,
+            "journals": film.journals,
             "frames": [{"step": one.step, "at_s": one.at_s} for one in film.frames],
         }
         return _json(msgspec.json.encode(told))

@@ -180,6 +180,7 @@ def _show(reader: JournalReader, options: ReplayOptions) -> int:
         frames=camera.frames,
         stride=camera.stride,
         tell=lambda rid: insight.trace_request_flow(run.engine.scheduler, rid, run.last_s),
+        journals=(str(Path(options.file).absolute()),),
     )
     show_film(film, options.port)
     return 0 if is_same else 1

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from weft.client.memory_lines import owners, pins, stores
 from weft.json_types import JsonObject
 from weft.messages.picture import (
     Picture,
@@ -93,7 +94,9 @@ def shown(
         "steps": _steps(picture.steps),
         "rows": _rows(picture.rows),
         "queue": _queue(picture.queue),
-        "pins": [msgspec.structs.asdict(pin) for pin in picture.pins],
+        "owners": owners(picture.stats),
+        "stores": stores(picture.stats),
+        "pins": pins(picture.pins),
     }
     if picture.tree is not None:
         fields["tree"] = _tree(picture.tree, text_of)

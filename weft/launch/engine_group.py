@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
@@ -68,9 +69,7 @@ class EngineGroup:
         assert self._sockets is not None
         sockets = self._sockets
         config = self._context.config
-        mark = ""  # of the names of this engine
-        if len(self.processes) > 1:
-            mark = f".dp{rank}"
+        mark = _mark(rank, len(self.processes))
         start = f"{mark}.{self._num_starts[rank]}"  # the front has sockets for every start
         args = EngineArgs(
             config=_config_of(self._context.prepared.config, mark, rank),
@@ -82,6 +81,19 @@ class EngineGroup:
             log_format=config.log_format,
         )
         self.processes[rank].begin(args)
+
+
+def journals(config: EngineConfig, num_engines: int) -> tuple[str, ...]:
+    """The files that the engines of a group record to, by their ranks; none if they do not."""
+    if not config.journal:
+        return ()
+    path = Path(config.journal).absolute()
+    return tuple(f"{path}{_mark(rank, num_engines)}" for rank in range(num_engines))
+
+
+def _mark(rank: int, num_engines: int) -> str:
+    """Of the names of an engine."""
+    return f".dp{rank}" if num_engines > 1 else ""
 
 
 def _config_of(

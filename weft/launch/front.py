@@ -27,7 +27,7 @@ from weft.client.client import EngineClient
 from weft.config.adapters import parse_lora_paths
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
-from weft.launch.engine_group import EngineGroup
+from weft.launch.engine_group import EngineGroup, journals
 from weft.launch.engines import Engines, OneEngine
 from weft.launch.watch import ExitStatus
 from weft.messages.cache import SaveCache
@@ -254,4 +254,5 @@ def _info(context: LaunchContext) -> ServerInfo:
         model_summary=f"{model.name} ({model.architecture}, {config.dtype})",
         sampling=context.prepared.sampling,
         settings=asdict(config),
+        journals=journals(config, context.config.dp_size),
     )

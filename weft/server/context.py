@@ -38,6 +38,7 @@ class ServerInfo:
     model_summary: str = ""
     # What a request gets that does not say otherwise.
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
+    journals: tuple[str, ...] = ()  # files that engines write, by their ranks
     # Of the engine, for /server_info; without secrets.
     settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
-from weft.client.feed import Feed, Viewer, event
+from weft.client.feed import Viewer, event
 from weft.json_types import JsonObject
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
@@ -75,8 +75,8 @@ def _file(found: PageFile, request: Request) -> Response:
 
 
 async def events(context: ServerContext, request: Request) -> ASGIApp:
-    """What the engine does, as server-sent events: `hello` once, then `picture`, at most five a
-    second, and `away` while there is no engine."""
+    """What the engine does, as server-sent events: `hello` first, and again when the
+    engine is ready, then `picture`, at most five a second, and `away` while there is no engine."""
     feed = context.feed
     if feed.is_full:
         raise ApiError(
@@ -84,7 +84,7 @@ async def events(context: ServerContext, request: Request) -> ASGIApp:
             "as many pages are open as may be",
             headers={"retry-after": "10"},
         )
-    return _Stream(feed, event("hello", _facts(context)))
+    return _Stream(context)
 
 
 def _facts(context: ServerContext) -> JsonObject:
@@ -106,33 +106,36 @@ def _facts(context: ServerContext) -> JsonObject:
         "has_chat": context.template is not None and (ready is None or ready.pools is None),
         "takes": kinds,
         "has_experts": ready is not None and ready.has_experts,
+        "journals": info.journals,
     }
 
 
 class _Stream:
     """The answer: events until the client leaves, or the server stops."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        hello: bytes,
-    ) -> None:
-        self._feed = feed
-        self._hello = hello
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        viewer = self._feed.join()
+        feed = self._context.feed
+        viewer = feed.join()
         try:
             answer = StreamingResponse(
                 self._events(viewer), media_type="text/event-stream", headers=STREAM_HEADERS
             )
             await answer(scope, receive, send)
         finally:
-            self._feed.leave(viewer)
+            feed.leave(viewer)
 
     async def _events(self, viewer: Viewer) -> Any:
-        yield self._hello
+        state = self._context.client.state
+        greeted = state.ready
+        yield event("hello", _facts(self._context))
         async for told in viewer:
+            if state.ready is not greeted:
+                # More is known of an engine when it is ready.
+                greeted = state.ready
+                yield event("hello", _facts(self._context))
             yield told
 
 

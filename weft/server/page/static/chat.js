@@ -1,12 +1,12 @@
 // A conversation with the model, streamed: the OpenAI API as every client uses it.
 
-import { $, button, bytes, check, el, headers, join, keepKey, keyOf, on, tell } from "./parts.js";
+import { $, button, check, el, headers, join, keepKey, keyOf, on, tell } from "./parts.js";
 import { events } from "./feed.js";
 import { nodes } from "./markdown.js";
 import { mine } from "./rows.js";
 import * as story from "./story.js";
 
-const MAX_PICTURE = 8e6; // bytes
+const MAX_PICTURE_MB = 8;
 
 const log = $("log");
 const text = $("text");
@@ -52,7 +52,7 @@ function complain(words) {
 
 async function take(files) {
 	for (const file of takesPictures ? files : []) {
-		if (file.size > MAX_PICTURE) complain(`${file.name} has ${bytes(file.size)}; at most ${bytes(MAX_PICTURE)} are sent`);
+		if (file.size > MAX_PICTURE_MB * 1e6) complain(`${file.name} is larger than ${MAX_PICTURE_MB} MB`);
 		else if (file.type.startsWith("image/")) pictures.push(await urlOf(file));
 	}
 	showPictures();
@@ -145,7 +145,7 @@ function draw(turn) {
 	const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
 	const made = nodes(turn.text);
 	if (turn.thought) {
-		const fold = el("details", "", el("summary", "", turn.text ? "Reasoning" : "Reasoning…"), el("p", "facts", turn.thought));
+		const fold = el("details", "", el("summary", "", turn.text || turn.isOver ? "Reasoning" : "Reasoning…"), el("p", "facts", turn.thought));
 		fold.open = turn.box.querySelector("details")?.open;
 		made.unshift(fold);
 	}
@@ -155,6 +155,7 @@ function draw(turn) {
 
 function finish(turn, failed) {
 	cancelAnimationFrame(turn.frame);
+	turn.isOver = true;
 	draw(turn);
 	const box = turn.box;
 	box.classList.remove("busy");

@@ -1,6 +1,6 @@
 // Several engines behind one server (--dp-size): each in small, and one of them large.
 
-import { $, button, el, listOf, num, put, take, used } from "./parts.js";
+import { $, bar, button, el, listOf, num, put, used } from "./parts.js";
 
 const AWAY_MS = 3000; // without a picture
 const latest = new Map(); // pictures by rank, each with its last tree
@@ -32,7 +32,7 @@ function make(of) {
 		draw([...latest.keys()]);
 		change();
 	});
-	choice.append(el("small"), el("span", "pool", el("i", "c-decode")));
+	choice.append(el("small"), el("span", "pool"));
 	choice.style.order = of;
 	return choice;
 }
@@ -43,6 +43,6 @@ function fill(choice, i, of) {
 	const isAway = performance.now() - seenAt > AWAY_MS;
 	const load = `${num(stats.num_running)} running, ${num(stats.num_waiting)} waiting · KV ${Math.round(100 * used(stats))} %`;
 	put(words, isAway ? "does not answer" : load);
-	take(pool.firstChild, used(stats));
+	bar(pool, { decode: used(stats) });
 	choice.ariaPressed = of === rank;
 }

@@ -21,7 +21,7 @@ export function goOn() {
 async function look(change) {
 	askedAt = performance.now();
 	try {
-		if (change) await read(change + "_expert_distribution_record", "admin", "POST");
+		if (change) await read(change + "_expert_distribution_record", "admin", {});
 		show(await read("experts", "admin"));
 	} catch (error) {
 		tell("experts-text", error.message);

@@ -1,6 +1,6 @@
 // Pictures of the live engine or of a recording come in, and each part draws what is its own.
 
-import { $, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
+import { $, isFilm, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
 import * as chat from "./chat.js";
 import * as engines from "./engines.js";
 import * as experts from "./experts.js";
@@ -15,7 +15,6 @@ import * as tree from "./tree.js";
 
 const WORDS_MS = 5000; // between two sentences for screen readers
 const root = document.documentElement;
-const isFilm = root.dataset.mode === "film";
 
 let hello = null;
 let offset = 0; // of the server's clock, in seconds
@@ -38,12 +37,12 @@ engines.onChange(() => {
 });
 
 function draw(picture) {
-	const { stats, pins } = picture;
+	const { stats } = picture;
 	finish();
 	work = [
 		() => rows.show(picture),
 		() => rows.wait(picture),
-		() => { figures.show(picture.at_s, stats); memory.show(stats, pins); say(stats); },
+		() => { figures.show(picture.at_s, stats); memory.show(picture); say(stats); },
 		() => picture.tree && tree.show(picture.tree),
 		() => steps.add(picture.steps, isFilm),
 		experts.goOn,
@@ -109,6 +108,7 @@ const handlers = {
 function introduce(facts) {
 	const { model, summary, context, policy, version } = facts;
 	chat.introduce(facts);
+	story.introduce(facts);
 	tell("model", model);
 	tell("summary", join(summary, context && `context ${num(context)}`, policy && `policy ${policy}`, version && `weft ${version}`));
 	document.title = `${model} · weft`;

@@ -2,6 +2,9 @@
 
 export const $ = (id) => document.getElementById(id);
 
+// The page shows a recording.
+export const isFilm = document.documentElement.dataset.mode === "film";
+
 export const on = (id, event, act) => $(id).addEventListener(event, act);
 
 // Screen readers hear only what has changed, and only that is laid out again.
@@ -24,8 +27,15 @@ export function button(text, act, kind) {
 	return made;
 }
 
-// Sets which share of its box a part takes.
-export const take = (part, share) => part.style.setProperty("--p", share.toFixed(4));
+// A bar whose parts have these colours and shares. It is one box, so that nothing is laid out again.
+export function bar(box, shares) {
+	let end = 0;
+	const parts = Object.entries(shares).map(([colour, share]) => `var(--${colour}) ${percent(end)} ${percent((end += share))}`);
+	box.style.backgroundImage = `linear-gradient(var(--turn, 90deg), ${parts}, #0000 0)`;
+	return box;
+}
+
+const percent = (share) => (100 * share).toFixed(2) + "%";
 
 // A list with an element for each name, made when the name comes and gone with it.
 export function listOf(box, make, fill, none) {
@@ -55,12 +65,10 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 export const num = (value) => whole.format(value);
 
-export function short(value, more = {}) {
+export function short(value) {
 	const notation = value < 1e4 ? "standard" : "compact";
-	return value.toLocaleString("en", { notation, maximumFractionDigits: 1, ...more });
+	return value.toLocaleString("en", { notation, maximumFractionDigits: 1 });
 }
-
-export const bytes = (value) => short(value, { notation: "compact", style: "unit", unit: "byte", unitDisplay: "narrow" });
 
 export function span(seconds) {
 	if (seconds < 10) return seconds.toFixed(1) + " s";
@@ -97,7 +105,9 @@ export async function check(answer) {
 	throw new Error(body?.error?.message || `the server answered ${answer.status}`);
 }
 
-export async function read(path, kind, method) {
-	const answer = await check(await fetch(path, { method, headers: headers(kind) }));
+// What is asked with a body changes something.
+export async function read(path, kind, body, more) {
+	const asked = { "content-type": "application/json", ...headers(kind), ...more };
+	const answer = await check(await fetch(path, { method: body ? "POST" : "GET", headers: asked, body: body && JSON.stringify(body) }));
 	return answer.json();
 }

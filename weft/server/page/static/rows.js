@@ -1,6 +1,6 @@
 // Who runs and who waits: a bar for each request that has a row, a reason for each that has none.
 
-import { $, button, el, hue, join, listOf, num, plural, put, span, take, tell } from "./parts.js";
+import { $, bar, button, el, hue, join, listOf, num, plural, put, span, tell } from "./parts.js";
 import * as story from "./story.js";
 
 const MANY = 14;
@@ -38,24 +38,22 @@ function row(rid, kind, ...parts) {
 	return el("li", "", made);
 }
 
-const lane = (rid) => row(rid, "lane", el("span", "pool", el("i", "c-cached"), el("i", "c-prefill"), el("i", "c-decode")));
+const lane = (rid) => row(rid, "lane", el("span", "pool"));
 
 function fill(item, i) {
 	const box = item.firstChild;
-	const [, bar, told] = box.children;
+	const [, pool, told] = box.children;
 	const [prompt, output, isDecoding] = [rows.prompt[i], rows.output[i], rows.decoding[i]];
 	const most = Math.max(rows.max[i], prompt + output, 1);
 	const cached = Math.min(rows.cached[i], prompt);
 	const done = isDecoding ? prompt : Math.min(rows.computed[i], prompt);
-	const parts = [cached, Math.max(done - cached, 0), output];
-	parts.forEach((tokens, k) => take(bar.children[k], tokens / most));
+	bar(pool, { cached: cached / most, prefill: Math.max(done - cached, 0) / most, decode: output / most });
 	box.style.setProperty("--hue", hue(rows.tenant[i]));
 	box.classList.toggle("mine", mine.has(rows.rid[i]));
 	const said = isDecoding ? `${num(output)} of ${num(most - prompt)}` : `prompt ${num(done)} of ${num(rows.fill[i])}`;
 	if (told.textContent === said) return;
 	told.textContent = said;
 	box.title = `${rows.rid[i]}: ${said} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`;
-	box.ariaLabel = box.title;
 }
 
 const line = (rid) => row(rid, "", el("span", "why"));

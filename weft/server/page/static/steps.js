@@ -75,8 +75,7 @@ function take() {
 }
 
 on("steps", "pointermove", point);
-on("steps", "pointerleave", () => choose(-1));
-on("steps", "blur", () => choose(-1));
+for (const end of ["pointerleave", "blur"]) on("steps", end, () => choose(-1));
 on("steps", "click", (event) => { point(event); take(); });
 on("steps", "keydown", (event) => {
 	const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -1e9, End: 1e9 };

@@ -1,9 +1,9 @@
 // What happened to a request, as GET /requests/{rid} tells it, and how to ask the same again.
 
-import { $, button, el, join, num, on, read, span, take } from "./parts.js";
+import { $, bar, button, el, join, num, on, read, span } from "./parts.js";
 
 const AGAIN_MS = 700;
-const STAGES = { queued: "c-warn", prefill: "c-prefill", decode: "c-decode" };
+const STAGES = { queued: "warn", prefill: "prefill", decode: "decode" }; // and their colours
 const KINDS = { // by how an entry begins
 	"c-warn": /^(waits|held|deferred)/,
 	"c-bad": /^(retracted|refused)/,
@@ -12,11 +12,14 @@ const KINDS = { // by how an entry begins
 };
 
 export const asked = new Map(); // bodies that this page has sent, by name
+let journals = []; // of the engines, where they record
 let shown = "";
 let timer = 0;
 
 const path = (rid) => "requests/" + encodeURIComponent(rid);
 const fill = (...made) => $("story-body").replaceChildren(...made);
+
+export const introduce = (facts) => { journals = facts.journals || []; };
 
 export async function open(rid) {
 	shown = rid;
@@ -47,13 +50,12 @@ async function load(rid) {
 }
 
 function article(one) {
-	const bar = el("div", "pool stages");
+	const stages = {};
 	const times = [];
-	for (const [word, kind] of Object.entries(STAGES)) {
+	for (const [word, colour] of Object.entries(STAGES)) {
 		const seconds = one.stages[word + "_s"];
 		if (!Number.isFinite(seconds)) continue;
-		bar.append(el("i", kind));
-		take(bar.lastChild, seconds / Math.max(one.stages.total_s, 1e-6));
+		stages[colour] = seconds / Math.max(one.stages.total_s, 1e-6);
 		times.push(`${word} ${seconds.toFixed(3)} s`);
 	}
 	const before = Number.isFinite(one.position) ? `, ${num(one.position)} before it` : "";
@@ -61,7 +63,7 @@ function article(one) {
 		one.state + before, `${num(one.prompt_tokens)} prompt tokens, ${num(one.cached_tokens)} cached`,
 		`${num(one.output_tokens)} output tokens`, times.join(", "), `${span(one.stages.total_s)} in all`,
 	);
-	const box = el("article", "", el("p", "rid", one.rid), bar);
+	const box = el("article", "", el("p", "rid", one.rid), bar(el("div", "pool"), stages));
 	const say = (words, kind = "facts") => box.append(el("p", kind, words));
 	say(facts);
 	if (one.why) say(one.why, "why");
@@ -70,7 +72,7 @@ function article(one) {
 		say(`first token expected in ${middle} (${low} to ${high})`);
 	}
 	if (one.drafts) say(`guesses: ${one.drafts}`);
-	box.append(el("ol", "times", ...one.timeline.map(entry)), el("div", "after", ...copies(one.rid)));
+	box.append(el("ol", "times", ...one.timeline.map(entry)), el("div", "after", ...copies(one.rid), ...replay(one)));
 	return box;
 }
 
@@ -89,6 +91,12 @@ export function copies(rid) {
 	const body = asked.get(rid);
 	const what = body ? ["v1/chat/completions", "WEFT_API_KEY", body] : [path(rid), "WEFT_ADMIN_API_KEY"];
 	return [copier("curl", curl(...what)), copier("Python", python(...what))];
+}
+
+// What the engine did up to the last thing that is told, from its journal.
+function replay({ rid, dp_rank: rank = 0, timeline }) {
+	const command = `weft replay ${quoted(journals[rank] || "")} --until ${timeline.at(-1)?.last_step} --rid ${quoted(rid)}`;
+	return journals[rank] && timeline.length ? [copier("replay", command)] : [];
 }
 
 function copier(name, text) {

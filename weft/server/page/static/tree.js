@@ -1,15 +1,19 @@
-// The prefix cache as an icicle.
+// The prefix cache as an icicle. A click tells who uses a node, and lets it be pinned or forgotten.
 
-import { $, button, listOf, num, plural, put, tell } from "./parts.js";
+import { $, button, el, isFilm, join, listOf, num, plural, put, read, tell } from "./parts.js";
+import * as engines from "./engines.js";
+import * as story from "./story.js";
 
 const DEPTH = 9;
 const THIN = 0.0035; // share of the width below which a node is not drawn
+const MOST_USERS = 8; // that are listed
 
 const box = $("tree");
 let tree = null;
 let places = []; // of the nodes that are drawn
-let chosen = "";
-const draw = listOf(box, (name) => button("", () => choose(name)), (node, i) => place(node, places[i]));
+let chosen = null; // number of a node
+const draw = listOf(box, (number) => button("", () => choose(number)), (node, i) => place(node, places[i]));
+const drawAll = () => draw(places.map((one) => one.number));
 
 export function show(seen) {
 	tree = seen;
@@ -19,52 +23,70 @@ export function show(seen) {
 	tell("tree-text", tree.parent.length ? words : "nothing is cached");
 	places = layOut(total);
 	box.style.setProperty("--depth", Math.max(...places.map((one) => one.y + 1), 1));
-	draw(places.map((one) => one.name));
+	drawAll();
 }
 
 function layOut(total) {
 	const all = [];
-	const names = new Set();
 	const oldest = Math.max(...tree.age, 1);
 	let top = 0; // where the next tree begins
 	tree.parent.forEach((parent, i) => {
 		const above = all[parent];
-		const width = tree.below[i] / total;
+		const w = tree.below[i] / total;
 		const x = above ? above.next : top;
-		if (above) above.next += width;
-		else top += width;
+		if (above) above.next += w;
+		else top += w;
 		// The top of a namespace holds nothing: what is below it takes its line.
-		const isEmpty = !tree.tokens[i];
-		let name = isEmpty ? "n" + i : (above?.name || "") + "/" + tree.text[i].slice(0, 48);
-		const y = isEmpty ? -1 : (above?.y ?? -1) + 1;
-		const isDrawn = !isEmpty && width >= THIN && y < DEPTH;
-		while (isDrawn && names.has(name)) name += "'";
-		if (isDrawn) names.add(name);
+		const y = tree.tokens[i] ? (above?.y ?? -1) + 1 : -1;
 		const b = (1 - tree.age[i] / oldest).toFixed(1);
-		all.push({ i, name, x, y, w: width, b, next: x, isDrawn });
+		all.push({ i, number: tree.node[i], x, y, w, b, next: x });
 	});
-	return all.filter((one) => one.isDrawn);
+	return all.filter(({ w, y }) => w >= THIN && y >= 0 && y < DEPTH);
 }
 
 function place(node, spot) {
-	const { i, name } = spot;
+	const { i, number } = spot;
 	for (const sign of ["x", "y", "w", "b"]) node.style.setProperty("--" + sign, spot[sign]);
 	const text = tree.text[i];
 	node.classList.toggle("used", tree.locks[i]);
 	node.classList.toggle("kept", tree.pins[i]);
 	put(node, text.replaceAll("\n", "⏎"));
-	let words = `${plural(tree.tokens[i], "token")}, ${num(tree.below[i])} with all below`;
-	if (tree.locks[i]) words += `, used by ${plural(tree.locks[i], "request")}`;
-	if (tree.pins[i]) words += ", pinned";
-	words += tree.age[i] ? `, last used ${plural(tree.age[i], "use")} of the cache ago` : ", used last of all";
+	const words = join(
+		plural(tree.tokens[i], "token"), `${num(tree.below[i])} with all below`,
+		tree.locks[i] && "in use", tree.pins[i] && "pinned",
+		tree.age[i] ? `last used ${plural(tree.age[i], "use")} of the cache ago` : "used last of all",
+	);
 	node.title = words + "\n" + text + (tree.tokens[i] > 32 ? " …" : "");
-	node.ariaLabel = `${text.slice(0, 60)}: ${words}`;
-	node.ariaPressed = chosen === name;
-	if (chosen === name) tell("node", node.title);
+	node.ariaPressed = chosen === number;
+	if (isFilm && chosen === number) tell("node", node.title);
 }
 
-function choose(name) {
-	chosen = chosen === name ? "" : name;
-	$("node").hidden = !chosen;
-	draw(places.map((one) => one.name));
+// ---- the chosen one
+
+function choose(number) {
+	chosen = chosen === number ? null : number;
+	$("node").hidden = chosen === null;
+	drawAll();
+	if (!isFilm && chosen !== null) ask("cache/prefix?node=" + chosen).then(describe, (error) => tell("node", error.message));
+}
+
+const ask = (path, body) => read(path, "admin", body, { "x-data-parallel-rank": engines.shown().rank });
+
+function describe({ node, text, tokens, before, hits, requests, pins }) {
+	const facts = join(`${plural(tokens, "token")} behind ${num(before)}`, `${plural(hits, "request")} began with it`, pins.length && "kept by " + pins.join(", "));
+	const acts = el("p", "after",
+		act("Pin", "cache/pin", { node }, (made) => "pinned as " + made.name),
+		act("Forget", "cache/forget", { node, keep: before }, (gone) => join(plural(gone.tokens, "token") + " forgotten", gone.left > before && "the rest is in use", gone.message)),
+		...requests.slice(0, MOST_USERS).map((rid) => button(rid, () => story.open(rid))),
+	);
+	$("node").replaceChildren(el("p", "facts", facts), el("pre", "", text), acts);
+}
+
+// A button that asks for something; what became of it takes the place of all of them.
+function act(name, path, body, told) {
+	const made = button(name, async () => {
+		const words = await ask(path, body).then(told, (error) => error.message);
+		made.parentElement.replaceChildren(words);
+	});
+	return made;
 }

@@ -1,0 +1,144 @@
+"""What the memory of an engine holds, as the live page tells it: who owns how much, and a line for
+each store beside the pool and for each pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.messages.pins import PinStatus
+from weft.messages.status import Stats
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+class Store(NamedTuple):
+    """A line with numbers of `Stats` in braces. It is told where one of them is not 0."""
+
+    words: str
+    parts: tuple[str, ...] = ()  # numbers that its bar has together,
+    whole: str = ""  # of this one; nothing: it has no bar
+
+
+def _guesses(source: str) -> Store:
+    accepted = f"total_accepted_{source}"
+    drafts = f"total_drafts_{source}"
+    return Store(f"guesses ({source}): {{{accepted}}} of {{{drafts}}} right", (accepted,), drafts)
+
+
+STORES = (
+    Store(
+        "layers with windows: {kv_window_used} used, {kv_window_evictable} cached "
+        "of {kv_window_tokens}",
+        ("kv_window_used", "kv_window_evictable"),
+        "kv_window_tokens",
+    ),
+    Store(
+        "states: {state_slots_used} used, {state_slots_evictable} snapshots of {state_slots}",
+        ("state_slots_used", "state_slots_evictable"),
+        "state_slots",
+    ),
+    Store(
+        "in the host's memory: {host_bytes} in {host_blocks} blocks · {total_host_hit_tokens} "
+        "tokens found there"
+    ),
+    Store(
+        "on disk: {disk_bytes} in {disk_blocks} blocks · {total_disk_hit_tokens} tokens found "
+        "there · {total_disk_faults} faults"
+    ),
+    Store(
+        "adapters: {adapter_slots_used} run in {adapter_slots} slots, {num_adapters} loaded",
+        ("adapter_slots_used",),
+        "adapter_slots",
+    ),
+    Store(
+        "pictures, videos, sounds: {encoder_tokens} tokens kept · encoded {total_encoder_runs}, "
+        "found {total_encoder_hits}"
+    ),
+    Store("sessions: {num_sessions} open"),
+    Store(
+        "grammars: {total_grammars} asked for, {total_grammar_hits} found compiled, "
+        "{num_grammar_queue} being compiled"
+    ),
+    *map(_guesses, ("prediction", "tree", "draft", "ngram")),
+)
+
+
+class _Told(dict[str, str]):
+    """The numbers of `Stats` in words, by name, and whether one that was asked for is not 0."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self.is_something = False
+
+    def __missing__(self, name: str) -> str:
+        value = getattr(self._stats, name)
+        self.is_something = self.is_something or value > 0
+        if name.endswith("_bytes"):
+            return _size(value)
+        return f"{value:,}"
+
+
+def stores(stats: Stats) -> list[dict[str, Any]]:
+    """The lines with their bars: `words`, and `share`, None where there is no bar."""
+    lines = []
+    for store in STORES:
+        told = _Told(stats)
+        words = store.words.format_map(told)
+        if not told.is_something:
+            continue
+        share = None
+        if store.whole and getattr(stats, store.whole):
+            used = sum(getattr(stats, name) for name in store.parts)
+            share = min(used / getattr(stats, store.whole), 1.0)
+        lines.append({"words": words, "share": share})
+    return lines
+
+
+def owners(stats: Stats) -> dict[str, int]:
+    """Tokens of the KV pool by owner. Those of pins are in use, and told apart."""
+    found = {
+        "requests": stats.kv_used - stats.pinned_tokens,
+        "cached": stats.kv_evictable,
+        "pinned": stats.kv_held + stats.pinned_tokens,
+        "out of use": stats.kv_quarantined,
+    }
+    found["free"] = max(stats.kv_tokens - sum(found.values()), 0)
+    return found
+
+
+def pins(found: Sequence[PinStatus]) -> list[dict[str, Any]]:
+    """Pins with what there is to say of each in `words`."""
+    return [{**msgspec.structs.asdict(pin), "words": _pin_words(pin)} for pin in found]
+
+
+def _pin_words(pin: PinStatus) -> str:
+    times = "time" if pin.uses == 1 else "times"
+    words = [
+        f"{pin.tokens:,} tokens",
+        pin.tenant,
+        f"used {pin.uses:,} {times}",
+        f"for {_span(pin.expires_in_s)}",
+    ]
+    if pin.state != "firm":
+        words.append(pin.state)
+    return " · ".join(word for word in words if word)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7_200:
+        return f"{seconds // 60:.0f} min"
+    return f"{seconds // 3_600:,.0f} h {seconds % 3_600 // 60:.0f} min"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in UNITS:
+        if num_bytes < 1_000 or unit == UNITS[-1]:
+            break
+        num_bytes /= 1_000
+    return f"{num_bytes:.3g} {unit}"
