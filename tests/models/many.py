@@ -204,6 +204,57 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", {**GROUPED, "sliding_window": 16, "layer_types": TYPES}),
 }
 FAMILIES |= EXPERT_FAMILIES
+LATENT = {
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+MSCALED = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
+LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {
+            **GROUPED,
+            **LATENT,
+            "n_group": None,
+            "topk_group": None,
+            "norm_topk_prob": False,
+            "rope_parameters": MSCALED,
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **GROUPED,
+            **LATENT,
+            "q_lora_rank": 32,
+            "norm_topk_prob": False,
+            "topk_method": "group_limited_greedy",
+            "attention_bias": True,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": {**MSCALED, "mscale": 1.3}},
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", {**GROUPED, **LATENT, "q_lora_rank": 32}),
+    "youtu": ("Youtu", {**LATENT, "rope_interleave": False}),
+    "minicpm3": (
+        "MiniCPM3",
+        {
+            **LATENT,
+            "q_lora_rank": 32,
+            "v_head_dim": None,
+            "scale_emb": 3.0,
+            "scale_depth": 0.6,
+            "dim_model_base": 16,
+        },
+    ),
+}
+FAMILIES |= LATENT_FAMILIES
 # Layers that keep a state; of those of the delta rule, two value heads share a key head.
 DELTA = {
     "head_dim": 32,

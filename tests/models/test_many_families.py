@@ -109,7 +109,7 @@ def head_name(stored: Mapping[str, torch.Tensor]) -> str:
     "name",
     [
         *("cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"),
-        *("lfm2", "qwen3.5"),
+        *("lfm2", "qwen3.5", "youtu", "minicpm3"),
     ],
 )
 def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(
@@ -122,7 +122,7 @@ def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(
     driver.run(Turn(0, [1, 2, 3]))
     program = steps._model.body.for_rows(1).program
     config = ModelConfig.from_folder(tmp_path)
-    passes = own_passes(config.decoder, config.num_layers)
+    passes = own_passes(config.decoder, config.num_layers, config.num_heads)
     assert len(program.args) == 1 + passes.others + passes.total  # 1: the embedding
 
 

@@ -311,6 +311,8 @@ def _architecture(model: ModelConfig) -> str:
     if model.stored.told:
         stored += f", weights in {model.stored.told}"
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
+    if model.latent is not None:
+        heads = f"{model.num_heads} heads on latents of {model.latent.rank}"
     return (
         f"{model.architecture}, {model.num_layers} layers, {heads}, {model.max_position:,} "
         f"positions, {stored}"
@@ -398,7 +400,7 @@ def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     """What the mechanisms of the model cost besides its products."""
     alone = replace(config, draft_model="", speculative=OFF)
     on_gpu = resolve(alone, model, machine).config.device == "cuda"
-    passes = own_passes(model.decoder, model.num_layers)
+    passes = own_passes(model.decoder, model.num_layers, model.num_heads)
     if not passes.total:
         return "norms and sums are parts of products, as in Llama"
     parts = [f"{name} ({num})" for name, num in passes.by_mechanism.items()]

@@ -35,6 +35,7 @@ class RopeConfig:
     # longrope: those of contexts that are longer than the original
     short_factors: tuple[float, ...] = ()  # longrope: those of all others
     share: float = 1.0  # of a head's values, from the first on, that turn
+    dims: int = 0  # the number of these, where a share does not say it
     side_by_side: bool = False  # pairs are (2 i, 2 i + 1), not (i, i + half)
     # Queries grow by 1 + query_growth ln(1 + position // original_max_position).
     query_growth: float = 0.0
@@ -82,6 +83,31 @@ class QkNorm(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """Keys and values of all heads are products of one vector per token, the latent, and the keys
+    have one rotated part besides that all heads share. The cache keeps these two alone: one key,
+    [rotated | latent], whose latent is the value, too. What makes keys of latents is applied to the
+    queries instead, and what makes values to the results. Source: arXiv:2405.04434, 2.1."""
+
+    rank: int  # of the latent
+    query_rank: int  # of the queries, which may be products of a vector, too; 0: they are not
+    plain_dim: int  # of a head's queries and keys, the numbers without a position,
+    rotated_dim: int  # and with one
+    value_dim: int  # of a head's values
+    norm_eps: float = 1e-6  # of the norms of these vectors
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers of a token in the cache, which are what a head of the queries becomes."""
+        return self.rotated_dim + self.rank
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers of a head of the queries, before that."""
+        return self.plain_dim + self.rotated_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     window: int = 0  # tokens that a token sees, itself included; 0: all
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
@@ -94,6 +120,7 @@ class AttentionSpec:
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     out_bias: bool = False
+    latent: LatentSpec | None = None  # None: each head has keys and values of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +277,7 @@ class RouterSpec:
     choice_bias: bool = False  # of the scores, where experts are chosen; weights are without it
     num_groups: int = 1  # of experts side by side; the groups with the best two experts
     num_groups_chosen: int = 1  # are chosen first
+    counts_one: bool = False  # the groups with the best expert are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,12 +341,26 @@ class StateNames:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentNames:
+    """What checkpoints call the tensors of attention by latents, below its own name."""
+
+    queries: str = "q_proj"  # where they are no products of a vector
+    query_in: str = "q_a_proj"
+    query_norm: str = "q_a_layernorm"
+    query_out: str = "q_b_proj"
+    latent_in: str = "kv_a_proj_with_mqa"
+    latent_norm: str = "kv_a_layernorm"
+    latent_out: str = "kv_b_proj"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorNames:
     """What checkpoints call the tensors. Those of a layer stand below `layers` and its number;
     several parts under one name are one tensor, one part below the other."""
 
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one name
+    latent: LatentNames = LatentNames()
     # In the one tensor, the rows of a KV head's queries, key and value stand together.
     qkv_by_head: bool = False
     out: str = "o_proj"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.config_json import get, number, size, token_ids
-from weft.config.decoder import DecoderSpec, MlpSpec, MoeSpec, RopeConfig
+from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
 from weft.config.model_errors import (
@@ -108,7 +108,13 @@ class ModelConfig:
             if self.kv_dtype == "int8"
             else self.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
         )
-        return 2 * self.num_kv_layers * self.num_kv_heads * head  # int8: with a float32 scale
+        num_kept = 1 if self.latent is not None else 2  # of a latent, keys are values
+        return num_kept * self.num_kv_layers * self.num_kv_heads * head  # int8: a float32 scale
+
+    @property
+    def latent(self) -> LatentSpec | None:
+        """What the cache keeps in place of K and V; None: these. All layers have the same."""
+        return self.decoder.layer(0).attention.latent
 
     @property
     def num_kv_layers(self) -> int:
@@ -151,6 +157,10 @@ class ModelConfig:
             if layer.attention.gate:
                 num_heads += self.num_heads
             size = num_heads * self.head_dim
+            latent = layer.attention.latent
+            if latent is not None:
+                size += latent.query_rank
+                size += self.num_heads * (latent.query_dim + latent.value_dim)
             if layer.state is not None:
                 size = layer.state.in_size + layer.state.out_size
             most = max(most, size)
@@ -234,10 +244,21 @@ class ModelConfig:
         spec = self.decoder.layer(layer)
         if spec.state is not None:
             return self.hidden_size * (spec.state.in_size + spec.state.out_size)
+        latent = spec.attention.latent
+        if latent is not None:
+            return self._num_latent_parameters(latent)
         num_heads = 2 * self.num_heads + 2 * self.num_kv_heads
         if spec.attention.gate:
             num_heads += self.num_heads
         return self.hidden_size * self.head_dim * num_heads
+
+    def _num_latent_parameters(self, latent: LatentSpec) -> int:
+        queries = self.num_heads * latent.query_dim
+        num = self.hidden_size * (latent.key_dim + self.num_heads * latent.value_dim)
+        num += self.num_heads * latent.rank * (latent.plain_dim + latent.value_dim)
+        if not latent.query_rank:
+            return num + self.hidden_size * queries
+        return num + latent.query_rank * (self.hidden_size + queries)
 
     def _num_mlp_parameters(self, layer: int) -> int:
         """Of the feed-forward part of a layer, with all of its experts."""
@@ -425,7 +446,11 @@ def _as_decoder(model: ModelConfig, decoder: DecoderSpec) -> ModelConfig:
         # Some checkpoints state the length before scaling.
         if rope is not None and rope.scaling == "yarn":
             max_position = max(max_position, int(rope.original_max_position * rope.factor))
-    return replace(model, decoder=decoder, max_position=max_position)
+    model = replace(model, decoder=decoder, max_position=max_position)
+    if model.latent is None:
+        return model
+    # What the cache keeps is one key for all heads, and their queries are as long.
+    return replace(model, num_kv_heads=1, head_dim=model.latent.key_dim)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -153,6 +153,7 @@ def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
 
 _NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
     "layers that keep a state": lambda spec: spec.state is not None,
+    "attention by latents": lambda spec: spec.attention.latent is not None,
     "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.WHOLE,
 }
 

@@ -32,22 +32,30 @@ CONV_OPERATIONS = 5
 DELTA_OPERATIONS = 7
 # With Mamba 2: its inputs; a convolution; itself; its output; gate and up; down.
 MAMBA_OPERATIONS = 6
+# By latents: the norm of what two products read, that of the latent, the rotated parts of queries.
+LATENT_PASSES = 3
 
 
-def own_passes(decoder: DecoderSpec, num_layers: int) -> Passes:
-    """The passes of all layers that are no part of a product."""
+def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
+    """The passes of all layers that are no part of a product, and the small products of single
+    heads."""
     found: Counter[str] = Counter()
     others = 0
     for index in range(num_layers):
         layer = decoder.layer(index)
         _count(decoder, layer, found)
+        if layer.state is None and layer.attention.latent is not None:
+            found["products of single heads"] += 2 * num_heads
+            found["norms and parts of latents"] += LATENT_PASSES
         others += _operations(layer)
     return Passes(dict(found), others)
 
 
 def _operations(layer: LayerSpec) -> int:
     if layer.state is None:
-        return OPERATIONS
+        latent = layer.attention.latent
+        # Queries and the latent are two products, or three.
+        return OPERATIONS + (latent is not None) + (latent is not None and latent.query_rank > 0)
     if isinstance(layer.state, ShortConvSpec):
         return CONV_OPERATIONS
     if isinstance(layer.state, MambaSpec):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.config.decoder import MlpSpec, MoeSpec
+from weft.config.decoder import LatentSpec, MlpSpec, MoeSpec
 from weft.config.model import DTYPES, ModelConfig
 
 # Kernels keep whole blocks: of ranks, inputs and outputs.
@@ -68,6 +68,9 @@ def projections(model: ModelConfig) -> dict[str, Projection]:
 def _of_attention(model: ModelConfig, layer: int, prefix: str) -> dict[str, Projection]:
     names = model.decoder.names
     hidden = model.hidden_size
+    latent = model.decoder.layer(layer).attention.latent
+    if latent is not None:
+        return _of_latents(model, latent, prefix)
     q_size = model.num_heads * model.head_dim
     kv_size = model.num_kv_heads * model.head_dim
     found = {f"{prefix}.{names.out}": Projection(q_size, hidden)}
@@ -80,6 +83,23 @@ def _of_attention(model: ModelConfig, layer: int, prefix: str) -> dict[str, Proj
     for name, size in zip(names.qkv, sizes, strict=True):
         found[f"{prefix}.{name}"] = Projection(hidden, size)
     return found
+
+
+def _of_latents(model: ModelConfig, latent: LatentSpec, prefix: str) -> dict[str, Projection]:
+    """All but what makes keys and values of latents, which is kept head by head."""
+    hidden = model.hidden_size
+    names = model.decoder.names.latent
+    queries = model.num_heads * latent.query_dim
+    found = {
+        names.latent_in: Projection(hidden, latent.key_dim),
+        model.decoder.names.out: Projection(model.num_heads * latent.value_dim, hidden),
+    }
+    if latent.query_rank:
+        found[names.query_in] = Projection(hidden, latent.query_rank)
+        found[names.query_out] = Projection(latent.query_rank, queries)
+    else:
+        found[names.queries] = Projection(hidden, queries)
+    return {f"{prefix}.{name}": projection for name, projection in found.items()}
 
 
 def _of_mlp(model: ModelConfig, spec: MlpSpec, prefix: str) -> dict[str, Projection]:

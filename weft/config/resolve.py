@@ -70,6 +70,8 @@ KV_DTYPES = {
     "fp8": "float8_e4m3fn",
 }
 
+LATENT_KV_DTYPES = ("auto", "bf16", "fp32")
+
 LIBRARY_BYTES = {
     "cpu": 400_000_000,
     "cuda": 800_000_000,
@@ -192,6 +194,7 @@ def resolve(
     )
     filled = _with_adapters(filled, model)
     _check_split(config, model)
+    _check_latent(config, model)
     check_parallel(filled, model)
     can_share = machine.has_kernels and not _computes_by_torch(config)
     filled = replace(filled, dist_backend=sum_backend(filled, can_share=can_share))
@@ -310,6 +313,15 @@ def _check_encoder_format(
         raise SettingsError(f"{asked}, which needs --device cpu; the device is {device}")
     if _computes_by_torch(config) or not has_kernels:
         raise SettingsError(f"{asked}, which weft's CPU kernels compute alone; here torch would")
+
+
+def _check_latent(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises SettingsError for a type of KV in which latents are not kept."""
+    if model.latent is not None and config.kv_dtype not in LATENT_KV_DTYPES:
+        raise SettingsError(
+            f"--kv-dtype is {config.kv_dtype}, but {model.name} keeps one vector for all heads "
+            f"of a token, which needs more bits; {', '.join(LATENT_KV_DTYPES)} are allowed"
+        )
 
 
 def _check_split(config: EngineConfig, model: ModelConfig) -> None:

@@ -75,16 +75,24 @@ class KVPool:
                 lens[layer] = 0  # it keeps neither K nor V
         head = (config.num_kv_heads, config.head_dim)
         self.k = [make((length, *head), dtype, device) for length in lens]
-        self.v = [make((length, *head), dtype, device) for length in lens]
+        # Of a latent, keys are values.
+        self.has_values = config.latent is None
+        self.v = self.k
+        if self.has_values:
+            self.v = [make((length, *head), dtype, device) for length in lens]
         self.k_scale: list[Tensor] = []
         self.v_scale: list[Tensor] = []
         # Only int8 has a scale for each slot and head; the scales of fp8 are of whole layers.
         if dtype == torch.int8:
             self.k_scale = [make((length, head[0]), torch.float32, device) for length in lens]
-            self.v_scale = [make((length, head[0]), torch.float32, device) for length in lens]
+            self.v_scale = self.k_scale
+            if self.has_values:
+                self.v_scale = [make((length, head[0]), torch.float32, device) for length in lens]
 
     @property
     def tensors(self) -> list[Tensor]:
+        if not self.has_values:
+            return [*self.k, *self.k_scale]
         return [*self.k, *self.v, *self.k_scale, *self.v_scale]
 
 

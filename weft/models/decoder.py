@@ -13,6 +13,7 @@ from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
+from weft.models.layers.latent import LatentAttention
 from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp
 from weft.models.layers.moe import ExpertMLP
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
@@ -84,12 +85,14 @@ class DecoderLayer:
         scale = spec.residual_scale
         self.mix = Block(norm(pre_norms), norm(post_norms), scale)
         self.feed = Block(norm(feed_pre_norms), norm(post_norms), scale)
-        self.attention: Attention | None = None
+        self.attention: Attention | LatentAttention | None = None
         self.state: ShortConv | GatedDelta | Mamba | None = None
-        if spec.state is None:
-            self.attention = Attention(config, layer, rope, ops)
-        else:
+        if spec.state is not None:
             self.state = make_state_mixer(config, spec.state, layer, ops, states)
+        elif spec.attention.latent is not None:
+            self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
+        else:
+            self.attention = Attention(config, layer, rope, ops)
         self.mlp = make_feed_forward(config, layer, ops)
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:

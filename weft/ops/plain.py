@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
 from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, rms_norm, scaled_logits
+from weft.ops.fusion import tensor_of
 from weft.ops.lora import TorchAdapters
 from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router, Shard
 from weft.ops.quantize import (
@@ -358,6 +359,10 @@ class TorchWeights(ABC):
         return values
 
     @abstractmethod
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        """`Ops.linear`."""
+
+    @abstractmethod
     def _matrix(
         self,
         in_size: int,
@@ -365,6 +370,15 @@ class TorchWeights(ABC):
         bias: bool,
         format: str,
     ) -> PlainMatrix: ...
+
+    def space(self, x: Tensor, size: int) -> Tensor:
+        return torch.empty(len(tensor_of(x)), size, dtype=self._dtype, device=self._device)
+
+    def linear_into(self, x: Tensor, weight: Matrix, out: Tensor) -> None:
+        out.copy_(tensor_of(self.linear(x, weight)))
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(x)
 
 
 def routed(x: Tensor, router: Router) -> Routed:

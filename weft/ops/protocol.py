@@ -208,6 +208,20 @@ class Ops(Protocol):
         """x, a tensor or a slice of its columns, becomes norm(x)."""
         ...
 
+    def space(self, x: Tensor, size: int) -> Tensor:
+        """[T, size] without content, for what follows from x [T, ..]."""
+        ...
+
+    def linear_into(self, x: Tensor, weight: Matrix, out: Tensor) -> None:
+        """`out`, a tensor or a slice of its columns, becomes W x + bias: x [T, in], which may be a
+        slice, too -> [T, out]"""
+        ...
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        """`out` becomes x: both are columns of tensors [T, ..], n pieces of one size: [T, n,
+        size]"""
+        ...
+
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
         """[T, H] -> [T, H], in float32 inside; never part of a product"""
         ...

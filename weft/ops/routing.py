@@ -33,6 +33,7 @@ class Choice(NamedTuple):
     # only experts of the best groups can be chosen.
     num_groups: int = 1
     num_groups_chosen: int = 1
+    counts_one: bool = False  # a group counts as much as its best
 
 
 class Routed(NamedTuple):
@@ -70,7 +71,9 @@ def choose(logits: Tensor, choice: Choice, bias: Tensor | None = None) -> Routed
 def _in_best_groups(ranks: Tensor, choice: Choice) -> Tensor:
     """The same, with -inf for the experts of other groups."""
     grouped = ranks.view(len(ranks), choice.num_groups, -1)
-    best = _best(grouped.topk(2, dim=-1).values.sum(-1), choice.num_groups_chosen)
+    num_counted = 1 if choice.counts_one else 2
+    counts = grouped.topk(num_counted, dim=-1).values.sum(-1)
+    best = _best(counts, choice.num_groups_chosen)
     is_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranks.device)
     is_out.scatter_(1, best, False)
     return grouped.masked_fill(is_out[..., None], float("-inf")).flatten(1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from weft.config.families import (
     allenai,
     cohere,
+    deepseek,
     eleuther,
     google,
     ibm,
@@ -38,6 +39,7 @@ DECODERS: dict[str, Family] = {
     **lg.FAMILIES,
     **allenai.FAMILIES,
     **cohere.FAMILIES,
+    **deepseek.FAMILIES,
     **eleuther.FAMILIES,
     **zhipu.FAMILIES,
     **openai.FAMILIES,

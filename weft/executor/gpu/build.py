@@ -82,17 +82,23 @@ def find_gpu() -> Gpu:
 
 def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     """A runner whose decode steps and short prompts are captured as graphs. Raises
-    UnsupportedModel for a model with states."""
+    UnsupportedModel for a model with states, and for one of latents with our kernels."""
     if spec.model.state_bytes:
         raise UnsupportedModel(
             f"{spec.model.name} has layers that keep a state in place of K and V, which only a CPU "
             "computes: --device cpu"
         )
+    by_torch = spec.engine.attention_backend == "torch"
+    if spec.model.latent is not None and not by_torch:
+        raise UnsupportedModel(
+            f"{spec.model.name} attends by latents, for which a GPU has no kernels as yet: "
+            "--attention-backend torch, or --device cpu"
+        )
     device = GpuDevice(gpu, spec.thread)
     buffer = H2DBuffer(gpu)
     # All tensors are made on our stream: the first step must not wait for another.
     with gpu.stream():
-        if spec.engine.attention_backend == "torch":
+        if by_torch:
             stager = GpuStager(buffer, None)
             rows = _make_rows(spec, gpu, stager)
             return plain.build_decoder(spec, device, rows)

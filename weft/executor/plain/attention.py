@@ -105,7 +105,8 @@ class TorchPaged:
         work = self._work[window]
         # Stored before they are read: tokens of one prompt see each other through the cache.
         keys.index_copy_(0, work.slots, k.to(keys.dtype))
-        values.index_copy_(0, work.slots, v.to(values.dtype))
+        if self._pool.has_values:
+            values.index_copy_(0, work.slots, v.to(values.dtype))
         q = q.to(keys.dtype)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         # K and V of this step's tokens are in their slots now: they are gathered with the cached.
@@ -147,18 +148,24 @@ class TorchPaged:
         if there are any."""
         by_head = qkv.view(len(qkv), -1, self._head_dim)
         of_keys = self._num_kv_heads
+        if not self._pool.has_values:
+            q, k = by_head.split_with_sizes((by_head.shape[1] - of_keys, of_keys), 1)
+            q, k = heads.prepare(q, k, self._tables(heads.rope, qkv.dtype))
+            return q, k, k, None
         q, k, v = by_head.split_with_sizes((by_head.shape[1] - 2 * of_keys, of_keys, of_keys), 1)
         gate = None
         if heads.is_gated:
             q, gate = q.view(len(q), self._num_heads, 2, self._head_dim).unbind(2)
-        rope = heads.rope
-        tables = None
-        if rope is not None:
-            if rope not in self._rotations:
-                self._rotations[rope] = rope.tables(self._positions, qkv.dtype)
-            tables = self._rotations[rope]
-        q, k = heads.prepare(q, k, tables)
+        q, k = heads.prepare(q, k, self._tables(heads.rope, qkv.dtype))
         return q, k, v, gate
+
+    def _tables(self, rope: Rope | None, dtype: torch.dtype) -> RotaryTables | None:
+        """Those of this step."""
+        if rope is None:
+            return None
+        if rope not in self._rotations:
+            self._rotations[rope] = rope.tables(self._positions, dtype)
+        return self._rotations[rope]
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
         """Cut the requests with one token, shortest first, where padding or the group would become

@@ -61,8 +61,9 @@ class PagedAttention(Protocol):
         """Norm and rotate queries and keys, store keys and values of this step's tokens, attend.
 
         qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]; with gates, qkv has
-        2 D for each head of the queries. The tokens of each request see its cached tokens, and
-        those of this step up to themselves, within the layer's window.
+        2 D for each head of the queries; of a latent, it has no values. The tokens
+        of each request see its cached tokens, and those of this step up to themselves, within the
+        layer's window.
         """
         ...
 

@@ -98,6 +98,7 @@ class RouterLayer:
             scale=spec.scale,
             num_groups=spec.num_groups,
             num_groups_chosen=spec.num_groups_chosen,
+            counts_one=spec.counts_one,
         )
         self.router = Router(matrix, choice, choice_bias, layer)
 

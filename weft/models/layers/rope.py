@@ -80,7 +80,7 @@ class Rope:
 def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0) -> Tensor:
     """Radians per position for each pair of a head, float32 [rotary_dim / 2]. Contexts have up to
     `context_length` tokens."""
-    size = int(head_dim * rope.share)
+    size = rope.dims or int(head_dim * rope.share)
     plain = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     match rope.scaling:
         case "default":

@@ -33,6 +33,7 @@ class OpKind(IntEnum):
     ADD_VECTORS = 21
     SUM_RANKS = 22
     GATHER_RANKS = 23
+    COPY = 24
 
 
 class WeightFormat(IntEnum):
@@ -227,6 +228,19 @@ class AddVectorsArgs(ctypes.Structure):
     )
 
 
+class CopyArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("x_step", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("out_step", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
 class NormArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -296,6 +310,7 @@ class RouteArgs(ctypes.Structure):
         ("choice_bias", c_void_p),
         ("num_groups", c_int64),
         ("num_groups_chosen", c_int64),
+        ("counts_one", c_int64),
         ("experts", c_void_p),
         ("weights", c_void_p),
         ("offsets", c_void_p),
@@ -629,7 +644,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(ConvArgs, DeltaArgs, ScanArgs),
     *(PackedLoraPart, LoraRange, Lora, LoraRows, LoraTable),
     AddVectorsArgs,
-    *(RanksArgs, SumRanksArgs, GatherRanksArgs),
+    *(RanksArgs, SumRanksArgs, GatherRanksArgs, CopyArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -654,4 +669,5 @@ KIND_OF = {
     AddVectorsArgs: OpKind.ADD_VECTORS,
     SumRanksArgs: OpKind.SUM_RANKS,
     GatherRanksArgs: OpKind.GATHER_RANKS,
+    CopyArgs: OpKind.COPY,
 }

@@ -29,7 +29,7 @@ static Step step_of(const KvCache& cache, const Step& step) {
 
 using Words = Pairs;  // kLanes times 32 bits
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 640;
 
 // ---------------------------------------------------------------- four words of kLanes rows, turned round
 
@@ -179,8 +179,8 @@ struct InPairs {
 };
 #endif
 
-// How large the floats of a row are, that are to become shorts. Its largest becomes 32767: so sums of kMaxHeadDim, or of a
-// segment's, products with bytes fit into 32 bits. The scale of a row that is not finite is not finite either.
+// How large the floats of a row are, that are to become shorts. Its largest becomes 32767: so sums of 512 products with
+// bytes fit into 32 bits, those of a head or of a segment. The scale of a row that is not finite is not finite either.
 struct Extent {
   F32 top = zero(), poison = zero();
 

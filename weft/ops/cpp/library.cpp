@@ -179,7 +179,7 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
                            sizeof(LoraRange),    sizeof(Lora),     sizeof(LoraRows),       sizeof(LoraTable),
                            sizeof(AddVectorsArgs),
-                           sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs)};
+                           sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs), sizeof(CopyArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 

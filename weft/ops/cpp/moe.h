@@ -78,7 +78,7 @@ static void take_other_groups(const RouteArgs& args, RouteSpace& space) {
       second = rank > first ? first : rank > second ? rank : second;
       first = rank > first ? rank : first;
     }
-    space.sums[g] = first + second;
+    space.sums[g] = args.counts_one ? first : first + second;
   }
   memset(space.taken_groups, 0, args.num_groups);
   memset(space.taken, 1, args.num_experts);

@@ -563,6 +563,27 @@ class CppOps:
         record = partial(self._record_product, cast(PackedMatrix, weight))
         return activation_of(Product(x, record))
 
+    def space(self, x: Tensor, size: int) -> Tensor:
+        return self.recorder.buffer(size)
+
+    def linear_into(self, x: Tensor, weight: Matrix, out: Tensor) -> None:
+        self.record_linear(source_of(x), cast(PackedMatrix, weight), out, Epilogue.STORE)
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        assert x.shape == out.shape
+        assert x.stride(2) == out.stride(2) == 1, "the numbers of a piece stand side by side"
+        args = abi.CopyArgs(
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            x_step=x.stride(1),
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            out_step=out.stride(1),
+            num=x.shape[1],
+            size=x.shape[2],
+        )
+        self.recorder.add(args)
+
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
         source = tensor_of(x)
         size = source.shape[1]

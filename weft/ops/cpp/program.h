@@ -77,7 +77,8 @@ enum OpKind : int64_t {
   kAddVectors = 21,
   kSumRanks = 22,
   kGatherRanks = 23,
-  kNumOps = 24,
+  kCopy = 24,
+  kNumOps = 25,
 };
 
 struct Op {
@@ -223,6 +224,19 @@ struct AddVectorsArgs {
   int64_t part;
 };
 
+// num pieces of each row, of `size` numbers: piece i of row t stands at t x_stride + i x_step, and goes to t out_stride +
+// i out_step.
+struct CopyArgs {
+  const float* x;
+  int64_t x_stride;
+  int64_t x_step;
+  float* out;
+  int64_t out_stride;
+  int64_t out_step;
+  int64_t num;
+  int64_t size;
+};
+
 // out = x / rms(x) * weight, over rows of `size`; out may be x. Or out += add_scale times that, if add_scale is not 0.
 struct NormArgs {
   const float* x;
@@ -320,6 +334,7 @@ struct RouteArgs {
   const float* choice_bias;  // [E] or null
   int64_t num_groups;
   int64_t num_groups_chosen;
+  int64_t counts_one;  // 1: a group counts as much as its best expert; 0: as its best two
   int32_t* experts;  // [T, k]
   float* weights;    // [T, k]
   int32_t* offsets;  // [E + 1] place of the first row of each expert
@@ -373,7 +388,8 @@ struct GateRowsArgs {
 
 enum KvFormat : int64_t { kKvF32 = 0, kKvBf16 = 1, kKvI8 = 2 };
 
-// K and V of one layer: [slots, kv_heads, head_dim]; kKvI8 with a scale for each slot and head.
+// K and V of one layer: [slots, kv_heads, head_dim]; kKvI8 with a scale for each slot and head. Where `v` is `k`, keys are
+// values, too, and are stored once.
 struct KvCache {
   int64_t format;
   int64_t kv_heads;
@@ -388,7 +404,8 @@ struct KvCache {
 
 // Each row of qkv has the heads of q, q_head_stride from one to the next, then those of k and of v, [kv_heads, head_dim].
 // Normalise the heads of q and k (if there are weights for it), rotate them, write q back (times its position's q_scale)
-// and k and v to the cache at Step.slots. A cache without heads stores nothing.
+// and k and v to the cache at Step.slots. A cache without heads stores nothing; one whose keys are its values has none of
+// v in a row.
 struct RotaryStoreArgs {
   const KvCache* cache;
   float* qkv;  // [T, qkv_stride]

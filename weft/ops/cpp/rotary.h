@@ -105,6 +105,7 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
     if (is_key) store_head(cache, cache.k, cache.k_scale, slot, head - args.heads, x);
     x += is_key ? dim : q_stride;
   }
+  if (cache.v == cache.k) return;
   for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) {
     store_head(cache, cache.v, cache.v_scale, slot, head, x);
   }

@@ -57,6 +57,7 @@ def route_args(logits: Tensor, router: Router, routes: Routes) -> abi.RouteArgs:
         scale=choice.scale,
         num_groups=choice.num_groups,
         num_groups_chosen=choice.num_groups_chosen,
+        counts_one=choice.counts_one,
         **routes.addresses,
     )
     if router.choice_bias is not None:

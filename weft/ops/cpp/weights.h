@@ -324,6 +324,15 @@ static void embed(const EmbedArgs& args, const Step& step, Team& team) {
   }
 }
 
+static void copy(const CopyArgs& args, const Step& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    for (int64_t i = 0; i < args.num; i++) {
+      const float* from = args.x + t * args.x_stride + i * args.x_step;
+      memcpy(args.out + t * args.out_stride + i * args.out_step, from, args.size * sizeof(float));
+    }
+  }
+}
+
 static void add_vectors(const AddVectorsArgs& args, const Step& step, Team& team) {
   constexpr int64_t kTokens = 8;  // taken at a time
   const int64_t begin = args.part * args.size;
