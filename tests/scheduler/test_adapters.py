@@ -427,6 +427,42 @@ def test_an_adapter_that_closes_says_so_and_the_one_with_least_left_does() -> No
     world.check_outputs()
 
 
+def test_of_overdue_requests_the_oldest_has_the_next_slot_whoever_is_asked_first() -> None:
+    world = world_of(aging_s=5.0, schedule_policy="priority", max_loaded_loras=5)
+    a, b, c, d = (world.load(number) for number in range(4))
+    world.send([1], max_new_tokens=60, ignore_eos=True, adapter=a)
+    short = world.send([1], max_new_tokens=20, ignore_eos=True, adapter=b)
+    world.step()
+    oldest = world.send([1], max_new_tokens=9, ignore_eos=True, adapter=c)
+    world.step()
+    important = world.send([1], max_new_tokens=9, ignore_eos=True, adapter=d, priority=9)
+    while short not in world.finished:
+        world.step()
+    world.step()
+    assert world.request(oldest).row != NO_ROW
+    assert world.request(important).row == NO_ROW
+    world.run_dry()
+    world.check_outputs()
+
+
+def test_a_pinned_adapter_closes_for_nobody() -> None:
+    world = world_of(aging_s=5.0)
+    pinned, other, lonely = (world.load(0, pinned=True), world.load(1), world.load(2))
+    world.send([1], max_new_tokens=30, ignore_eos=True, adapter=pinned)
+    world.send([1], max_new_tokens=60, ignore_eos=True, adapter=other)
+    world.step()
+    world.send([1], max_new_tokens=4, ignore_eos=True, adapter=lonely)
+    for _ in range(8):
+        world.step()
+    passes = world.send([1], max_new_tokens=9, ignore_eos=True, adapter=pinned)
+    barred = world.send([1], max_new_tokens=9, ignore_eos=True, adapter=other)
+    world.step()
+    assert world.request(passes).row != NO_ROW
+    assert world.request(barred).row == NO_ROW
+    world.run_dry()
+    world.check_outputs()
+
+
 # Loading and unloading
 
 
