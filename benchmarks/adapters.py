@@ -32,6 +32,7 @@ from weft.plan.step import ForwardMode, Plan
 
 PROMPT = 512
 NUM_ROWS = 64
+NUM_PLACES = 8
 VOCAB = 151_936
 
 
@@ -94,7 +95,7 @@ class LoraSteps:
             sampling=greedy(np.full(len(rows), start + num_tokens, np.int32)),
         )
         if with_adapters:
-            plan = replace(plan, adapters=index % 8)
+            plan = replace(plan, adapters=index % NUM_PLACES)
         began = time.perf_counter()
         self._runner.launch(plan).result()
         return (time.perf_counter() - began) * 1e3
@@ -109,18 +110,58 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument(
+        "--beside-torch",
+        action="store_true",
+        help="the same adapters by torch's products, in turns",
+    )
     args = parser.parse_args()
     model = shape(args.layers)
+    runners = {"weft": make_runner(model, args)}
+    if args.beside_torch:
+        runners["torch"] = make_runner(model, args, kernels="torch")
+    with tempfile.TemporaryDirectory() as folder:
+        for place in range(NUM_PLACES):
+            make_adapter(model, Path(folder) / str(place), args.rank, place)
+        for name, runner in runners.items():
+            for label in ("into new memory", "in the place of another"):
+                load_all(runner, model, Path(folder), f"{name}, {label}")
+    steps = {name: LoraSteps(runner) for name, runner in runners.items()}
+    rows = list(range(args.requests))
+    for label, chosen, num_tokens, num_rounds in (
+        (f"decode, {args.requests} requests", rows, 1, args.rounds),
+        (f"prefill of {PROMPT}", [0], PROMPT, max(args.rounds // 4, 3)),
+    ):
+        times: dict[tuple[str, bool], list[float]] = {}
+        for turn in range(num_rounds + 1):
+            for name in runners:
+                for with_adapters in (False, True):
+                    start = 40 if num_tokens == 1 else 0
+                    took = steps[name].run(chosen, start, num_tokens, with_adapters=with_adapters)
+                    if turn:
+                        times.setdefault((name, with_adapters), []).append(took)
+        for name in runners:
+            base, own = (statistics.median(times[name, key]) for key in (False, True))
+            print(
+                f"{name}, {label}: {base:.1f} ms without, {own:.1f} with: {base / own:.3f}",
+                flush=True,
+            )
+    for runner in runners.values():
+        runner.close()
+
+
+def make_runner(model: ModelConfig, args: argparse.Namespace, kernels: str = "auto") -> TorchRunner:
     engine = EngineConfig(
         load_format="dummy",
         device="cpu",
         threads=2,
         quantize="" if args.weights == "bf16" else args.weights,
-        max_loaded_loras=8,
+        max_loaded_loras=NUM_PLACES,
         max_lora_rank=args.rank,
         weights_root="/",
+        kernels=kernels,
     )
-    runner = load_runner(
+    return load_runner(
         engine,
         replace(model, quantize=engine.quantize),
         folder=Path(),
@@ -129,39 +170,22 @@ def main() -> None:
         max_rows=NUM_ROWS,
         context_length=1024,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        for place in range(8):
-            make_adapter(model, Path(folder) / str(place), args.rank, place)
-        for label in ("into new memory", "in the place of another"):
-            loads = []
-            for place in range(8):
-                path = Path(folder) / str(place)
-                info = inspect_adapter(path, model)
-                began = time.perf_counter()
-                reply = runner.control(LoadAdapter(place, str(path), info.uid)).result()
-                loads.append((time.perf_counter() - began) * 1e3)
-                assert reply.ok, reply.message
-            print(
-                f"loading {info.num_bytes / 1e6:.0f} MB {label}: median "
-                f"{statistics.median(loads):.0f} ms, longest {max(loads):.0f}",
-                flush=True,
-            )
-    steps = LoraSteps(runner)
-    rows = list(range(args.requests))
-    for label, chosen, num_tokens, num_rounds in (
-        (f"decode, {args.requests} requests", rows, 1, args.rounds),
-        (f"prefill of {PROMPT}", [0], PROMPT, 5),
-    ):
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for turn in range(num_rounds + 1):
-            for with_adapters in (False, True):
-                start = 40 if num_tokens == 1 else 0
-                took = steps.run(chosen, start, num_tokens, with_adapters=with_adapters)
-                if turn:
-                    times[with_adapters].append(took)
-        base, own = (statistics.median(times[key]) for key in (False, True))
-        print(f"{label}: {base:.1f} ms without, {own:.1f} with: {base / own:.3f}")
-    runner.close()
+
+
+def load_all(runner: TorchRunner, model: ModelConfig, folder: Path, label: str) -> None:
+    loads = []
+    for place in range(NUM_PLACES):
+        path = folder / str(place)
+        info = inspect_adapter(path, model)
+        began = time.perf_counter()
+        reply = runner.control(LoadAdapter(place, str(path), info.uid)).result()
+        loads.append((time.perf_counter() - began) * 1e3)
+        assert reply.ok, reply.message
+    print(
+        f"loading {info.num_bytes / 1e6:.0f} MB ({label}): median "
+        f"{statistics.median(loads):.0f} ms, longest {max(loads):.0f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
