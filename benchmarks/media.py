@@ -3,6 +3,9 @@
 python benchmarks/media.py --make /tmp/smolvlm        # random weights in the shape of SmolVLM-256M
 python benchmarks/media.py /tmp/smolvlm --threads 2
 
+On a machine that others use, start the server before (`weft serve /tmp/smolvlm --load-format dummy
+--max-running-requests 32 --speculative off`), and measure it with `--url` while they stand still.
+
 First the same picture is sent twice. Then streams of text are measured: alone, beside requests with
 text, and beside requests with pictures, all different. Times between tokens are those that a client
 sees over HTTP, of all streams together, from their 16th token on.
@@ -56,13 +59,23 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=600, help="of each stream")
+    parser.add_argument("--dtype", default="bfloat16", help="of the server that is started")
+    parser.add_argument("--url", default="", help="of a server that runs already")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--kinds", default="same,alone,text,pictures", help="what is measured, with commas"
+    )
     asked = parser.parse_args()
     if asked.make:
         make(asked.model)
         return
-    options = ["--load-format", "dummy", "--dtype", "bfloat16", "--threads", str(asked.threads)]
+    if asked.url:
+        asyncio.run(measure(asked.url, asked))
+        return
+    options = ["--load-format", "dummy", "--dtype", asked.dtype, "--threads", str(asked.threads)]
     options += ["--max-running-requests", str(asked.streams + asked.requests)]
+    # Each token is the same: all of them could be guessed, and would come together.
+    options += ["--speculative", "off"]
     with served("serve", str(asked.model), *options) as server:
         asyncio.run(measure(server.url, asked))
 
@@ -71,22 +84,21 @@ async def measure(url: str, asked: argparse.Namespace) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         for _ in range(2):  # what is done for the first time takes longer
             await answered(client, [text_part("Warm up"), picture_part()], 4)
-        await twice(client)
-        runs: dict[str, list[Run]] = {"alone": [], "text": [], "pictures": []}
+        kinds = asked.kinds.split(",")
+        if "same" in kinds:
+            await twice(client)
+            kinds.remove("same")
+        runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
         for _ in range(asked.rounds):
             for kind, found in runs.items():
                 found.append(await beside(client, kind, asked))
-        base = 0.0
         for kind, found in runs.items():
-            gaps_ms = 1_000 * np.concatenate([run.gaps_s for run in found])
-            p50, p99 = np.percentile(gaps_ms, [50, 99])
-            base = base or p99
-            told = f"p50 {p50:.1f} ms, p99 {p99:.1f} ms ({p99 / base:.2f} x), longest {max(gaps_ms):.0f}"
+            words = told([gap for run in found for gap in run.gaps_s])
             if found[0].first_s:
                 first_s = statistics.median(np.concatenate([run.first_s for run in found]))
                 others_s = statistics.median(run.others_s for run in found)
-                told += f"; the others: first token after {first_s:.1f} s, all {others_s:.1f} s"
-            print(f"streams beside {kind}: {told}", flush=True)
+                words += f"; the others: first token after {first_s:.1f} s, all {others_s:.1f} s"
+            print(f"streams beside {kind}: {words}", flush=True)
 
 
 async def twice(client: httpx.AsyncClient) -> None:
@@ -131,12 +143,18 @@ async def beside(client: httpx.AsyncClient, kind: str, asked: argparse.Namespace
         if kind == "pictures":
             content.append(picture_part())
         others.append(asyncio.create_task(streamed(client, content, 16, asyncio.Event())))
-    times = await asyncio.gather(*others)
-    others_s = time.perf_counter() - began_s
     gaps: list[float] = []
     for one in await asyncio.gather(*streams):
         gaps += np.diff(one[SETTLED:]).tolist()
+    print(f"a round beside {kind}: {told(gaps)}", flush=True)
+    times = await asyncio.gather(*others)
+    others_s = time.perf_counter() - began_s
     return Run(gaps, others_s, [one[0] - began_s for one in times])
+
+
+def told(gaps_s: list[float]) -> str:
+    p50, p99 = np.percentile(1_000 * np.array(gaps_s), [50, 99])
+    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {1_000 * max(gaps_s):.0f}"
 
 
 async def streamed(
