@@ -119,12 +119,34 @@ def test_cached_tokens_count_for_their_tenant_as_tokens_and_as_the_time_of_compu
     assert saved(metrics, "seconds") == pytest.approx({"alice": 0.25, "(none)": 0.25})
 
 
+def test_what_every_prompt_takes_is_not_counted_as_saved() -> None:
+    metrics = Metrics("m")
+
+    def end(num_computed: int, num_cached: int, prefill_s: float) -> None:
+        finish = Finish(
+            id=1,
+            reason="stop",
+            prompt_tokens=num_computed + num_cached,
+            completion_tokens=4,
+            cached_tokens=num_cached,
+            prefill_s=prefill_s,
+        )
+        record(metrics, finish, ARRIVED_S + 2.0, tenant="alice")
+
+    # A tenth of a second for each prompt, and 2 ms a token.
+    for num_computed in (10, 100, 400):
+        end(num_computed, 1, 0.1 + 0.002 * num_computed)
+    before_s = saved(metrics, "seconds")["alice"]
+    end(5, 300, 0.11)
+    assert saved(metrics, "seconds")["alice"] - before_s == pytest.approx(0.6)
+
+
 def test_however_many_tenants_there_are_the_page_names_no_more_than_a_bound() -> None:
     metrics = Metrics("m")
     savings = metrics.completions.savings
     for number in range(MAX_TENANTS + 5):
-        savings.add(f"tenant-{number}", 2, 0.001)
-    savings.add("tenant-0", 2, 0.001)
+        savings.add(f"tenant-{number}", 2, 1, 0.001)
+    savings.add("tenant-0", 2, 1, 0.001)
     found = saved(metrics, "tokens")
     assert len(found) == MAX_TENANTS + 1
     assert (found["tenant-0"], found["other"]) == (4, 10)

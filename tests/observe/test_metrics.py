@@ -185,7 +185,7 @@ def test_dashboard_asks_only_for_what_there_is() -> None:
     asked += [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
     assert len(asked) > 20
     metrics = filled()
-    metrics.completions.savings.add("alice", 16, 0.001)
+    metrics.completions.savings.add("alice", 16, 1, 0.001)
     there = {
         sample.name for family in parse(metrics.render().decode()) for sample in family.samples
     }

@@ -76,7 +76,8 @@ class CompletionRecorder:
         if end.completion_tokens > 1:
             metrics.time_per_token.observe_one(decode_s / (end.completion_tokens - 1), spec.rid)
         if end.cached_tokens:
-            metrics.savings.add(spec.tenant, end.cached_tokens, metrics.prompt_token_s)
+            num_computed = end.prompt_tokens - end.cached_tokens
+            metrics.savings.add(spec.tenant, end.cached_tokens, num_computed, stages["prefill"])
 
     def _log(
         self,

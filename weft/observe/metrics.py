@@ -259,11 +259,6 @@ class CompletionMetrics:
         )
         self.abandoned = {reason: abandoned.labels(reason) for reason in ("disconnect", "late")}
 
-    @property
-    def prompt_token_s(self) -> float:
-        """Seconds from admission to first token, for each prompt token that was computed."""
-        return self.stages["prefill"].sum / max(self.uncached_tokens.sum, 1.0)
-
 
 class HttpMetrics:
     """What the edge of the server sees of requests. An endpoint is the template of a path."""
