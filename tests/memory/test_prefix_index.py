@@ -232,6 +232,12 @@ def test_a_large_family_in_a_node_that_is_split_is_filed_anew_in_pieces() -> Non
     indexed.check()
 
 
+def test_so_many_move_at_once_as_the_page_of_policies_says() -> None:
+    assert (MAX_MOVES, FEW_MOVES, prefix_index.MANY) == (32, 8, 16_384)
+    # A node that is split files as many anew at once as eight such moves would.
+    assert NUM_AT_ONCE == 8
+
+
 def test_fewer_move_at_once_where_very_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "MANY", 3 * MAX_MOVES - 1)
     indexed = Indexed(page_size=1)

@@ -62,6 +62,21 @@ def test_the_columns_have_every_request_that_came_and_has_not_left(seed: int) ->
     compare(waiting, expected, notes)
 
 
+def test_who_came_by_a_moment_came_at_it_or_before() -> None:
+    rng = random.Random(2)
+    waiting = WaitingTable()
+    for number in range(40):
+        waiting.append(request_of(number, rng))  # at number / 2
+    for number in range(0, 40, 3):
+        waiting.discard(waiting.request_at(waiting.index_by_arrival(number)))
+    left = [number for number in range(40) if number % 3]
+    for time_s in (0.0, 0.5, 0.75, 5.0, 9.0, 19.4, 19.5, 30.0):
+        came = [number for number in left if number / 2 <= time_s]
+        assert [one.id for one in waiting.came_by(time_s)] == came
+        assert [number for number in left if number < waiting.end_by(time_s)] == came
+    assert [one.id for one in waiting.came_by(30.0, 5)] == [1, 2, 4]
+
+
 @pytest.mark.parametrize("num_waiting", [1, 40, 1_000])
 def test_room_is_made_once_for_many_that_come(
     num_waiting: int, monkeypatch: pytest.MonkeyPatch
