@@ -56,6 +56,7 @@ LOADS = {
     "busy": Load(0.8),
     "saturated": Load(1.15),
     "bursts": Load(0.7, at_once=30),
+    "floods": Load(2.0, at_once=350),
     "long": Load(0.9, output_scale=4.0),
 }
 
