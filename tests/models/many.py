@@ -241,6 +241,7 @@ LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": {**MSCALED, "mscale": 1.3}},
     ),
     "glm4-moe-lite": ("Glm4MoeLite", {**GROUPED, **LATENT, "q_lora_rank": 32}),
+    "mistral4": ("Mistral4", {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": GROWING}),
     "youtu": ("Youtu", {**LATENT, "rope_interleave": False}),
     "minicpm3": (
         "MiniCPM3",
@@ -417,6 +418,7 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", "gemma3", "gemma3_text", {"final_logit_softcapping": None}),
     "mistral3": ("Mistral3", "ministral", "mistral", {"layer_types": None, "sliding_window": None}),
     "ministral3": ("Mistral3", "ministral3", "ministral3", {"tie_word_embeddings": True}),
+    "mistral4": ("Mistral3", "mistral4", "mistral4", {}),
     "qwen2-vl": ("Qwen2VL", "", "qwen2_vl_text", {"rope_parameters": MROPE}),
     "qwen2.5-vl": ("Qwen2_5_VL", "", "qwen2_5_vl_text", {"rope_parameters": MROPE}),
     "qwen3.5-vl": ("Qwen3_5", "qwen3.5", "qwen3_5_text", {"rope_parameters": MROPE_PARTIAL}),

@@ -1,5 +1,6 @@
 """DeepSeek V2 and V3, and what computes as they do: attention by latents, and experts beside a part
-that all tokens share. Kimi K2 and Moonlight have the name of DeepSeek V3."""
+that all tokens share. Kimi K2 and Moonlight have the name of DeepSeek V3; Mistral 4 has queries
+that grow with their position, and a router by softmax."""
 
 from __future__ import annotations
 
@@ -127,6 +128,19 @@ def _deepseek3(config: Config) -> DecoderSpec:
     return with_experts(config, spec, sigmoid_experts(config), has_experts)
 
 
+def read_mistral4(config: Config) -> DecoderSpec:
+    layer = _layer(config, side_by_side=flag(config, "rope_interleave", True))
+    rope = layer.attention.rope
+    assert rope is not None
+    growth = get(get(config, "rope_parameters", dict, {}), "llama_4_scaling_beta", float, 0.0)
+    attention = replace(layer.attention, rope=replace(rope, query_growth=growth))
+    experts = sigmoid_experts(config)
+    router = replace(experts.router, scores="softmax", choice_bias=False)
+    has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
+    plain = DecoderSpec(layers=(replace(layer, attention=attention),))
+    return with_experts(config, plain, replace(experts, router=router), has_experts)
+
+
 def _youtu(config: Config) -> DecoderSpec:
     layer = _layer(config, side_by_side=flag(config, "rope_interleave", True))
     return DecoderSpec(layers=(layer,))
@@ -171,6 +185,15 @@ FAMILIES = {
             "n_shared_experts": 1,
             "norm_topk_prob": True,
             "routed_scaling_factor": 1.8,
+        },
+    ),
+    "Mistral4": Family(
+        read=read_mistral4,
+        defaults={
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
         },
     ),
     "Youtu": Family(read=_youtu),

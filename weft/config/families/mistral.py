@@ -14,6 +14,7 @@ from weft.config.decoder import (
     MlpSpec,
     TensorNames,
 )
+from weft.config.families.deepseek import read_mistral4
 from weft.config.families.experts import softmax_experts
 from weft.config.families.family import (
     FULL,
@@ -56,8 +57,11 @@ def _ministral3(config: Config) -> DecoderSpec:
 
 def _mistral3(config: Config) -> DecoderSpec:
     """Text and images: which text model is in it, its own configuration says."""
-    if get(get(config, "text_config", dict), "model_type", str, "mistral") == "ministral3":
+    kind = get(get(config, "text_config", dict), "model_type", str, "mistral")
+    if kind == "ministral3":
         return _ministral3(config)
+    if kind == "mistral4":
+        return read_mistral4(config)
     return _mistral(config)
 
 
