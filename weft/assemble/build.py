@@ -55,6 +55,7 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.status import EngineReady, Pools
 from weft.messages.wakeup import WakeupPipe
 from weft.observe import garbage
+from weft.parallel.peers import Peers
 from weft.plan.step import ForwardMode
 from weft.scheduler.settings import (
     DraftSettings,
@@ -78,15 +79,16 @@ class Built(NamedTuple):
     ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
 
 
-def build_engine(config: EngineConfig, folder: Path) -> Built:
-    """Load the model in `folder` and generate a token with it. `config` is resolved.
+def build_engine(config: EngineConfig, folder: Path, peers: Peers | None = None) -> Built:
+    """Load the model in `folder` and generate a token with it. `config` is resolved. `peers`: the
+    engines that have its experts between them.
 
     Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be
     written, for logit processors that cannot be loaded, and for a grammar library that is not
     installed.
     """
     if num_ranks(config) == 1:
-        return _build(config, folder, None)
+        return _build(config, folder, None, peers)
     ranks = StartedRanks(config, folder, choose_model(config, folder, here=True))
     try:
         built = _build(config, folder, ranks)
@@ -97,7 +99,12 @@ def build_engine(config: EngineConfig, folder: Path) -> Built:
     return built
 
 
-def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Built:
+def _build(
+    config: EngineConfig,
+    folder: Path,
+    ranks: StartedRanks | None,
+    peers: Peers | None = None,
+) -> Built:
     """`ranks`: the other processes that hold the model, which have been started."""
     model = kept_as(config, choose_model(config, folder, here=True))
     began_s = time.monotonic()
@@ -120,6 +127,7 @@ def _build(config: EngineConfig, folder: Path, ranks: StartedRanks | None) -> Bu
         processors=processors,
         draft=draft,
         ranks=None if ranks is None else ranks.join(),
+        peers=peers,
     )
     if ranks is not None:
         ranks.await_loaded()

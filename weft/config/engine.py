@@ -400,6 +400,20 @@ class ParallelOptions:
         low=0,
         elsewhere=("pp_async_batch_depth",),
     )
+    enable_dp_attention: bool = option(
+        False,
+        "the engines of --dp-size have the experts of the model between them, and take their steps "
+        "together; all else each of them has itself",
+        group="parallel",
+    )
+    ep_size: int = option(
+        1,
+        "as many as --dp-size, with --enable-dp-attention; 1: the same",
+        group="parallel",
+        low=1,
+        high=64,
+        elsewhere=("ep", "expert_parallel_size", "enable_expert_parallel"),
+    )
     dist_backend: str = option(
         "auto",
         "how processes add up what they have computed: shm by memory that they share, gloo by "

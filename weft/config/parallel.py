@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from weft.config.decoder import LayerSpec, MlpSpec, QkNorm
 from weft.config.engine import EngineConfig
+from weft.config.lockstep import check_lockstep
 from weft.config.model import ModelConfig
 from weft.config.nodes import check_nodes
 from weft.config.options import SettingsError
@@ -26,6 +27,7 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
     """Raises SettingsError where the model cannot be divided as the settings say. `config` has its
     device."""
     size = config.tp_size
+    check_lockstep(config, model)
     if config.pp_size > 1:
         _check_stages(config, model)
     check_nodes(config)

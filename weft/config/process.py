@@ -50,6 +50,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     rpc: str  # ipc address that the engine binds, for RPC clients
     log_level: str
     log_format: str = "text"
+    # Numbers of the open sockets to engines that have its experts besides, by their rank; -1 in
+    # its own place.
+    peers: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
         """One line, without the line break."""

@@ -35,6 +35,7 @@ from weft.config.gpu import (
 )
 from weft.config.handoff import check_handoff
 from weft.config.kv_events import check_kv_events
+from weft.config.lockstep import elsewhere_bytes
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -558,7 +559,7 @@ def _sizing(
     """Share out `free_bytes`. `config` is `asked` with device, dtype,
     context and chunk filled in.
     """
-    weights = model.weights_bytes
+    weights = model.weights_bytes - elsewhere_bytes(config, model)
     work = num_ranks(config) * _work_bytes(config, model) + _adapters_bytes(config, model)
     pools = _with_states(_pools(asked, config, model), config, model)
     if draft is not None:

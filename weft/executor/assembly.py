@@ -23,6 +23,7 @@ from weft.config.projections import adapter_item_bytes
 from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool, MakeZeros, StatePool, zeros
+from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.steps import AdapterSteps
@@ -69,6 +70,8 @@ class RunnerSpec:
     processors: Processors | None = None  # logit processors that requests may name
     draft: DraftSpec | None = None  # None: there is no draft model
     ranks: Ranks | None = None  # that hold the model together; None: this process has all of it
+    # The engines that have its experts between them; None: this one has all of them.
+    experts: ExpertGroup | None = None
 
     @property
     def attended(self) -> ModelConfig:

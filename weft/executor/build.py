@@ -14,9 +14,11 @@ from weft.executor.cpu.device import worker_thread
 from weft.executor.drafting.build import draft_spec, paired
 from weft.executor.drafting.closing import closing
 from weft.executor.gpu import build as gpu
+from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.runner import TorchRunner
 from weft.executor.wire.followers import Ranks
+from weft.parallel.peers import Peers
 
 
 def load_runner(
@@ -33,20 +35,23 @@ def load_runner(
     processors: Processors | None = None,
     draft: DraftSpec | None = None,
     ranks: Ranks | None = None,
+    peers: Peers | None = None,
 ) -> TorchRunner:
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
     Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. With `window_tokens`, layers with windows
     have as many slots of their own. Layers that keep a state have slots 0 to num_state_slots - 1.
     Adapters have places 0 to `engine.max_loaded_loras` - 1. A `draft` model beside it is for a CPU.
-    `ranks`: the processes that hold the model together; None: this one has all of it.
+    `ranks`: the processes that hold the model together; None: this one has all of it. `peers`: the
+    engines that have its experts between them.
     Raises `ModelError` if the weights cannot be used, ValueError for an unknown attention backend.
     """
     assert kv_tokens % page_size == 0, "the KV pool consists of whole pages"
     thread = worker_thread(engine.threads)
+    kept = replace(kept_as(engine, model), context_length=context_length)
     spec = RunnerSpec(
         engine=engine,
-        model=replace(kept_as(engine, model), context_length=context_length),
+        model=kept,
         folder=folder,
         kv_tokens=kv_tokens,
         window_tokens=window_tokens,
@@ -57,6 +62,7 @@ def load_runner(
         processors=processors,
         draft=draft,
         ranks=ranks,
+        experts=None if peers is None else ExpertGroup(peers, kept),
     )
     try:
         return thread.submit(_build, spec).result()

@@ -18,6 +18,7 @@ from weft.assemble.prepare import prepare
 from weft.config.engine import EngineConfig
 from weft.config.keys import read_keys
 from weft.config.limits import Limits
+from weft.config.lockstep import with_engines
 from weft.config.machine import probe
 from weft.config.media_options import media_options
 from weft.config.server import ServerConfig
@@ -39,8 +40,9 @@ async def embedded(
     ready. Raises SettingsError and ModelError before anything is loaded."""
     digests, server = read_keys(server)
     media_options(server)
+    engine = with_engines(engine, server.dp_size)
     with contextlib.ExitStack() as started:
-        group = EngineGroup(server.dp_size)
+        group = EngineGroup(server.dp_size, are_joined=engine.enable_dp_attention)
         started.callback(group.stop, STOP_S)
         machine = part_of(probe(), server.dp_size, engine)
         prepared = await asyncio.to_thread(prepare, engine, machine)

@@ -7,6 +7,7 @@ nothing of what is said between them and the front.
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,14 +31,28 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 class EngineGroup:
     """`processes[rank]`. A process that has ended may be replaced by another one."""
 
-    def __init__(self, num_engines: int) -> None:
-        """Start them. They wait for `begin`."""
+    def __init__(self, num_engines: int, *, are_joined: bool = False) -> None:
+        """Start them. They wait for `begin`. `are_joined`: each has a link to every other one, and
+        none can be replaced."""
         self.processes: list[EngineProcess] = []
+        self.are_joined = are_joined
         self._context: LaunchContext | None = None
         self._sockets: SocketFolder | None = None
         self._num_starts = [0] * num_engines
-        for rank in range(num_engines):
-            self.processes.append(EngineProcess(environment(rank, num_engines)))
+        # Of each engine, by rank: the numbers of its ends of links.
+        self._links: list[tuple[int, ...]] = [()] * num_engines
+        ends: list[dict[int, socket.socket]] = [{} for _ in range(num_engines)]
+        if are_joined:
+            ends = socket_pairs(num_engines)
+        for rank, own in enumerate(ends):
+            files = {other: end.fileno() for other, end in own.items()}
+            if are_joined:
+                self._links[rank] = tuple(files.get(other, -1) for other in range(num_engines))
+            process = EngineProcess(environment(rank, num_engines), list(files.values()))
+            self.processes.append(process)
+        for own in ends:
+            for end in own.values():
+                end.close()  # so that the end of an engine is the end of its links
 
     def begin(
         self,
@@ -79,6 +94,7 @@ class EngineGroup:
             rpc=sockets.address(f"{RPC_SOCKET}{mark}"),
             log_level=config.log_level,
             log_format=config.log_format,
+            peers=self._links[rank],
         )
         self.processes[rank].begin(args)
 
@@ -94,6 +110,15 @@ def journals(config: EngineConfig, num_engines: int) -> tuple[str, ...]:
 def _mark(rank: int, num_engines: int) -> str:
     """Of the names of an engine."""
     return f".dp{rank}" if num_engines > 1 else ""
+
+
+def socket_pairs(num: int) -> list[dict[int, socket.socket]]:
+    """Of each of `num` processes, its ends of the links to all others."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(num)]
+    for one in range(num):
+        for other in range(one + 1, num):
+            ends[one][other], ends[other][one] = socket.socketpair()
+    return ends
 
 
 def _config_of(

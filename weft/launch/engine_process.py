@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -84,12 +84,14 @@ class EngineProcess:
     autogroup), so a priority that somebody gives to the server is the engine's, too.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, files: Sequence[int] = ()
+    ) -> None:
         """Start it. It imports what it needs, and waits for `begin`. `environment` None: that of
-        the launcher."""
+        the launcher. `files`: open ones that it inherits."""
         self._args: EngineArgs | None = None
         self._process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, process_group=0, env=environment
+            COMMAND, stdin=subprocess.PIPE, process_group=0, env=environment, pass_fds=files
         )
         self._exit: Future[int] = Future()
         self._exit.set_running_or_notify_cancel()

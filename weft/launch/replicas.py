@@ -5,7 +5,7 @@
                     └─▶ ...
 
 At the start all must become ready. From then on the server ends only when no engine is left, and
-none is going to be started again.
+none is going to be started again; or, where engines take their steps together, when one is lost.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class Replicas:
                 done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     end: ExitStatus = task.result()
+                    if self._group.are_joined and task in engines:
+                        return end
                     if not client.state.is_alive or all(engine.done() for engine in engines):
                         return end
         finally:
@@ -110,6 +112,9 @@ class Replicas:
             self._fleet.lose(rank, end.reason)
             if is_start:
                 return end
+            if self._group.are_joined:
+                # The others wait for what it would have computed for them.
+                return end._replace(reason=f"engine {rank} is lost: {end.reason}")
             self._links[rank].close()
             await asyncio.to_thread(self._group.processes[rank].stop, STOP_S)
             if not self._may_start_again(rank):

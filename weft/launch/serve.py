@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weft.config.engine import EngineConfig
 from weft.config.keys import KeyDigests, read_keys
 from weft.config.limits import Limits
+from weft.config.lockstep import with_engines
 from weft.config.media_options import media_options
 from weft.config.options import Command, asked_help
 from weft.config.server import ServerConfig
@@ -53,7 +54,7 @@ def serve(argv: Sequence[str]) -> int:
     media_options(config)
     for name in SECRETS:  # the engine and whatever else is started has no use for them
         os.environ.pop(name, None)
-    engine = settings.make(EngineConfig)
+    engine = with_engines(settings.make(EngineConfig), config.dp_size)
     if engine.node_rank:
         from weft.launch.node import follow_node
 
@@ -67,7 +68,7 @@ def serve(argv: Sequence[str]) -> int:
         with StartSignals() as signals, ExitStack() as started:
             # A signal that comes here waits until all that was started is known to `started`.
             with signals.held():
-                group = EngineGroup(config.dp_size)
+                group = EngineGroup(config.dp_size, are_joined=engine.enable_dp_attention)
                 started.callback(group.stop, ENGINE_STOP_S)
                 started.callback(ignore)
             from weft.assemble.prepare import prepare

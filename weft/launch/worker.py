@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from weft.messages.codec import FromEngine, decode_to_engine
 from weft.messages.replies import StepOutput
 from weft.messages.status import EngineFailed
 from weft.observe import garbage, log
+from weft.parallel.peers import Peers
 from weft.plan.step import ForwardMode
 
 IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
@@ -65,7 +67,7 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
     ranks: StartedRanks | None = None
     try:
         skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
-        built = build_engine(args.config, Path(args.folder))
+        built = build_engine(args.config, Path(args.folder), _peers(args))
         ranks = built.ranks
         if ranks is not None:
             ranks.on_lost(partial(_end_for_lost_rank, args.from_engine))
@@ -87,6 +89,16 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
     context.term()
     # At once: no thread of the device may delay the end.
     os._exit(_exit_status(failure))
+
+
+def _peers(args: EngineArgs) -> Peers | None:
+    """The other engines, where these have the experts of one model between them."""
+    if not args.peers:
+        return None
+    ends = {
+        rank: socket.socket(fileno=number) for rank, number in enumerate(args.peers) if number >= 0
+    }
+    return Peers(args.peers.index(-1), ends, args.config.dist_timeout)
 
 
 def _end_for_lost_rank(address: str, reason: str) -> None:

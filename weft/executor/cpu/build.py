@@ -41,6 +41,7 @@ from weft.executor.ranks.build import (
     cpp_model,
     cpp_ops,
     decoder_steps,
+    in_lockstep,
     plan_sender,
     with_ranks,
 )
@@ -142,7 +143,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     kept = tensors_of(pool, state_pool)
     steps = split(
         spec,
-        recorded(computing(fused, whole), experts),
+        recorded(computing(spec, fused, whole), experts),
         whole,
         model=model,
         attention=attention,
@@ -159,7 +160,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     steps, store = with_media(spec, steps, store, rows, tower)
     device = announcing(spec, _device(spec), sender)
-    return TorchRunner(steps, store=store, device=device, kernels=library)
+    return in_lockstep(spec, ops, steps, store, device)
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:

@@ -31,6 +31,7 @@ from weft.executor.ranks.build import (
     adapters_of,
     announcing,
     decoder_steps,
+    in_lockstep,
     plain_model,
     plain_ops,
     plan_sender,
@@ -90,7 +91,7 @@ def build_decoder(
     steps, store = with_ranks(spec, with_adapters(steps, adapters), weights, rows, sender)
     steps, store = with_media(spec, steps, store, rows, tower)
     device = announcing(spec, device, sender)
-    return TorchRunner(steps, store=store, device=device)
+    return in_lockstep(spec, ops, steps, store, device)
 
 
 def build_encoder(

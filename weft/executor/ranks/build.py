@@ -13,28 +13,36 @@ from weft.config.model import UnsupportedModel
 from weft.executor.assembly import RunnerSpec
 from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.lockstep.steps import LockstepDevice, LockstepSteps, LockstepStore
 from weft.executor.media.steps import MediaSteps
 from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSteps
 from weft.executor.ranks.leader import LeaderDrafting, LeaderSteps, LeaderStore
 from weft.executor.ranks.sender import AnnouncingDevice, PlanSender
-from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps
+from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps, TorchRunner
 from weft.executor.wire.followers import Ranks
 from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, LayeredModel, make_model
 from weft.models.staged import StagedDecoder
 from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.expert_parallel import CppExperts, ExpertParallelCppOps
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sharded import RankLink, ShardedCppOps, by_calls, by_memory
 from weft.ops.cpp.staged import CppHandover
+from weft.ops.expert_parallel import ExpertParallelPlainOps, PlainExperts
 from weft.ops.lora import AdapterOps
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
 from weft.ops.sharded import ShardedAdapters, ShardedPlainOps
 from weft.ops.stages import Handover, Pipe, PlainHandover, PresentAdapters
+from weft.parallel.lockstep import Lockstep
 
 
 def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
+    if spec.experts is not None:
+        return ExpertParallelPlainOps(
+            spec.experts.place, spec.experts, spec.dtype, on, spec.model.quantize
+        )
     if spec.ranks is None or spec.ranks.stage is not None:
         return PlainOps(spec.dtype, on, spec.model.quantize)
     collective = spec.ranks.collective
@@ -47,6 +55,9 @@ def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
 
 def cpp_ops(spec: RunnerSpec, library: Library, format: WeightFormat) -> CppOps:
     keeps_codes = spec.model.keeps_codes
+    if spec.experts is not None:
+        place = spec.experts.place
+        return ExpertParallelCppOps(place, spec.experts, library, format, keeps_codes=keeps_codes)
     if spec.ranks is None or spec.ranks.stage is not None:
         return CppOps(library, format, keeps_codes=keeps_codes)
     link = _rank_link(spec.ranks)
@@ -108,10 +119,33 @@ def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
     return FollowerSteps(**parts)
 
 
-def computing(fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
+def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
     """Steps that are one call of the kernels. A stage without a head has none such: it samples
-    nothing."""
-    return whole if isinstance(whole, StageSteps) else fused
+    nothing. Nor have engines that compute experts for each other, in the middle of a step."""
+    is_cut = isinstance(whole, StageSteps) or spec.experts is not None
+    return whole if is_cut else fused
+
+
+def in_lockstep(
+    spec: RunnerSpec, ops: Ops, steps: ModelSteps, store: DeviceStore, device: StepDevice
+) -> TorchRunner:
+    """A runner of these parts; where engines have experts between them, one that takes its steps
+    together with theirs. The weights have their content."""
+    kernels = ops.library if isinstance(ops, CppOps) else None
+    group = spec.experts
+    if group is None:
+        return TorchRunner(steps, store=store, device=device, kernels=kernels)
+    if isinstance(ops, ExpertParallelCppOps):
+        group.begin(CppExperts(ops, ops.layers.local(group.activations)))
+    elif isinstance(ops, ExpertParallelPlainOps):
+        group.begin(PlainExperts(ops.layers.local(group.activations), spec.dtype))
+    lockstep = Lockstep(group.peers, group.idle)
+    return TorchRunner(
+        LockstepSteps(steps, lockstep),
+        store=LockstepStore(store, lockstep),
+        device=LockstepDevice(spec.thread, lockstep),
+        kernels=kernels,
+    )
 
 
 def plan_sender(spec: RunnerSpec, rows: DeviceRowTable) -> PlanSender | None:

@@ -1,0 +1,357 @@
+"""Engines that have the experts of one model between them, and take their steps together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tests.launch.tiny_model import write_tiny_model
+from tests.seeds import slow
+from weft.assemble.build import Built, build_engine
+from weft.assemble.prepare import Prepared, prepare
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
+from weft.executor.lockstep.steps import LockstepDevice, LockstepSteps, LockstepStore
+from weft.executor.runner import DecoderOutput
+from weft.executor.weights.load import save_random
+from weft.launch.engine_group import socket_pairs
+from weft.messages.replies import StepOutput
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
+from weft.ops.expert_parallel import ExpertRange, OwnedExperts, PeerPlace, experts_of
+from weft.ops.muladd import fused_muladd
+from weft.ops.plain import PlainMatrix
+from weft.ops.sharding import RankLost
+from weft.parallel.lockstep import Lockstep, StepWish, agree
+from weft.parallel.peers import Peers
+from weft.plan.device import DeviceReply, DeviceRequest, GetWeight, ReleaseMemory
+from weft.plan.step import ForwardMode
+
+NOTHING, DECODE, PREFILL, TOGETHER = StepWish
+
+Answers = list[list[tuple[int, float]]]
+
+WAIT_S = 60.0  # for a thread of this process; never waited for
+
+
+@pytest.mark.parametrize(
+    ("wanted", "last", "done"),
+    [
+        ((DECODE, NOTHING), DECODE, DECODE),
+        ((NOTHING, PREFILL), PREFILL, PREFILL),
+        ((DECODE, PREFILL), DECODE, PREFILL),
+        ((DECODE, PREFILL), PREFILL, DECODE),
+        ((DECODE, PREFILL), NOTHING, PREFILL),
+        ((TOGETHER, NOTHING), DECODE, NOTHING),
+        ((TOGETHER, DECODE), DECODE, DECODE),
+        ((TOGETHER, TOGETHER), PREFILL, TOGETHER),
+    ],
+)
+def test_all_draw_the_same_conclusion_from_what_each_wants(
+    wanted: tuple[StepWish, ...], last: StepWish, done: StepWish
+) -> None:
+    assert agree(wanted, last) is done
+    assert agree(wanted[::-1], last) is done
+
+
+class FakeExchange:
+    """A step of one side: all meet a few times in it, as layers with experts do."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self.kinds: list[int] = []  # of each step: the sum of what all have said
+
+    def run(self, kind: int) -> None:
+        words = {other: bytes([kind]) for other in self.peers.others}
+        for _ in range(2):
+            heard = self.peers.swap(words)
+        self.kinds.append(kind + sum(word[0] for word in heard.values()))
+
+    def idle(self) -> None:
+        self.run(0)
+
+
+class Plan(NamedTuple):
+    mode: ForwardMode
+
+
+class Side:
+    """One engine's device, whose steps are `FakeExchange`'s."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self.exchange = FakeExchange(peers)
+        self.lockstep = Lockstep(peers, self.exchange.idle)
+        self.steps = LockstepSteps(self, self.lockstep)  # type: ignore[arg-type]
+        self.thread = ThreadPoolExecutor(1)
+        self.device = LockstepDevice(self.thread, self.lockstep)
+        self.fails = False
+
+    def run(self, plan: Plan) -> DecoderOutput:
+        if self.fails:
+            raise MemoryError
+        self.exchange.run(1 if plan.mode is ForwardMode.DECODE else 100)
+        return DecoderOutput(None, ())
+
+    def launch(self, mode: ForwardMode) -> Any:
+        return self.device.launch(self.steps.run, Plan(mode))  # type: ignore[arg-type]
+
+
+def make_peers(num: int) -> list[Peers]:
+    return [Peers(rank, ends, WAIT_S) for rank, ends in enumerate(socket_pairs(num))]
+
+
+@pytest.fixture
+def sides() -> Iterator[Callable[[int], list[Side]]]:
+    made: list[Side] = []
+
+    def make(num: int) -> list[Side]:
+        made.extend(Side(peers) for peers in make_peers(num))
+        return made
+
+    yield make
+    for side in made:
+        side.device.close()
+
+
+@pytest.mark.parametrize("num_steps", [100, *slow([1000])])
+def test_steps_of_one_engine_alone_do_not_wait_for_work_of_the_others(
+    sides: Callable[[int], list[Side]], num_steps: int
+) -> None:
+    busy, idle = sides(2)
+    random = Random(7)
+    modes = (ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.MIXED)
+    last = None
+    for _ in range(num_steps):
+        last = busy.launch(random.choice(modes))
+        if random.random() < 0.3:
+            last.result(WAIT_S)
+    last.result(WAIT_S)
+    idle.device.close()  # behind what it computes
+    assert len(busy.exchange.kinds) == num_steps
+    assert idle.exchange.kinds == busy.exchange.kinds
+    assert (busy.lockstep.num_idle, idle.lockstep.num_idle) == (0, num_steps)
+
+
+def test_prefills_and_decodes_of_several_engines_keep_apart(
+    sides: Callable[[int], list[Side]],
+) -> None:
+    all_sides = sides(3)
+    random = Random(3)
+    launched = []
+    for side in all_sides:
+        modes = [random.choice((ForwardMode.EXTEND, ForwardMode.DECODE)) for _ in range(20)]
+        launched += [side.launch(mode) for mode in modes]
+    for step in launched:
+        step.result(WAIT_S)
+    for side in all_sides:
+        side.device.close()
+    kinds = all_sides[0].exchange.kinds
+    assert all(side.exchange.kinds == kinds for side in all_sides)
+    assert all(kind <= 3 or kind % 100 == 0 for kind in kinds), "no step had both"
+    assert sum(kind % 100 + kind // 100 for kind in kinds) == 60
+
+
+def test_a_step_that_breaks_off_ends_the_steps_of_all(
+    sides: Callable[[int], list[Side]],
+) -> None:
+    broken, other = sides(2)
+    broken.fails = True
+    with pytest.raises(MemoryError):
+        broken.launch(ForwardMode.DECODE).result(WAIT_S)
+    with pytest.raises(RankLost, match="engine 0 is gone"):
+        other.launch(ForwardMode.DECODE).result(WAIT_S)
+
+
+class FakeStore:
+    def __init__(self, *, ok: bool = True) -> None:
+        self.done: list[DeviceRequest] = []
+        self._ok = ok
+
+    def do(self, request: DeviceRequest) -> DeviceReply:
+        self.done.append(request)
+        return DeviceReply(ok=self._ok)
+
+
+def test_memory_is_released_when_all_engines_want_it_and_not_before(
+    sides: Callable[[int], list[Side]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sides(2)
+    stores = [FakeStore(), FakeStore()]
+    whole = [
+        LockstepStore(store, side.lockstep)
+        for store, side in zip(stores, (first, second), strict=True)
+    ]
+    request = ReleaseMemory(("weights",))
+    assert first.device.submit(lambda: whole[0].do(GetWeight("w", 1))).result(WAIT_S).ok
+    asked = first.device.submit(lambda: whole[0].do(request))
+    second.launch(ForwardMode.DECODE).result(WAIT_S)  # goes on meanwhile
+    assert request not in stores[0].done
+    both = [asked, second.device.submit(lambda: whole[1].do(request))]
+    assert [reply.result(WAIT_S).ok for reply in both] == [True, True]
+    assert [store.done[-1] for store in stores] == [request, request]
+
+    monkeypatch.setattr("weft.executor.lockstep.steps.MEET_S", 0.0)
+    refused = first.device.submit(lambda: whole[0].do(request)).result(WAIT_S)
+    assert (refused.ok, refused.status, len(stores[0].done)) == (False, 503, 2)
+
+
+def test_engines_that_would_have_different_weights_compute_nothing_more(
+    sides: Callable[[int], list[Side]],
+) -> None:
+    request = ReleaseMemory(("weights",))
+    replies = []
+    for side, store in zip(sides(2), (FakeStore(), FakeStore(ok=False)), strict=True):
+        whole = LockstepStore(store, side.lockstep)
+        replies.append(side.device.submit(lambda whole=whole: whole.do(request)))  # type: ignore[misc]
+    for reply in replies:
+        assert reply.result(WAIT_S).status == 500
+
+
+def test_experts_are_divided_between_all_engines() -> None:
+    places = [PeerPlace(rank, 3) for rank in range(3)]
+    assert [experts_of(8, place) for place in places] == [
+        ExpertRange(0, 2),
+        ExpertRange(2, 3),
+        ExpertRange(5, 3),
+    ]
+
+
+def test_a_matrix_of_experts_keeps_those_of_its_engine() -> None:
+    local = PlainMatrix(2, (1, 1) * 2, False, torch.float32, torch.device("cpu"))
+    whole = OwnedExperts(local, 2, (1, 1), 3, ExpertRange(1, 2), number=0)
+    for part in range(6):
+        whole.put(part, torch.full((1, 2), float(part)))
+    found = torch.cat([whole.get(part) for part in range(6)])[:, 0]
+    assert found[:2].isnan().all()
+    assert found[2:].tolist() == [2, 3, 4, 5]
+
+
+def test_a_product_and_a_sum_are_rounded_once() -> None:
+    random = np.random.default_rng(5)
+    a = random.standard_normal(400).astype(np.float32)
+    b = random.standard_normal(400).astype(np.float32)
+    c = (-a * b).astype(np.float32)
+    # In float64 this is rounded to the middle between two float32, from above and from below.
+    a[:2], b[:2], c[:2] = 1 + 2**-12, (1 + 2**-13, 1 - 2**-13), (2**24, 2**24 + 2)
+    a[2:4], b[2:4], c[2:4] = (2**-60, -(2**-60)), 1.0, 1.0
+    a[4:6], b[4:6] = (1 + 2**-23), (2**-24 + 2**-47, 2**-24)
+    c[4:6] = 1.0
+    found = fused_muladd(a, b, c)
+    for one, other, third, got in zip(a, b, c, found, strict=True):
+        exact = Fraction(float(one)) * Fraction(float(other)) + Fraction(float(third))
+        error = abs(Fraction(float(got)) - exact)
+        for towards in (-np.inf, np.inf):
+            beside = Fraction(float(np.nextafter(got, np.float32(towards))))
+            assert error <= abs(beside - exact)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_model(
+        tmp_path_factory.mktemp("experts"),
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=False,
+    )
+    save_random(ModelConfig.from_folder(folder), folder / "model.safetensors")
+    return folder
+
+
+def prepared(folder: Path, **settings: Any) -> Prepared:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        kv_tokens=512,
+        max_running_requests=4,
+        context_length=128,
+        chunked_prefill_size=32,
+        page_size=4,
+    )
+    return prepare(EngineConfig(**{**vars(config), **settings}))
+
+
+def answers(built: Built, prompts: list[list[int]]) -> Answers:
+    """Tokens and their log probabilities, of requests that run beside each other."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for id, prompt in enumerate(prompts):
+        sampling = SamplingParams(
+            max_new_tokens=6, temperature=1.0, seed=prompt[0], ignore_eos=True, logprobs=0
+        )
+        request = GenerateRequest(
+            id=id,
+            rid=str(id),
+            input_ids=np.array(prompt, np.int32).tobytes(),
+            sampling=sampling,
+        )
+        built.engine.submit(request)
+    while built.engine.has_work:
+        for message in built.engine.step():
+            if isinstance(message, StepOutput):
+                ids = np.frombuffer(message.ids, np.int64).tolist()
+                tokens = np.frombuffer(message.tokens, np.int32).tolist()
+                for id, token, told in zip(ids, tokens, message.logprobs, strict=True):
+                    found.setdefault(id, []).append((token, told.logprob))
+    return [found[id] for id in range(len(prompts))]
+
+
+def test_engines_with_experts_between_them_give_the_bits_of_one(folder: Path) -> None:
+    expected, found = of_one_and_of_two(folder, "auto")
+    assert found == expected
+    assert len({token for answer in expected for token, _ in answer}) > 10
+
+
+@pytest.mark.slow
+def test_torch_computes_for_other_engines_too(folder: Path) -> None:
+    """Its sums depend on how many rows there are."""
+    expected, found = of_one_and_of_two(folder, "torch")
+    for one, other in zip(expected, found, strict=True):
+        assert [token for token, _ in one] == [token for token, _ in other]
+        assert [told for _, told in one] == pytest.approx([told for _, told in other], abs=1e-4)
+
+
+def of_one_and_of_two(folder: Path, kernels: str) -> tuple[Answers, Answers]:
+    """The answers to the same prompts."""
+    random = Random(1)
+    prompts = [[random.randrange(256) for _ in range(random.randrange(2, 50))] for _ in range(7)]
+    one = prepared(folder, kernels=kernels)
+    expected = answers(build_engine(one.config, one.folder), prompts)
+    half = prepared(folder, kernels=kernels, enable_dp_attention=True, ep_size=2)
+    parts = [prompts[:5], prompts[5:]]
+    found: list[Answers] = [[], []]
+    all_peers = make_peers(2)
+
+    def serve(rank: int) -> None:
+        built = build_engine(half.config, half.folder, all_peers[rank])
+        found[rank] = answers(built, parts[rank])
+        done.wait(WAIT_S)
+        built.runner.close()
+
+    done = threading.Barrier(2)  # whoever is ready still computes for the other
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return expected, found[0] + found[1]

@@ -1,0 +1,1 @@
+"""Engines that have the experts of one model between them, and take their steps together."""

@@ -1,0 +1,152 @@
+"""The experts that several engines have between them, as one of them sees them
+(`--enable-dp-attention`): rows of all go to those that have their experts, and come back computed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.arrays import IntArray
+from weft.config.decoder import MoeSpec
+from weft.config.lockstep import expert_specs
+from weft.config.model import ModelConfig
+from weft.ops.expert_parallel import ComputeExperts, PeerPlace, experts_of
+from weft.parallel.peers import Peers
+
+FloatArray = NDArray[np.float32]
+
+SENT = struct.Struct("<QQ")  # rows, and pairs of a row and an expert
+
+
+class RowsOfEngine(NamedTuple):
+    """What an engine has to be computed by one of them."""
+
+    rows: FloatArray  # [n, hidden]
+    places: IntArray  # [pairs] a row
+    experts: IntArray  # [pairs] an expert for it, by its number among those of who computes
+
+
+class ExpertGroup:
+    """The `ExpertExchange` of one engine: what it has of the experts, and the others."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        model: ModelConfig,
+    ) -> None:
+        self.peers = peers
+        self.place = PeerPlace(peers.rank, peers.size)
+        self._hidden_size = model.hidden_size
+        self._specs = expert_specs(model)
+        self._compute: ComputeExperts | None = None
+        self._borders = [self._borders_of(spec) for spec in self._specs]
+
+    @property
+    def activations(self) -> Sequence[str]:
+        """Of the layers that have experts, in their order."""
+        return [spec.activation for spec in self._specs]
+
+    def begin(
+        self,
+        compute: ComputeExperts,
+    ) -> None:
+        """The model is there: `compute` computes the experts of this engine."""
+        self._compute = compute
+
+    @torch.inference_mode()
+    def idle(self) -> None:
+        """A step without tokens."""
+        for layer, spec in enumerate(self._specs):
+            nothing = torch.empty(0, self._hidden_size)
+            chosen = torch.empty(0, spec.router.num_chosen, dtype=torch.int32)
+            self.exchange(layer, nothing, chosen, nothing)
+
+    def exchange(
+        self,
+        layer: int,
+        x: Tensor,
+        experts: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Rows go to those that have their experts, and come back computed. A row goes to each
+        engine once, with all of its experts there."""
+        borders = self._borders[layer]
+        mine = self.place.rank
+        num_chosen = experts.shape[1]
+        flat = experts.reshape(-1).numpy()
+        owners = np.searchsorted(borders, flat, side="right") - 1
+        rows = x.numpy()
+        pairs = [np.flatnonzero(owners == rank).astype(np.int32) for rank in range(self.place.size)]
+        sent = {
+            rank: _packed(rows, pairs[rank] // num_chosen, flat[pairs[rank]] - borders[rank])
+            for rank in self.peers.others
+        }
+        received = self.peers.swap(sent)
+        parts = {rank: self._unpacked(data) for rank, data in received.items()}
+        here = flat[pairs[mine]] - borders[mine]
+        parts[mine] = RowsOfEngine(rows, pairs[mine] // num_chosen, here)
+        computed = self._computed(layer, parts)
+        replies = {rank: computed[rank].tobytes() for rank in self.peers.others}
+        results = out.numpy()
+        results[pairs[mine]] = computed[mine]
+        for rank, data in self.peers.swap(replies).items():
+            results[pairs[rank]] = np.frombuffer(data, np.float32).reshape(-1, self._hidden_size)
+
+    def _computed(self, layer: int, parts: dict[int, RowsOfEngine]) -> dict[int, FloatArray]:
+        """What the experts of this engine make of everybody's rows, apart by who sent them."""
+        assert self._compute is not None, "a step before the model is there"
+        order = sorted(parts)
+        firsts = np.cumsum([0, *(len(parts[rank].rows) for rank in order)])
+        places = [parts[rank].places + first for rank, first in zip(order, firsts, strict=False)]
+        which = np.concatenate(places).astype(np.int32)
+        if not len(which):
+            return {rank: np.empty((0, self._hidden_size), np.float32) for rank in order}
+        rows = np.concatenate([parts[rank].rows for rank in order])
+        chosen = np.concatenate([parts[rank].experts for rank in order]).astype(np.int32)
+        found = self._compute(
+            layer, torch.from_numpy(rows), torch.from_numpy(which), torch.from_numpy(chosen)
+        ).numpy()
+        ends = np.cumsum([0, *map(len, places)])
+        return {
+            rank: found[begin:end] for rank, (begin, end) in zip(order, pairwise(ends), strict=True)
+        }
+
+    def _unpacked(
+        self,
+        data: bytearray,
+    ) -> RowsOfEngine:
+        num_rows, num_pairs = SENT.unpack_from(data)
+        numbers = np.frombuffer(data, np.int32, 2 * num_pairs, SENT.size)
+        begin = SENT.size + numbers.nbytes
+        rows = np.frombuffer(data, np.float32, num_rows * self._hidden_size, begin)
+        rows = rows.reshape(num_rows, self._hidden_size)
+        return RowsOfEngine(rows, numbers[:num_pairs], numbers[num_pairs:])
+
+    def _borders_of(
+        self,
+        spec: MoeSpec,
+    ) -> IntArray:
+        """The first expert of each engine."""
+        places = [PeerPlace(rank, self.place.size) for rank in range(self.place.size)]
+        firsts = [experts_of(spec.router.num_experts, place).first for place in places]
+        return np.array(firsts, np.int32)
+
+
+def _packed(
+    rows: FloatArray,
+    places: IntArray,
+    experts: IntArray,
+) -> bytes:
+    """Rows that are sent, each once, and of each pair the place of its row among these."""
+    wanted, of_pair = np.unique(places, return_inverse=True)
+    numbers = np.concatenate([of_pair, experts]).astype(np.int32)
+    head = SENT.pack(len(wanted), len(places))
+    return head + numbers.tobytes() + np.ascontiguousarray(rows[wanted]).tobytes()

@@ -1,0 +1,173 @@
+"""Engines that take their steps together, because they have the experts of one model between them
+(`--enable-dp-attention`). Each has its scheduler, and all of the model but for experts.
+
+    plan ─▶ LockstepSteps ─▶ its turn? ─▶ the steps of this engine ─▶ tokens
+                                  └ no ─▶ an idle step: experts for the others
+    no plan ─▶ LockstepDevice ─ another engine has begun ─▶ an idle step
+
+Nobody but the runner knows of it: scheduler, messages and journal are those of an engine alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from threading import Lock
+from typing import TypeVar
+
+from weft.executor.device import DeviceOutput
+from weft.executor.runner import DeviceStore, ModelSteps
+from weft.observe.log import EventLog
+from weft.ops.sharding import RankLost
+from weft.parallel.lockstep import Lockstep, StepWish
+from weft.plan.device import (
+    DeviceReply,
+    DeviceRequest,
+    ReceiveWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UpdateFromDisk,
+    UpdateFromTensors,
+)
+from weft.plan.step import ForwardMode, Plan, Result, Step
+
+T = TypeVar("T")
+
+# All engines do these at once: what one computes for another is of the same weights.
+TOGETHER = (UpdateFromDisk, UpdateFromTensors, ReceiveWeights, ReleaseMemory, ResumeMemory)
+MEET_S = 10.0  # for which an engine waits until all want to do such a thing
+
+log = EventLog("engine")
+
+
+class LockstepSteps:
+    """The `ModelSteps` of one of several engines: each step waits for its turn."""
+
+    def __init__(
+        self,
+        steps: ModelSteps,
+        lockstep: Lockstep,
+    ) -> None:
+        self._steps = steps
+        self._lockstep = lockstep
+
+    def run(
+        self,
+        plan: Plan,
+    ) -> DeviceOutput:
+        is_decode = plan.mode is ForwardMode.DECODE
+        self._lockstep.take_turn(StepWish.DECODE if is_decode else StepWish.PREFILL)
+        try:
+            return self._steps.run(plan)
+        except Exception as exc:
+            self._lockstep.fail(exc)
+            raise
+
+
+class LockstepStore:
+    """The `DeviceStore` of one of several engines, all of which have the same weights always."""
+
+    def __init__(
+        self,
+        store: DeviceStore,
+        lockstep: Lockstep,
+    ) -> None:
+        self.inner = store
+        self._lockstep = lockstep
+        self._released: tuple[str, ...] = ()
+
+    def do(
+        self,
+        request: DeviceRequest,
+    ) -> DeviceReply:
+        if not isinstance(request, TOGETHER):
+            return self.inner.do(request)
+        try:
+            return self._do_together(request)
+        except RankLost as exc:
+            return self._failed(str(exc), 500)
+
+    def _do_together(
+        self,
+        request: DeviceRequest,
+    ) -> DeviceReply:
+        """Raises RankLost."""
+        if not self._lockstep.meet(MEET_S):
+            return self._failed("another engine did not do the same; nothing was changed", 503)
+        reply = self.inner.do(request)
+        self._released = reply.released
+        if not self._lockstep.is_common(reply.ok):
+            why = "an engine refused what others have done"
+            self._lockstep.peers.leave(why)
+            raise RankLost(why)
+        return reply
+
+    def _failed(
+        self,
+        message: str,
+        status: int,
+    ) -> DeviceReply:
+        return DeviceReply(ok=False, message=message, status=status, released=self._released)
+
+
+class LockstepDevice:
+    """The `StepDevice` of one of several engines. While it has nothing to do, its thread listens
+    to the others, and takes part in what they begin."""
+
+    def __init__(
+        self,
+        thread: Executor,
+        lockstep: Lockstep,
+    ) -> None:
+        self._thread = thread
+        self._lockstep = lockstep
+        self._lock = Lock()
+        self._num_waiting = 0  # work that has been handed in and has not begun
+        self._is_closed = False
+        thread.submit(self._listen)
+
+    def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
+        return self._hand_in(partial(_result_of, run, plan))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._hand_in(work)
+
+    def run_exclusive(self, work: Callable[[], T]) -> Future[T]:
+        return self._hand_in(work)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._lockstep.peers.wake()
+        self._thread.shutdown()
+        self._lockstep.peers.close()
+
+    def _hand_in(self, work: Callable[[], T]) -> Future[T]:
+        with self._lock:
+            self._num_waiting += 1
+        future = self._thread.submit(self._do, work)
+        self._thread.submit(self._listen)
+        self._lockstep.peers.wake()
+        return future
+
+    def _do(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            self._num_waiting -= 1
+        return work()
+
+    def _listen(self) -> None:
+        """Until there is work of this engine."""
+        peers = self._lockstep.peers
+        while not self._num_waiting and not self._is_closed:
+            try:
+                if peers.wait():
+                    self._lockstep.join()
+            except Exception as exc:
+                self._lockstep.fail(exc)
+                log.error("lockstep_lost", reason=str(exc) or type(exc).__name__)
+
+
+def _result_of(run: Callable[[Plan], DeviceOutput], plan: Plan) -> Result:
+    return run(plan).result()

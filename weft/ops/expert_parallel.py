@@ -1,0 +1,281 @@
+"""Experts that several processes have between them, called peers: each has some of the experts, and
+all of the rest of the model, and computes steps of its own.
+
+    tokens of peer 0 ─▶ routed ─┬─▶ experts of peer 0 ─┬─▶ weighted sum ─▶ tokens of peer 0
+    tokens of peer 1 ─▶ routed ─┴─▶ experts of peer 1 ─┴─▶ weighted sum ─▶ tokens of peer 1
+
+What an expert makes of a token goes back as it is, and whoever has the token adds up. So a token
+gets the bits that it would get in one process. This is the specification of
+`cpp/expert_parallel.py`.
+
+Source: GShard, arXiv:2006.16668, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.ops.codes import CodeFormat, Codes
+from weft.ops.plain import PlainOps, mixed
+from weft.ops.protocol import Experts, Matrix, Shard
+from weft.ops.routing import Routed
+
+
+class PeerPlace(NamedTuple):
+    """Which of the peers this process is."""
+
+    rank: int  # 0..size-1
+    size: int
+
+
+class ExpertRange(NamedTuple):
+    """Neighbouring experts: those of one peer."""
+
+    first: int
+    size: int
+
+
+def experts_of(
+    num_experts: int,
+    place: PeerPlace,
+) -> ExpertRange:
+    """Those of a peer. All have as many, but for one where they do not come out even."""
+    first = num_experts * place.rank // place.size
+    end = num_experts * (place.rank + 1) // place.size
+    return ExpertRange(first, end - first)
+
+
+class ComputeExperts(Protocol):
+    """Computes experts of this process."""
+
+    def __call__(
+        self,
+        layer: int,
+        x: Tensor,
+        rows: Tensor,
+        experts: Tensor,
+    ) -> Tensor:
+        """What experts [n] of a layer, by their number among those of this process, make of the
+        rows [n] of x: [n, hidden] float32, good until the next call. Layers are counted by those
+        that have experts. n > 0."""
+        ...
+
+
+class ExpertExchange(Protocol):
+    """Where peers compute experts for each other. All call it for the same layers in the same
+    order. Raises RankLost where others do not take part."""
+
+    def exchange(
+        self,
+        layer: int,
+        x: Tensor,
+        experts: Tensor,
+        out: Tensor,
+    ) -> None:
+        """`out` [T k, hidden] float32 becomes what experts [T, k] int32 make of x [T, hidden], of
+        tokens of this process; meanwhile it computes its own experts for all. T may be 0."""
+        ...
+
+
+class OwnedExperts:
+    """A `Matrix` of experts of which this process keeps some: `local` has them.
+
+    `get` gives NaN for those that others have.
+    """
+
+    def __init__(
+        self,
+        local: Matrix,
+        in_size: int,
+        sizes: tuple[int, ...],
+        num_experts: int,
+        owned: ExpertRange,
+        *,
+        number: int,
+    ) -> None:
+        """`sizes`: those of the parts of one expert. `number` among all matrices of experts, in
+        the order in which they were made."""
+        self.local = local
+        self.sizes = sizes * num_experts
+        self.number = number
+        self._in_size = in_size
+        self._first = owned.first * len(sizes)
+        self._num_parts = owned.size * len(sizes)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return self.local.tensors
+
+    def put(
+        self,
+        part: int,
+        rows: Tensor,
+        start: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        if self._is_here(part):
+            self.local.put(part - self._first, rows, start, scales)
+
+    def keep_as(
+        self,
+        part: int,
+        format: CodeFormat,
+        order: Tensor | None = None,
+    ) -> None:
+        if self._is_here(part):
+            self.local.keep_as(part - self._first, format, order)
+
+    def put_codes(
+        self,
+        part: int,
+        codes: Codes,
+        start: int = 0,
+    ) -> None:
+        if self._is_here(part):
+            self.local.put_codes(part - self._first, codes, start)
+
+    def get(
+        self,
+        part: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        if self._is_here(part):
+            return self.local.get(part - self._first, start, stop)
+        size = self.sizes[part]
+        stop = size if stop is None else min(stop, size)
+        return torch.full((max(stop - start, 0), self._in_size), torch.nan)
+
+    def put_bias(
+        self,
+        part: int,
+        values: Tensor,
+    ) -> None:
+        if self._is_here(part):
+            self.local.put_bias(part - self._first, values)
+
+    def get_bias(
+        self,
+        part: int,
+    ) -> Tensor:
+        if self._is_here(part):
+            return self.local.get_bias(part - self._first)
+        return torch.full((self.sizes[part],), torch.nan)
+
+    def _is_here(
+        self,
+        part: int,
+    ) -> bool:
+        return self._first <= part < self._first + self._num_parts
+
+
+class ExpertLayers:
+    """The experts that this process has, layer by layer. A layer makes two matrices: gates and ups
+    first."""
+
+    def __init__(
+        self,
+        place: PeerPlace,
+    ) -> None:
+        self.place = place
+        self._matrices: list[OwnedExperts] = []
+
+    def own(
+        self, local: Matrix, num_experts: int, in_size: int, sizes: tuple[int, ...]
+    ) -> OwnedExperts:
+        """The next matrix, of which `local` has this process's experts."""
+        owned = experts_of(num_experts, self.place)
+        number = len(self._matrices)
+        matrix = OwnedExperts(local, in_size, sizes, num_experts, owned, number=number)
+        self._matrices.append(matrix)
+        return matrix
+
+    def local(
+        self,
+        activations: Sequence[str],
+    ) -> list[Experts]:
+        """Those of this process alone, of all layers that have experts. `activations`: theirs."""
+        assert len(self._matrices) == 2 * len(activations), "a layer of experts has two matrices"
+        found = []
+        for layer, activation in enumerate(activations):
+            gate_up, down = self._matrices[2 * layer : 2 * layer + 2]
+            found.append(Experts(gate_up.local, down.local, activation))
+        return found
+
+
+def layer_of(experts: Experts) -> int | None:
+    """The number of a layer among those that have experts; None: no peer has a part of them."""
+    if not isinstance(experts.down, OwnedExperts):
+        return None
+    return experts.down.number // 2
+
+
+class ExpertParallelPlainOps(PlainOps):
+    """The `Ops` of one peer, in torch."""
+
+    def __init__(
+        self,
+        place: PeerPlace,
+        exchange: ExpertExchange,
+        dtype: torch.dtype,
+        device: torch.device,
+        format: str = "",
+    ) -> None:
+        super().__init__(dtype, device, format)
+        self.layers = ExpertLayers(place)
+        self._exchange = exchange
+
+    def expert_matrix(
+        self,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        shard: Shard | None = None,
+    ) -> Matrix:
+        num_here = experts_of(num_experts, self.layers.place).size
+        local = super().expert_matrix(num_here, in_size, sizes, bias=bias, gated=gated)
+        return self.layers.own(local, num_experts, in_size, sizes)
+
+    def experts(
+        self,
+        x: Tensor,
+        routed: Routed,
+        experts: Experts,
+    ) -> Tensor:
+        layer = layer_of(experts)
+        if layer is None:
+            return super().experts(x, routed, experts)
+        num_tokens, num_chosen = routed.experts.shape
+        out = torch.empty(num_tokens * num_chosen, experts.down.sizes[0])
+        self._exchange.exchange(layer, x.float(), routed.experts, out)
+        each = out.view(num_tokens, num_chosen, -1)
+        return (each * routed.weights[..., None]).sum(1).to(x.dtype)
+
+
+class PlainExperts:
+    """`ComputeExperts` in torch."""
+
+    def __init__(
+        self,
+        layers: Sequence[Experts],
+        dtype: torch.dtype,
+    ) -> None:
+        self._layers = layers
+        self._dtype = dtype
+
+    def __call__(
+        self,
+        layer: int,
+        x: Tensor,
+        rows: Tensor,
+        experts: Tensor,
+    ) -> Tensor:
+        alone = Routed(experts[:, None], torch.ones(len(experts), 1))
+        return mixed(x[rows].to(self._dtype), alone, self._layers[layer]).float()
