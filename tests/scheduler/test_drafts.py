@@ -270,6 +270,44 @@ def test_with_overlap_nothing_of_a_wrong_guess_counts_whatever_is_guessed(
     assert world.runner.num_unsettled > 10
 
 
+def test_with_overlap_a_guess_behind_a_wrong_one_is_compared_with_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every other guess is wrong, and the one behind it is what is sampled in its place."""
+    monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
+    prompt = [1, 2, 3, 4, 5]
+    answer = expected_output(prompt, 40, VOCAB, set())
+    looks: list[int] = []
+
+    def drafts(source: ExpectedText, known: Known, num_tokens: int) -> bytes:
+        place = len(unpacked(known.output))
+        looks.append(place)
+        is_wrong = len(looks) % 2
+        guess = answer[0] ^ 1 if is_wrong else answer[place + 1]
+        return packed([guess] * num_tokens)
+
+    monkeypatch.setattr(ExpectedText, "drafts", drafts)
+    world = warmed(World(settings(speculative="prediction"), depth=1))
+    id = world.send(prompt, prediction=[3], max_new_tokens=40, ignore_eos=True)
+    world.run_dry()
+    assert world.outputs[id] == answer
+    assert world.runner.num_unsettled > 5
+
+
+@pytest.mark.parametrize(("least", "guesses"), [(0.3, True), (0.5, False)])
+def test_with_overlap_a_guess_must_be_worth_twice_its_cost(
+    least: float, guesses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator, "least_chance", lambda *_: least)
+    monkeypatch.setattr(ExpectedText, "prior", 0.8)
+    world = warmed(World(settings(speculative="prediction"), depth=1))
+    prompt = [1, 2, 3, 4, 5]
+    expects = expected_output(prompt, 20, VOCAB, set())
+    world.send(prompt, prediction=expects, max_new_tokens=20, ignore_eos=True)
+    world.run_dry()
+    assert (totals(world)[0] > 0) == guesses
+
+
 def test_with_overlap_nothing_is_guessed_for_what_needs_more_than_tokens() -> None:
     prompt = [1, 2, 3, 4, 5]
     expects = expected_output(prompt, 30, VOCAB, set())
