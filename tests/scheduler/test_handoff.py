@@ -377,6 +377,26 @@ def test_a_request_waits_for_memory_that_running_ones_need_and_says_so() -> None
     world.check_outputs()
 
 
+def test_a_short_prompt_does_not_take_the_memory_that_a_longer_one_waits_for() -> None:
+    world = pulling(num_pages=60)
+    world.send([1, 2, 3], max_new_tokens=90, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    long = world.send(PROMPT, max_new_tokens=5, ignore_eos=True)
+    for _ in range(5):
+        world.step()
+    short = world.send([200, 201, 202, 203, 204], max_new_tokens=5, ignore_eos=True)
+    for _ in range(5):
+        world.step()
+    pulls = world.service.feature.pulls.values()
+    assert [pull.num_found > 0 for pull in pulls] == [True, True]
+    assert [pull.ticket for pull in pulls] == [None, None]
+    world.run_dry()
+    for id in (long, short):
+        assert world.finished[id].cached_tokens > 0
+    world.check_outputs()
+
+
 @pytest.mark.parametrize("fallback", ["compute", "fail"])
 def test_what_does_not_come_in_time_is_computed_or_fails(fallback: str) -> None:
     world = pulling(wait_s=3.0, fallback=fallback, mood="silent")

@@ -6,7 +6,8 @@ closed meanwhile, is sent once more on a new one. Nothing here knows what a requ
 httptools, which uvicorn's server needs anyway, reads what comes; only what is around it is written
 here. httpx 0.28 takes 1.9 times the processor time for each piece of a stream (httpcore with h11,
 in Python; 3,000 pieces of 190 bytes, in turns within one process), and does not say whether the
-server has had a request: on that depends whether another server may get it.
+server has had a request: on that depends whether another server may get it. aiohttp 3 says so, and
+takes 1.2 times the time; for this alone it would be one more dependency, with seven of its own.
 """
 
 from __future__ import annotations
