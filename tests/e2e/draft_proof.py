@@ -123,7 +123,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "page_size": rng.choice([1, 4, 16]),
         "max_draft": rng.choice([1, 3, 8, 20]),
         "context_length": 192,
-        "kv_tokens": rng.choice([256, 2_048]),
+        "kv_tokens": rng.choice([192, 2_048]),
         "schedule_conservativeness": 0.0,
     }
 
