@@ -127,12 +127,12 @@ async def _node(context: ServerContext, node: int) -> GetPrefixReply:
     found = await context.client.call(GetPrefix(node=node))
     if not found.tokens:
         message = f"node {node} is not among the largest of the last picture any more"
-        raise ApiError(404, message, param="node")
+        raise ApiError(400, message, param="node")
     return found
 
 
 async def get_prefix(context: ServerContext, request: Request) -> ASGIApp:
-    """A node of the prefix cache, with its text; 404 if the last picture has none of its number."""
+    """A node of the prefix cache, with its text; 400 if the last picture has none of its number."""
     node = int(query_number(request, "node", 0))
     found = await _node(context, node)
     own = found.tokens[found.start * ID_BYTES :]
@@ -156,7 +156,7 @@ async def get_prefix(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def forget(context: ServerContext, request: Request) -> ASGIApp:
-    """Forget a prefix, in all engines; 404 if nothing of it is cached, 409 if all of it stays."""
+    """Forget a prefix, in all engines; 400 if nothing of it is cached, 409 if all of it stays."""
     body = await read_json(context, request, ForgetBody)
     wanted = await prefix_of(context, request, body)
     if wanted.media:
@@ -171,7 +171,7 @@ async def forget(context: ServerContext, request: Request) -> ASGIApp:
     reply = await context.client.call(question)
     log.info("forget", tokens=reply.tokens, left=reply.left)
     if not reply.tokens and not reply.left:
-        raise ApiError(404, "nothing of it is cached, in whole pages")
+        raise ApiError(400, "nothing of it is cached, in whole pages")
     if not reply.tokens:
         message = f"its {reply.left:,} cached tokens are in use, or other prompts go on from there"
         raise ApiError(409, message)
