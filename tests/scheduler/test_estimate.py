@@ -165,6 +165,16 @@ def test_who_waits_for_memory_is_expected_when_another_one_has_given_it_back() -
     assert waits_s[3] == pytest.approx(2 * round_s, rel=0.25)
 
 
+def test_who_waits_for_a_row_is_expected_when_the_first_output_ends() -> None:
+    world = timed_engine(num_pages=4_000, max_running_requests=2)
+    for number, num_new in enumerate((60, 30)):
+        world.send([number] * 20, max_new_tokens=num_new, ignore_eos=True)
+    for _ in range(3):
+        world.step(check=False)
+    waiting = world.send([9] * 20, max_new_tokens=4, ignore_eos=True)
+    assert expected_s(world, waiting) == pytest.approx(28 * (STEP_S + 2 * TOKEN_S), rel=0.2)
+
+
 def test_behind_those_that_are_played_waits_grow_with_the_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -212,6 +222,18 @@ def test_a_band_leaves_one_in_twenty_on_either_side_though_errors_are_skewed() -
         calibration.learn(expected_s, band, actual_s)
     assert 0.035 * 1_500 <= num_below <= 0.065 * 1_500
     assert 0.035 * 1_500 <= num_above <= 0.065 * 1_500
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_a_time_outside_of_the_band_moves_the_bound_of_its_side_out(factor: float) -> None:
+    calibration = Calibration()
+    rng = random.Random(6)
+    for _ in range(200):
+        calibration.learn(1.0, calibration.band(1.0), math.exp(rng.gauss(0.0, 0.1)))
+    below, above = calibration._below.width, calibration._above.width
+    calibration.learn(1.0, calibration.band(1.0), factor)
+    assert (calibration._below.width > below) == (factor < 1)
+    assert (calibration._above.width > above) == (factor > 1)
 
 
 def test_a_band_finds_back_after_a_run_of_delays() -> None:

@@ -205,6 +205,30 @@ def test_a_tenant_saves_nothing_up_while_one_request_of_it_runs_and_none_waits()
     assert abs(differs_by(world, ("busy", "slow"), 150)) <= SMALL
 
 
+def test_who_was_served_more_is_not_forgiven_by_wanting_nothing_for_a_while() -> None:
+    world = small_world(max_running_requests=1, aging_s=0.0)
+    flood(world, "busy", 1, max_new=90)
+    world.step(check=False)
+    flood(world, "others", 20)
+    for _ in range(80):
+        world.step(check=False)
+    flood(world, "busy", 1)
+    order = [request.message.tenant for request in world.scheduler.waiting_queue.order(world.time)]
+    assert order == ["others"] * 20 + ["busy"]
+
+
+def test_in_one_order_turns_go_by_weight() -> None:
+    world = small_world(max_running_requests=1, aging_s=0.0, tenant_weights="heavy=2")
+    flood(world, "runs", 1, max_new=90)
+    world.step(check=False)
+    flood(world, "light", 12)
+    flood(world, "heavy", 12)
+    order = [request.message.tenant for request in world.scheduler.waiting_queue.order(world.time)]
+    # More than are found by a look at all tenants.
+    for num in (6, 12, 18):
+        assert order[:num].count("heavy") == 2 * num // 3
+
+
 def test_a_token_of_a_prompt_counts_half_as_much_as_a_generated_one() -> None:
     world = World(
         settings(
