@@ -111,6 +111,27 @@ def test_trials_in_vain_become_rarer() -> None:
     assert len(gaps[gaps > TRY_AGAIN_STEPS / 2]) < world.num_steps / TRY_AGAIN_STEPS - 2
 
 
+def test_where_guesses_do_not_pay_they_are_seldom_thought_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = guessing(wrong_every=1)
+    for first in range(12):
+        run(world, [first, 2, 3], 40)
+    num_thoughts = 0
+    best_count = DraftShare.best_count
+
+    def counted(share: DraftShare, chance: float, most: int) -> int:
+        nonlocal num_thoughts
+        num_thoughts += 1
+        return best_count(share, chance, most)
+
+    monkeypatch.setattr(DraftShare, "best_count", counted)
+    before = world.num_steps
+    for first in range(3):
+        run(world, [first, 5, 3], 40)
+    assert 0 < num_thoughts < (world.num_steps - before) / 8
+
+
 def test_the_draft_model_sees_a_prompt_once_and_not_what_a_request_without_drafts_computes() -> (
     None
 ):
