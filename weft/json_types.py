@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
+JsonMapping: TypeAlias = Mapping[str, Any]  # one that is only read

@@ -19,7 +19,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from weft.executor.weights.gguf import files
 from weft.executor.weights.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from weft.executor.weights.gguf.reader import GgufFile
 from weft.executor.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
+from weft.json_types import JsonMapping
 from weft.observe.log import EventLog
 
 log = EventLog("serve")
@@ -133,9 +133,7 @@ def described(path: Path, source: Path) -> Path:
         return folder
 
 
-def _description(
-    path: Path, beside: Sequence[Path]
-) -> Iterator[tuple[str, bytes | Mapping[str, Any]]]:
+def _description(path: Path, beside: Sequence[Path]) -> Iterator[tuple[str, bytes | JsonMapping]]:
     """The files of the folder: names and contents. Raises ModelError."""
     first, *others = files.parts(path)
     with GgufFile(first) as file:
@@ -157,13 +155,13 @@ def _description(
 
 
 def _tokenizer(
-    metadata: Mapping[str, Any], label: str, vocab_size: int, beside: Sequence[Path]
-) -> Iterator[tuple[str, bytes | Mapping[str, Any]]]:
+    metadata: JsonMapping, label: str, vocab_size: int, beside: Sequence[Path]
+) -> Iterator[tuple[str, bytes | JsonMapping]]:
     """The files of the tokenizer: those beside the model, or what its metadata makes."""
     from weft.text.gguf_tokenizer import tokenizer_config, tokenizer_files
     from weft.text.tokenizer import TokenizerError
 
-    found: dict[str, bytes | Mapping[str, Any]] = {one.name: one.read_bytes() for one in beside}
+    found: dict[str, bytes | JsonMapping] = {one.name: one.read_bytes() for one in beside}
     try:
         if TOKENIZER not in found:
             made = tokenizer_files(metadata, label)
@@ -197,7 +195,7 @@ def _factors(file: GgufFile, name: str) -> list[float]:
 
 
 def _write(
-    folder: Path, content: Mapping[str, bytes | Mapping[str, Any]], parts: Mapping[str, Path]
+    folder: Path, content: Mapping[str, bytes | JsonMapping], parts: Mapping[str, Path]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name, part in parts.items():

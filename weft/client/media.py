@@ -6,11 +6,11 @@ A program may name any file. Nothing is fetched for it from elsewhere.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 from weft.messages.media import MediaKind
 from weft.messages.sampling import InvalidParam
 from weft.text.media.sources import MediaSource, text_source
@@ -30,7 +30,7 @@ FIELDS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": 
 
 
 def split_messages(
-    messages: Iterable[Mapping[str, Any]],
+    messages: Iterable[JsonMapping],
 ) -> tuple[list[JsonObject], list[MediaSource]]:
     """Messages as their template gets them, and what they are about. Raises `InvalidParam`."""
     found: list[JsonObject] = []
@@ -53,7 +53,7 @@ def split_messages(
     return found, sources
 
 
-def split_prompt(prompt: Mapping[str, Any]) -> tuple[Any, list[MediaSource]]:
+def split_prompt(prompt: JsonMapping) -> tuple[Any, list[MediaSource]]:
     """`{"prompt": text or token ids, "images": [...], "videos": [...], "audios": [...]}`.
 
     Raises `InvalidParam` for other fields.
@@ -93,7 +93,7 @@ def source_of(
 
 
 def _of_part(
-    part: Mapping[str, Any],
+    part: JsonMapping,
     kind: MediaKind,
     where: str,
 ) -> MediaSource:

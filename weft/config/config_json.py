@@ -4,15 +4,15 @@ missing. Knows no model."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from weft.config.model_errors import BadConfig, UnsupportedModel
+from weft.json_types import JsonMapping
 
 T = TypeVar("T")
 
 
-def get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) -> T:
     """The value of a key, which null and absence leave to the default;
     without a default it must be there.
     """
@@ -28,7 +28,7 @@ def get(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = 
     return value
 
 
-def size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def size(config: JsonMapping, key: str, default: int | None = None) -> int:
     value = get(config, key, int, default)
     if value < 1:
         raise BadConfig(f"{key} is {value}; it must be at least 1")
@@ -36,7 +36,7 @@ def size(config: Mapping[str, Any], key: str, default: int | None = None) -> int
 
 
 def number(
-    config: Mapping[str, Any],
+    config: JsonMapping,
     key: str,
     default: float | None = None,
     *,
@@ -51,7 +51,7 @@ def number(
     return value
 
 
-def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+def token_ids(config: JsonMapping, key: str) -> tuple[int, ...]:
     """The ids of a key that holds none, one or several."""
     value = config.get(key)
     if value is None:
@@ -65,7 +65,7 @@ def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def require(config: Mapping[str, Any], key: str, *allowed: Any) -> None:
+def require(config: JsonMapping, key: str, *allowed: Any) -> None:
     """Refuse a value that would change what is computed; null and absence are fine."""
     value = config.get(key)
     if value is not None and value not in allowed:

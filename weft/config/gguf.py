@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from weft.config.families.family import FULL
 from weft.config.gguf_architectures import ARCHITECTURES, StateLayers
 from weft.config.gguf_readers import expert_size
 from weft.config.model import BadCheckpoint, UnsupportedModel
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class GgufModel(NamedTuple):
     """A file, or several that are one model."""
 
     name: str  # for errors
-    metadata: Mapping[str, Any]
+    metadata: JsonMapping
     tensors: Mapping[str, StoredTensor]  # under the names in the file
     rope_factors: Sequence[float] = ()  # of `rope_freqs.weight`
     short_factors: Sequence[float] = ()  # of `rope_factors_short.weight`
@@ -146,7 +146,7 @@ def hf_config(model: GgufModel) -> JsonObject:
     return found
 
 
-def hf_sampling(metadata: Mapping[str, Any]) -> JsonObject:
+def hf_sampling(metadata: JsonMapping) -> JsonObject:
     """What its `generation_config.json` would say of sampling."""
     found = {}
     for key, name in SAMPLING.items():
@@ -337,14 +337,14 @@ def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     return {"num_coded": num_coded, "coded_bytes": int(num_bits / 8)}
 
 
-def _vocab_size(model: GgufModel, config: Mapping[str, Any]) -> int:
+def _vocab_size(model: GgufModel, config: JsonMapping) -> int:
     """The rows of the token embedding."""
     num_rows = _shape(model, "token_embd.weight")[0]
     _require_shape(model, "token_embd.weight", (num_rows, config["hidden_size"]))
     return num_rows
 
 
-def _check_layers(keys: _Keys, config: Mapping[str, Any]) -> None:
+def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     """Raise BadCheckpoint for sizes in the metadata that the tensors of the first and the last
     layer do not have: nothing is to be made in a size that the file only claims."""
     model = keys.model
@@ -374,7 +374,7 @@ def _check_layers(keys: _Keys, config: Mapping[str, Any]) -> None:
             _check_feed_forward(keys, config, block)
 
 
-def _check_state_layer(model: GgufModel, config: Mapping[str, Any], block: str) -> None:
+def _check_state_layer(model: GgufModel, config: JsonMapping, block: str) -> None:
     hidden_size = config["hidden_size"]
     if "mamba_n_heads" in config:
         num_channels = config["mamba_expand"] * hidden_size
@@ -395,7 +395,7 @@ def _check_state_layer(model: GgufModel, config: Mapping[str, Any], block: str) 
         _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
 
 
-def _check_feed_forward(keys: _Keys, config: Mapping[str, Any], block: str) -> None:
+def _check_feed_forward(keys: _Keys, config: JsonMapping, block: str) -> None:
     inner = config["intermediate_size"]
     parts = ["ffn_gate", "ffn_up"]
     if keys.architecture.has_gate_in_up:
@@ -407,7 +407,7 @@ def _check_feed_forward(keys: _Keys, config: Mapping[str, Any], block: str) -> N
         _require_shape(keys.model, f"{block}.{part}.weight", shape)
 
 
-def _check_experts(keys: _Keys, config: Mapping[str, Any], block: str) -> None:
+def _check_experts(keys: _Keys, config: JsonMapping, block: str) -> None:
     num_experts = keys.number("expert_count", int)
     shape = (expert_size(keys, config), config["hidden_size"])
     _require_shape(keys.model, f"{block}.ffn_gate_inp.weight", (num_experts, shape[1]))

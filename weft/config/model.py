@@ -7,10 +7,8 @@ What a family's keys mean is in `families/`; here is what all models have.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from weft.config.config_json import get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, RopeConfig
@@ -27,7 +25,7 @@ from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import turn_end_id
 from weft.config.vision.spec import TowerSpec
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 
 __all__ = [
     "DTYPES",
@@ -320,10 +318,10 @@ class ModelConfig:
     @classmethod
     def from_hf(
         cls,
-        config: Mapping[str, Any],
+        config: JsonMapping,
         name: str,
-        generation: Mapping[str, Any] | None = None,
-        quantized: Mapping[str, Any] | None = None,
+        generation: JsonMapping | None = None,
+        quantized: JsonMapping | None = None,
     ) -> ModelConfig:
         """Translate a `config.json`. Raises `UnsupportedModel` for what is missing,
         or not implemented.
@@ -392,9 +390,7 @@ def quantization_of(folder: Path) -> Quantization:
     )
 
 
-def _quantization(
-    config: Mapping[str, Any], name: str, other: Mapping[str, Any] | None
-) -> Quantization:
+def _quantization(config: JsonMapping, name: str, other: JsonMapping | None) -> Quantization:
     try:
         return quantization(config, other)
     except UnreadFormat as exc:
@@ -403,7 +399,7 @@ def _quantization(
         ) from exc
 
 
-def _of_the_text(config: Mapping[str, Any], family: Family) -> JsonObject:
+def _of_the_text(config: JsonMapping, family: Family) -> JsonObject:
     """The values for the text model: of a model that also sees or hears, those of its
     `text_config` come first, but for what the whole decides. What no file says is as the family
     has it."""
@@ -419,11 +415,11 @@ def _of_the_text(config: Mapping[str, Any], family: Family) -> JsonObject:
     return found
 
 
-def _said(config: Mapping[str, Any]) -> JsonObject:
+def _said(config: JsonMapping) -> JsonObject:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _as_encoder(model: ModelConfig, config: Mapping[str, Any], family: Family) -> ModelConfig:
+def _as_encoder(model: ModelConfig, config: JsonMapping, family: Family) -> ModelConfig:
     first_position = 0
     if family.positions_begin_after_padding:
         first_position = 1 + get(config, "pad_token_id", int, 1)
@@ -453,7 +449,7 @@ def _as_decoder(model: ModelConfig, decoder: DecoderSpec) -> ModelConfig:
     return replace(model, num_kv_heads=1, head_dim=model.latent.key_dim)
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: JsonMapping) -> str:
     architectures = get(config, "architectures", list)
     for architecture in architectures:
         if architecture in FAMILIES:
@@ -475,7 +471,7 @@ def own_code(folder: Path) -> str:
     return ", ".join(sorted({str(one).partition(".")[0][:100] + ".py" for one in named}))
 
 
-def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
+def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
     """What the architecture gives of a prompt, as long as no other file says otherwise."""
     if family.is_encoder and (config.get("is_decoder") or config.get("add_cross_attention")):
         raise UnsupportedModel("is_decoder and add_cross_attention are supported in no encoder")
@@ -496,7 +492,7 @@ def _pooling(config: Mapping[str, Any], family: Family) -> PoolingConfig | None:
         raise UnsupportedModel(str(exc)) from exc
 
 
-def stored_dtype(config: Mapping[str, Any]) -> str:
+def stored_dtype(config: JsonMapping) -> str:
     """The type of the weights. Raises `UnsupportedModel`."""
     dtype = get(config, "dtype", str, get(config, "torch_dtype", str, "float32"))
     if dtype not in DTYPES:

@@ -8,10 +8,11 @@ Read from the files of the sentence-transformers layout (`modules.json`, `1_Pool
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from weft.json_types import JsonMapping
 
 TASKS = ("generate", "embed", "classify")
 KINDS = {  # key in 1_Pooling/config.json -> our name
@@ -84,7 +85,7 @@ def sentence_layout(folder: Path) -> SentenceLayout | None:
     )
 
 
-def classifier(config: Mapping[str, Any], kind: str) -> PoolingConfig:
+def classifier(config: JsonMapping, kind: str) -> PoolingConfig:
     """The pooling of an architecture with a classification head, from its `config.json`.
     Raises `BadPooling`.
     """
@@ -103,7 +104,7 @@ def classifier(config: Mapping[str, Any], kind: str) -> PoolingConfig:
     )
 
 
-def _activation(config: Mapping[str, Any], num_labels: int) -> str:
+def _activation(config: JsonMapping, num_labels: int) -> str:
     """What the model's makers say, else what the number of labels suggests."""
     own = config.get("sentence_transformers")
     said = (
@@ -129,7 +130,7 @@ def _activation(config: Mapping[str, Any], num_labels: int) -> str:
     return "softmax"
 
 
-def _kind(config: Mapping[str, Any]) -> str:
+def _kind(config: JsonMapping) -> str:
     said = config.get("pooling_mode")
     if isinstance(said, str):
         kinds = [{"lasttoken": "last"}.get(said, said)]

@@ -8,11 +8,12 @@ checkpoint was made is not obeyed: here it is row by row, as they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.config.options import SettingsError
+from weft.json_types import JsonMapping
 
 BLOCK = 128  # outputs, or inputs, that share a scale
 CODES = "codes"  # what weights are stored as that have scales of small groups
@@ -97,7 +98,7 @@ def check_method(asked: str, found: Quantization, name: str) -> None:
     )
 
 
-def quantization(config: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Quantization:
+def quantization(config: JsonMapping, other: JsonMapping | None = None) -> Quantization:
     """In what the large matrices are stored.
 
     `config` is `config.json`, `other` the `hf_quant_config.json` of older checkpoints.
@@ -109,7 +110,7 @@ def quantization(config: Mapping[str, Any], other: Mapping[str, Any] | None = No
         raise UnreadFormat("a quantization_config that makes no sense") from exc
 
 
-def _quantization(config: Mapping[str, Any], other: Mapping[str, Any]) -> Quantization:
+def _quantization(config: JsonMapping, other: JsonMapping) -> Quantization:
     found = config.get("quantization_config")
     if found is None:
         if not other:
@@ -157,7 +158,7 @@ def _modelopt(algorithm: Any) -> Quantization:
     return _fp8("modelopt", "fp8")
 
 
-def _bitsandbytes(found: Mapping[str, Any]) -> Quantization:
+def _bitsandbytes(found: JsonMapping) -> Quantization:
     """Codes of whole rows behind each other, which are widened as they are read."""
     kind = str(found.get("bnb_4bit_quant_type") or "fp4")
     if not found.get("load_in_4bit") or kind not in ("nf4", "fp4"):
@@ -168,7 +169,7 @@ def _bitsandbytes(found: Mapping[str, Any]) -> Quantization:
 # GPTQ and AWQ
 
 
-def _gptq(found: Mapping[str, Any]) -> Quantization:
+def _gptq(found: JsonMapping) -> Quantization:
     layout = str(found.get("checkpoint_format") or "gptq")
     if found.get("is_marlin_format"):
         layout = "marlin"
@@ -185,7 +186,7 @@ def _gptq(found: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _awq(found: Mapping[str, Any]) -> Quantization:
+def _awq(found: JsonMapping) -> Quantization:
     version = str(found.get("version") or "gemm").lower()
     if version != "gemm":
         raise UnreadFormat(f"awq, in the layout {version[:64]}")
@@ -195,7 +196,7 @@ def _awq(found: Mapping[str, Any]) -> Quantization:
     return replace(packed, is_symmetric=False)
 
 
-def _packed(method: str, name: str, found: Mapping[str, Any]) -> Quantization:
+def _packed(method: str, name: str, found: JsonMapping) -> Quantization:
     """Codes in words of 32 bits, as GPTQ and AWQ have them."""
     bits = found.get("bits", found.get("w_bit"))
     if bits not in WORD_BITS:
@@ -220,7 +221,7 @@ def _told(kind: str, name: str, group: int) -> str:
 # compressed-tensors
 
 
-def _compressed_tensors(found: Mapping[str, Any]) -> Quantization:
+def _compressed_tensors(found: JsonMapping) -> Quantization:
     if (found.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise UnreadFormat("compressed-tensors, sparse")
     if (found.get("transform_config") or {}).get("config_groups"):
@@ -238,7 +239,7 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _kinds(found: Mapping[str, Any]) -> Iterator[Quantization]:
+def _kinds(found: JsonMapping) -> Iterator[Quantization]:
     """That of each group of matrices."""
     for group in found.get("config_groups", {}).values():
         weights = group.get("weights")
@@ -262,7 +263,7 @@ def _kinds(found: Mapping[str, Any]) -> Iterator[Quantization]:
         yield _eight_bits(weights, name)
 
 
-def _packed_group(weights: Mapping[str, Any]) -> Quantization:
+def _packed_group(weights: JsonMapping) -> Quantization:
     method = "compressed-tensors"
     bits = weights["num_bits"]
     group = 0
@@ -278,7 +279,7 @@ def _packed_group(weights: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _eight_bits(weights: Mapping[str, Any], name: str) -> Quantization:
+def _eight_bits(weights: JsonMapping, name: str) -> Quantization:
     method = "compressed-tensors"
     if weights.get("strategy") == "group":
         kept_as = _blocks([1, weights.get("group_size")], name)

@@ -54,11 +54,7 @@ class EngineGroup:
             for end in own.values():
                 end.close()  # so that the end of an engine is the end of its links
 
-    def begin(
-        self,
-        context: LaunchContext,
-        sockets: SocketFolder,
-    ) -> None:
+    def begin(self, context: LaunchContext, sockets: SocketFolder) -> None:
         """Tell all of them what to serve."""
         self._context = context
         self._sockets = sockets
@@ -121,11 +117,7 @@ def socket_pairs(num: int) -> list[dict[int, socket.socket]]:
     return ends
 
 
-def _config_of(
-    config: EngineConfig,
-    mark: str,
-    rank: int,
-) -> EngineConfig:
+def _config_of(config: EngineConfig, mark: str, rank: int) -> EngineConfig:
     """The settings of one engine: files and ports that engines cannot share are its own."""
     if config.journal:
         config = replace(config, journal=f"{config.journal}{mark}")
@@ -134,10 +126,7 @@ def _config_of(
     return config
 
 
-def environment(
-    rank: int,
-    num_engines: int,
-) -> dict[str, str]:
+def environment(rank: int, num_engines: int) -> dict[str, str]:
     """Of an engine process: of several engines each sees one GPU."""
     found = dict(os.environ)
     if num_engines > 1:
@@ -147,11 +136,7 @@ def environment(
     return found
 
 
-def part_of(
-    machine: Machine,
-    num_engines: int,
-    engine: EngineConfig,
-) -> Machine:
+def part_of(machine: Machine, num_engines: int, engine: EngineConfig) -> Machine:
     """What one of several engines has of a machine: its part of the cores and of the memory, or a
     GPU. Raises SettingsError where there are fewer GPUs than engines, or where the settings are for
     one engine alone."""

@@ -81,11 +81,7 @@ class EngineLink:
 class OneEngine:
     """The engine of a server without replicas."""
 
-    def __init__(
-        self,
-        process: EngineProcess,
-        config: ServerConfig,
-    ) -> None:
+    def __init__(self, process: EngineProcess, config: ServerConfig) -> None:
         self._config = config
         self._link = EngineLink(process)
         self.send = self._link.send

@@ -44,12 +44,7 @@ log = EventLog("serve")
 class Replicas:
     """For one event loop."""
 
-    def __init__(
-        self,
-        group: EngineGroup,
-        context: LaunchContext,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, group: EngineGroup, context: LaunchContext, metrics: Metrics) -> None:
         config = context.config
         num_engines = len(group.processes)
         self._group = group
@@ -146,20 +141,12 @@ class Replicas:
             for task in tasks:
                 task.cancel()
 
-    async def _receive(
-        self,
-        rank: int,
-        link: EngineLink,
-    ) -> None:
+    async def _receive(self, rank: int, link: EngineLink) -> None:
         while True:
             self._fleet.take(rank, await link.watch.receive())
             await asyncio.sleep(0)  # a flood of messages must not keep consumers from running
 
-    async def _watch_for_hang(
-        self,
-        rank: int,
-        link: EngineLink,
-    ) -> ExitStatus:
+    async def _watch_for_hang(self, rank: int, link: EngineLink) -> ExitStatus:
         member = self._members[rank]
 
         def hangs(reason: str) -> None:

@@ -39,10 +39,7 @@ class ExpertRange(NamedTuple):
     size: int
 
 
-def experts_of(
-    num_experts: int,
-    place: PeerPlace,
-) -> ExpertRange:
+def experts_of(num_experts: int, place: PeerPlace) -> ExpertRange:
     """Those of a peer. All have as many, but for one where they do not come out even."""
     first = num_experts * place.rank // place.size
     end = num_experts * (place.rank + 1) // place.size
@@ -52,13 +49,7 @@ def experts_of(
 class ComputeExperts(Protocol):
     """Computes experts of this process."""
 
-    def __call__(
-        self,
-        layer: int,
-        x: Tensor,
-        rows: Tensor,
-        experts: Tensor,
-    ) -> Tensor:
+    def __call__(self, layer: int, x: Tensor, rows: Tensor, experts: Tensor) -> Tensor:
         """What experts [n] of a layer, by their number among those of this process, make of the
         rows [n] of x: [n, hidden] float32, good until the next call. Layers are counted by those
         that have experts. n > 0."""
@@ -69,13 +60,7 @@ class ExpertExchange(Protocol):
     """Where peers compute experts for each other. All call it for the same layers in the same
     order. Raises RankLost where others do not take part."""
 
-    def exchange(
-        self,
-        layer: int,
-        x: Tensor,
-        experts: Tensor,
-        out: Tensor,
-    ) -> None:
+    def exchange(self, layer: int, x: Tensor, experts: Tensor, out: Tensor) -> None:
         """`out` [T k, hidden] float32 becomes what experts [T, k] int32 make of x [T, hidden], of
         tokens of this process; meanwhile it computes its own experts for all. T may be 0."""
         ...
@@ -110,66 +95,35 @@ class OwnedExperts:
     def tensors(self) -> Sequence[Tensor]:
         return self.local.tensors
 
-    def put(
-        self,
-        part: int,
-        rows: Tensor,
-        start: int = 0,
-        scales: Tensor | None = None,
-    ) -> None:
+    def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         if self._is_here(part):
             self.local.put(part - self._first, rows, start, scales)
 
-    def keep_as(
-        self,
-        part: int,
-        format: CodeFormat,
-        order: Tensor | None = None,
-    ) -> None:
+    def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
         if self._is_here(part):
             self.local.keep_as(part - self._first, format, order)
 
-    def put_codes(
-        self,
-        part: int,
-        codes: Codes,
-        start: int = 0,
-    ) -> None:
+    def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
         if self._is_here(part):
             self.local.put_codes(part - self._first, codes, start)
 
-    def get(
-        self,
-        part: int,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> Tensor:
+    def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
         if self._is_here(part):
             return self.local.get(part - self._first, start, stop)
         size = self.sizes[part]
         stop = size if stop is None else min(stop, size)
         return torch.full((max(stop - start, 0), self._in_size), torch.nan)
 
-    def put_bias(
-        self,
-        part: int,
-        values: Tensor,
-    ) -> None:
+    def put_bias(self, part: int, values: Tensor) -> None:
         if self._is_here(part):
             self.local.put_bias(part - self._first, values)
 
-    def get_bias(
-        self,
-        part: int,
-    ) -> Tensor:
+    def get_bias(self, part: int) -> Tensor:
         if self._is_here(part):
             return self.local.get_bias(part - self._first)
         return torch.full((self.sizes[part],), torch.nan)
 
-    def _is_here(
-        self,
-        part: int,
-    ) -> bool:
+    def _is_here(self, part: int) -> bool:
         return self._first <= part < self._first + self._num_parts
 
 
@@ -177,10 +131,7 @@ class ExpertLayers:
     """The experts that this process has, layer by layer. A layer makes two matrices: gates and ups
     first."""
 
-    def __init__(
-        self,
-        place: PeerPlace,
-    ) -> None:
+    def __init__(self, place: PeerPlace) -> None:
         self.place = place
         self._matrices: list[OwnedExperts] = []
 
@@ -194,10 +145,7 @@ class ExpertLayers:
         self._matrices.append(matrix)
         return matrix
 
-    def local(
-        self,
-        activations: Sequence[str],
-    ) -> list[Experts]:
+    def local(self, activations: Sequence[str]) -> list[Experts]:
         """Those of this process alone, of all layers that have experts. `activations`: theirs."""
         assert len(self._matrices) == 2 * len(activations), "a layer of experts has two matrices"
         found = []
@@ -243,12 +191,7 @@ class ExpertParallelPlainOps(PlainOps):
         local = super().expert_matrix(num_here, in_size, sizes, bias=bias, gated=gated)
         return self.layers.own(local, num_experts, in_size, sizes)
 
-    def experts(
-        self,
-        x: Tensor,
-        routed: Routed,
-        experts: Experts,
-    ) -> Tensor:
+    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
         layer = layer_of(experts)
         if layer is None:
             return super().experts(x, routed, experts)
@@ -262,20 +205,10 @@ class ExpertParallelPlainOps(PlainOps):
 class PlainExperts:
     """`ComputeExperts` in torch."""
 
-    def __init__(
-        self,
-        layers: Sequence[Experts],
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, layers: Sequence[Experts], dtype: torch.dtype) -> None:
         self._layers = layers
         self._dtype = dtype
 
-    def __call__(
-        self,
-        layer: int,
-        x: Tensor,
-        rows: Tensor,
-        experts: Tensor,
-    ) -> Tensor:
+    def __call__(self, layer: int, x: Tensor, rows: Tensor, experts: Tensor) -> Tensor:
         alone = Routed(experts[:, None], torch.ones(len(experts), 1))
         return mixed(x[rows].to(self._dtype), alone, self._layers[layer]).float()

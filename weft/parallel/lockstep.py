@@ -32,10 +32,7 @@ class StepWish(IntEnum):
     TOGETHER = 3  # something that all do at once, or nobody
 
 
-def agree(
-    wanted: Sequence[StepWish],
-    last: StepWish,
-) -> StepWish:
+def agree(wanted: Sequence[StepWish], last: StepWish) -> StepWish:
     """What is done, as all find it: `last` is the step that was taken last. NOTHING if those that
     want something all want to do it together, and some do not want it yet."""
     if all(one is StepWish.TOGETHER for one in wanted):
@@ -62,10 +59,7 @@ class Lockstep:
     def peers(self) -> Peers:
         return self._peers
 
-    def take_turn(
-        self,
-        kind: StepWish,
-    ) -> None:
+    def take_turn(self, kind: StepWish) -> None:
         """Return when a step of this kind is to run here, as the next thing that is done. Raises
         RankLost."""
         while self._round(kind) is not kind:
@@ -75,10 +69,7 @@ class Lockstep:
         """Take part in what others have begun. Raises RankLost."""
         self._round(StepWish.NOTHING)
 
-    def meet(
-        self,
-        timeout_s: float,
-    ) -> bool:
+    def meet(self, timeout_s: float) -> bool:
         """Wait until all others want to meet, too; their steps run meanwhile. False if nothing was
         heard of them for so long: then all who wait find the same. Raises RankLost."""
         until_s = time.monotonic() + timeout_s
@@ -91,28 +82,19 @@ class Lockstep:
             if not self._peers.wait_for(max(until_s - time.monotonic(), 0.0)):
                 return False
 
-    def is_common(
-        self,
-        ok: bool,
-    ) -> bool:
+    def is_common(self, ok: bool) -> bool:
         """Whether all have the same to say, behind something that was done together. Raises
         RankLost."""
         told = self._peers.call(bytes([ok]))
         return all(bool(one[0]) is ok for one in told.values())
 
-    def fail(
-        self,
-        exc: Exception,
-    ) -> None:
+    def fail(self, exc: Exception) -> None:
         """A step of this process broke off, and others may wait for the rest of it: nothing more
         is done together."""
         if not isinstance(exc, RankLost):
             self._peers.leave("a step of this engine broke off")
 
-    def _round(
-        self,
-        want: StepWish,
-    ) -> StepWish:
+    def _round(self, want: StepWish) -> StepWish:
         told = self._peers.call(bytes([want]))
         wanted = [want, *(StepWish(told[other][0]) for other in self._peers.others)]
         agreed = agree(wanted, self._last)

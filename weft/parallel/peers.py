@@ -43,10 +43,7 @@ class Peers:
     def others(self) -> Sequence[int]:
         return list(self._ends)
 
-    def call(
-        self,
-        word: bytes,
-    ) -> dict[int, bytearray]:
+    def call(self, word: bytes) -> dict[int, bytearray]:
         """Say a few bytes to all others, and hear of each what it has to say. Who waits for the
         others (`wait`) hears that somebody calls. Raises RankLost, now and ever after one was
         lost."""
@@ -93,10 +90,7 @@ class Peers:
         with suppress(BlockingIOError):  # it is full: `wait` returns anyway
             self._wakeup_end.send(b"!")
 
-    def wait_for(
-        self,
-        timeout_s: float,
-    ) -> bool:
+    def wait_for(self, timeout_s: float) -> bool:
         """The same, for at most so long and for the others alone."""
         if self._lost:
             raise RankLost(self._lost)
@@ -109,10 +103,7 @@ class Peers:
         self._wakeup.close()
         self._wakeup_end.close()
 
-    def leave(
-        self,
-        why: str,
-    ) -> None:
+    def leave(self, why: str) -> None:
         """Take part in nothing any more, for this reason: all others see it."""
         self._lost = self._lost or why
         for end in self._ends.values():
@@ -133,27 +124,17 @@ class Peers:
             self.leave(f"engine {other} is gone")
         raise RankLost(self._lost)
 
-    def _give(
-        self,
-        end: socket.socket,
-        message: bytes,
-    ) -> None:
+    def _give(self, end: socket.socket, message: bytes) -> None:
         end.sendall(HEADER.pack(self._num_swaps, len(message)) + message)
 
-    def _take(
-        self,
-        end: socket.socket,
-    ) -> bytearray:
+    def _take(self, end: socket.socket) -> bytearray:
         number, num_bytes = HEADER.unpack(_read(end, HEADER.size))
         if number != self._num_swaps or num_bytes > MAX_BYTES:
             raise EOFError(f"swap {self._num_swaps} here is {number} there")
         return _read(end, num_bytes)
 
 
-def _read(
-    end: socket.socket,
-    num_bytes: int,
-) -> bytearray:
+def _read(end: socket.socket, num_bytes: int) -> bytearray:
     found = bytearray(num_bytes)
     view = memoryview(found)
     while view:

@@ -118,11 +118,7 @@ class UpdateGroup:
         return store, nccl(keys, rank, world_size, options)
 
 
-def _await_listener(
-    host: str,
-    port: int,
-    timeout_s: float,
-) -> None:
+def _await_listener(host: str, port: int, timeout_s: float) -> None:
     """Wait until somebody listens there. Raises OSError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:

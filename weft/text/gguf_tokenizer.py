@@ -8,10 +8,10 @@ no error. Knows no model and no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 from weft.text.tokenizer import TokenizerError
 
 HINT = "give the tokenizer of the original model with --tokenizer, a folder or hub id"
@@ -117,7 +117,7 @@ _SPACE = "▁"
 _MAX_PIECE_LEN = 128  # characters of a piece of SentencePiece; its own limit is 16, unless set
 
 
-def tokenizer_files(metadata: Mapping[str, Any], label: str) -> dict[str, JsonObject]:
+def tokenizer_files(metadata: JsonMapping, label: str) -> dict[str, JsonObject]:
     """The content of `tokenizer.json` and `tokenizer_config.json`. Raises TokenizerError, whose
     message begins with `label`."""
     vocabulary = _Vocabulary(metadata, label)
@@ -134,7 +134,7 @@ def tokenizer_files(metadata: Mapping[str, Any], label: str) -> dict[str, JsonOb
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
 
 
-def tokenizer_config(metadata: Mapping[str, Any], label: str) -> JsonObject:
+def tokenizer_config(metadata: JsonMapping, label: str) -> JsonObject:
     """Special tokens and chat templates. Raises TokenizerError."""
     vocabulary = _Vocabulary(metadata, label)
     found: JsonObject = {}
@@ -159,7 +159,7 @@ def tokenizer_config(metadata: Mapping[str, Any], label: str) -> JsonObject:
 class _Vocabulary:
     """The tokens of a file."""
 
-    def __init__(self, metadata: Mapping[str, Any], label: str) -> None:
+    def __init__(self, metadata: JsonMapping, label: str) -> None:
         """Raises TokenizerError unless there are tokens, each once, and everything beside them is
         as long."""
         self.label = label

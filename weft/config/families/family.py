@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from weft.config.config_json import get, number, size
 from weft.config.decoder import DecoderSpec
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.spec import TowerSpec
+from weft.json_types import JsonMapping
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
-Config = Mapping[str, Any]  # a `config.json`
+Config = JsonMapping  # a `config.json`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Family:
     """What an architecture means beyond the keys of its `config.json`."""
 
     read: Callable[[Config], DecoderSpec] | None = None  # None: an encoder
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that a file may leave out
+    defaults: JsonMapping = field(default_factory=dict)  # of keys that a file may leave out
     aliases: Mapping[str, str] = field(default_factory=dict)  # keys that it has under another name
     norm_eps_key: str = "rms_norm_eps"
     positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from weft.config.config_json import get, number, size
 from weft.config.decoder import RopeConfig
 from weft.config.families.family import Config
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonMapping
 
 ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
 THETA = 10_000.0
@@ -64,7 +64,7 @@ def rope_by_type(config: Config, kind: str, theta: float) -> RopeConfig:
 
 def rope_of(
     config: Config,
-    values: Mapping[str, Any],
+    values: JsonMapping,
     *,
     theta: float,
     is_partial: bool = False,
@@ -126,7 +126,7 @@ def rope_of(
     )
 
 
-def rotated_share(config: Config, values: Mapping[str, Any]) -> float:
+def rotated_share(config: Config, values: JsonMapping) -> float:
     share = get(config, "partial_rotary_factor", float, 1.0)
     share = get(values, "partial_rotary_factor", float, share)
     if not 0 < share <= 1:
@@ -136,7 +136,7 @@ def rotated_share(config: Config, values: Mapping[str, Any]) -> float:
     return share
 
 
-def longrope(config: Config, values: Mapping[str, Any]) -> RopeConfig:
+def longrope(config: Config, values: JsonMapping) -> RopeConfig:
     """Frequencies that were searched for, one set for short contexts and one for long ones.
     Source: arXiv:2402.13753."""
     max_position = size(config, "max_position_embeddings")
@@ -161,7 +161,7 @@ def longrope(config: Config, values: Mapping[str, Any]) -> RopeConfig:
 
 def _factors(
     config: Config,
-    values: Mapping[str, Any],
+    values: JsonMapping,
     key: str,
     share: float,
 ) -> tuple[float, ...]:
@@ -174,7 +174,7 @@ def _factors(
     return tuple(map(float, factors))
 
 
-def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
+def _yarn_attention_factor(values: JsonMapping, factor: float) -> float:
     """Source: YaRN, arXiv:2309.00071, section 3.4; `mscale` is DeepSeek's refinement of it."""
 
     def temperature(scale: float) -> float:

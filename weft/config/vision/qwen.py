@@ -4,7 +4,6 @@ patches become tokens."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,9 @@ from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig
 from weft.config.vision.vit import activation
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 
-Config = Mapping[str, Any]  # a `config.json`
+Config = JsonMapping  # a `config.json`
 
 USUAL_PATCHES = 4_096  # of a picture, for the memory that is set aside
 USUAL_THETA = 10_000.0
@@ -189,7 +188,7 @@ def _qwen3(
 
 
 def _read(
-    vision: Mapping[str, Any], made_for: int, out_size: int, depth: int = 32, **values: Any
+    vision: JsonMapping, made_for: int, out_size: int, depth: int = 32, **values: Any
 ) -> QwenTowerSpec | None:
     """`made_for` is the size of its vectors, `depth` the number of layers of a file without it."""
     require(vision, "in_channels", 3)
@@ -209,12 +208,12 @@ def _read(
     return spec
 
 
-def _silu(vision: Mapping[str, Any]) -> str:
+def _silu(vision: JsonMapping) -> str:
     require(vision, "hidden_act", "silu")
     return "silu"
 
 
-def _layers(vision: Mapping[str, Any], key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+def _layers(vision: JsonMapping, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
     layers = get(vision, key, list, list(default))
     if not all(type(layer) is int and layer >= 0 for layer in layers):
         raise BadConfig(f"{key} is {str(layers)[:64]}; it must be a list of layers")

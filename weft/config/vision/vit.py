@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from weft.config.config_json import get, number, require, size
 from weft.config.model_errors import BadConfig, UnsupportedModel
+from weft.json_types import JsonMapping
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")
 
@@ -79,7 +79,7 @@ class VitSpec:
         return f"{self.name} of {self.num_layers} layers for {pixels} pixels"
 
 
-def read_siglip(vision: Mapping[str, Any], *, layer: int | None = None) -> VitSpec:
+def read_siglip(vision: JsonMapping, *, layer: int | None = None) -> VitSpec:
     """Of a `vision_config`. `layer`: the hidden states that are taken, of which 0 stands before the
     first layer and -1 behind the last; None: those behind the last norm."""
     num_layers = size(vision, "num_hidden_layers", 12)
@@ -95,7 +95,7 @@ def read_siglip(vision: Mapping[str, Any], *, layer: int | None = None) -> VitSp
     )
 
 
-def read_clip(vision: Mapping[str, Any], *, layer: int) -> VitSpec:
+def read_clip(vision: JsonMapping, *, layer: int) -> VitSpec:
     """As `read_siglip`. The norm behind the last layer is that of the class token alone."""
     num_layers = size(vision, "num_hidden_layers", 12)
     return _read(
@@ -111,7 +111,7 @@ def read_clip(vision: Mapping[str, Any], *, layer: int) -> VitSpec:
     )
 
 
-def activation(config: Mapping[str, Any], key: str, usual: str) -> str:
+def activation(config: JsonMapping, key: str, usual: str) -> str:
     """The activation that a key names, one of those that encoders have; `usual`: without the
     key."""
     require(config, key, *ACTIVATIONS)
@@ -127,7 +127,7 @@ def layers_up_to(layer: int, num_layers: int) -> int:
     return num
 
 
-def _read(vision: Mapping[str, Any], **values: Any) -> VitSpec:
+def _read(vision: JsonMapping, **values: Any) -> VitSpec:
     require(vision, "num_channels", 3)
     spec = VitSpec(
         hidden_size=size(vision, "hidden_size", 768),

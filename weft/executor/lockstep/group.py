@@ -37,11 +37,7 @@ class RowsOfEngine(NamedTuple):
 class ExpertGroup:
     """The `ExpertExchange` of one engine: what it has of the experts, and the others."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        model: ModelConfig,
-    ) -> None:
+    def __init__(self, peers: Peers, model: ModelConfig) -> None:
         self.peers = peers
         self.place = PeerPlace(peers.rank, peers.size)
         self._hidden_size = model.hidden_size
@@ -54,10 +50,7 @@ class ExpertGroup:
         """Of the layers that have experts, in their order."""
         return [spec.activation for spec in self._specs]
 
-    def begin(
-        self,
-        compute: ComputeExperts,
-    ) -> None:
+    def begin(self, compute: ComputeExperts) -> None:
         """The model is there: `compute` computes the experts of this engine."""
         self._compute = compute
 
@@ -69,13 +62,7 @@ class ExpertGroup:
             chosen = torch.empty(0, spec.router.num_chosen, dtype=torch.int32)
             self.exchange(layer, nothing, chosen, nothing)
 
-    def exchange(
-        self,
-        layer: int,
-        x: Tensor,
-        experts: Tensor,
-        out: Tensor,
-    ) -> None:
+    def exchange(self, layer: int, x: Tensor, experts: Tensor, out: Tensor) -> None:
         """Rows go to those that have their experts, and come back computed. A row goes to each
         engine once, with all of its experts there."""
         borders = self._borders[layer]
@@ -119,10 +106,7 @@ class ExpertGroup:
             rank: found[begin:end] for rank, (begin, end) in zip(order, pairwise(ends), strict=True)
         }
 
-    def _unpacked(
-        self,
-        data: bytearray,
-    ) -> RowsOfEngine:
+    def _unpacked(self, data: bytearray) -> RowsOfEngine:
         num_rows, num_pairs = SENT.unpack_from(data)
         numbers = np.frombuffer(data, np.int32, 2 * num_pairs, SENT.size)
         begin = SENT.size + numbers.nbytes
@@ -130,21 +114,14 @@ class ExpertGroup:
         rows = rows.reshape(num_rows, self._hidden_size)
         return RowsOfEngine(rows, numbers[:num_pairs], numbers[num_pairs:])
 
-    def _borders_of(
-        self,
-        spec: MoeSpec,
-    ) -> IntArray:
+    def _borders_of(self, spec: MoeSpec) -> IntArray:
         """The first expert of each engine."""
         places = [PeerPlace(rank, self.place.size) for rank in range(self.place.size)]
         firsts = [experts_of(spec.router.num_experts, place).first for place in places]
         return np.array(firsts, np.int32)
 
 
-def _packed(
-    rows: FloatArray,
-    places: IntArray,
-    experts: IntArray,
-) -> bytes:
+def _packed(rows: FloatArray, places: IntArray, experts: IntArray) -> bytes:
     """Rows that are sent, each once, and of each pair the place of its row among these."""
     wanted, of_pair = np.unique(places, return_inverse=True)
     numbers = np.concatenate([of_pair, experts]).astype(np.int32)

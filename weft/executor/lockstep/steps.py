@@ -44,18 +44,11 @@ log = EventLog("engine")
 class LockstepSteps:
     """The `ModelSteps` of one of several engines: each step waits for its turn."""
 
-    def __init__(
-        self,
-        steps: ModelSteps,
-        lockstep: Lockstep,
-    ) -> None:
+    def __init__(self, steps: ModelSteps, lockstep: Lockstep) -> None:
         self._steps = steps
         self._lockstep = lockstep
 
-    def run(
-        self,
-        plan: Plan,
-    ) -> DeviceOutput:
+    def run(self, plan: Plan) -> DeviceOutput:
         is_decode = plan.mode is ForwardMode.DECODE
         self._lockstep.take_turn(StepWish.DECODE if is_decode else StepWish.PREFILL)
         try:
@@ -68,19 +61,12 @@ class LockstepSteps:
 class LockstepStore:
     """The `DeviceStore` of one of several engines, all of which have the same weights always."""
 
-    def __init__(
-        self,
-        store: DeviceStore,
-        lockstep: Lockstep,
-    ) -> None:
+    def __init__(self, store: DeviceStore, lockstep: Lockstep) -> None:
         self.inner = store
         self._lockstep = lockstep
         self._released: tuple[str, ...] = ()
 
-    def do(
-        self,
-        request: DeviceRequest,
-    ) -> DeviceReply:
+    def do(self, request: DeviceRequest) -> DeviceReply:
         if not isinstance(request, TOGETHER):
             return self.inner.do(request)
         try:
@@ -88,10 +74,7 @@ class LockstepStore:
         except RankLost as exc:
             return self._failed(str(exc), 500)
 
-    def _do_together(
-        self,
-        request: DeviceRequest,
-    ) -> DeviceReply:
+    def _do_together(self, request: DeviceRequest) -> DeviceReply:
         """Raises RankLost."""
         if not self._lockstep.meet(MEET_S):
             return self._failed("another engine did not do the same; nothing was changed", 503)
@@ -103,11 +86,7 @@ class LockstepStore:
             raise RankLost(why)
         return reply
 
-    def _failed(
-        self,
-        message: str,
-        status: int,
-    ) -> DeviceReply:
+    def _failed(self, message: str, status: int) -> DeviceReply:
         return DeviceReply(ok=False, message=message, status=status, released=self._released)
 
 
@@ -115,11 +94,7 @@ class LockstepDevice:
     """The `StepDevice` of one of several engines. While it has nothing to do, its thread listens
     to the others, and takes part in what they begin."""
 
-    def __init__(
-        self,
-        thread: Executor,
-        lockstep: Lockstep,
-    ) -> None:
+    def __init__(self, thread: Executor, lockstep: Lockstep) -> None:
         self._thread = thread
         self._lockstep = lockstep
         self._lock = Lock()

@@ -34,6 +34,7 @@ from weft.config.projections import (
 from weft.executor.weights.base import in_base
 from weft.executor.weights.regular_file import RegularFile
 from weft.executor.weights.safetensors import BytesContent, FileContent, TensorEntry
+from weft.json_types import JsonMapping
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -253,7 +254,7 @@ def _check_tokens(folder: Path, model: ModelConfig) -> None:
 
 
 def _pairs(
-    config: Mapping[str, Any],
+    config: JsonMapping,
     entries: Mapping[str, TensorEntry],
     known: Mapping[str, Projection],
     max_rank: int,
@@ -380,7 +381,7 @@ def _check_own_weights(entries: Mapping[str, TensorEntry], ends: Mapping[str, Pr
         _check_entry(entry, shape[::-1] if one.is_table else shape)
 
 
-def _require_known_whole(config: Mapping[str, Any], known: Mapping[str, Projection]) -> None:
+def _require_known_whole(config: JsonMapping, known: Mapping[str, Projection]) -> None:
     """Raises AdapterError for modules that were trained as a whole, but for the labels of a
     classifier."""
     named = config.get("modules_to_save") or ()
@@ -440,7 +441,7 @@ def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
             yield module
 
 
-def _require_lora(config: Mapping[str, Any]) -> None:
+def _require_lora(config: JsonMapping) -> None:
     """Raises AdapterError for what is computed otherwise."""
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -466,7 +467,7 @@ def _require_lora(config: Mapping[str, Any]) -> None:
 class _Scales:
     """Ranks and scales of modules, by patterns of their names."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: JsonMapping) -> None:
         self._rank = config.get("r", 8)
         self._alpha = config.get("lora_alpha", 8)
         self._has_root = bool(config.get("use_rslora", False))
@@ -491,7 +492,7 @@ class _Scales:
 Patterns = list[tuple[re.Pattern[str], Any]]
 
 
-def _patterns(config: Mapping[str, Any], key: str) -> Patterns:
+def _patterns(config: JsonMapping, key: str) -> Patterns:
     """The patterns of a setting, as peft reads them: of the end of a name."""
     given = config.get(key) or {}
     if not isinstance(given, dict):
@@ -519,7 +520,7 @@ def _first(patterns: Patterns, module: str, otherwise: Any) -> Any:
     return otherwise
 
 
-def _layers(config: Mapping[str, Any]) -> frozenset[int] | None:
+def _layers(config: JsonMapping) -> frozenset[int] | None:
     """The layers that the adapter is said to change; None: nothing is said."""
     given = config.get("layers_to_transform")
     if given is None:

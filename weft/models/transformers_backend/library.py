@@ -7,12 +7,12 @@ A checkpoint's own code (`auto_map`) is never run. Knows no weights.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 from weft.config.config_json import get
 from weft.config.model import UnsupportedModel
+from weft.json_types import JsonMapping
 
 PACKAGE = "transformers"
 LEAST_VERSION = (5, 23)
@@ -46,7 +46,7 @@ def require_library() -> None:
         )
 
 
-def causal_class(config: Mapping[str, Any]) -> Any:
+def causal_class(config: JsonMapping) -> Any:
     """The class of the library for a `config.json`. Raises `NotByLibrary`."""
     require_library()
     import transformers
@@ -67,7 +67,7 @@ def causal_class(config: Mapping[str, Any]) -> Any:
     raise NotByLibrary(f"transformers {version} has no such class of causal models{code}")
 
 
-def library_config(cls: Any, config: Mapping[str, Any]) -> Any:
+def library_config(cls: Any, config: JsonMapping) -> Any:
     """The library's reading of a `config.json`. Raises `NotByLibrary` for what it cannot read, and
     for models that keep a state, or whose tokens see others than those of a window."""
     try:
@@ -100,6 +100,6 @@ def library_config(cls: Any, config: Mapping[str, Any]) -> Any:
     return found
 
 
-def describing(config: Mapping[str, Any]) -> dict[str, Any]:
+def describing(config: JsonMapping) -> dict[str, Any]:
     """What of a `config.json` describes the model: equal for equal models."""
     return {key: config[key] for key in sorted(config) if key not in NO_DESCRIPTION}

@@ -37,19 +37,11 @@ class HostCall(NamedTuple):
 class InterruptedProgram(Program):
     """A program with calls of the host between its operations."""
 
-    def __init__(
-        self,
-        whole: Program,
-        calls: Sequence[HostCall],
-    ) -> None:
+    def __init__(self, whole: Program, calls: Sequence[HostCall]) -> None:
         super().__init__(whole.args, [whole])
         self._calls = calls
 
-    def run(
-        self,
-        library: Library,
-        step: StepArgs,
-    ) -> None:
+    def run(self, library: Library, step: StepArgs) -> None:
         begin = 0
         for call in self._calls:
             self.run_part(library, step, begin, call.place)
@@ -157,22 +149,12 @@ class LayerPrograms(NamedTuple):
 class CppExperts:
     """`ComputeExperts` by programs: each row is a token with one expert, which counts once."""
 
-    def __init__(
-        self,
-        ops: CppOps,
-        layers: Sequence[Experts],
-    ) -> None:
+    def __init__(self, ops: CppOps, layers: Sequence[Experts]) -> None:
         self._ops = ops
         self._layers = layers
         self._programs: LayerPrograms | None = None
 
-    def __call__(
-        self,
-        layer: int,
-        x: Tensor,
-        rows: Tensor,
-        experts: Tensor,
-    ) -> Tensor:
+    def __call__(self, layer: int, x: Tensor, rows: Tensor, experts: Tensor) -> Tensor:
         num = len(rows)
         programs = self._with_room(max(num, len(x)))
         programs.x[: len(x)].copy_(x)
@@ -188,10 +170,7 @@ class CppExperts:
         program.run(self._ops.library, StepArgs(num_tokens=num))
         return output[:num]
 
-    def _with_room(
-        self,
-        num_rows: int,
-    ) -> LayerPrograms:
+    def _with_room(self, num_rows: int) -> LayerPrograms:
         before = self._programs
         if before is not None and num_rows <= before.capacity:
             return before
@@ -199,10 +178,7 @@ class CppExperts:
         self._programs = self._record(max(num_rows, capacity))
         return self._programs
 
-    def _record(
-        self,
-        capacity: int,
-    ) -> LayerPrograms:
+    def _record(self, capacity: int) -> LayerPrograms:
         ops = self._ops
         ops.begin(capacity)
         recorder = ops.recorder

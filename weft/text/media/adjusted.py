@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 from weft.text.media.errors import MediaError
 from weft.text.media.processor import Knob, MediaProcessor
 
@@ -23,12 +23,12 @@ UP_TO = {"min_pixels": "max_pixels", "min_frames": "max_frames"}
 EDGES = ("longest_edge", "shortest_edge")
 
 
-def adjusted(processor: MediaProcessor, given: Mapping[str, Any]) -> MediaProcessor:
+def adjusted(processor: MediaProcessor, given: JsonMapping) -> MediaProcessor:
     """The processor with an operator's changes. Raises `MediaError`."""
     return processor.adjusted(_read(processor.knobs, given))
 
 
-def adjusted_within(processor: MediaProcessor, given: Mapping[str, Any]) -> MediaProcessor:
+def adjusted_within(processor: MediaProcessor, given: JsonMapping) -> MediaProcessor:
     """The processor with a request's changes, which make no more work than the server's own
     largest picture does. Raises `MediaError`."""
     have = processor.knobs
@@ -61,7 +61,7 @@ def read_kwargs(text: str) -> JsonObject:
     return given
 
 
-def _read(have: Mapping[str, Knob], given: Mapping[str, Any]) -> dict[str, Knob]:
+def _read(have: Mapping[str, Knob], given: JsonMapping) -> dict[str, Knob]:
     """What is given, by the names of `have`. Raises `MediaError`."""
     changes: dict[str, Knob] = {}
     for name, value in _flat(have, given).items():
@@ -72,7 +72,7 @@ def _read(have: Mapping[str, Knob], given: Mapping[str, Any]) -> dict[str, Knob]
     return changes
 
 
-def _flat(have: Mapping[str, Knob], given: Mapping[str, Any]) -> JsonObject:
+def _flat(have: Mapping[str, Knob], given: JsonMapping) -> JsonObject:
     """With what stands under `size` beside the others; edges that are numbers of pixels under the
     names of these."""
     found = {name: value for name, value in given.items() if name != "size" and value is not None}

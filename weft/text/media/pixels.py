@@ -4,7 +4,6 @@ Pillow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -15,7 +14,7 @@ from weft.arrays import FloatArray
 from weft.config.config_json import get, number
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,7 +62,7 @@ def read_settings(folder: Path) -> JsonObject:
 
 
 def read_looks(
-    settings: Mapping[str, Any],
+    settings: JsonMapping,
     *,
     filter: int,
     mean: tuple[float, ...] = HALF,
@@ -88,7 +87,7 @@ def read_looks(
     return Looks(filter=filter, mean=mean, table=table)
 
 
-def side_of(settings: Mapping[str, Any], key: str, default: int) -> int:
+def side_of(settings: JsonMapping, key: str, default: int) -> int:
     """The side of a square whose height and width a key gives."""
     given = get(settings, key, dict, {"height": default, "width": default})
     side = given.get("height")
@@ -99,7 +98,7 @@ def side_of(settings: Mapping[str, Any], key: str, default: int) -> int:
     return side
 
 
-def edge_of(settings: Mapping[str, Any], key: str, edge: str, default: int) -> int:
+def edge_of(settings: JsonMapping, key: str, edge: str, default: int) -> int:
     """The length of the edge of a picture (longest_edge, shortest_edge) that a key gives alone."""
     given = get(settings, key, dict, {edge: default})
     length = given.get(edge)
@@ -116,9 +115,7 @@ def require_side(side: int, encoder_side: int) -> None:
         )
 
 
-def _colours(
-    settings: Mapping[str, Any], key: str, default: tuple[float, ...]
-) -> tuple[float, ...]:
+def _colours(settings: JsonMapping, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
     values = settings.get(key, list(default))
     if isinstance(values, int | float):
         values = [values] * 3

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from weft.arrays import FloatArray, IntArray
 from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
-from weft.json_types import JsonObject
+from weft.json_types import JsonMapping, JsonObject
 from weft.messages.media import MediaKind
 from weft.text.media.pixels import (
     BICUBIC,
@@ -302,18 +302,18 @@ def timestamps(kept: IntArray, frames_per_s: float, time_size: int) -> list[floa
     return [(seconds[at] + seconds[at + last]) / 2 for at in range(0, len(seconds), time_size)]
 
 
-def make_qwen2_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+def make_qwen2_vl(folder: Path, config: JsonMapping) -> QwenVision:
     """The processor of a model folder whose `config.json` is given. Raises ModelError."""
     return _make_qwen2(folder, get(config, "vision_config", dict, {}), 0.0)
 
 
-def make_qwen2_5_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+def make_qwen2_5_vl(folder: Path, config: JsonMapping) -> QwenVision:
     """As `make_qwen2_vl`."""
     vision = get(config, "vision_config", dict, {})
     return _make_qwen2(folder, vision, number(vision, "tokens_per_second", 4.0, above=0.0))
 
 
-def _make_qwen2(folder: Path, vision: Mapping[str, Any], tokens_per_s: float) -> QwenVision:
+def _make_qwen2(folder: Path, vision: JsonMapping, tokens_per_s: float) -> QwenVision:
     image, video = _read_files(folder)
     limits = (56 * 56, 28 * 28 * 1280)
     of_frames = (128 * 28 * 28, 28 * 28 * 768)
@@ -328,7 +328,7 @@ def _make_qwen2(folder: Path, vision: Mapping[str, Any], tokens_per_s: float) ->
     return QwenVision(_pixel_spec(image, vision, limits, looks, patch_size=14), of_video)
 
 
-def make_qwen3_vl(folder: Path, config: Mapping[str, Any]) -> QwenVision:
+def make_qwen3_vl(folder: Path, config: JsonMapping) -> QwenVision:
     """As `make_qwen2_vl`."""
     vision = get(config, "vision_config", dict, {})
     image, video = _read_files(folder)
@@ -354,8 +354,8 @@ def _read_files(folder: Path) -> tuple[JsonObject, JsonObject]:
 
 
 def _pixel_spec(
-    given: Mapping[str, Any],
-    vision: Mapping[str, Any],
+    given: JsonMapping,
+    vision: JsonMapping,
     limits: tuple[int, int],
     looks: tuple[tuple[float, ...], tuple[float, ...]],
     *,
@@ -389,7 +389,7 @@ def _pixel_spec(
     )
 
 
-def _sampling(video: Mapping[str, Any]) -> JsonObject:
+def _sampling(video: JsonMapping) -> JsonObject:
     return {
         "frames_per_s": number(video, "fps", 2.0, above=0.0),
         "min_frames": size(video, "min_frames", 4),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
+from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelSpec, log_mel, mel_bands
 from weft.text.media.processor import Knob, MediaPart, PreparedMedia
@@ -26,7 +27,7 @@ class Qwen2Audio:
     marks: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
     placeholders: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
 
-    def __init__(self, config: Mapping[str, Any], extractor: Mapping[str, Any]) -> None:
+    def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
         """`config` is `config.json`, `extractor` what a checkpoint says of its
         WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
         self.spec = _read_spec(extractor)
@@ -81,7 +82,7 @@ class Qwen2Audio:
         return self
 
 
-def make(folder: Path, config: Mapping[str, Any]) -> Qwen2Audio:
+def make(folder: Path, config: JsonMapping) -> Qwen2Audio:
     """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
     # Newer checkpoints have everything of their processor in one file.
     whole = read_json_if_there(folder / "processor_config.json")
@@ -91,7 +92,7 @@ def make(folder: Path, config: Mapping[str, Any]) -> Qwen2Audio:
     return Qwen2Audio(config, extractor)
 
 
-def _read_spec(extractor: Mapping[str, Any]) -> MelSpec:
+def _read_spec(extractor: JsonMapping) -> MelSpec:
     require(extractor, "feature_extractor_type", "WhisperFeatureExtractor")
     require(extractor, "dither", 0, 0.0)  # noise: every time another
     rate = size(extractor, "sampling_rate", 16_000)

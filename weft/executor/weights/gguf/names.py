@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.config.gguf_architectures import ARCHITECTURES, Architecture
 from weft.executor.weights.safetensors import TensorEntry
+from weft.json_types import JsonMapping
 
 # Factors of frequencies, which `config/gguf.py` reads, and tables of angles, which follow from the
 # configuration.
@@ -68,9 +69,7 @@ class _Place(NamedTuple):
         return f"{self.part}.{self.kind}"
 
 
-def renamed(
-    tensors: Mapping[str, TensorEntry], metadata: Mapping[str, Any]
-) -> dict[str, TensorEntry]:
+def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[str, TensorEntry]:
     """The tensors of a file under weft's names. One with an unknown name keeps it, and is then
     refused with it."""
     found: dict[str, TensorEntry] = {}
@@ -98,13 +97,13 @@ def renamed(
     return found
 
 
-def _architecture(metadata: Mapping[str, Any]) -> Architecture:
+def _architecture(metadata: JsonMapping) -> Architecture:
     """One that is not known is refused where the configuration is read."""
     name = metadata.get("general.architecture")
     return ARCHITECTURES.get(str(name), ARCHITECTURES["llama"])
 
 
-def _num_layers(metadata: Mapping[str, Any]) -> int | None:
+def _num_layers(metadata: JsonMapping) -> int | None:
     """Those of the model; None if all that are there are its own."""
     architecture = metadata.get("general.architecture")
     num_ahead = metadata.get(f"{architecture}.nextn_predict_layers", 0)
@@ -146,7 +145,7 @@ def _name(place: _Place, architecture: Architecture) -> str:
 
 
 def _split(
-    place: _Place, entry: TensorEntry, architecture: Architecture, metadata: Mapping[str, Any]
+    place: _Place, entry: TensorEntry, architecture: Architecture, metadata: JsonMapping
 ) -> Iterator[tuple[_Place, TensorEntry]]:
     """A tensor; queries, keys and values each by itself, if it holds all of them and the
     architecture has them apart."""
@@ -172,7 +171,7 @@ def _split(
         first += num
 
 
-def _num_heads(metadata: Mapping[str, Any]) -> tuple[int, int]:
+def _num_heads(metadata: JsonMapping) -> tuple[int, int]:
     """Heads of queries, and of keys. What is no number is refused where the configuration is
     read."""
     architecture = metadata.get("general.architecture")
@@ -187,7 +186,7 @@ def _num_heads(metadata: Mapping[str, Any]) -> tuple[int, int]:
     return num_heads, num_kv_heads
 
 
-def _paired_rows(place: _Place, entry: TensorEntry, metadata: Mapping[str, Any]) -> int:
+def _paired_rows(place: _Place, entry: TensorEntry, metadata: JsonMapping) -> int:
     """The rows of a head, if their pairs lie side by side; 0 for rows in weft's order."""
     num_heads, num_kv_heads = _num_heads(metadata)
     if place.part == "attn_k":
