@@ -27,7 +27,7 @@ from weft.config.projections import HEAD, projections
 from weft.executor.build import load_runner
 from weft.executor.lora.read import inspect_adapter
 from weft.executor.runner import TorchRunner
-from weft.plan.device import LoadAdapter
+from weft.plan.device import LoadAdapter, ReadAdapter
 from weft.plan.step import ForwardMode, Plan
 
 PROMPT = 512
@@ -128,6 +128,11 @@ def main() -> None:
                 load_all(runner, model, Path(folder), f"{name}, {label}")
     steps = {name: LoraSteps(runner) for name, runner in runners.items()}
     rows = list(range(args.requests))
+    with tempfile.TemporaryDirectory() as folder:
+        for place in range(NUM_PLACES):
+            make_adapter(model, Path(folder) / str(place), args.rank, place)
+        for name, runner in runners.items():
+            beside_loads(runner, model, Path(folder), steps[name], rows)
     for label, chosen, num_tokens, num_rounds in (
         (f"decode, {args.requests} requests", rows, 1, args.rounds),
         (f"prefill of {PROMPT}", [0], PROMPT, max(args.rounds // 4, 3)),
@@ -173,17 +178,48 @@ def make_runner(model: ModelConfig, args: argparse.Namespace, kernels: str = "au
 
 
 def load_all(runner: TorchRunner, model: ModelConfig, folder: Path, label: str) -> None:
-    loads = []
+    whole = []
+    between = []
     for place in range(NUM_PLACES):
         path = folder / str(place)
         info = inspect_adapter(path, model)
         began = time.perf_counter()
+        read = runner.control(ReadAdapter(str(path), info.uid)).result()
+        was_read = time.perf_counter()
         reply = runner.control(LoadAdapter(place, str(path), info.uid)).result()
-        loads.append((time.perf_counter() - began) * 1e3)
+        ended = time.perf_counter()
+        whole.append((ended - began) * 1e3)
+        between.append((ended - was_read) * 1e3)
+        assert read.ok, read.message
         assert reply.ok, reply.message
     print(
         f"loading {info.num_bytes / 1e6:.0f} MB ({label}): median "
-        f"{statistics.median(loads):.0f} ms, longest {max(loads):.0f}",
+        f"{statistics.median(whole):.0f} ms, longest {max(whole):.0f}; of these between steps: "
+        f"median {statistics.median(between):.1f}, longest {max(between):.1f}",
+        flush=True,
+    )
+
+
+def beside_loads(
+    runner: TorchRunner, model: ModelConfig, folder: Path, steps: LoraSteps, rows: list[int]
+) -> None:
+    """Steps while adapters are loaded in the place of others, one after the other."""
+    uids = [inspect_adapter(folder / str(place), model).uid for place in range(NUM_PLACES)]
+    alone = [steps.run(rows, 40, 1, with_adapters=True) for _ in range(2 * NUM_PLACES)]
+    beside = []
+    gaps = []
+    for place, uid in enumerate(uids):
+        path = str(folder / str(place))
+        reading = runner.control(ReadAdapter(path, uid))
+        while not reading.done():
+            beside.append(steps.run(rows, 40, 1, with_adapters=True))
+        began = time.perf_counter()
+        assert runner.control(LoadAdapter(place, path, uid)).result().ok
+        gaps.append((time.perf_counter() - began) * 1e3)
+    print(
+        f"a step: median {statistics.median(alone):.0f} ms; while an adapter is read: median "
+        f"{statistics.median(beside):.0f}, longest {max(beside):.0f}; and between steps "
+        f"{statistics.median(gaps):.1f}, longest {max(gaps):.1f}",
         flush=True,
     )
 

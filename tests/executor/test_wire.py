@@ -10,7 +10,7 @@ import pytest
 from tests.executor.driver import Turn, make_driver
 from weft.executor.ranks.sender import without_sampling
 from weft.executor.wire.pack import NAMED, WireError, pack, unpack, unpack_request
-from weft.plan.device import DeviceReply, GetWeight, JoinGroup, ReceiveWeights
+from weft.plan.device import DeviceReply, GetWeight, JoinGroup, ReadAdapter, ReceiveWeights
 from weft.plan.inputs import InputVectors
 from weft.plan.outputs import PromptLogprobsRequest, SampledLogprobsRequest
 from weft.plan.step import LAST_SAMPLED, LayerSpan, Plan, TableWrites, WindowSlots
@@ -68,6 +68,7 @@ def test_followers_get_known_tokens_and_no_sampling() -> None:
     "value",
     [
         GetWeight("w", 3),
+        ReadAdapter("a", "0" * 32),
         JoinGroup("g", "h", 1, 2, 3, "gloo", 1.5),
         ReceiveWeights("g", ("a", "b"), ("bfloat16",) * 2, ((1, 2), (3,))),
     ],

@@ -80,7 +80,7 @@ class Product:
         self.ops.adapters = self.adapters
         self.loaded = [adapter(sizes, seed) for seed in range(NUM_ADAPTERS)]
         for place, parts in enumerate(self.loaded):
-            self.adapters.put(place, {self.matrix: parts})
+            self.adapters.prepare({self.matrix: parts})(place)
         recorder = ProgramRecorder(capacity)
         self.ops._recorder = recorder
         self.x = recorder.buffer(IN_SIZE)

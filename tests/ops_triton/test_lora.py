@@ -71,7 +71,7 @@ class Pair:
         for index, ops in enumerate((self.ours, self.theirs)):
             assert ops.adapters is not None
             matrix, table = self.matrices[index], self.tables[index]
-            ops.adapters.put(place, {matrix: parts, table: [head]}, {table: row})
+            ops.adapters.prepare({matrix: parts, table: [head]}, {table: row})(place)
 
     def begin(self, adapters: list[int] | None) -> None:
         told = None if adapters is None else np.array(adapters, np.int32)
@@ -120,7 +120,7 @@ def test_a_place_that_is_filled_anew_or_cleared_has_nothing_of_before() -> None:
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-5)
     for ops in (pair.ours, pair.theirs):
         assert ops.adapters is not None
-        ops.adapters.put(2, {})
+        ops.adapters.prepare({})(2)
     [(ours, theirs), *_] = pair.products(x, torch.arange(6), torch.arange(6))
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-5)
 

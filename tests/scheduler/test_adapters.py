@@ -26,6 +26,7 @@ from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdap
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.plan.device import DeviceReply, DeviceRequest, Pending, ReadAdapter
 from weft.plan.step import ForwardMode, Plan, Result, Sampling
 from weft.scheduler.features.adapters import AdaptersFeature
 from weft.scheduler.request import NO_ROW, Request
@@ -507,6 +508,76 @@ def test_unloading_waits_for_its_requests_and_refuses_new_ones() -> None:
     assert not world.runner.adapters
     assert world.ask(UnloadLoraAdapter(call=9, uid=a)).status == 404
     world.check_outputs()
+
+
+class HeldRead:
+    """Work of a device that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.reply: DeviceReply | None = None
+
+    def done(self) -> bool:
+        return self.reply is not None
+
+    def result(self) -> DeviceReply:
+        assert self.reply is not None, "asked before it was done"
+        return self.reply
+
+
+def with_held_read(world: AdapterWorld) -> HeldRead:
+    """The next adapters are read for as long as they should be."""
+    read = HeldRead()
+    control = world.runner.control
+
+    def held(request: DeviceRequest) -> Pending:
+        return read if isinstance(request, ReadAdapter) else control(request)
+
+    world.runner.control = held  # type: ignore[method-assign]
+    return read
+
+
+def test_steps_go_on_while_an_adapter_is_read() -> None:
+    world = world_of(depth=1)
+    first = world.load(0)
+    idle = world.load(2)
+    read = with_held_read(world)
+    runs = world.send([1, 2, 3], max_new_tokens=30, ignore_eos=True, adapter=first)
+    world.begin(LoadLoraAdapter(lora_path="x", uid=uid_of(1), lora_name="second"))
+    for _ in range(20):
+        world.step()
+    assert len(world.outputs[runs]) >= 15
+    assert not world.replies
+    # Other work of the device ends before: the journal tells one from the other.
+    assert world.engine.submit(UnloadLoraAdapter(call=5, uid=idle)) is None
+    for _ in range(5):
+        world.step()
+    assert [reply.call for reply in world.replies] == [5]
+    world.replies.clear()
+    read.reply = DeviceReply(ok=True)
+    for _ in range(3):
+        world.step()
+    assert [reply.success for reply in world.replies] == [True]
+    world.send([4], max_new_tokens=3, adapter=uid_of(1))
+    world.run_dry()
+    world.replay(check=True)
+
+
+def test_a_read_that_fails_puts_nothing_in() -> None:
+    world = world_of()
+    first = world.load(0)
+    before = dict(world.runner.adapters)
+    read = with_held_read(world)
+    runs = world.send([1], max_new_tokens=10, ignore_eos=True, adapter=first)
+    world.begin(LoadLoraAdapter(lora_path="x", uid=uid_of(1)))
+    world.step()
+    read.reply = DeviceReply(ok=False, message="no such values")
+    world.run_dry()
+    [reply] = world.replies
+    assert (reply.success, reply.message) == (False, "no such values")
+    assert len(world.outputs[runs]) == 10
+    assert world.runner.adapters == before
+    assert not world.engine._engine.services.adapters.is_reading
+    world.replay(check=True)
 
 
 def test_what_cannot_be_loaded_leaves_its_place_free() -> None:

@@ -1,7 +1,8 @@
 """Loading and unloading adapters (LoRA) while the engine serves: which place each gets, which one
 has to go for another, and what waits for open requests to end.
 
-    load    ─▶ a free place, or that of the one not used for longest ─▶ device job ─▶ reply
+    load    ─▶ a free place, or that of the one not used for longest
+            ─▶ it is read while steps go on ─▶ device job: it is put in ─▶ reply
     unload  ─▶ refuses new requests ─▶ the open ones end ─▶ device job ─▶ reply
 
 Which requests may run together is decided in `scheduler/features/adapters.py`. No file is seen
@@ -10,12 +11,26 @@ here: what is wrong with one, the device says.
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from typing import NamedTuple
+
 from weft.engine.core import EngineCore
 from weft.engine.device_jobs import DeviceJob, DeviceJobs, JobResult
-from weft.engine.hooks import Service
+from weft.engine.hooks import SOON, Service
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
-from weft.plan.device import LoadAdapter, UnloadAdapter
+from weft.plan.device import DeviceReply, LoadAdapter, Pending, ReadAdapter, UnloadAdapter
+from weft.plan.step import Runner
 from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
+
+
+class Reading(NamedTuple):
+    """An adapter that is being read, and has its place."""
+
+    message: LoadLoraAdapter
+    place: int
+    evicted: list[str]  # uids of those that went for it
+    pending: Pending
 
 
 class Unloading:
@@ -29,17 +44,28 @@ class Unloading:
 
 
 class AdapterService(Service):
-    """Attached while an adapter waits for its requests to end."""
+    """Attached while an adapter is read, or waits for its requests to end."""
 
     name = "adapters"
 
-    def __init__(self, core: EngineCore, jobs: DeviceJobs, feature: AdaptersFeature) -> None:
+    def __init__(
+        self, core: EngineCore, runner: Runner, jobs: DeviceJobs, feature: AdaptersFeature
+    ) -> None:
         self._core = core
+        self._runner = runner
         self._jobs = jobs
         self.feature = feature
         self._loading: dict[str, int] = {}  # place by uid
         self._num_pinned = 0  # of these
+        self._reading: deque[Reading] = deque()  # those of these that are not put in yet
         self._leaving: dict[str, Unloading] = {}  # by uid
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._reading)
+
+    def wake_at(self) -> float:
+        return SOON if self._reading else math.inf
 
     def load(self, message: LoadLoraAdapter) -> AdapterReply | None:
         """Begin to load an adapter. Returns the reply if there is nothing to do, or nothing can
@@ -70,16 +96,10 @@ class AdapterService(Service):
             self._jobs.submit(DeviceJob(UnloadAdapter(place), _no_reply))
         self._loading[uid] = place
         self._num_pinned += message.pinned
-        adapter = LoadedAdapter(uid, place, message.lora_name, is_pinned=message.pinned)
-
-        def answer(result: JobResult) -> AdapterReply:
-            del self._loading[uid]
-            self._num_pinned -= message.pinned
-            if result.reply.ok:
-                feature.add(adapter)
-            return _of_device(message.call, result, evicted=evicted)
-
-        self._jobs.submit(DeviceJob(LoadAdapter(place, message.lora_path, uid), answer))
+        pending = self._runner.control(ReadAdapter(message.lora_path, uid))
+        self._reading.append(Reading(message, place, evicted, pending))
+        self._core.hooks.begin_work(self)
+        self._put_in_read()
         return None
 
     def unload(self, message: UnloadLoraAdapter) -> AdapterReply | None:
@@ -96,7 +116,41 @@ class AdapterService(Service):
         return None
 
     def after_step(self, now: float) -> None:
+        self._put_in_read()
         self._unload_idle()
+
+    def _put_in_read(self) -> None:
+        """Go on with those that have been read; they are in their order."""
+        while self._reading and self._reading[0].pending.done():
+            self._put_in(self._reading.popleft())
+        if not self._reading:
+            self._core.hooks.end_work(self)
+
+    def _put_in(self, reading: Reading) -> None:
+        """Put in one that has been read, or say why that cannot be."""
+        reply = reading.pending.result()
+        if not reply.ok:
+            self._core.send(self._loaded(reading, reply))
+            return
+
+        def answer(result: JobResult) -> AdapterReply:
+            return self._loaded(reading, result.reply)
+
+        message = reading.message
+        request = LoadAdapter(reading.place, message.lora_path, message.uid)
+        self._jobs.submit(DeviceJob(request, answer))
+
+    def _loaded(self, reading: Reading, reply: DeviceReply) -> AdapterReply:
+        """It is in its place now, or cannot be; the answer to who wanted it."""
+        message = reading.message
+        del self._loading[message.uid]
+        self._num_pinned -= message.pinned
+        if reply.ok:
+            adapter = LoadedAdapter(
+                message.uid, reading.place, message.lora_name, is_pinned=message.pinned
+            )
+            self.feature.add(adapter)
+        return _of_device(message.call, reply, evicted=reading.evicted)
 
     def _unload_idle(self) -> None:
         """Unload the adapters whose requests have ended."""
@@ -112,10 +166,10 @@ class AdapterService(Service):
             def answer(
                 result: JobResult, call: int = call, num_requests: int = num_requests
             ) -> AdapterReply:
-                return _of_device(call, result, num_requests=num_requests)
+                return _of_device(call, result.reply, num_requests=num_requests)
 
             self._jobs.submit(DeviceJob(UnloadAdapter(adapter.place), answer))
-        if not self._leaving:
+        if not (self._leaving or self._reading):
             self._core.hooks.detach(self)
 
     def _why_not(self, message: LoadLoraAdapter) -> AdapterReply | None:
@@ -148,9 +202,8 @@ def _no_reply(result: JobResult) -> None:
 
 
 def _of_device(
-    call: int, result: JobResult, *, evicted: list[str] | None = None, num_requests: int = 0
+    call: int, reply: DeviceReply, *, evicted: list[str] | None = None, num_requests: int = 0
 ) -> AdapterReply:
-    reply = result.reply
     return AdapterReply(
         call=call,
         success=reply.ok,

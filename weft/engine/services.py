@@ -58,7 +58,7 @@ class Services:
         self.pause = Pause(core)
         self.input_gate = InputGate(core)
         self.device_jobs = DeviceJobs(core, around.runner, self.pause)
-        self.adapters = AdapterService(core, self.device_jobs, features.adapters)
+        self.adapters = AdapterService(core, around.runner, self.device_jobs, features.adapters)
         self.deadlines = DeadlineService(core, features.deadlines)
         self.flushes = CacheFlushes(core, self.tiers)
         self.health = HealthChecks(core)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray, consecutive
 from weft.executor.backend import AttentionBackend
+from weft.executor.cpu.device import worker_thread
 from weft.executor.device import DeviceOutput, StepDevice
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
@@ -31,7 +32,7 @@ from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.ops.cpp.library import Library
 from weft.ops.sampling import SamplerOps, on
-from weft.plan.device import DeviceReply, DeviceRequest, Pending
+from weft.plan.device import DeviceReply, DeviceRequest, Pending, ReadAdapter
 from weft.plan.outputs import AuxOutput, PooledVectors, PoolingRequest
 from weft.plan.step import Plan, Result, StateSlots, Step, find
 
@@ -74,6 +75,9 @@ class TorchRunner:
         self._steps = steps
         self._store = store
         self._device = device
+        # Torch computes there with one thread, so that steps keep theirs. It begins when it is
+        # needed first.
+        self._reader = worker_thread(1)
 
     @property
     def parts(self) -> tuple[ModelSteps, DeviceStore, StepDevice]:
@@ -87,6 +91,8 @@ class TorchRunner:
         return step
 
     def control(self, request: DeviceRequest) -> Pending:
+        if isinstance(request, ReadAdapter):
+            return self._reader.submit(self._store.do, request)
         return self._device.run_exclusive(partial(self._store.do, request))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -94,7 +100,8 @@ class TorchRunner:
         return self._device.submit(work)
 
     def close(self) -> None:
-        """Finish what is launched and end the thread."""
+        """Finish what is launched and end the threads."""
+        self._reader.shutdown()
         self._device.close()
 
 

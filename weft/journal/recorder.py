@@ -89,7 +89,7 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromTensor
 from weft.observe.log import EventLog
-from weft.plan.device import DeviceReply, DeviceRequest, Pending
+from weft.plan.device import DeviceReply, DeviceRequest, Pending, ReadAdapter
 from weft.plan.inputs import InputVectors, MediaValues
 from weft.plan.step import ForwardMode, Plan, Result, Runner, Step
 from weft.scheduler.features.processors import ProcessorChecks
@@ -231,7 +231,8 @@ class RecordedEngine:
             recorder.flush()  # it may be long until the next step
         # Work of the device cannot be taken up by another engine; it ends soon.
         is_due = recorder.is_full or recorder.is_state_due
-        if is_due and not self._engine.services.device_jobs.is_busy:
+        services = self._engine.services
+        if is_due and not (services.device_jobs.is_busy or services.adapters.is_reading):
             self._begin_again()
         return replies
 
@@ -518,22 +519,31 @@ class RecordedRunner:
         return _RecordedStep(step, plan.step, self._recorder)
 
     def control(self, request: DeviceRequest) -> Pending:
-        return _RecordedWork(self._runner.control(request), self._recorder)
+        is_beside = isinstance(request, ReadAdapter)
+        return _RecordedWork(self._runner.control(request), self._recorder, is_beside=is_beside)
 
 
 class _RecordedWork:
     """`done` is not recorded: at a replay it is true where the end was seen."""
 
-    def __init__(self, pending: Pending, recorder: Recorder) -> None:
+    def __init__(self, pending: Pending, recorder: Recorder, *, is_beside: bool) -> None:
         self._pending = pending
         self._recorder = recorder
+        self._is_beside = is_beside
 
     def done(self) -> bool:
         return self._pending.done()
 
     def result(self) -> DeviceReply:
         reply = self._pending.result()
-        self._recorder.write(Ended(reply.ok, reply.kv_is_stale, reply.is_reloaded, reply.released))
+        ended = Ended(
+            reply.ok,
+            reply.kv_is_stale,
+            reply.is_reloaded,
+            reply.released,
+            self._is_beside,
+        )
+        self._recorder.write(ended)
         return reply
 
 

@@ -1,10 +1,11 @@
 """The records of the decision journal, in their order of use: `recorder.py` writes them,
 `replay.py` reads them.
 
-`VERSION` says what the fields mean. From version 5 on, `Began` may stand between other records,
-with the state of the engine at that place. Version 4 has the settings of the scheduler by the names
-of its options (`earlier.py` reads those of before). Version 3 has digests of every operation of a
-plan; version 2 had one digest of the sampling alone (`digest.py` computes both).
+`VERSION` says what the fields mean. From version 6 on, adapters are read while steps go on, and
+`Ended` tells that from other work of the device. From version 5 on, `Began` may stand between other
+records, with the state of the engine at that place. Version 4 has the settings of the scheduler by
+the names of its options (`earlier.py` reads those of before). Version 3 has digests of every
+operation of a plan; version 2 had one digest of the sampling alone (`digest.py` computes both).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from weft.plan.outputs import AuxOutput, PooledVectors
 from weft.plan.step import Result, find
 from weft.scheduler.settings import SchedulerSettings
 
-VERSION = 5
-READABLE = (2, 3, 4, 5)
+VERSION = 6
+READ_BESIDE = 6  # the first in which adapters are
+READABLE = (2, 3, 4, 5, 6)
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -176,6 +178,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     kv_is_stale: bool
     is_reloaded: bool
     released: tuple[str, ...]
+    is_beside: bool = False  # steps went on: an adapter was read
 
     def reply(self) -> DeviceReply:
         return DeviceReply(

@@ -25,6 +25,7 @@ from weft.journal.file import MAGIC, Damage, JournalReader
 from weft.journal.recorder import describe, surroundings
 from weft.journal.records import (
     BEGINNING,
+    READ_BESIDE,
     READABLE,
     VERSION,
     Advanced,
@@ -63,7 +64,7 @@ from weft.memory.tiers.protocol import (
 from weft.messages.codec import ToEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
-from weft.plan.device import DeviceReply, DeviceRequest, Pending
+from weft.plan.device import DeviceReply, DeviceRequest, Done, Pending, ReadAdapter
 from weft.plan.step import Plan, Result, Step
 from weft.scheduler.own.load import NoOwnPolicy, load_own
 from weft.scheduler.policies import UnknownPolicy
@@ -465,18 +466,23 @@ class _Runner:
         return _Step(self._script, self._replay, plan.step)
 
     def control(self, request: DeviceRequest) -> Pending:
-        return _Work(self._script, self._replay)
+        is_beside = isinstance(request, ReadAdapter)
+        if is_beside and self._replay.began.version < READ_BESIDE:
+            return Done(DeviceReply(ok=True))  # `LoadAdapter` read it then
+        return _Work(self._script, self._replay, is_beside=is_beside)
 
 
 class _Work:
     """Done where its end was seen."""
 
-    def __init__(self, script: _Script, replay: Replay) -> None:
+    def __init__(self, script: _Script, replay: Replay, *, is_beside: bool) -> None:
         self._script = script
         self._replay = replay
+        self._is_beside = is_beside
 
     def done(self) -> bool:
-        return isinstance(self._script.peek(), Ended)
+        record = self._script.peek()
+        return isinstance(record, Ended) and record.is_beside == self._is_beside
 
     def result(self) -> DeviceReply:
         return self._script.expect(Ended, self._replay, "waits for work of the device").reply()

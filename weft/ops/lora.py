@@ -10,7 +10,8 @@ are in `cpp/lora.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ LoraParts: TypeAlias = Mapping[Matrix, Sequence[LoraPart | None]]
 # By the matrix whose rows are looked up.
 LoraTables: TypeAlias = Mapping[Matrix, LoraPart]
 NO_TABLES: LoraTables = {}
+PutAdapter: TypeAlias = Callable[[int], None]  # into a place; once
 
 
 class AdapterOps(Protocol):
@@ -47,8 +49,9 @@ class AdapterOps(Protocol):
         before anything is computed."""
         ...
 
-    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
-        """Keep an adapter in a place, instead of what was there. If it raises, nothing has
+    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
+        """Lay out an adapter; on any one thread, while steps are computed. Returns what keeps it
+        in a place, instead of what was there, between two steps. If it raises, nothing has
         changed."""
         ...
 
@@ -84,7 +87,10 @@ class TorchAdapters:
     def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
         """A matrix is looked up when it is used."""
 
-    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
+        return partial(self._put, parts, tables)
+
+    def _put(self, parts: LoraParts, tables: LoraTables, place: int) -> None:
         self._loaded[place] = {
             matrix: [self._there(part) for part in of_matrix] for matrix, of_matrix in parts.items()
         }

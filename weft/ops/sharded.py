@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.ops.elementwise import scaled_logits
-from weft.ops.lora import NO_TABLES, AdapterOps, LoraPart, LoraParts, LoraTables
+from weft.ops.lora import NO_TABLES, AdapterOps, LoraPart, LoraParts, LoraTables, PutAdapter
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Divided, Experts, Matrix, Shard
 from weft.ops.routing import Routed
@@ -157,12 +157,12 @@ class ShardedAdapters:
         mine = [_local(matrix) for matrix in matrices]
         self._adapters.watch(mine, [_local(matrix) for matrix in tables])
 
-    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         mine = {}
         for matrix, of_matrix in parts.items():
             mine[_local(matrix)] = _parts_of(matrix, of_matrix)
         own_rows = {_local(matrix): _rows_of(matrix, part) for matrix, part in tables.items()}
-        self._adapters.put(place, mine, own_rows)
+        return self._adapters.prepare(mine, own_rows)
 
     def clear(self, place: int) -> None:
         self._adapters.clear(place)

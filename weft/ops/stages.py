@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.arrays import IntArray
 from weft.ops.codes import CodeFormat, Codes
 from weft.ops.fusion import tensor_of
-from weft.ops.lora import NO_TABLES, AdapterOps, LoraParts, LoraTables
+from weft.ops.lora import NO_TABLES, AdapterOps, LoraParts, LoraTables, PutAdapter
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Matrix, Ops, Shard
 
@@ -169,10 +169,10 @@ class PresentAdapters:
     def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
         self._adapters.watch(_present(matrices), _present(tables))
 
-    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         of_matrices = {matrix: parts[matrix] for matrix in _present(parts)}
         of_tables = {table: tables[table] for table in _present(tables)}
-        self._adapters.put(place, of_matrices, of_tables)
+        return self._adapters.prepare(of_matrices, of_tables)
 
     def clear(self, place: int) -> None:
         self._adapters.clear(place)

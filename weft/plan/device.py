@@ -87,9 +87,21 @@ class RecordExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """Read and check an adapter (LoRA), and lay it out for `LoadAdapter`, which then only puts it
+    in. The one request that is carried out beside steps, and beside other requests: it changes
+    nothing that these read. Several are done in their order.
+    """
+
+    path: str  # as in `LoadAdapter`
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Read an adapter (LoRA) into a place that is free, or leave the place free if anything is
-    wrong with its files, also if they have changed since `uid` was computed.
+    """Put an adapter (LoRA) into a place that is free. If it has not been read before, it is read
+    now. The place stays free if anything is wrong with its files, also if they have changed since
+    `uid` was computed.
     """
 
     place: int  # 0..max_loaded_loras-1, as `Plan.adapters` names it from now on
@@ -114,6 +126,7 @@ DeviceRequest: TypeAlias = (
     | ReleaseMemory
     | ResumeMemory
     | RecordExperts
+    | ReadAdapter
     | LoadAdapter
     | UnloadAdapter
 )

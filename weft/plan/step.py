@@ -308,5 +308,6 @@ class Runner(Protocol):
 
     def control(self, request: DeviceRequest) -> Pending:
         """Begin work that is no step; return without waiting for it. Only while no step is in
-        flight, and none may be launched before it is done."""
+        flight, and none may be launched before it is done; but `ReadAdapter` at any time, and steps
+        go on."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.executor.runner import DeviceStore
-from weft.plan.device import DeviceReply, DeviceRequest, ReleaseMemory, ResumeMemory
+from weft.plan.device import DeviceReply, DeviceRequest, ReadAdapter, ReleaseMemory, ResumeMemory
 
 
 class PairedStore:
@@ -23,6 +23,8 @@ class PairedStore:
     def do(self, request: DeviceRequest) -> DeviceReply:
         """Carry it out. Raises nothing: what went wrong stands in the reply."""
         reply = self.inner.do(request)
+        if isinstance(request, ReadAdapter):
+            return reply  # beside a request that may just be releasing memory
         released = frozenset(reply.released)
         changes: list[DeviceRequest] = []
         if released - self._released:

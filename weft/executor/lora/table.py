@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +20,21 @@ from torch import Tensor
 from weft.config.model import ModelConfig
 from weft.config.projections import HEAD, projections
 from weft.executor.lora.folders import AdapterFolders
-from weft.executor.lora.pairs import read_adapter
+from weft.executor.lora.pairs import Adapter, read_adapter
 from weft.executor.lora.read import AdapterError
 from weft.executor.weights.base import in_base
 from weft.models.layers.weight import MatrixRows, Weight
-from weft.ops.lora import AdapterOps, LoraPart
+from weft.ops.lora import AdapterOps, LoraPart, PutAdapter
 from weft.ops.protocol import Matrix
 from weft.plan.step import Plan
+
+
+class ReadyAdapter(NamedTuple):
+    """An adapter that only has to be put into its place."""
+
+    put: PutAdapter
+    has_head: bool
+    num_bytes: int  # of its tensors, as they are stored
 
 
 class AdapterTable:
@@ -61,15 +70,42 @@ class AdapterTable:
         products = [rows.matrix for name, rows in self._rows.items() if name != self._table]
         ops.watch(products, [self._rows[self._table].matrix])
         self._with_head: set[int] = set()  # places of adapters that change the head
+        # By uid, the first that was read first. One that is never put in goes with time.
+        self._ready: dict[str, ReadyAdapter] = {}
+
+    def read(self, path: str, uid: str) -> int:
+        """Read the adapter with this content, for `load`; on any one thread, while steps are
+        computed. Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
+        adapter = self._read(path, uid)
+        # What stands in the place of the model's own weights is told from these, which change
+        # between steps alone: it is read then.
+        if all(pair.b is not None for pair in adapter.pairs.values()):
+            while len(self._ready) >= self._num_places:
+                self._ready.pop(next(iter(self._ready)), None)
+            self._ready[uid] = self._laid_out(adapter)
+        return adapter.info.num_bytes
 
     def load(self, place: int, path: str, uid: str) -> int:
-        """Read the adapter with this content into a place. Returns the bytes of its tensors. Raises
-        ModelError; then nothing has changed."""
+        """Put the adapter with this content into a place; read it if it is not. Returns the bytes
+        of its tensors. Raises ModelError; then nothing has changed."""
         self._check(place)
+        ready = self._ready.pop(uid, None)
+        if ready is None:
+            ready = self._laid_out(self._read(path, uid))
+        ready.put(place)
+        self._with_head.discard(place)
+        if ready.has_head:
+            self._with_head.add(place)
+        return ready.num_bytes
+
+    def _read(self, path: str, uid: str) -> Adapter:
         folder = Path(path) if self._folders is None else self._folders.folder(path)
         adapter = read_adapter(folder, self._model, self._ops.dtype, max_rank=self._max_rank)
         if adapter.info.uid != uid:
             raise AdapterError("the files of the adapter have changed since it was asked for")
+        return adapter
+
+    def _laid_out(self, adapter: Adapter) -> ReadyAdapter:
         parts: dict[Matrix, list[LoraPart | None]] = {}
         tables: dict[Matrix, LoraPart] = {}
         for module, pair in adapter.pairs.items():
@@ -88,11 +124,8 @@ class AdapterTable:
                     if run.part == part
                 ]
                 of_matrix[part] = LoraPart(a, _joined(rows), pair.scale)
-        self._ops.put(place, parts, tables)
-        self._with_head.discard(place)
-        if HEAD in adapter.pairs:
-            self._with_head.add(place)
-        return adapter.info.num_bytes
+        put = self._ops.prepare(parts, tables)
+        return ReadyAdapter(put, HEAD in adapter.pairs, adapter.info.num_bytes)
 
     def unload(self, place: int) -> None:
         """Forget the adapter in a place, if there is one."""

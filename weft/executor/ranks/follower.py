@@ -16,11 +16,12 @@ from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.outputs.prompt_logprobs import BLOCK_LEN
 from weft.executor.ranks.leader import of_follower
 from weft.executor.runner import DecoderOutput, DecoderSteps, ModelSteps, TorchRunner
-from weft.executor.wire.followers import FAILED, PLAN, REPLY, REQUEST
+from weft.executor.wire.followers import FAILED, PLAN, READ, REPLY, REQUEST
 from weft.executor.wire.pack import pack, unpack, unpack_request
 from weft.ops.sampling import on
 from weft.ops.sharding import RankLost
 from weft.parallel.links import Link
+from weft.plan.device import Pending
 from weft.plan.outputs import AuxRequest, PoolingRequest, PromptLogprobsRequest
 from weft.plan.step import Plan
 
@@ -72,6 +73,7 @@ class FollowerTables:
 
 def follow(runner: TorchRunner, link: Link, rank: int) -> None:
     """Do what rank 0 says, until it is gone. Raises what a step raised, behind telling it."""
+    reading: list[Pending] = []
     while True:
         try:
             kind, data = link.recv()
@@ -80,7 +82,11 @@ def follow(runner: TorchRunner, link: Link, rank: int) -> None:
         try:
             if kind == PLAN:
                 runner.launch(unpack(data, Plan)).result()
+            elif kind == READ:
+                reading.append(runner.control(unpack_request(data)))
             elif kind == REQUEST:
+                while reading:
+                    reading.pop().result()
                 request = of_follower(unpack_request(data), rank)
                 link.send(REPLY, pack(runner.control(request).result()))
             else:

@@ -18,10 +18,10 @@ import numpy as np
 from weft.executor.device import DeviceOutput
 from weft.executor.ranks.sender import PlanSender
 from weft.executor.runner import DeviceStore, ModelSteps
-from weft.executor.wire.followers import REQUEST, Followers
+from weft.executor.wire.followers import READ, REQUEST, Followers
 from weft.executor.wire.pack import pack
 from weft.ops.sharding import RankLost
-from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup, RecordExperts
+from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup, ReadAdapter, RecordExperts
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.step import Plan, find
 
@@ -85,6 +85,11 @@ class LeaderStore:
             )
         if isinstance(request, RecordExperts):
             return self.inner.do(request)  # all ranks choose the same experts
+        if isinstance(request, ReadAdapter):
+            # Beside steps, and so not on their thread. A rank that cannot read it says so when it
+            # is to be put in.
+            self._followers.note(READ, pack(request))
+            return self.inner.do(request)
         try:
             self._followers.tell(REQUEST, pack(request))
             mine = self.inner.do(request)

@@ -55,6 +55,7 @@ from weft.plan.device import (
     JoinGroup,
     LeaveGroup,
     LoadAdapter,
+    ReadAdapter,
     ReceiveWeights,
     RecordExperts,
     ReleaseMemory,
@@ -93,9 +94,14 @@ class Refused(Exception):
 class LoadedAdapters(Protocol):
     """The adapters that a model has, by place."""
 
+    def read(self, path: str, uid: str) -> int:
+        """Read the adapter with this content, for `load`; on any thread, while steps are computed.
+        Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
+        ...
+
     def load(self, place: int, path: str, uid: str) -> int:
-        """Read the adapter with this content into a place. Returns the bytes of its tensors. Raises
-        ModelError; then nothing has changed."""
+        """Put the adapter with this content into a place; read it if it is not. Returns the bytes
+        of its tensors. Raises ModelError; then nothing has changed."""
         ...
 
     def unload(self, place: int) -> None:
@@ -122,7 +128,8 @@ class ModelMemory:
 
 
 class WeightStore:
-    """Carries out device requests, one at a time, on the thread that also runs the steps."""
+    """Carries out device requests, one at a time, on the thread that also runs the steps; beside
+    these, on another thread, `ReadAdapter`."""
 
     def __init__(
         self,
@@ -368,6 +375,10 @@ class WeightStore:
 
     # Adapters
 
+    def _read_adapter(self, request: ReadAdapter) -> DeviceReply:
+        num_bytes = self._adapter_table.read(request.path, request.uid)
+        return self._reply(num_bytes=num_bytes)
+
     def _load_adapter(self, request: LoadAdapter) -> DeviceReply:
         num_bytes = self._adapter_table.load(request.place, request.path, request.uid)
         return self._reply(num_bytes=num_bytes)
@@ -531,6 +542,7 @@ class WeightStore:
         RecordExperts: _record_experts,
         ReleaseMemory: _release_memory,
         ResumeMemory: _resume_memory,
+        ReadAdapter: _read_adapter,
         LoadAdapter: _load_adapter,
         UnloadAdapter: _unload_adapter,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from weft.parallel.links import Link, Loss
 from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
 
-PLAN, REQUEST, REPLY, FAILED, READY = b"P", b"Q", b"R", b"F", b"Y"
+PLAN, REQUEST, READ, REPLY, FAILED, READY = b"P", b"Q", b"A", b"R", b"F", b"Y"
 LAST_WORDS_S = 0.5  # for what a rank that has ended said last
 
 
@@ -25,11 +26,21 @@ class Followers:
         self._links = links
         self._loss = loss or Loss()
         self._lost: RankLost | None = None
+        self._notes: deque[tuple[bytes, bytes]] = deque()  # that go before the next message
+
+    def note(self, kind: bytes, data: bytes) -> None:
+        """Tell this before what is told next. On any thread: links are for one alone."""
+        self._notes.append((kind, data))
 
     def tell(self, kind: bytes, data: bytes) -> None:
         """Raises RankLost, now and ever after a rank was lost."""
         if self._lost is not None:
             raise self._lost
+        while self._notes:
+            self._send(*self._notes.popleft())
+        self._send(kind, data)
+
+    def _send(self, kind: bytes, data: bytes) -> None:
         for rank, link in enumerate(self._links, start=1):
             try:
                 link.send(kind, data)

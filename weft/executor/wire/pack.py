@@ -46,7 +46,8 @@ NAMED: dict[str, type] = {
         *(device.UpdateFromDisk, device.UpdateFromTensors, device.JoinGroup),
         *(device.ReceiveWeights, device.LeaveGroup, device.GetWeight),
         *(device.ReleaseMemory, device.ResumeMemory, device.RecordExperts),
-        *(device.LoadAdapter, device.UnloadAdapter, device.DeviceReply),
+        *(device.ReadAdapter, device.LoadAdapter, device.UnloadAdapter),
+        *(device.DeviceReply,),
     )
 }
 FIELDS = {kind: tuple(one.name for one in fields(kind)) for kind in NAMED.values()}

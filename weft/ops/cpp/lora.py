@@ -19,7 +19,7 @@ from weft.arrays import IntArray
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace, RecordedParts
 from weft.ops.cpp.weight_memory import WeightMemory, whole_lines
-from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, row_blocks
+from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
 from weft.ops.protocol import Matrix
 
 
@@ -44,8 +44,8 @@ class PackedPart(NamedTuple):
 
 
 class PlaceMemory:
-    """Memory for the adapters that one place has, one after the other: huge pages, as for weights,
-    for all of it is read in every step. The system takes long to find them, so they are kept.
+    """Memory for adapters, one after the other: huge pages, as for weights, for all of it is read
+    in every step. The system takes long to find them, so they are kept.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -53,7 +53,7 @@ class PlaceMemory:
         self._num_used = 0
 
     def has_room(self, num_bytes: int) -> bool:
-        """For an adapter that takes the place of the one that is there."""
+        """For an adapter, instead of the one that was there."""
         return len(self._all) >= num_bytes
 
     def clear(self) -> None:
@@ -124,13 +124,17 @@ class TableAdapters:
             is_bf16=dtype == torch.bfloat16, adapters=ctypes.addressof(self._rows)
         )
 
-    def put(self, place: int, part: LoraPart) -> None:
+    def laid_out(self, part: LoraPart) -> tuple[Tensor, Tensor]:
+        """A and B for `put`."""
         a = part.a.to(self._dtype).T.contiguous()
         b = (part.scale * part.b.float()).T.contiguous()
+        return a, b
+
+    def put(self, place: int, a: Tensor, b: Tensor) -> None:
         entry = self._rows[place]
         entry.a = a.data_ptr()
         entry.b = b.data_ptr()
-        entry.rank = len(part.a)
+        entry.rank = a.shape[1]
         self._kept[place] = (a, b)
 
     def clear(self, place: int) -> None:
@@ -151,7 +155,8 @@ class CppAdapters:
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
         self._tables: dict[Panels, TableAdapters] = {}
         self._experts: dict[Panels, PartsOfAdapters] = {}  # of the matrices of all experts
-        self._memory: dict[int, PlaceMemory] = {}  # by place, of the last adapter that it had
+        self._memory: dict[int, PlaceMemory] = {}  # by place, of the adapter that it has
+        self._spare: list[PlaceMemory] = []  # of adapters that are gone
         # Structures of steps, which have ADAPTER_FIELDS; that of a fused step HEAD_ADAPTER_FIELDS.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
@@ -211,7 +216,7 @@ class CppAdapters:
         num_slabs = -(-self._max_rank // abi.SLAB)
         return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
 
-    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         packed: list[tuple[PartsOfAdapters, list[PackedPart | None]]] = []
         for matrix, of_matrix in parts.items():
             whole = cast(PackedMatrix, matrix)
@@ -229,23 +234,39 @@ class CppAdapters:
                 of_piece = [self._packed(of_matrix[one.part], one, in_size) for one in piece.places]
                 packed.append((piece, of_piece))
         num_bytes = sum(part.num_bytes for _, parts in packed for part in parts if part is not None)
-        memory = self._memory_of(place, num_bytes)
-        self.clear(place)
+        memory = self._free_memory(num_bytes)
+        kept = []
         for target, of_target in packed:
-            target.put(place, [None if part is None else part.kept(memory) for part in of_target])
+            of_place = [None if part is None else part.kept(memory) for part in of_target]
+            kept.append((target, of_place))
+        rows = []
         for matrix, part in tables.items():
             (panels,) = cast(PackedMatrix, matrix).pieces
-            self._tables[panels].put(place, part)
+            table = self._tables[panels]
+            rows.append((table, table.laid_out(part)))
 
-    def _memory_of(self, place: int, num_bytes: int) -> PlaceMemory:
-        memory = self._memory.get(place)
-        if memory is None or not memory.has_room(num_bytes):
-            memory = PlaceMemory(num_bytes)
+        def put(place: int) -> None:
+            self.clear(place)
+            for target, of_place in kept:
+                target.put(place, of_place)
+            for table, (a, b) in rows:
+                table.put(place, a, b)
             self._memory[place] = memory
-        memory.clear()
-        return memory
+
+        return put
+
+    def _free_memory(self, num_bytes: int) -> PlaceMemory:
+        """Memory that nothing reads. Between two steps more of it may become spare meanwhile."""
+        while self._spare:
+            memory = self._spare.pop()
+            if memory.has_room(num_bytes):
+                memory.clear()
+                return memory
+        return PlaceMemory(num_bytes)
 
     def clear(self, place: int) -> None:
+        if place in self._memory:
+            self._spare.append(self._memory.pop(place))
         for piece in self._pieces.values():
             piece.clear(place)
         for table in self._tables.values():

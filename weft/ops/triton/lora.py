@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, row_blocks
+from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
 from weft.ops.protocol import Matrix
 from weft.ops.triton.launches import LORA
 
@@ -171,7 +172,10 @@ class TritonAdapters:
                 self._device,
             )
 
-    def put(self, place: int, parts: LoraParts, tables: LoraTables = NO_TABLES) -> None:
+    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
+        return partial(self._put, parts, tables)
+
+    def _put(self, parts: LoraParts, tables: LoraTables, place: int) -> None:
         self.clear(place)
         for matrix, of_matrix in parts.items():
             self._matrices[matrix].put(place, of_matrix)
