@@ -10,7 +10,7 @@ from weft.config.model import ModelConfig
 from weft.config.resolve import kept_as
 from weft.executor.assembly import DraftSpec, RunnerSpec
 from weft.executor.cpu import build as cpu
-from weft.executor.cpu.device import worker_thread
+from weft.executor.device import worker_thread
 from weft.executor.drafting.build import draft_spec, paired
 from weft.executor.drafting.closing import closing
 from weft.executor.gpu import build as gpu

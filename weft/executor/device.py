@@ -7,9 +7,10 @@ Knows neither models nor plans: a step is a function to call, and its output a f
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from weft.plan.step import Plan, Result, Step
@@ -59,3 +60,25 @@ def do_here(work: Callable[[], T]) -> Future[T]:
     except Exception as exc:
         future.set_exception(exc)
     return future
+
+
+def worker_thread(num_threads: int) -> ThreadPoolExecutor:
+    """An executor with one thread, on which torch computes with `num_threads` threads.
+
+    0 leaves the number to torch. The steps of a runner belong on one such thread: OpenMP
+    keeps a team of threads for each thread that calls it, and two teams on the same cores wait
+    for each other.
+    """
+    return ThreadPoolExecutor(
+        1,
+        thread_name_prefix="weft-runner",
+        initializer=_set_up,
+        initargs=(num_threads,),
+    )
+
+
+def _set_up(num_threads: int) -> None:
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    # Arithmetic on denormal numbers costs a hundred cycles each.
+    torch.set_flush_denormal(True)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray, consecutive
 from weft.executor.backend import AttentionBackend
-from weft.executor.cpu.device import worker_thread
-from weft.executor.device import DeviceOutput, StepDevice
+from weft.executor.device import DeviceOutput, StepDevice, worker_thread
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import TypeVar
-
-import torch
 
 from weft.executor.device import DeviceOutput, do_here
 from weft.plan.step import Plan, Result, Step
@@ -66,25 +64,3 @@ class InlineCpuDevice:
 
 def _result(run: Callable[[Plan], DeviceOutput], plan: Plan) -> Result:
     return run(plan).result()
-
-
-def worker_thread(num_threads: int) -> ThreadPoolExecutor:
-    """An executor with one thread, on which torch computes with `num_threads` threads.
-
-    0 leaves the number to torch. All of a runner's calls of torch belong on this thread: OpenMP
-    keeps a team of threads for each thread that calls it, and two teams on the same cores wait
-    for each other.
-    """
-    return ThreadPoolExecutor(
-        1,
-        thread_name_prefix="weft-runner",
-        initializer=_set_up,
-        initargs=(num_threads,),
-    )
-
-
-def _set_up(num_threads: int) -> None:
-    if num_threads:
-        torch.set_num_threads(num_threads)
-    # Arithmetic on denormal numbers costs a hundred cycles each.
-    torch.set_flush_denormal(True)
