@@ -10,14 +10,24 @@ steps take by themselves.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
 import numpy as np
 
-from weft.bench.freeze import NO_GRAMMARS, FreezeLoad, FreezeRun, LoadPlayer
+from weft.bench.freeze import (
+    NO_GRAMMARS,
+    SHORTEST_STREAM,
+    FreezeLoad,
+    FreezeOptions,
+    FreezeRun,
+    LoadPlayer,
+    load_of,
+)
 from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError
 from weft.sim.table import number, table
 
 
@@ -33,6 +43,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-mix", action="store_true", help="steps of prompts apart")
     asked = parser.parse_args()
+    if asked.stream_len < SHORTEST_STREAM:
+        parser.error(f"--stream-len is {asked.stream_len}; at least {SHORTEST_STREAM} is allowed")
+    for name in ("prompts", "streams", "rounds"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name} is {getattr(asked, name)}; at least 1 is allowed")
     config = EngineConfig(
         model=asked.model,
         threads=asked.threads,
@@ -42,30 +57,30 @@ def main() -> None:
     )
     testbed = Testbed.of(config)
     print(testbed.summary)
-    lengths = [int(word) for word in asked.prompt_lens.split(",")]
+    warm = load_for(asked, testbed, 64)
+    loads = [load_for(asked, testbed, int(word)) for word in asked.prompt_lens.split(",")]
     bounds: list[str] = asked.bounds_ms.split(",")
     runs: dict[tuple[int, str], list[FreezeRun]] = {}
-    play(testbed, bounds[0], load_of(asked, 64), 0)  # what is done for the first time takes longer
+    play(testbed, bounds[0], warm, 0)  # what is done for the first time takes longer
     for i in range(1, asked.rounds + 1):
-        for length in lengths:
+        for load in loads:
             for bound in bounds:
-                run = play(testbed, bound, load_of(asked, length), i)
-                runs.setdefault((length, bound), []).append(run)
-                print(*row_of(length, bound, [run]), flush=True)
+                run = play(testbed, bound, load, i)
+                runs.setdefault((load.prompt_len, bound), []).append(run)
+                print(*row_of(load.prompt_len, bound, [run]), flush=True)
     header = ["prompts", "bound", "p99 alone", "p50", "p99", "longest", "first token", "tokens/s"]
     print(table(header, [row_of(*key, found) for key, found in runs.items()]))
 
 
-def load_of(asked: argparse.Namespace, prompt_len: int) -> FreezeLoad:
-    return FreezeLoad(
-        num_streams=asked.streams,
-        stream_prompt_len=16,
-        stream_output_len=asked.stream_len,
-        num_prompts=asked.prompts,
+def load_for(asked: argparse.Namespace, testbed: Testbed, prompt_len: int) -> FreezeLoad:
+    """Raises SettingsError if the engine has no room for it."""
+    options = FreezeOptions(
+        streams=asked.streams,
+        stream_len=asked.stream_len,
+        prompts=asked.prompts,
         prompt_len=prompt_len,
-        output_len=16,
-        at_once=2,
     )
+    return load_of(options, testbed)
 
 
 def play(testbed: Testbed, bound: str, load: FreezeLoad, seed: int) -> FreezeRun:
@@ -94,4 +109,7 @@ def row_of(length: int, bound: str, runs: list[FreezeRun]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SettingsError as exc:
+        sys.exit(f"stalls.py: {exc}")

@@ -95,7 +95,7 @@ def test_the_verb_prints_a_line_for_each_variant(
         "--output-len",
         "2",
         "--stream-len",
-        "80",
+        "120",
         "--rounds",
         "1",
     ]
@@ -134,3 +134,5 @@ def test_the_verb_prints_a_line_for_each_variant(
         bench(["freeze", str(model), *small, "--stream-len", "1000000", *engine])
     with pytest.raises(SettingsError, match="at most"):
         bench(["freeze", str(model), "--prompt-len", "1000000", *engine])
+    with pytest.raises(SettingsError, match="--stream-len is 72"):
+        bench(["freeze", str(model), "--stream-len", "72", *engine])

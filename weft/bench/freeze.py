@@ -33,6 +33,8 @@ NO_GRAMMARS = NoGrammars("this benchmark has none")
 SETTLED = 8  # tokens that each stream has before the first prompt comes
 SETTLING_TOKENS = 16  # of a context that neither prompt nor output may have
 ALONE = 64  # tokens that each stream has then, before the first prompt comes
+# Still runs when the first prompt comes, though with drafts a step gives several tokens.
+SHORTEST_STREAM = SETTLED + ALONE + 24
 DEFAULT = "default"
 
 
@@ -46,7 +48,7 @@ class FreezeOptions:
     )
     streams: int = option(8, "requests that stream", group="bench", everyday=True, low=1)
     stream_len: int = option(
-        512, "tokens that each of them generates", group="bench", everyday=True, low=ALONE + SETTLED
+        512, "tokens that each of them generates", group="bench", everyday=True, low=SHORTEST_STREAM
     )
     prompts: int = option(12, "prompts that come in a run", group="bench", everyday=True, low=1)
     prompt_len: int = option(1_500, "their tokens", group="bench", everyday=True, low=1)
@@ -123,7 +125,7 @@ def bench_freeze(settings: Settings) -> int:
     config = settings.make(EngineConfig)
     testbed = Testbed.of(config)
     variants = _variants(options.chunks, testbed.settings)
-    load = _load(options, testbed)
+    load = load_of(options, testbed)
     print(testbed.summary)
     prompts = f"{load.num_prompts} prompts of {load.prompt_len:,} tokens, {load.at_once} at once"
     print(f"{load.num_streams} streams; {prompts}; {options.rounds} runs each")
@@ -182,7 +184,7 @@ def _variants(chunks: str, settings: SchedulerSettings) -> list[PrefillVariant]:
     return variants
 
 
-def _load(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
+def load_of(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
     """Raises SettingsError if the engine has no room for it."""
     settings = testbed.settings
     longest = settings.context_length - options.output_len - SETTLING_TOKENS
@@ -306,6 +308,8 @@ class LoadPlayer:
                 num_sent += 1
             self._step()
         gaps_s = self._gaps_s
+        if not gaps_s:
+            raise SettingsError("the streams had ended before prompts came: a longer --stream-len")
         self._gaps_s = []
         while self._engine.has_work:
             self._step()
@@ -317,7 +321,7 @@ class LoadPlayer:
 
     def _stream_until(self, num_tokens: int) -> None:
         """Until each stream has so many."""
-        while min(self._num_outputs[id] for id in self._streams) < num_tokens:
+        while any(self._num_outputs[id] < num_tokens for id in self._streams):
             self._step()
 
     def _send(self, prompt_len: int, output_len: int) -> int:
