@@ -3,6 +3,7 @@ them: mixtures of experts, latent attention, learnt positions, and what cannot b
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def class_of(kind: str) -> Any:
 
 def config_of(kind: str, changes: dict[str, Any]) -> Any:
     """The family's configuration in transformers."""
-    shape = {**SHAPE, **changes}
+    shape = copy.deepcopy({**SHAPE, **changes})
     config = class_of(kind).config_class(**shape, attn_implementation="eager")
     config.architectures = [class_of(kind).__name__]
     return config

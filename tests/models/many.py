@@ -3,6 +3,7 @@ layers, and windows of 16 tokens where the family has windows."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,7 +243,8 @@ LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4-moe-lite": ("Glm4MoeLite", {**GROUPED, **LATENT, "q_lora_rank": 32}),
     "mistral4": ("Mistral4", {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": GROWING}),
-    "youtu": ("Youtu", {**LATENT, "rope_interleave": False}),
+    # With a token of padding, transformers empties its row whenever it reads a checkpoint.
+    "youtu": ("Youtu", {**LATENT, "rope_interleave": False, "pad_token_id": None}),
     "minicpm3": (
         "MiniCPM3",
         {
@@ -366,8 +368,9 @@ class Checkpoint(NamedTuple):
 
 def make_checkpoint(name: str, folder: Path) -> Checkpoint:
     kind, changes = FAMILIES.get(name) or LIKE[name]
+    # Some families write into the dictionaries that they are given.
     config = getattr(transformers, f"{CONFIGS.get(kind, kind)}Config")(
-        **{**SHAPE, **changes}, attn_implementation="eager"
+        **copy.deepcopy({**SHAPE, **changes}), attn_implementation="eager"
     )
     return saved(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
 
@@ -430,7 +433,7 @@ def make_seeing(name: str, folder: Path) -> Checkpoint:
     """A model of text and images."""
     kind, text, text_type, changes = SEEING[name]
     like = FAMILIES[text][1] if text else {}
-    text_config = {**SHAPE, **like, **changes, "model_type": text_type}
+    text_config = copy.deepcopy({**SHAPE, **like, **changes, "model_type": text_type})
     vision_type = {"Gemma3": "siglip_vision_model", "Mistral3": "pixtral"}.get(kind)
     vision = {"depth": 1, "embed_dim": 32, "out_hidden_size": 64, "num_heads": 2}
     vision |= {"hidden_size": 64 if kind == "Qwen2VL" else 32, "intermediate_size": 48}
