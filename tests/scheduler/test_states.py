@@ -120,14 +120,35 @@ def test_what_follows_an_output_is_a_hit_up_to_the_last_border() -> None:
     assert run(world, [*history, *prompt(2, 50)]) == 1_088
 
 
-def test_the_same_prompt_again_is_a_hit_up_to_the_last_border_before_its_end() -> None:
+def test_the_same_prompt_again_is_a_hit_up_to_the_last_page_before_its_end() -> None:
     world = World(settings())
     first = prompt(3, 640)
     assert run(world, first) == 0
     # Its last token must be computed: the state behind all of it would be of no use.
-    assert run(world, first) == 576
+    assert run(world, first) == 624
     assert run(world, prompt(4, 650)) == 0
     assert run(world, prompt(4, 650)) == 640
+
+
+def test_a_prompt_whose_last_tokens_differ_is_a_hit_up_to_the_last_border_while_there_is_room() -> None:
+    world = World(settings())
+    first = prompt(31, 357)
+    assert run(world, first) == 0
+    # As a template does that writes the beginning of an answer otherwise once there is an answer.
+    assert run(world, [*first[:350], *prompt(32, 40)]) == 320
+    assert run(world, first) == 352
+    kv_of(world).states.snapshots.evict()  # the copy at the border goes first
+    assert run(world, first) == 352
+
+
+def test_a_prompt_of_a_few_tokens_behind_a_snapshot_spends_no_slot() -> None:
+    world = World(settings())
+    first = prompt(33, 330)
+    run(world, first)
+    before = len(kv_of(world).states.snapshots)
+    for number in range(5):
+        assert run(world, [*first[:324], *prompt(40 + number, 35)]) == 320
+    assert len(kv_of(world).states.snapshots) == before
 
 
 def test_an_output_that_ends_on_a_page_leaves_its_own_state() -> None:
@@ -172,7 +193,8 @@ def test_samples_of_one_prompt_begin_behind_its_snapshot() -> None:
     ids = [world.send(first, max_new_tokens=8, ignore_eos=True) for _ in range(6)]
     world.run_dry()
     found = sorted(world.finished[id].cached_tokens for id in ids)
-    assert found == [0, 640, 640, 640, 640, 640]
+    # Those that waited for the first one's copy at a border find the one behind it, too.
+    assert found == [0, 640, 688, 688, 688, 688]
     world.check_outputs()
 
 
@@ -244,7 +266,7 @@ def test_of_a_pinned_sequence_the_last_snapshot_stays() -> None:
     pin = kv_of(world).pins.keep("a session", CacheKey("", packed))
     forget_snapshots(world)
     assert len(states.snapshots) == 1
-    assert run(world, [*first, *prompt(56, 20)]) == 640
+    assert run(world, [*first, *prompt(56, 20)]) == 688
     pin.drop()
     forget_snapshots(world)
     assert len(states.snapshots) == 0

@@ -145,6 +145,8 @@ class StatefulKv(KvMemory):
     def with_groups(self, plan: Plan) -> Plan:
         ends = plan.starts + plan.lens
         is_crossing = ends // self._border > plan.starts // self._border
+        # Prompts also leave one on the last page before their end.
+        is_crossing |= plan.lens > 1
         wanted: list[WantedCopy] = []
         # Of the rows that decode, few come to a border in a step.
         for place in np.flatnonzero(is_crossing).tolist():
@@ -196,18 +198,24 @@ class StatefulKv(KvMemory):
 
     def _copies_of(self, request: Request, start: int, end: int) -> list[int]:
         """Where a row leaves copies of its state in a step from `start` to `end`, in tokens."""
+        last = end // self._border * self._border
         if request.state is RequestState.DECODING:
-            return [end // self._border * self._border]
+            return [last] if last > start else []
         lengths = []
         branch = self._branches.get(request.row, 0)
-        last = end // self._border * self._border
+        last_page = 0
         if request.is_prefilled:
             # Whoever sends the same prompt again has its last token to compute.
             last = self._border_before(end)
+            if last > request.cached_tokens:
+                # Where a border is crossed, that is worth the slot.
+                last_page = (end - 1) // self.page_size * self.page_size
         if start < branch < last:
             lengths.append(branch)
         if last > start:
             lengths.append(last)
+        if last_page > max(start, last):
+            lengths.append(last_page)
         return lengths
 
     def _border_before(self, length: int) -> int:
