@@ -319,6 +319,20 @@ def test_a_new_engine_gets_what_the_others_were_told() -> None:
     assert world.ids(1) == [2]
 
 
+def test_adapters_that_one_engine_dropped_are_told_though_another_refuses_the_new_one() -> None:
+    world = World()
+    loaded = AdapterReply(call=1, success=True)
+    world.call(LoadLoraAdapter(lora_path="a", uid="a", call=1), loaded, loaded)
+    told = world.call(
+        LoadLoraAdapter(lora_path="b", uid="b", call=2),
+        AdapterReply(call=2, success=True, evicted=["a"]),
+        AdapterReply(call=2, success=False, message="all are in use", status=409),
+    )
+    assert isinstance(told, AdapterReply)
+    assert (told.success, told.status, told.evicted) == (False, 409, ["a"])
+    assert told.message == "engine 1: all are in use"
+
+
 def test_weights_that_a_client_sent_cannot_be_given_to_a_new_engine() -> None:
     world = World()
     done = WeightsReply(call=1, success=True, weight_version="2")

@@ -268,3 +268,14 @@ def test_metrics_count_requests_tokens_and_latencies() -> None:
     assert values["generation_tokens_histogram_bucket", "4.0", "m"] == 3
     assert values["generation_tokens_histogram_bucket", "2.0", "m"] == 1
     assert "quagga" not in text
+
+
+@pytest.mark.parametrize("model", ["sql", f"{MODEL}:sql"])
+def test_a_name_is_not_unknown_before_the_adapters_of_the_start_are_loaded(model: str) -> None:
+    with running() as server, httpx.Client(base_url=server.url) as http:
+        asked = {"model": model, "prompt": "x"}
+        assert http.post("/v1/completions", json=asked).status_code == 404
+        server.readiness.accepting = False
+        answer = http.post("/v1/completions", json=asked)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "not ready yet" in answer.json()["error"]["message"]

@@ -134,7 +134,7 @@ class AdapterNames:
         self.by_name[asked.name] = NamedAdapter(
             asked.name, found.uid, asked.path, asked.pinned, time.time()
         )
-        if before is None or self._is_named(before.uid):
+        if before is None or self.is_named(before.uid):
             return ""
         return before.uid
 
@@ -143,7 +143,7 @@ class AdapterNames:
         there is one. Raises `AdapterRefused` 404."""
         uid = self.uid_of(name)
         del self.by_name[name]
-        return "" if self._is_named(uid) else uid
+        return "" if self.is_named(uid) else uid
 
     def forget(self, uids: Iterable[str]) -> None:
         """These adapters are not loaded any more."""
@@ -158,7 +158,8 @@ class AdapterNames:
             return True
         return bool(self._model_name) and f"{name}:".startswith(f"{self._model_name}:")
 
-    def _is_named(self, uid: str) -> bool:
+    def is_named(self, uid: str) -> bool:
+        """Whether a name stands for this adapter."""
         return any(adapter.uid == uid for adapter in self.by_name.values())
 
 
@@ -198,11 +199,22 @@ class AdapterLoader:
         message = LoadLoraAdapter(
             lora_path=found.folder, uid=found.uid, lora_name=asked.name, pinned=asked.pinned
         )
-        old = self._names.loaded(asked, found, await self._call(message))
-        if old:
-            task = asyncio.ensure_future(self._call(UnloadLoraAdapter(uid=old)))
-            self._unloading.add(task)
-            task.add_done_callback(self._unloading.discard)
+        reply = await self._call(message)
+        try:
+            self._unload_later(self._names.loaded(asked, found, reply))
+        except AdapterRefused:
+            # Of several engines, some may have loaded it.
+            if not self._names.is_named(found.uid):
+                self._unload_later(found.uid)
+            raise
+
+    def _unload_later(self, uid: str) -> None:
+        """Unload an adapter that nothing names, if there is one, without waiting for it."""
+        if not uid:
+            return
+        task = asyncio.ensure_future(self._call(UnloadLoraAdapter(uid=uid)))
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
 
     async def _call(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
         return await self._client.call(message, TIMEOUT_S)

@@ -126,12 +126,13 @@ def sampling_of(
 
 def require_model(context: ServerContext, model: str | None) -> None:
     """Raise `ApiError` 404 unless `model` is the served one, an adapter, not given, or any name
-    will do."""
+    will do; 503 for a name that may yet become that of an adapter, at the start."""
     own_name = context.info.model_name
     if model in (own_name, None, "", DEFAULT_MODEL):
         return
     if adapter_named(context, str(model)) or context.config.any_model_name:
         return
+    require_accepting(context)
     message = f"the model {str(model)[:128]!r} does not exist; this server has {own_name!r}"
     if context.adapters.by_name:
         message += f" and the adapters {', '.join(map(repr, context.adapters.by_name))}"
@@ -157,6 +158,7 @@ def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
 
 
 def _not_loaded(context: ServerContext, name: str, param: str) -> ApiError:
+    require_accepting(context)
     try:
         context.adapters.uid_of(name)
     except AdapterRefused as exc:

@@ -86,7 +86,11 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
     for rank in sorted(replies):
         reply = replies[rank]
         if isinstance(reply, SuccessReply) and not reply.success:
-            return replace(reply, message=f"engine {rank}: {reply.message}")
+            failed = replace(reply, message=f"engine {rank}: {reply.message}")
+            if isinstance(reply, AdapterReply):
+                # What the others have dropped for it is gone all the same.
+                failed = replace(failed, evicted=list(dict.fromkeys(_all_of(in_order, "evicted"))))
+            return failed
     joiner = JOINERS.get(type(first))
     return first if joiner is None else joiner(in_order)
 
