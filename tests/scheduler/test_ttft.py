@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_tenant_ttft, why_no_ttft
+from weft.engine.deadline_service import REST_S
 from weft.messages.control import ExplainRequest
 from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import Abort
 from weft.plan.step import Plan
+from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import COVERED, Calibration
 from weft.scheduler.limits import MIN_RETRY_S
+from weft.scheduler.request import Request
 
 STEP_S = 0.010
 TOKEN_S = 0.001
@@ -166,6 +171,104 @@ def test_who_may_have_come_while_a_step_ran_is_told_so(idle_s: float) -> None:
     low, high = map(int, told[0].split("-"))
     unseen_ms = 0.0 if idle_s else 1_000 * (STEP_S + 60 * TOKEN_S)
     assert high == pytest.approx(16 * low + unseen_ms, abs=16)
+
+
+def num_walks(world: EngineWorld) -> Callable[[], int]:
+    """How often the order of the queue was asked for outside of steps, from now on."""
+    queue = world.scheduler.waiting_queue
+    walks: list[float] = []
+    inner = queue.order
+
+    def order_of(now: float) -> Iterator[Request]:
+        walks.append(now)
+        return inner(now)
+
+    def num() -> int:
+        queue.order = order_of  # type: ignore[method-assign]
+        walks.clear()
+        service = world.engine.services.deadlines
+        service.before_step(world.time)
+        queue.order = inner  # type: ignore[method-assign]
+        return len(walks)
+
+    return num
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lof", "fair", "priority > fair(key) > deadline"])
+@pytest.mark.parametrize("max_played", [256, 12])
+def test_one_walk_over_the_queue_tells_all_that_have_come_what_walks_for_each_would(
+    policy: str, max_played: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "MAX_PLAYED", max_played)
+    world = timed_engine(max_running_requests=3, schedule_policy=policy)
+    walks = num_walks(world)
+    for number in range(30):
+        tenant = f"t{number % 4}"
+        world.send([number] * 30, max_new_tokens=9 + number % 7, ignore_eos=True, tenant=tenant)
+    world.step(check=False)
+    ids = [
+        world.send([n] * (5 + n), max_new_tokens=n + 1, tenant=f"t{n % 5}", ttft_ms=90_000)
+        for n in range(12)
+    ]
+    estimator = world.engine.services.deadlines._estimator
+    assert estimator is not None
+    now = world.time
+    of_each: dict[int, float] = {}
+    for id in ids:
+        of_each |= estimator.first_tokens_s({id: math.inf}, now, [])
+    assert estimator.first_tokens_s(dict.fromkeys(ids, math.inf), now, []) == of_each
+    assert sorted(of_each) == ids
+    assert walks() == 1
+    world.run_dry(check=False)
+    assert all(world.finished[id].status == 200 for id in ids)
+
+
+def test_who_is_refused_takes_nothing_of_those_that_came_with_it() -> None:
+    found = []
+    for num_hopeless in (0, 30):
+        world = timed_engine(max_running_requests=1)
+        world.send([1] * 30, max_new_tokens=20, ignore_eos=True)
+        world.step(check=False)
+        told = warnings_of(world)
+        hopeless = [
+            world.send([n] * 90, max_new_tokens=9, ttft_ms=20) for n in range(2, 2 + num_hopeless)
+        ]
+        patient = world.send([50] * 30, max_new_tokens=2, ttft_ms=9_000)
+        world.step(check=False)
+        assert all(world.finished[id].status == 503 for id in hopeless)
+        assert patient not in world.finished
+        found.append(told)
+    assert found[0] == found[1]
+
+
+def test_behind_a_long_walk_the_engine_rests_before_the_next_and_nobody_is_forgotten() -> None:
+    world = timed_engine(max_running_requests=1)
+    for number in range(100):
+        world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
+    world.step(check=False)
+    service = world.engine.services.deadlines
+    walks = num_walks(world)
+    world.send([7] * 5, max_new_tokens=2, ttft_ms=900_000)
+    assert walks() == 1
+    world.send([8] * 5, max_new_tokens=2, ttft_ms=900_000)
+    hurried = world.send([9] * 5, max_new_tokens=2, ttft_ms=50)
+    assert walks() == 0
+    rested_s = service.wake_at()
+    # Those that wait, the newcomer and the one that runs no more: 101 at most are looked at.
+    assert world.time + 99 * REST_S <= rested_s <= world.time + 101 * REST_S
+    world.time = rested_s
+    assert walks() == 1
+    assert service.wake_at() == math.inf
+    world.step(check=False)
+    assert world.finished[hurried].status == 503
+    # A short queue is no reason to wait.
+    world.abort(Abort(all=True))
+    world.run_dry(check=False)
+    world.time += 1.0
+    for number in range(3):
+        world.send([number] * 5, max_new_tokens=9, ttft_ms=900_000)
+        assert walks() == 1
+        world.step(check=False)
 
 
 def test_without_a_queue_nobody_is_refused_and_the_client_is_told_what_is_expected() -> None:

@@ -8,6 +8,7 @@ tenant, length and deadline, so that every policy has something to decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 
@@ -25,10 +26,14 @@ from weft.bench.overhead import (
     settle,
     timed_step,
 )
+from weft.engine.deadline_service import REST_S
 from weft.engine.engine import Engine
 from weft.memory.prefix_cache import CacheKey
 from weft.messages.requests import Abort
 from weft.scheduler import policies
+from weft.scheduler.estimate.wait import MAX_COUNTED, WaitEstimator
+from weft.scheduler.pace.pace import Pace
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
@@ -44,6 +49,11 @@ TTFT_MS = 60_000
 COMPOSED = ("priority > lpm", "fair(key) > deadline", "priority > fair(key) > lpm")
 NUM_DECODES = 100
 NUM_ADMISSIONS = 20
+NUM_TOGETHER = 50  # requests with a deadline that come at once
+NUM_ESTIMATES = 9
+# What a decode step and one with a prompt are taken to cost.
+DECODE_S, PREFILL_S = 0.02, 0.1
+WALK_GOAL_MS = 0.1 * REST_S * MAX_COUNTED * MS
 
 
 def scale_figures(
@@ -64,6 +74,9 @@ def scale_figures(
         _admission(scheduler)
         admissions = [_admission(scheduler) for _ in range(NUM_ADMISSIONS)]
         yield OverheadFigure.of(f"first admission, {name}", "ms", MS, admissions, 1.0)
+        waits = _estimates(scheduler, num_running + num_waiting)
+        label = f"waits of {NUM_TOGETHER} newcomers, {name}"
+        yield OverheadFigure.of(label, "ms", MS, waits, WALK_GOAL_MS)
     moves = [_mass_move(number, family) for number in range(5)]
     yield OverheadFigure.of(f"{family:,} get a shared prefix", "ms", MS, moves, 1.0)
 
@@ -127,6 +140,30 @@ def _admission(scheduler: Scheduler) -> float:
     assert len(batch.prefills) == 1, "nothing was admitted"
     timed_step(scheduler)
     return took
+
+
+def _estimates(scheduler: Scheduler, num_requests: int) -> list[float]:
+    """Seconds of walks over the queue which tell the last that came how long they will wait."""
+    pace = Pace(scheduler.settings, scheduler.kv.columns, scheduler.running_batch)
+    num_running = len(scheduler.running_batch.rows)
+    decodes = StepLoad(num_running, num_running * PROMPT_LEN)
+    prompts = StepLoad(10 * num_running, 10 * num_running * PROMPT_LEN)
+    pace.cost.observe(decodes, DECODE_S, has_prefill=False)
+    pace.cost.observe(prompts, PREFILL_S, has_prefill=True)
+    estimator = WaitEstimator(
+        scheduler.settings,
+        kv=scheduler.kv,
+        queue=scheduler.waiting_queue,
+        pace=pace,
+        counters=scheduler.counters,
+    )
+    last = range(num_requests - NUM_TOGETHER, num_requests)
+    wanted = {id: math.inf for id in last if id in scheduler.requests}
+
+    def walk() -> None:
+        assert estimator.first_tokens_s(wanted, 0.0, []).keys() == wanted.keys()
+
+    return [seconds_of(walk) for _ in range(NUM_ESTIMATES)]
 
 
 def _mass_move(number: int, family: int) -> float:

@@ -24,9 +24,10 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 class PlayedPrompt:
-    """What is to be computed of a request that has `kv_len` tokens in the cache."""
+    """What is to be computed of a request that has `kv_len` tokens in the cache. `is_wanted`: its
+    time is asked for; later than `latest_s` the request is refused, and takes nothing of others."""
 
-    __slots__ = ("expected", "has_row", "is_wanted", "kv_len", "left", "request")
+    __slots__ = ("expected", "has_row", "is_wanted", "kv_len", "latest_s", "left", "request")
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class PlayedPrompt:
         *,
         has_row: bool = False,
         is_wanted: bool = False,
+        latest_s: float = math.inf,
     ) -> None:
         self.request = request
         self.kv_len = kv_len
@@ -42,6 +44,7 @@ class PlayedPrompt:
         self.expected = 0.0  # tokens that it will generate, once that was asked
         self.has_row = has_row
         self.is_wanted = is_wanted
+        self.latest_s = latest_s
 
 
 class Play:
@@ -103,17 +106,24 @@ class Play:
         self._arrived = sorted(columns.num_arrived[rows].tolist())
         self._num_waiting = num_waiting
 
-    def until_first_token(self, prompts: Iterator[PlayedPrompt]) -> bool:
-        """Let time pass until the wanted prompt has its first token. Returns whether it is among
-        them; else until all of them have theirs."""
+    def first_tokens(self, prompts: Iterator[PlayedPrompt], num_wanted: int) -> dict[int, float]:
+        """Let time pass until all wanted prompts have their first tokens, or all prompts theirs.
+        Returns the times of the wanted ones that were among them, by the ids of their requests."""
+        times: dict[int, float] = {}
         prompt = next(prompts, None)
-        found = False
-        while prompt is not None and not found:
+        while prompt is not None and len(times) < num_wanted:
             budget = self._budget(prompt.request)
             room = self._room()
             num_tokens = 0
             work_s = 0.0
-            while prompt is not None and self._has_place(prompt):
+            ready: list[int] = []  # of the wanted ones
+            while prompt is not None:
+                if self._is_late(prompt, work_s):
+                    times[prompt.request.id] = self._earliest_s(prompt, work_s)
+                    prompt = next(prompts, None)
+                    continue
+                if not self._has_place(prompt):
+                    break
                 piece = min(budget.limit(prompt.kv_len), room - num_tokens, prompt.left)
                 if piece <= 0:
                     break
@@ -124,17 +134,30 @@ class Play:
                 prompt.left -= piece
                 if prompt.left:
                     break
-                found = found or prompt.is_wanted
+                if prompt.is_wanted:
+                    ready.append(prompt.request.id)
                 self._join(prompt)
                 prompt = next(prompts, None)
             if num_tokens:
-                self._end_turn(work_s, ends_here=found)
-            elif self._ends:
+                at_s = self._end_turn(work_s)
+                times.update(dict.fromkeys(ready, at_s))
+            elif self._ends and prompt is not None:
                 self._wait_for_end()
             else:
                 # It will never fit, as far as is known here: what fits is checked at arrival.
-                return found
-        return found
+                return times
+        return times
+
+    def _is_late(self, prompt: PlayedPrompt, work_s: float) -> bool:
+        """Whether a prompt that has not begun is late if it is computed in the next step, behind
+        others that take `work_s`."""
+        if prompt.latest_s == math.inf or prompt.has_row:
+            return False
+        return self._earliest_s(prompt, work_s) > prompt.latest_s
+
+    def _earliest_s(self, prompt: PlayedPrompt, work_s: float) -> float:
+        own_s = self._work_s(prompt.left, prompt.kv_len)
+        return self.now_s + self._cost.step_s + work_s + own_s
 
     # A step with prompts
 
@@ -168,24 +191,22 @@ class Play:
             return math.inf
         return 1 + (self._slowdown - 1) * max(self._num_waiting / num_before, 1.0)
 
-    def _end_turn(
-        self,
-        work_s: float,
-        *,
-        ends_here: bool,
-    ) -> None:
-        """A step with prompts, and what decodes beside it or behind it. `ends_here`: nobody asks
-        what comes behind the prompts."""
+    def _end_turn(self, work_s: float) -> float:
+        """A step with prompts, and what decodes beside it or behind it. Returns the time at which
+        the prompts have their first tokens."""
         if self._mixes and self._ends:
             self.now_s += work_s + self._decode_s()
             self._num_steps += 1
+            at_s = self.now_s
         else:
             self.now_s += work_s + self._cost.step_s
+            at_s = self.now_s
             is_bound = self._slowdown > 0 or self._longest_s < math.inf
-            if self._ends and is_bound and not ends_here:
+            if self._ends and is_bound:
                 self.now_s += self._decode_s()
                 self._num_steps += 1
         self._end_due()
+        return at_s
 
     def _work_s(
         self,
