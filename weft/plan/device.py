@@ -1,8 +1,8 @@
-"""Work for the device that is no step: what goes in, what comes out. It is done between steps,
-never while one runs.
+"""Requests to the device that are not steps, and their replies.
 
-Like plans these are plain values: whoever asks sees no tensor, whoever does it no request.
-`Runner.control` takes them.
+The device works on them between steps, except `ReadAdapter`, which it carries out while steps run.
+As with plans, these are plain values: the caller sees no tensor, and the device sees no request of
+a user. `Runner.control` takes them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True)
 class GetWeight:
-    """Tell the first rows of a weight."""
+    """Return the first rows of a weight."""
 
     name: str
     num_rows: int
@@ -80,17 +80,19 @@ class ResumeMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecordExperts:
-    """Count which experts tokens get: start, stop, look, which tells the counts, or dump, which
-    begins anew besides."""
+    """Count the tokens that each expert gets. `action` is start, stop, look (returns the counts) or
+    dump (returns the counts and sets them to 0)."""
 
     action: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
-    """Read and check an adapter (LoRA), and lay it out for `LoadAdapter`, which then only puts it
-    in. The one request that is carried out beside steps, and beside other requests: it changes
-    nothing that these read. Several are done in their order.
+    """Read and check an adapter (LoRA), and lay it out for `LoadAdapter`, which then only copies
+    it.
+
+    This is the one request that runs while steps and other requests run, because it changes nothing
+    that they read. Several are carried out in their order.
     """
 
     path: str  # as in `LoadAdapter`
@@ -99,9 +101,10 @@ class ReadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Put an adapter (LoRA) into a place that is free. If it has not been read before, it is read
-    now. The place stays free if anything is wrong with its files, also if they have changed since
-    `uid` was computed.
+    """Put an adapter (LoRA) into a free place.
+
+    An adapter that has not been read is read now. The place stays free if something is wrong with
+    the files, or if they have changed since `uid` was computed.
     """
 
     place: int  # 0..max_loaded_loras-1, as `Plan.adapters` names it from now on
@@ -135,39 +138,40 @@ DeviceRequest: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class DeviceReply:
     ok: bool
-    message: str = ""  # why not; for who asked: no path, no address
-    status: int = 400  # if not ok, as an HTTP status: who asked is to blame below 500
-    kv_is_stale: bool = False  # weights are others than those that K and V were computed with
+    message: str = ""  # why not; goes to the client, so it has no path and no address
+    status: int = 400  # HTTP status if not ok; below 500: the caller's fault
+    kv_is_stale: bool = False  # K and V were computed with other weights
     is_reloaded: bool = (
-        False  # the weights are those of the last folder again; what came as tensors is lost
+        # the weights are again those of the last folder; weights that came as tensors are lost
+        False
     )
     released: tuple[
         str, ...
-    ] = ()  # memory that is given back now; nothing can be computed while there is any
-    num_tensors: int = 0  # that were taken
-    num_bytes: int = 0  # of them, as they came; or of memory given back
-    shape: tuple[int, ...] = ()  # of the weight that was asked for
-    values: bytes = b""  # its first rows, float32
-    # Of experts, `values` are counts, int64 [prefill and decode, layers, experts],
-    layers: tuple[int, ...] = ()  # of these layers,
-    file: str = ""  # which this file below the profiler's folder has, too;
-    is_recording: bool = False  # and they grow with the steps to come
+    ] = ()  # kinds of memory that are released now; while there is one, nothing can be computed
+    num_tensors: int = 0  # weights that were replaced
+    num_bytes: int = 0  # size of these weights as received; or of the released memory
+    shape: tuple[int, ...] = ()  # of the weight that `GetWeight` names
+    values: bytes = b""  # first rows of this weight, float32
+    # For `RecordExperts`, `values` are counts: int64 [prefill and decode, layers, experts].
+    layers: tuple[int, ...] = ()  # the layers that have experts
+    file: str = ""  # copy of the counts, below the profiler's folder
+    is_recording: bool = False  # whether the next steps are counted, too
 
 
 class Pending(Protocol):
-    """Work that has been asked for."""
+    """A request to the device, which may still be in progress."""
 
     def done(self) -> bool:
         """Whether `result` would return at once."""
         ...
 
     def result(self) -> DeviceReply:
-        """Wait for its end. Raises nothing that whoever asked is to blame for."""
+        """Wait for the reply. Raises no error for a fault of the caller: the reply has it."""
         ...
 
 
 class Done:
-    """Work that is done already."""
+    """A request to the device that is complete."""
 
     def __init__(self, reply: DeviceReply) -> None:
         self._reply = reply

@@ -15,9 +15,9 @@ class InputOp:
 
 @dataclass(frozen=True, slots=True)
 class InputVectors(InputOp):
-    """Vectors that the first layer reads instead of the embeddings of V tokens of a step.
+    """Vectors that the first layer reads for V tokens of a step, instead of their embeddings.
 
-    The ids of these tokens are valid, and mean nothing.
+    The ids of these tokens are valid, but are not used.
     """
 
     index: IntArray  # [V] which token of the step, 0..T-1
@@ -26,19 +26,19 @@ class InputVectors(InputOp):
 
 @dataclass(frozen=True, slots=True)
 class MediaValues:
-    """What the encoder reads of one thing. Journals have none of it."""
+    """The array that the encoder reads for one item. Journals do not record it."""
 
-    # In the shape that the encoder reads. Whoever made the request has checked that it fits.
+    # In the shape that the encoder reads; the maker of the request has checked it.
     array: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One thing that the model's encoder turns into vectors (`messages/media.py`)."""
+    """One item that the model's encoder turns into vectors (`messages/media.py`)."""
 
     digest: bytes
     kind: str  # image, video, audio
-    length: int  # vectors that it becomes
+    length: int  # number of vectors that the encoder returns
     grid: tuple[int, int, int] | None
     values: MediaValues = field(metadata=UNRECORDED)
 
@@ -47,29 +47,30 @@ class EncoderInput:
 class MediaVectors(InputOp):
     """Vectors that the model's encoder makes, for V tokens of a step.
 
-    The device keeps what it has encoded, by digest, until a plan drops it. A step drops first, then
-    encodes, then takes; what it takes is encoded in it, or was in a step before. What is dropped
-    need not be there. Each piece of a split prefill takes the vectors of its tokens.
+    The device keeps encoded items by digest until a plan drops them. In a step it first drops
+    items, then encodes items, then takes vectors. Each item whose vectors it takes is encoded in
+    this step or was encoded in an earlier one. A plan may drop an item that the device does not
+    have. Each piece of a split prefill takes the vectors of its tokens.
     """
 
-    drops_all: bool  # that it has from steps before
+    drops_all: bool  # drop every item of earlier steps
     drop: tuple[bytes, ...]  # digests
     encode: tuple[EncoderInput, ...]
-    items: tuple[bytes, ...]  # digests of those that tokens are taken from
+    items: tuple[bytes, ...]  # digests of the items whose vectors the step takes
     index: IntArray  # [V] which token of the step, 0..T-1
-    item: IntArray  # [V] place in `items`
-    row: IntArray  # [V] which of its vectors
+    item: IntArray  # index in `items`
+    row: IntArray  # which vector of the item
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeAhead:
-    """What the encoder works on behind a step, for later ones: for a while, so that those who wait
-    for their next token do not wait for a large picture as a whole.
+    """Items that the encoder works on after a step, for later steps. The time is limited, so that
+    requests that wait for their next token do not wait for a whole large picture.
 
-    It does at least one piece of the work, and goes on where it stopped if the next step says the
-    same again. The result tells of those that are there then (`Result.encoded`).
+    The encoder computes at least one piece of the work, and continues where it stopped if the next
+    step names the same items. The result names the items that are complete (`Result.encoded`).
     """
 
     encode: tuple[EncoderInput, ...]  # in this order
     seconds: float
-    generation: int  # of the scheduler's books; means nothing to the device
+    generation: int  # of the scheduler's accounts of items; the device does not use it

@@ -1,9 +1,9 @@
 """Changes of the logits that a step may carry, and the order in which they are made.
 
-An operation is a frozen value of arrays: the scheduler's features make it, and a runner has a
+An operation is a frozen value of arrays: a feature of the scheduler makes it, and the runner has a
 function for its type (`executor/sampler.py`). Where an operation names requests, `index` counts the
-S sampling requests of the step, from 0. Nothing here knows a request or a tensor. A new kind of
-operation is a class and its place in `ORDER`.
+S sampling requests of the step, from 0. This module knows neither requests nor tensors. A new kind
+of operation is a class and an entry in `ORDER`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.arrays import BoolArray, FloatArray, IntArray
 
 ANY = -1  # in LogitBias.after
 
-# Marks a field that the journal leaves out of its digests, because nothing is decided by its value.
+# Marks a field that the journal leaves out of its digests, because no decision depends on it.
 UNRECORDED = {"is_recorded": False}
 
 
@@ -32,7 +32,7 @@ class LogitBias(LogitOp):
     index: IntArray  # [B] which sampling request
     tokens: IntArray  # [B]
     values: FloatArray  # [B]
-    # [B] only where the request's last token is this one (ANY: whatever it is); None: everywhere
+    # [B] applies only if this is the request's last token (ANY: every token); None: always
     after: IntArray | None = None
 
 
@@ -62,7 +62,7 @@ class Penalties(LogitOp):
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCall(LogitOp):
-    """A call of one logit processor, for P of the S sampling requests."""
+    """Input of one logit processor, for P of the S sampling requests."""
 
     name: str
     index: IntArray  # [P] which sampling request
@@ -87,12 +87,13 @@ class LazyBitmask(Protocol):
 
     @property
     def words(self) -> IntArray:
-        """[M, W], bits as in `AllowedTokens`. Waits for them."""
+        """[M, W], bits as in `AllowedTokens`. Waits until they are computed."""
         ...
 
     @property
     def faults(self) -> Mapping[int, str]:
-        """By row: the error with which the row's request must end, since its bits mean nothing.
+        """Errors by row [M]. The request of such a row must end with the error: its bits mean
+        nothing.
 
         Waits for the bitmasks.
         """
@@ -103,7 +104,7 @@ class LazyBitmask(Protocol):
 class GrammarMask(LogitOp):
     """The tokens that the grammars of M of the S sampling requests allow next.
 
-    The sampler alone asks for the words, when the layers have been launched.
+    Only the sampler reads the words, after the layers have been launched.
     """
 
     index: IntArray  # [M] which sampling request

@@ -1,9 +1,9 @@
-"""What a step may compute besides tokens: each request for it stands beside the output that answers
-it.
+"""Outputs that a step may compute besides tokens. The class of each request is followed by the
+class of its output.
 
 A step has at most one `AuxRequest` of each kind; it covers all requests of the step that ask for
-this kind. Nothing here knows a request of a user or a tensor. A runner has a function for each type
-(`executor/outputs/`), a feature of the scheduler makes the request and reads the output.
+this kind. This module knows neither users' requests nor tensors. The runner has a function for each
+type (`executor/outputs/`); a feature of the scheduler makes the request and reads the output.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SampledLogprobsRequest(AuxRequest):
     """Asks for log probabilities of the tokens that L of the S sampling requests sample."""
 
     index: IntArray  # [L] which sampling request, 0..S-1
-    num_top: IntArray  # [L] also of the k likeliest tokens; 0: of the sampled token only
-    # [L, M] also of these tokens, shorter lists filled up with 0; None: of no others
+    num_top: IntArray  # [L] number of likeliest tokens to report, too; 0: the sampled token only
+    # [L, M] other tokens to report, too, shorter lists padded with 0; None: none
     ids: IntArray | None = None
 
 
@@ -47,18 +47,19 @@ class SampledLogprobs(AuxOutput):
 class PoolingRequest(AuxRequest):
     """Asks for one vector of each of E prompts.
 
-    The step that computes the last token of a prompt gives its vector. The vectors that earlier
-    steps give for it mean nothing.
+    The step that computes the last token of a prompt returns its vector. Earlier steps of the
+    prompt also return a vector, which means nothing.
     """
 
     index: IntArray  # [E] which request of the step, 0..R-1
     completes: BoolArray  # [E] whether this step computes the prompt's last token
-    # [E] to length 1, for a classifier to probabilities: 1 yes, 0 no, -1 as the model's makers
-    # meant it
+    # [E] whether to scale the vector to length 1 (for a classifier: to turn scores into
+    # probabilities): 1 yes, 0 no, -1 as the model's configuration says
     normalize: IntArray
-    dimensions: IntArray  # [E] output dimensions to keep (Matryoshka), the others become 0; 0: all
+    dimensions: IntArray  # [E] output dimensions to keep (Matryoshka), the rest become 0; 0: all
     types: IntArray | None = None  # [T] segment of each token of the step; None: all are 0
-    # [E, M] log probabilities of these tokens instead of a vector, filled up with 0; None: a vector
+    # [E, M] tokens whose log probabilities are returned instead of a vector, padded with 0; None:
+    # return vectors
     labels: IntArray | None = None
 
 
@@ -71,20 +72,20 @@ class PooledVectors(AuxOutput):
 class PromptLogprobsRequest(AuxRequest):
     """Asks for log probabilities of P tokens of Q prompts, each given all tokens before it.
 
-    `places` and `targets` hold one request's tokens after the other's.
+    `places` and `targets` list the tokens of one request after those of another.
     """
 
     index: IntArray  # [Q] which request of the step, 0..R-1
-    counts: IntArray  # [Q] how many of the P are its tokens
-    num_top: IntArray  # [Q] also of the k likeliest tokens
-    ids: IntArray  # [Q, M] also of these tokens, shorter lists filled up with 0
-    places: IntArray  # [P] which token of the step comes before it, 0..T-1
-    targets: IntArray  # [P] ids
+    counts: IntArray  # [Q] how many of the P tokens are the request's
+    num_top: IntArray  # [Q] number of likeliest tokens to report, too
+    ids: IntArray  # [Q, M] other tokens to report, too, shorter lists padded with 0
+    places: IntArray  # [P] index in the step, 0..T-1, of the token before the target
+    targets: IntArray  # [P] ids of the tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs(AuxOutput):
-    """Natural logarithms, of the model's output as it is."""
+    """Natural logarithms of the model's unchanged output distribution."""
 
     logprobs: FloatArray  # [P]
     ranks: IntArray  # [P] 1: no token is likelier
@@ -98,8 +99,9 @@ class HiddenStatesRequest(AuxRequest):
     """Asks for the hidden states of N tokens of E requests, as the final norm leaves them."""
 
     index: IntArray  # [E] which request of the step, 0..R-1
-    counts: IntArray  # [E] how many of the N are its tokens: the last that the step computes for it
-    places: IntArray  # [N] which token of the step, 0..T-1; one request's after the other's
+    # [E] how many of the N tokens are the request's: the last that the step computes for it
+    counts: IntArray
+    places: IntArray  # [N] index of the token in the step, 0..T-1; grouped by request
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""What counts of a run of sampled tokens, decided on the host: for devices whose results are there
-when a step has run, as those of a CPU and of a simulation are.
+"""Decides on the host how much of a run of sampled tokens counts. It serves devices whose results
+are known when a step has run: CPUs and simulated devices.
 
-A plan that begins with a run whose drafts were not compared when it was planned becomes one in
-which everything is known, and which leaves out what does not count. This is the specification of
-what a GPU does (`executor/overlap/runs.py`).
+A plan may begin with a run whose drafts had not been compared when it was planned. This module
+turns it into a plan whose tokens are all known and that leaves out the tokens that do not count. It
+is the specification of what a GPU does (`executor/overlap/runs.py`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ def has_runs(plan: Plan) -> bool:
 
 
 class HostRuns:
-    """The run that each row sampled last, and how many of its drafts were wrong."""
+    """The run that each row sampled last, and how many of its drafts do not count."""
 
     def __init__(self) -> None:
         self.tokens: IntArray = np.zeros((0, 1), np.int32)  # [rows, longest run]
         self.lost: IntArray = np.zeros(0, np.int32)  # [rows]
 
     def closed(self, plan: Plan) -> Plan:
-        """The plan with runs in place of their numbers, without what does not count of them."""
+        """The plan with the tokens of runs instead of placeholders, without those that do not
+        count."""
         if plan.unsettled is None:
             return plan
         self._make_room(plan)
@@ -71,8 +72,11 @@ class HostRuns:
         )
 
     def settle(self, plan: Plan, closed: Plan, sampled: IntArray) -> list[tuple[int, int]]:
-        """The step of `plan`, which was run as `closed`, has `sampled` [S]. Returns the rows with
-        runs, and the first token of each."""
+        """Record the run and the number of lost drafts of each row.
+
+        `sampled` [S] are the tokens of the step of `plan`, which ran as `closed`. Returns the rows
+        with runs, and the first token of each run.
+        """
         found: list[tuple[int, int]] = []
         counts = plan.num_sampled.tolist()
         drafts_of = or_zeros(plan.drafts, len(plan.rows)).tolist()
@@ -101,12 +105,14 @@ class HostRuns:
         return found
 
     def _moved(self, plan: Plan, lost: IntArray, of_token: LongArray, place: LongArray) -> IntArray:
-        """The tokens of a plan with runs in place of their numbers. Drafts stand further to the
-        front by what is `lost` of the run before them; what stands at the end has no meaning then.
+        """The tokens of a plan with the tokens of runs instead of placeholders.
+
+        Drafts move to the front by the number of `lost` tokens of the run before them; the tokens
+        left at the end have no meaning.
 
             | run that counts | lost | drafts |  ─▶  | run that counts | drafts | ... |
 
-        All are [T]: `of_token` the request of each token, `place` where it stands among its tokens.
+        All are [T]: `of_token` is the request of each token, `place` its index in that request.
         """
         assert plan.unsettled is not None
         run_lens = plan.lens - plan.num_sampled + 1

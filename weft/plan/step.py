@@ -4,27 +4,27 @@ between them.
 The scheduler makes Plans and never sees a tensor; the runner executes them and never sees a
 request. Everything here is numpy arrays, so a Plan can be recorded, replayed, simulated, and
 broadcast to other ranks. Sizes: R requests in the step, T tokens (the sum of `lens`), S tokens that
-are sampled: one for each request that samples, and one behind each draft.
+are sampled: one for each request that samples, and one more after each draft.
 
-A draft is a guess of a token that is not known yet. Drafts stand behind the last known token of
-their request, and a token is sampled behind each, as if the guess were right: whoever reads the
-result keeps the tokens up to the first draft that another token was sampled for.
+A draft is a guess of a token that is not known yet. The drafts of a request follow its last known
+token. The step samples a token after each draft, as if the draft were right. The reader of the
+result keeps the sampled tokens up to the first one that differs from its draft.
 
     tokens    | known | draft | draft |      lens 3, drafts 2
     sampled       a       b       c          a is kept; b, if a is the first draft; ...
 
-The next step of the request may be planned before anybody has read that result. It computes the
-whole run again, at the same places whatever counts of it, and the device, which knows, samples its
-first token behind the last one that counts. Drafts behind the run are worth something if all of it
-does.
+The next step of the request may be planned before that result is known. It computes the whole run
+again, at the same positions, however much of it counts. The device, which knows the result, samples
+the first token after the last token that counts. Drafts after the run are useful only if the whole
+run counts.
 
     tokens    |  -1   |  -2   |  -3   | draft |      lens 4, unsettled 2, drafts 1
     which is      a       b       c       d
-    sampled                       e       f          if a, b and c count; else one token, behind a
+    sampled                       e       f          if a, b and c count; else one token, after a
                                                      or b, and f means nothing
 
-A plan is open: `inputs`, `logits` and `outputs` are tuples of operations, whose types stand in the
-files beside this one, and a step without any of them is the plain one.
+A plan is open: `inputs`, `logits` and `outputs` are tuples of operations, whose types are in the
+other files of this folder. A plain step has none of them.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from weft.plan.inputs import EncodeAhead, InputOp
 from weft.plan.logits import LogitOp
 from weft.plan.outputs import AuxOutput, AuxRequest
 
-# In Plan.tokens: the token sampled last for this row, which only the device knows. Of a row that
-# sampled several in its last step it is the first of them; the others are those below it.
+# In Plan.tokens: the token sampled last for this row, which only the device knows. If the row
+# sampled several tokens in its last step, -1 is the first of them, -2 the second, and so on.
 LAST_SAMPLED = -1
-# In StateSlots.reads: all zeros, for a sequence begins.
+# In StateSlots.reads: a state of zeros, because a sequence begins.
 NO_STATE = -1
-# In Plan.adapters: the model as it is.
+# In Plan.adapters: the model without an adapter.
 BASE = -1
 
 Kind = TypeVar("Kind")
 
 
 class ForwardMode(IntEnum):
-    EXTEND = 0  # prompts, or chunks of them, behind what the cache already holds
+    EXTEND = 0  # prompts, or chunks of them, after their cached prefix
     DECODE = 1  # one token for each request
     MIXED = 2  # both
     SPLIT_PREFILL = 3  # some layers of prompts, or chunks of them
-    DRAFT = 4  # a second, smaller model guesses what comes next
+    DRAFT = 4  # a second, smaller model guesses the next tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Changes of the row table that do not follow from a plan's own slots: cached prefixes,
-    re-pointed duplicates.
+    """Changes of the row table that do not follow from the slots of a plan: cached prefixes, and
+    duplicate pages that were replaced.
 
     Applied in order, before the plan. Row `rows[i]` holds `slots` (the next `lens[i]` of them) from
     `starts[i]` on.
@@ -78,10 +78,10 @@ class TableWrites:
 
 @dataclass(frozen=True, slots=True)
 class WindowSlots:
-    """Where the layers with windows write K and V, and the changes of their row table, where these
-    layers have a pool of slots of their own.
+    """The slots into which layers with windows write K and V, and the changes of their row table,
+    if these layers have a pool of slots of their own.
 
-    Positions that no later token of a row sees keep what stood there.
+    In this row table, positions that no later token of the row sees keep their old slots.
     """
 
     slots: IntArray  # [T]
@@ -90,23 +90,23 @@ class WindowSlots:
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """Where layers that keep a state of fixed size, instead of K and V, find and leave it.
+    """Where layers that keep a state of fixed size, instead of K and V, read and write it.
 
-    A slot has the states of all these layers for one sequence. A state is a function of the tokens
-    before it alone, however these were cut into steps. A row reads its state, takes in its tokens
-    of this step one after the other, and writes the state behind the last one. Besides, it may
-    leave copies of its state on the way:
+    A slot has the states of all these layers for one sequence. A state depends only on the tokens
+    before it, not on how they were divided into steps. A row reads its state, processes its tokens
+    of this step in order, and writes the state after the last token. It may also write copies of
+    its state between tokens:
 
         row of 5 tokens      reads ── t0 ── t1 ── t2 ── t3 ── t4 ── writes
         kept_lens 3                                 └── kept_slots
 
-    No slot is written twice in a step, and none that a row writes is read by another row.
+    No slot is written twice in a step, and no row reads a slot that another row writes.
     """
 
     reads: IntArray  # [R] slot of the state before the row's tokens; NO_STATE: all zeros
-    writes: IntArray  # [R] slot of the state behind the row's tokens; may be that of `reads`
-    kept_rows: IntArray  # [K] which of the R rows leaves a copy of its state on the way,
-    kept_lens: IntArray  # [K] behind how many of its tokens of this step, 1..lens[row],
+    writes: IntArray  # [R] slot of the state after the row's tokens; may equal `reads`
+    kept_rows: IntArray  # [K] which of the R rows writes a copy of its state,
+    kept_lens: IntArray  # [K] after how many of its tokens of this step, 1..lens[row],
     kept_slots: IntArray  # [K] and into which slot
 
 
@@ -122,7 +122,7 @@ class Sampling:
     top_k: IntArray  # [S], 0: off
     min_p: FloatArray  # [S], 0: off
     seeds: LongArray  # [S]
-    positions: IntArray  # [S] position in its sequence of the token to be sampled
+    positions: IntArray  # [S] position of the sampled token in its sequence
 
     @property
     def is_greedy(self) -> bool:
@@ -134,20 +134,20 @@ class Drafting:
     """A step in which a draft model guesses tokens, one after the other. The model itself computes
     nothing in it.
 
-    The plan's tokens are those that the draft model has not seen yet, up to the last known one of
-    each request. Behind that it draws `counts` tokens, each from those before it:
+    The plan's tokens are those that the draft model has not computed yet, up to the last known
+    token of each request. After them it draws `counts` tokens, each from those before it:
 
         tokens    | known | known |                  lens 2
         drawn                     | d1 | d2 | d3 |   counts 3
         slots                     | d1 | d2 |        nothing follows the last one
 
-    The result has `counts` tokens for each request. What the draft model leaves of its drafts lies
-    in slots behind those of the KV pool, which no later step reads: what it has seen of a row are
-    the tokens that plans gave it.
+    The result has `counts` tokens for each request. The draft model writes the K and V of its
+    drafts into slots after those of the KV pool, which no later step reads. So its KV of a row
+    covers only the tokens that plans gave it.
     """
 
     counts: IntArray  # [R], at least 1
-    slots: IntArray  # [sum of counts - R] of the draft model's own
+    slots: IntArray  # [sum of counts - R] slots of the draft model only
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +155,17 @@ class LayerSpan:
     """The layers that one piece of a split prefill computes.
 
     The pieces of a prefill follow each other from the first layer to the last; steps of other
-    requests may run between them. What a piece gives for its tokens stays on the device until the
-    next one. At most one prefill is open in this way.
+    requests may run between them. The output of a piece stays on the device until the next piece.
+    At most one prefill is open in this way.
 
         prefill   | layers 0 1 | layers 2 3 | ... | last layers, head, sampling |
     """
 
     first: int
-    last: int  # the one behind the last of the piece
+    last: int  # one more than the last layer of the piece
     num_layers: int  # of the model
-    # [T] place of each token among those of the piece before, if requests have left since; None:
-    # they are the same.
+    # [T] index of each token among those of the piece before, if requests have left since; None:
+    # the tokens are the same.
     kept: LongArray | None = None
 
     @property
@@ -178,7 +178,7 @@ class LayerSpan:
 
     @property
     def part(self) -> float:
-        """Of the work of the whole model."""
+        """Share of the work of the whole model."""
         return (self.last - self.first) / self.num_layers
 
 
@@ -193,9 +193,9 @@ class Plan:
     lens: IntArray  # [R] tokens to run in this step
     tokens: IntArray  # [T] ids; LAST_SAMPLED: the token sampled last for this row
     slots: IntArray  # [T] where to write K and V
-    # [R] whether the request samples a token; not in a middle chunk, nor for a prompt-only request
+    # [R] whether the request samples a token; false in a middle chunk and for a prompt-only request
     samples: BoolArray
-    sampling: Sampling  # of the S tokens, those of a request one after the other
+    sampling: Sampling  # of the S tokens, grouped by request
     table: TableWrites | None = None
     inputs: tuple[InputOp, ...] = ()
     logits: tuple[LogitOp, ...] = ()  # in the order of `logits.ORDER`
@@ -203,21 +203,21 @@ class Plan:
     window: WindowSlots | None = None  # None: `slots` and `table` are those of all layers
     states: StateSlots | None = None  # None: no layer keeps a state
     drafts: IntArray | None = None  # [R] how many of the last tokens are drafts; None: no token is
-    # [R] drafts of the request's last step that are not compared yet, as far as is known: the step
-    # begins with the run that was sampled there; None: there are none
+    # [R] drafts of the request's last step that were not compared yet when this step was planned:
+    # the step begins with the run that was sampled there; None: there are none
     unsettled: IntArray | None = None
     layers: LayerSpan | None = None  # None: all of them
     drafting: Drafting | None = None  # None: the model itself computes the step
-    # [R] place of each request's adapter among those that are loaded (`LoadAdapter`); BASE: none;
+    # [R] place of each request's adapter among the loaded ones (`LoadAdapter`); BASE: no adapter;
     # None: no request of the step has one
     adapters: IntArray | None = None
-    # [3, T] positions in time, height and width by which tokens are rotated (M-RoPE); None: they
-    # are those in the sequence
+    # [3, T] positions in time, height and width by which tokens are rotated (M-RoPE); None: the
+    # positions in the sequence
     rotation: IntArray | None = None
-    # [T] position behind the last token that each one sees, where that is not the token itself
+    # [T] end (exclusive) of the positions that each token sees, if a token sees later ones
     # (`MediaRules.sees_both_ways`); None: every token sees up to itself
     sees_to: IntArray | None = None
-    ahead: EncodeAhead | None = None  # what the encoder works on behind the step; None: nothing
+    ahead: EncodeAhead | None = None  # what the encoder works on after the step; None: nothing
 
     @property
     def num_tokens(self) -> int:
@@ -256,14 +256,14 @@ class Result:
     counts: IntArray | None = None  # [S] tokens of each sampling request, at least 1; None: 1 each
     # [S] the logits were not finite: the request must end with an error; None: all were finite
     invalid: BoolArray | None = None
-    # for some of the invalid ones: which sampling request, 0..S-1, and the error that it ends with
+    # for some of the invalid requests: index, 0..S-1, and the error with which the request ends
     faults: tuple[tuple[int, str], ...] = ()
     outputs: tuple[AuxOutput, ...] = ()  # one for each of `Plan.outputs`
-    # what the encoder could not turn into vectors that the step takes, by digest, and why: what
-    # was computed of the tokens concerned is worth nothing
+    # items of the step that the encoder could not turn into vectors, by digest, and why: the output
+    # for tokens that take these vectors is invalid
     not_encoded: tuple[tuple[bytes, str], ...] = ()
-    encoded: tuple[bytes, ...] = ()  # of `Plan.ahead`, what is there, by digest
-    encoder_s: float = 0.0  # how long the encoder has worked, in this step and behind it
+    encoded: tuple[bytes, ...] = ()  # digests of the items of `Plan.ahead` that are complete
+    encoder_s: float = 0.0  # time that the encoder has worked, in this step and after it
 
     @property
     def first_tokens(self) -> IntArray:
@@ -295,9 +295,8 @@ class Step(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans, in the order in which they are launched: a later plan may read what an
-    earlier one writes.
-    """
+    """Executes plans in the order in which they are launched: a later plan may read what an earlier
+    one writes."""
 
     def launch(self, plan: Plan) -> Step:
         """Start the step; return without waiting for it.
@@ -307,7 +306,9 @@ class Runner(Protocol):
         ...
 
     def control(self, request: DeviceRequest) -> Pending:
-        """Begin work that is no step; return without waiting for it. Only while no step is in
-        flight, and none may be launched before it is done; but `ReadAdapter` at any time, and steps
-        go on."""
+        """Start work that is not a step; return without waiting for it.
+
+        Call it only while no step is in flight, and launch no step before the work is done.
+        `ReadAdapter` is the exception: it may be started at any time, and steps go on.
+        """
         ...
