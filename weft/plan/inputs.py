@@ -58,8 +58,8 @@ class MediaVectors(InputOp):
     encode: tuple[EncoderInput, ...]
     items: tuple[bytes, ...]  # digests of the items whose vectors the step takes
     index: IntArray  # [V] which token of the step, 0..T-1
-    item: IntArray  # index in `items`
-    row: IntArray  # which vector of the item
+    item: IntArray  # [V] index in `items`
+    row: IntArray  # [V] which vector of the item
 
 
 @dataclass(frozen=True, slots=True)
