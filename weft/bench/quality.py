@@ -233,11 +233,12 @@ def _over_texts(figures: list[TextFigures]) -> Quality:
     # Texts differ by far more than two types of one model: only differences of a text count.
     gaps = [(each.loss - each.loss_against) / each.num for each in figures]
     gap = loss - loss_against
+    gap_error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
     return Quality(
         perplexity=math.exp(loss),
         perplexity_against=math.exp(loss_against),
         change=math.expm1(gap),
-        change_error=math.exp(gap) * float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)),
+        change_error=math.exp(gap) * gap_error,
         divergence=sum(each.divergence for each in figures) / num,
         same_token=sum(each.same for each in figures) / num,
     )

@@ -204,8 +204,10 @@ def describe_step(run: Replay) -> Iterator[str]:
         span = plan.layers
         mode += f" (layers {span.first} to {span.last} of {span.num_layers})"
     yield f"step {plan.step}: {mode}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
-    rows = zip(plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True)
-    for row, start, length in rows:
+    rows = plan.rows.tolist()
+    starts = plan.starts.tolist()
+    lens = plan.lens.tolist()
+    for row, start, length in zip(rows, starts, lens, strict=True):
         request = scheduler.kv.columns.requests[row]
         name = request.message.rid if request else "ended"
         yield f"  {name:<24} tokens {start} to {start + length}"

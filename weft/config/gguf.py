@@ -357,7 +357,8 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     if states is not None and states.attention_has_gate:
         q_size *= 2
     # The first and the last one, and the first of each kind.
-    for layer in {0, max(last, 0), *(kinds.index(kind) for kind in set(kinds))}:
+    firsts = {kinds.index(kind) for kind in set(kinds)}
+    for layer in {0, max(last, 0), *firsts}:
         block = f"blk.{layer}"
         if states is not None and kinds[layer] == states.kind:
             _check_state_layer(model, config, block)

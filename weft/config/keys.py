@@ -82,7 +82,8 @@ def _read(path: Path, option: str) -> list[str]:
         raise SettingsError(f"{option} is {path}, which cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise SettingsError(f"{option} is {path}, which is no text in UTF-8") from exc
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    texts = [line.strip() for line in lines]
+    keys = [text for text in texts if text and not text.startswith("#")]
     if not keys:
         raise SettingsError(f"{option} is {path}, in which there is no key")
     return keys

@@ -468,7 +468,9 @@ def own_code(folder: Path) -> str:
     """
     auto_map = read_json(folder / "config.json").get("auto_map")
     named = auto_map.values() if isinstance(auto_map, dict) else ()
-    return ", ".join(sorted({str(one).partition(".")[0][:100] + ".py" for one in named}))
+    modules = {str(one).partition(".")[0] for one in named}
+    files = [f"{module[:100]}.py" for module in modules]
+    return ", ".join(sorted(files))
 
 
 def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:

@@ -219,7 +219,8 @@ class DeviceRowTable:
         if len(found) > 1:
             width = max(one.shape[1] for one in found)
             # Vectors of requests add nothing to later layers.
-            vectors = torch.cat([F.pad(one, (0, width - one.shape[1])) for one in found])
+            filled = [F.pad(one, (0, width - one.shape[1])) for one in found]
+            vectors = torch.cat(filled)
         # Vector 0 is token -1, vector 1 is token -2: no id of a vocabulary is below 0.
         stand_ins = -1 - np.arange(len(vectors), dtype=np.int64)
         index_there, stand_ins_there = self._to_device(np.concatenate(places), stand_ins)

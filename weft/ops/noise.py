@@ -44,7 +44,8 @@ def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
     )
     bits = _hash(ids, keys[:, :1], keys[:, 1:]).bitwise_and_(0x7FFFFFFF)
     # The middle of each of 2^31 intervals, so that u is neither 0 nor 1.
-    u = bits.to(torch.float32).add_(0.5).mul_(TINY).clamp_(max=1.0 - 2.0**-24)
+    u = bits.to(torch.float32)
+    u.add_(0.5).mul_(TINY).clamp_(max=1.0 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()
 
 

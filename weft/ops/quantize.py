@@ -126,7 +126,8 @@ def _fitted_lines(groups: Tensor) -> tuple[Tensor, Tensor]:
     for num_steps in STEPS_OF_RANGE:
         step = (high - low) / num_steps
         first = low - middle if num_steps <= MOST_STEPS else step * (-MOST_STEPS / 2)
-        q = _over(values - first[..., None], step[..., None]).round_().clamp_(0, MOST_STEPS)
+        num_above = _over(values - first[..., None], step[..., None])
+        q = num_above.round_().clamp_(0, MOST_STEPS)
         total_q = q.sum(dim=2)
         products = (q * values).sum(dim=2)
         spread = group * q.square().sum(dim=2) - total_q * total_q

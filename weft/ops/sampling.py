@@ -282,7 +282,8 @@ def threshold(
         return on(x, lowest) if min_p.any() else None
     cut = on(x, lowest)
     index = on(x, cutting)
-    cut[index] = torch.maximum(cut[index], _top_cut(x[index], top_k[cutting], top_p[cutting]))
+    top_cut = _top_cut(x[index], top_k[cutting], top_p[cutting])
+    cut[index] = torch.maximum(cut[index], top_cut)
     return cut
 
 
@@ -311,7 +312,9 @@ def _top_cut(
             return kth[:, 0]
         total = x.exp().masked_fill_(x < kth, 0).sum(dim=-1, keepdim=True)
         mass = values.exp().masked_fill_(values < kth, 0)
-        inside = (mass.cumsum(dim=-1) - mass < p[:, None] * total).sum(dim=-1, keepdim=True)
+        before = mass.cumsum(dim=-1) - mass
+        is_inside = before < p[:, None] * total
+        inside = is_inside.sum(dim=-1, keepdim=True)
         if num == vocab_size or ((inside[:, 0] < num) | limited | (p >= 1)).all():
             nucleus = values.gather(1, inside.clamp_(min=1) - 1).masked_fill_(
                 (p >= 1)[:, None], -torch.inf

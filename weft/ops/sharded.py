@@ -142,7 +142,8 @@ class ShardedPlainOps(PlainOps):
             return mine
         (size,) = weight.sizes
         # [ranks, S, part] -> [S, vocabulary], without what fills the last parts up
-        whole = found.transpose(0, 1).reshape(len(mine), -1)[:, :size].contiguous()
+        by_row = found.transpose(0, 1).reshape(len(mine), -1)
+        whole = by_row[:, :size].contiguous()
         return scaled_logits(whole, scale, cap)
 
 

@@ -44,13 +44,18 @@ def delta_step(
     and q by sqrt(K); v [A, heads, V]; decay and rate [A, heads]. Returns the next state, and its
     answer [A, heads, V] to the query. Source: arXiv:2412.06464.
     """
-    key = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + DELTA_EPS)
-    query = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + DELTA_EPS) * q.shape[-1] ** -0.5
+    key = _of_length_one(k)
+    query = _of_length_one(q) * q.shape[-1] ** -0.5
     state = state * decay[..., None, None]
     known = (state * key[..., None]).sum(-2)
     change = rate[..., None] * (v - known)
     state = state + key[..., None] * change[..., None, :]
     return state, (state * query[..., None]).sum(-2)
+
+
+def _of_length_one(x: Tensor) -> Tensor:
+    squares = x.square().sum(-1, keepdim=True)
+    return x * torch.rsqrt(squares + DELTA_EPS)
 
 
 def scan_step(
@@ -67,7 +72,9 @@ def scan_step(
     [A, heads]. Returns the next state, and what it answers [A, heads, V] to `out_of`. Source:
     arXiv:2405.21060.
     """
-    state = state * decay[..., None, None] + into[..., None] * (step[..., None] * x)[..., None, :]
+    value = step[..., None] * x
+    taken_in = into[..., None] * value[..., None, :]
+    state = state * decay[..., None, None] + taken_in
     return state, (state * out_of[..., None]).sum(-2)
 
 

@@ -147,7 +147,9 @@ class Lengths(NamedTuple):
         if self.kind == "fixed":
             return [int(self.first)] * n
         if self.kind == "uniform":
-            lengths: list[int] = rng.integers(int(self.first), int(self.second) + 1, n).tolist()
+            low = int(self.first)
+            high = int(self.second)
+            lengths: list[int] = rng.integers(low, high, n, endpoint=True).tolist()
             return lengths
         sigma = self.second
         # The mean of a log-normal distribution is exp(mu + sigma^2 / 2).

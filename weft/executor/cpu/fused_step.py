@@ -264,7 +264,8 @@ def _with_faults(result: Result, mask: GrammarMask) -> Result:
     if not mask.bitmask.faults:
         return result
     # `faults` is by mask, the result by row.
-    faults = tuple((int(mask.index[i]), fault) for i, fault in mask.bitmask.faults.items())
+    of_masks = mask.bitmask.faults.items()
+    faults = tuple((int(mask.index[place]), fault) for place, fault in of_masks)
     invalid = result.invalid
     if invalid is None:
         invalid = np.zeros(len(result.tokens), np.bool_)

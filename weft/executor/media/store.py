@@ -75,7 +75,8 @@ class MediaStore:
         for place, first in enumerate(first_rows):
             rows[op.item == place] += first
         width = max(one.shape[1] for one in found)
-        together = torch.cat([F.pad(one, (0, width - one.shape[1])) for one in found])
+        filled = [F.pad(one, (0, width - one.shape[1])) for one in found]
+        together = torch.cat(filled)
         return together.index_select(0, on(self._like, rows)).float()
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:

@@ -409,7 +409,8 @@ def _attend(
     group = q.shape[1] // k.shape[1]
     keys = k.repeat_interleave(group, dim=1).float()
     values = v.repeat_interleave(group, dim=1).float()
-    scores = q.float() @ keys.transpose(-1, -2) * heads.score_scale(q.shape[-1])
+    products = q.float() @ keys.transpose(-1, -2)
+    scores = products * heads.score_scale(q.shape[-1])
     if heads.cap:
         scores = torch.tanh(scores / heads.cap) * heads.cap
     if mask is not None and mask.dtype == torch.bool:

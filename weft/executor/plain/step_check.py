@@ -69,7 +69,9 @@ def require_same_steps(
             pieces.append(Piece(1, 0, tokens[3 : 3 + NUM_NEIGHBOURS], 2 * num_tokens))
         split = run(*pieces)
         begin = end
-    difference = float((whole - split).float().std() / whole.float().std().clamp(min=1e-30))
+    spread = whole.float().std().clamp(min=1e-30)
+    gap = (whole - split).float().std()
+    difference = float(gap / spread)
     most = MOST_DIFFERENCE.get(hidden_dtype, IN_SIXTEEN_BITS)
     # Also where a logit is no number.
     if not difference < most:

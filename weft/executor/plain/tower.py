@@ -40,7 +40,8 @@ class TorchTowerAttention:
     def forward(self, qkv: Tensor) -> Tensor:
         if self._angles is not None:
             q, k, v = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
-            q, k = (apply_rotary(one.float(), *self._angles).to(qkv.dtype) for one in (q, k))
+            q = apply_rotary(q.float(), *self._angles).to(qkv.dtype)
+            k = apply_rotary(k.float(), *self._angles).to(qkv.dtype)
             qkv = torch.stack((q, k, v), dim=1).flatten(1)
         return self._inner.forward(qkv)
 

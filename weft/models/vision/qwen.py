@@ -72,7 +72,8 @@ class QwenTower:
             learnt = self._learnt(layout)
             hidden = yield from run(self._layers_behind_positions, patches, learnt)
         merged = self._merged(hidden)
-        vectors = torch.cat((self._backend.run(self.merger.rows, merged), *self._deep), dim=1)
+        last = self._backend.run(self.merger.rows, merged)
+        vectors = torch.cat((last, *self._deep), dim=1)
         in_place = torch.empty_like(vectors)
         in_place[order] = vectors
         return in_place

@@ -59,7 +59,9 @@ class WhisperTower:
             )
         run = self._backend.run
         # Before the first frame there are zeros, and behind the last of the longest sound.
-        frames = F.pad(input.values.t(), (0, 0, 1, 1))[: 2 * num_places + 2]
+        num_frames = 2 * num_places + 2
+        padded = F.pad(input.values.t(), (0, 0, 1, 1))
+        frames = padded[:num_frames]
         x = run(self._enter, windows(frames, 1))
         x = run(self._halve, windows(F.pad(x, (0, 0, 1, 0)), 2))
         # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.

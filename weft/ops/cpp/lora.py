@@ -305,7 +305,9 @@ class CppAdapters:
         )
 
     def _packed_a(self, a: Tensor, rank: int, in_size: int) -> Tensor:
-        filled = _filled_up(a.to(self.dtype), (0, in_size - a.shape[1], 0, rank - len(a)))
+        num_columns = in_size - a.shape[1]
+        padding = (0, num_columns, 0, rank - len(a))
+        filled = _filled_up(a.to(self.dtype), padding)
         num_tiles = rank // abi.LORA_TILE
         if self.dtype == torch.float32:
             tiles = filled.view(num_tiles, abi.LORA_TILE, in_size)

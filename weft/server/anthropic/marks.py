@@ -106,7 +106,9 @@ def _after_system(
     if isinstance(body.system, str):
         return msgspec.structs.replace(body, system=body.system + text)
     blocks = list(body.system or ())
-    blocks[index] = msgspec.structs.replace(blocks[index], text=(blocks[index].text or "") + text)
+    block = blocks[index]
+    before = block.text or ""
+    blocks[index] = msgspec.structs.replace(block, text=before + text)
     return msgspec.structs.replace(body, system=blocks)
 
 

@@ -70,7 +70,8 @@ class CustomCalls:
     def _close(self, told: list[Event | CustomCall]) -> None:
         if self._open is None:
             return
-        told.append(CustomCall(self._open.call, self._open.name, input_of("".join(self._pieces))))
+        text = input_of("".join(self._pieces))
+        told.append(CustomCall(self._open.call, self._open.name, text))
         self._open = None
         self._pieces.clear()
 

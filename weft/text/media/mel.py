@@ -45,9 +45,14 @@ def mel_bands(spec: MelSpec) -> Doubles:
     a triangle between the middles of its neighbours, with an area of 1 (times 2 / Hz)."""
     edges = _hz(np.linspace(0.0, _pitch(HIGHEST), spec.num_bands + 2))
     frequencies = np.linspace(0.0, spec.rate // 2, 1 + spec.window // 2)
-    rise = (frequencies[:, None] - edges[:-2]) / (edges[1:-1] - edges[:-2])
-    fall = (edges[2:] - frequencies[:, None]) / (edges[2:] - edges[1:-1])
-    bands: Doubles = np.maximum(0.0, np.minimum(rise, fall)) * (2 / (edges[2:] - edges[:-2]))
+    lows = edges[:-2]
+    middles = edges[1:-1]
+    highs = edges[2:]
+    points = frequencies[:, None]
+    rise = (points - lows) / (middles - lows)
+    fall = (highs - points) / (highs - middles)
+    triangles = np.maximum(0.0, np.minimum(rise, fall))
+    bands: Doubles = triangles * (2 / (highs - lows))
     return bands
 
 

@@ -267,7 +267,9 @@ def patches_of(pixels: Pixels, spec: PixelSpec) -> FloatArray:
         CHANNELS,
     )
     # Frames, rows and columns of tokens, of patches in a token; colours, frames and pixels.
-    in_order = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, CHANNELS, frames * side**2)
+    patches = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    pixels = frames * side**2
+    in_order = patches.reshape(-1, CHANNELS, pixels)
     values = np.empty(in_order.shape, np.float32)
     for colour in range(CHANNELS):
         values[:, colour] = spec.looks.table[colour][in_order[:, colour]]
@@ -299,7 +301,8 @@ def timestamps(kept: IntArray, frames_per_s: float, time_size: int) -> list[floa
     indices += [indices[-1]] * (-len(indices) % time_size)
     seconds = [index / frames_per_s for index in indices]
     last = time_size - 1
-    return [(seconds[at] + seconds[at + last]) / 2 for at in range(0, len(seconds), time_size)]
+    firsts = range(0, len(seconds), time_size)
+    return [(seconds[first] + seconds[first + last]) / 2 for first in firsts]
 
 
 def make_qwen2_vl(folder: Path, config: JsonMapping) -> QwenVision:

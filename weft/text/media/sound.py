@@ -58,8 +58,11 @@ def _format(raw: bytes) -> str:
         if raw.startswith(start):
             return format
     # An MP3 without tags begins with a frame: eleven bits that are set, then version and layer.
-    if len(raw) > 2 and raw[0] == 0xFF and raw[1] & 0xE0 == 0xE0 and raw[1] & 0x06:
-        return "MP3"
+    if len(raw) > 2:
+        is_begun = raw[0] == 0xFF and raw[1] & 0xE0 == 0xE0
+        has_layer = bool(raw[1] & 0x06)
+        if is_begun and has_layer:
+            return "MP3"
     raise ValueError(f"the sound has no format that is read; {READ} are")
 
 

@@ -78,7 +78,8 @@ def _names_of_content(template: nodes.Template) -> set[str]:
     # A value is content if it is `message.content`, or a name that content was put into.
     macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
     assignments = template.find_all(nodes.Assign)
-    assigned: list[tuple[nodes.Node, nodes.Node]] = [(one.target, one.node) for one in assignments]
+    assigned: list[tuple[nodes.Node, nodes.Node]]
+    assigned = [(one.target, one.node) for one in assignments]
     for call in template.find_all(nodes.Call):
         assigned += _arguments(call, macros)
     names: set[str] = set()

@@ -115,7 +115,10 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
     }
     if not found or found[-1].role != "assistant":
         found.append(ChatMessage(role="assistant", content=""))
-    found[-1] = msgspec.structs.replace(found[-1], tool_calls=[*(found[-1].tool_calls or ()), call])
+    answer = found[-1]
+    calls = list(answer.tool_calls or ())
+    calls.append(call)
+    found[-1] = msgspec.structs.replace(answer, tool_calls=calls)
 
 
 def _add_reasoning(found: list[ChatMessage], text: str) -> None:
