@@ -12,6 +12,7 @@ from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.aux_outputs import prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.engine_state import EngineUnavailable
+from weft.client.front_delay import REFRESH
 from weft.client.generation import Delta, Generation
 from weft.client.prompt import Prompt
 from weft.messages.codec import ToEngine
@@ -23,7 +24,14 @@ from weft.messages.control import (
     GetState,
     GetStateReply,
 )
-from weft.messages.replies import Finish, PromptLogprobsPiece, StepOutput, TokenLogprobs
+from weft.messages.replies import (
+    WAIT_HEADER,
+    Finish,
+    PromptLogprobsPiece,
+    RequestWarning,
+    StepOutput,
+    TokenLogprobs,
+)
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.messages.status import EngineFailed, EngineReady, Stats
@@ -508,6 +516,23 @@ def test_end_all_ends_here_and_aborts_there() -> None:
     assert world.aborts == [
         Abort(ids=(world.requests[0].id,), message="the server is shutting down")
     ]
+
+
+def test_a_wait_is_told_with_the_fronts_part_and_other_warnings_as_they_are() -> None:
+    async def main() -> None:
+        world = World()
+        for _ in range(REFRESH):
+            world.client._recorder.delay.learn(0.002)
+        (completion,) = world.submit().completions
+        id = completion.spec.id
+        warnings = [
+            RequestWarning(id=id, text="5-9", header=WAIT_HEADER),
+            RequestWarning(id=id, text="5-9"),
+        ]
+        world.client.deliver(StepOutput(warnings=warnings))
+        assert completion.warnings == [(WAIT_HEADER, "7-11"), ("warnings", "5-9")]
+
+    asyncio.run(main())
 
 
 def test_nothing_is_sent_before_the_engine_is_ready() -> None:

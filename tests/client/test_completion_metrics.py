@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.text.tokens import byte_tokenizer
 from weft.client import completion_metrics
 from weft.client.completion_metrics import CompletionRecorder
+from weft.client.front_delay import FrontDelay
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
@@ -18,8 +19,11 @@ ARRIVED_S = 100.0
 ENDED_S = 104.0
 
 
-def record(metrics: Metrics, finish: Finish, first_token_at: float, *, tenant: str = "") -> None:
-    """Record a completion of four tokens, or of none, that arrives and ends at the times above."""
+def record(
+    metrics: Metrics, finish: Finish, first_token_at: float, *, tenant: str = ""
+) -> FrontDelay:
+    """Record a completion of four tokens, or of none, that arrives and ends at the times above.
+    Returns what that has taught of the front's part."""
     spec = CompletionSpec(
         id=1,
         choice=0,
@@ -38,7 +42,9 @@ def record(metrics: Metrics, finish: Finish, first_token_at: float, *, tenant: s
         for token in b"text":
             completion.push(token)
     end = completion.finish(finish)
-    CompletionRecorder(metrics).record(completion, end, finish, is_logged=False)
+    recorder = CompletionRecorder(metrics)
+    recorder.record(completion, end, finish, is_logged=False)
+    return recorder.delay
 
 
 def sums(metrics: Metrics) -> dict[str, float]:
@@ -66,7 +72,9 @@ def test_stages_and_tokens_of_a_completion_are_counted() -> None:
         queue_s=0.25,
         prefill_s=0.5,
     )
-    record(metrics, finish, first_token_at=ARRIVED_S + 2.0)
+    delay = record(metrics, finish, first_token_at=ARRIVED_S + 2.0)
+    # From the arrival to the first token, without the engine's part.
+    assert list(delay._delays_s) == [2.0 - 0.25 - 0.5]
     found = sums(metrics)
     stages = {
         stage: found[f"per_stage_req_latency_seconds_sum {stage}"]
@@ -88,7 +96,8 @@ def test_a_completion_that_failed_without_a_token_has_no_stages_of_the_model() -
     finish = Finish(
         id=1, reason="abort", message="too late", status=503, prompt_tokens=30, queue_s=3.0
     )
-    record(metrics, finish, first_token_at=0.0)
+    delay = record(metrics, finish, first_token_at=0.0)
+    assert not delay._delays_s
     found = sums(metrics)
     assert found["num_aborted_requests_total"] == 1
     assert found["num_failed_requests_total"] == 1

@@ -159,20 +159,6 @@ def test_what_a_request_has_waited_before_it_is_judged_counts() -> None:
     assert judged(int(5_000 + 0.8 * expected), waited_s=5.0)[0] is not None
 
 
-@pytest.mark.parametrize("idle_s", [0.0, 5.0])
-def test_who_may_have_come_while_a_step_ran_is_told_so(idle_s: float) -> None:
-    world = timed_engine(max_running_requests=4, chunked_prefill_size=256, max_prefill_tokens=256)
-    told = warnings_of(world)
-    world.send([9] * 60, max_new_tokens=1)
-    world.run_dry(check=False)
-    world.time += idle_s
-    world.send([7] * 40, max_new_tokens=1, ttft_ms=9_000)
-    world.run_dry(check=False)
-    low, high = map(int, told[0].split("-"))
-    unseen_ms = 0.0 if idle_s else 1_000 * (STEP_S + 60 * TOKEN_S)
-    assert high == pytest.approx(16 * low + unseen_ms, abs=16)
-
-
 def num_walks(world: EngineWorld) -> Callable[[], int]:
     """How often the order of the queue was asked for outside of steps, from now on."""
     queue = world.scheduler.waiting_queue

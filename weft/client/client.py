@@ -35,7 +35,7 @@ from weft.client.prompt import Prompt, batch_requests, make_requests, media_byte
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
-from weft.messages.replies import Finish, StepOutput, ids_of
+from weft.messages.replies import WAIT_HEADER, Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import EngineFailed, EngineReady, Heartbeat, Stats
 from weft.messages.weights import WeightsReply
@@ -272,7 +272,10 @@ class EngineClient:
         by_id = self._open.by_id
         for warned in step.warnings:
             if warned.id in by_id:
-                by_id[warned.id].warnings.append((warned.header, warned.text))
+                text = warned.text
+                if warned.header == WAIT_HEADER:
+                    text = self._recorder.delay.added_to(text)
+                by_id[warned.id].warnings.append((warned.header, text))
         for output in step.aux:
             if output.id in by_id:
                 by_id[output.id].push_aux_output(output)

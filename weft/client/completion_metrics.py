@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from logging import DEBUG
 
+from weft.client.front_delay import FrontDelay
 from weft.client.generation import Completion, CompletionEnd
 from weft.messages.replies import Finish
 from weft.observe.log import EventLog
@@ -24,6 +25,7 @@ log = EventLog("client")
 class CompletionRecorder:
     def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._metrics = metrics
+        self.delay = FrontDelay()
         # None: nobody reads traces, and none is made.
         self._tracer = None if isinstance(tracer, NoTracer) else tracer
 
@@ -38,6 +40,8 @@ class CompletionRecorder:
         """`finish`: the engine's final word, if it had one. `is_logged`: also if it ended well."""
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
+        if "dispatch" in stages:
+            self.delay.learn(stages["tokenize"] + stages["dispatch"])
         self._count(completion, end, stages, now)
         if is_logged or end.reason in ("abort", "error"):
             self._log(log.info, completion, end, stages, now)

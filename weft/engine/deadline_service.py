@@ -20,7 +20,7 @@ import numpy as np
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.messages.control import Explanation
-from weft.messages.replies import RequestWarning, StepOutput
+from weft.messages.replies import WAIT_HEADER, RequestWarning, StepOutput
 from weft.scheduler.estimate.band import Calibration, WaitBand
 from weft.scheduler.estimate.wait import WaitEstimator
 from weft.scheduler.features.deadlines import DeadlineFeature
@@ -30,7 +30,6 @@ from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.request import NO_ROW, Request
 
 TOO_LATE = 503
-HEADER = "wait-ms"
 # Seconds until the next walk over the queue, for each request that the last one has looked at. A
 # look takes 15 to 40 us, so streams lose a tenth of their time to walks at most.
 REST_S = 3e-4
@@ -123,10 +122,9 @@ class DeadlineService(Service):
             self._refuse(request, band, left_s, waited_s)
             return []
         self._promises[request.id] = Promise(now, expected_s, band)
-        late = band._replace(high_s=band.high_s + self._core.loop.unseen_s(request.spec.arrival_s))
-        words = _milliseconds(late, waited_s)
+        words = _milliseconds(band, waited_s)
         self._core.note(request.id, EventKind.EXPECTED, f"its first token in {words} ms", now)
-        return [RequestWarning(id=request.id, text=words, header=HEADER)]
+        return [RequestWarning(id=request.id, text=words, header=WAIT_HEADER)]
 
     def _refuse(
         self,

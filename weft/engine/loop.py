@@ -74,12 +74,6 @@ class Loop:
         """The number of the oldest step whose result is not known, if there is one."""
         return self._in_flight[0].batch.plan.step if self._in_flight else None
 
-    def unseen_s(self, now: float) -> float:
-        """How long ago a message that is taken in now may have come: while the last step ran, no
-        message was. 0 if nothing ran for as long as that."""
-        took_s = max(self._done_s - self._now, 0.0)
-        return took_s if now - self._done_s <= took_s else 0.0
-
     def step(self) -> StepOutput | None:
         """Launch the next step, if there is one, and commit the oldest when enough are in
         flight."""

@@ -43,6 +43,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejected_prediction_tokens: int = 0
 
 
+WAIT_HEADER = "wait-ms"  # its text is LOW-HIGH, in milliseconds from the arrival in the engine
+
+
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A text for the user of a request. It comes before the first token."""
 

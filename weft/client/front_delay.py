@@ -1,0 +1,44 @@
+"""What the front adds to the time of a first token: reading the request, its tokens, the ways to
+the engine and back.
+
+The engine says how long a request will wait, by its own clock. What of it a client is told has the
+front's part on top, between the same quantiles: of the latest requests, one in twenty took less,
+and one in twenty more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+MAX_DELAYS = 128
+REFRESH = 16  # delays, after which the quantiles are looked at again
+OUTSIDE = 0.05
+
+
+class FrontDelay:
+    def __init__(self) -> None:
+        self._delays_s: deque[float] = deque(maxlen=MAX_DELAYS)
+        self._num_new = 0
+        self._low_s = 0.0
+        self._high_s = 0.0
+
+    def learn(self, seconds: float) -> None:
+        """A first token has taken so much longer than the engine's part."""
+        self._delays_s.append(seconds)
+        self._num_new += 1
+        if self._num_new >= REFRESH:
+            self._num_new = 0
+            delays = np.array(self._delays_s)
+            low_s, high_s = np.quantile(delays, (OUTSIDE, 1 - OUTSIDE)).tolist()
+            self._low_s = low_s
+            self._high_s = high_s
+
+    def added_to(self, text: str) -> str:
+        """The text of the header, from the arrival of the HTTP request on."""
+        low_ms, _, high_ms = text.partition("-")
+        low = math.floor(int(low_ms) + 1_000 * self._low_s)
+        high = math.ceil(int(high_ms) + 1_000 * self._high_s)
+        return f"{low}-{high}"
