@@ -1,6 +1,7 @@
 """Steps of a few layers of the shape of Qwen3-30B-A3B, with random weights, in milliseconds.
 
 python benchmarks/experts.py int4 --experts 128 --layers 2
+python benchmarks/experts.py int4 --layers 8 --recorder    # what the recorder of experts costs
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.runner import TorchRunner
+from weft.plan.device import RecordExperts
 from weft.plan.step import ForwardMode, Plan, Sampling
 
 KV_TOKENS = 4096
 NUM_ROWS = 16
 VOCAB = 2048
 PROMPT = 512
+TURNS = 60  # of a few steps each, every other one with the recorder
+STEPS_OF_TURN = 5
 
 
 def shape(num_layers: int, num_experts: int) -> ModelConfig:
@@ -97,6 +101,7 @@ def main() -> None:
     parser.add_argument("weights", choices=["bf16", "int8", "int4"])
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--recorder", action="store_true")
     args = parser.parse_args()
     quantize = "" if args.weights == "bf16" else args.weights
     engine = EngineConfig(load_format="dummy", device="cpu", threads=2, quantize=quantize)
@@ -112,6 +117,11 @@ def main() -> None:
     steps = Steps(runner)
     eight = list(range(8))
     steps.run(eight, 4)
+    if args.recorder:
+        for rows in ([0], eight):
+            compare_recorder(runner, steps, rows)
+        runner.close()
+        return
     for rows, num_tokens, num_steps in (([0], 1, 25), (eight, 1, 12)):
         times = [steps.run(rows, num_tokens) for _ in range(num_steps)]
         print(
@@ -120,6 +130,23 @@ def main() -> None:
     prompts = [steps.run([8 + index], PROMPT) for index in range(3)]
     print(f"prompt of {PROMPT}: median {statistics.median(prompts):.0f}, least {min(prompts):.0f}")
     runner.close()
+
+
+def compare_recorder(runner: TorchRunner, steps: Steps, rows: Sequence[int]) -> None:
+    """Steps with and without the recorder of experts, in turns; the first of a turn does not count."""
+    times: dict[str, list[float]] = {"stop": [], "start": []}
+    for turn in range(TURNS):
+        action = "start" if turn % 2 else "stop"
+        if turn:
+            runner.control(RecordExperts(action)).result()
+        of_turn = [steps.run(rows, 1) for _ in range(STEPS_OF_TURN)]
+        times[action] += of_turn[1:]
+    runner.control(RecordExperts("stop")).result()  # the last turn was with it
+    without, recorded = (statistics.median(times[action]) for action in ("stop", "start"))
+    print(
+        f"{len(rows)} requests: {without:.3f} ms, with the recorder {recorded:.3f} ms: "
+        f"{100 * (recorded / without - 1):+.1f} %"
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ experts is one call longer, and no other model's steps come here.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.arrays import BoolArray, LongArray
+from weft.arrays import LongArray
 from weft.config.decoder import MoeSpec
 from weft.config.model import ModelConfig
 from weft.executor.device import DeviceOutput
@@ -35,6 +36,23 @@ class ExpertCounts(NamedTuple):
     layers: tuple[int, ...]  # that have experts
     counts: LongArray  # [modes, layers, experts]
     file: str  # that they were written to, below the folder; "" if there is none
+
+
+class ChosenRows(NamedTuple):
+    """What the layers of a step chose. Programs write into the same tensors again and again, so
+    that their views serve for many steps: made anew, they would cost more than all that counts."""
+
+    tensors: list[Tensor]  # of each layer [T or more, k]
+    num_tokens: int
+    rows: list[NDArray[np.int32]]  # of each layer [T, k]
+
+    def are_of(self, tensors: list[Tensor], num_tokens: int) -> bool:
+        if num_tokens != self.num_tokens or len(tensors) != len(self.tensors):
+            return False
+        return all(map(operator.is_, tensors, self.tensors))
+
+
+NOTHING_CHOSEN = ChosenRows([], 0, [])
 
 
 class ExpertRecorder:
@@ -57,6 +75,7 @@ class ExpertRecorder:
                 self._layers.append(layer)
                 self._num_experts = max(self._num_experts, experts.router.num_experts)
         self._counts = self._none()
+        self._seen = NOTHING_CHOSEN
 
     def start(self) -> None:
         """Count from the next step on, from zero. Raises ExpertError."""
@@ -70,6 +89,7 @@ class ExpertRecorder:
         if not self.is_on:
             raise ExpertError("the expert distribution is not being recorded; start begins that")
         self.is_on = False
+        self._seen = NOTHING_CHOSEN
 
     def look(self) -> ExpertCounts:
         """What was counted since `start` or the last dump, which stays."""
@@ -92,14 +112,15 @@ class ExpertRecorder:
         computed = self._computed(plan)
         if not computed:
             return
-        chosen = []
-        for place in computed:
-            of_layer = self._chosen[self._layers[place]]
-            chosen.append(of_layer[:num_tokens].cpu().numpy())
-        is_decode = _decodes(plan)
+        rows = self._rows(computed, num_tokens)
+        if plan.mode is not ForwardMode.MIXED:
+            self._add(MODES.index(_mode_of(plan)), computed, rows)
+            return
+        # In a step with both, those with one token decode.
+        is_decode = np.repeat(plan.lens == 1, plan.lens)
         for mode, mask in enumerate((~is_decode, is_decode)):
             if mask.any():
-                self._counts[mode, computed] += self._counted([rows[mask] for rows in chosen])
+                self._add(mode, computed, [of_layer[mask] for of_layer in rows])
 
     def _computed(self, plan: Plan) -> list[int]:
         """The places of the layers with experts that the step computes."""
@@ -109,13 +130,25 @@ class ExpertRecorder:
         span = range(plan.layers.first, plan.layers.last)
         return [place for place in places if self._layers[place] in span]
 
-    def _counted(self, chosen: list[NDArray[np.int32]]) -> LongArray:
-        """[layers, experts] of the experts [tokens, k] of each layer."""
-        num_layers = len(chosen)
+    def _rows(self, computed: list[int], num_tokens: int) -> list[NDArray[np.int32]]:
+        """The experts [T, k] that each of these layers chose."""
+        tensors = [self._chosen[self._layers[place]] for place in computed]
+        if self._seen.are_of(tensors, num_tokens):
+            return self._seen.rows
+        rows = [of_layer[:num_tokens].cpu().numpy() for of_layer in tensors]
+        if tensors[0].device.type == "cpu":  # else these are copies
+            self._seen = ChosenRows(tensors, num_tokens, rows)
+        return rows
+
+    def _add(self, mode: int, computed: list[int], rows: list[NDArray[np.int32]]) -> None:
+        """Count the experts [tokens, k] of each layer."""
+        num_layers = len(computed)
         firsts = np.arange(num_layers)[:, None] * self._num_experts
-        places = np.stack(chosen).reshape(num_layers, -1) + firsts
+        places = np.concatenate(rows).reshape(num_layers, -1) + firsts
         found = np.bincount(places.ravel(), minlength=num_layers * self._num_experts)
-        return found.reshape(num_layers, -1)
+        of_mode = self._counts[mode]
+        # As a rule these are all layers, which a slice adds to in place.
+        of_mode[computed[0] : computed[-1] + 1] += found.reshape(num_layers, -1)
 
     def _none(self) -> LongArray:
         return np.zeros((len(MODES), len(self._layers), self._num_experts), np.int64)
@@ -142,11 +175,8 @@ def as_json(counts: ExpertCounts) -> dict[str, object]:
     return found
 
 
-def _decodes(plan: Plan) -> BoolArray:
-    """[T] which tokens are decoded. In a step with both, these are the requests with one token."""
-    if plan.mode is ForwardMode.MIXED:
-        return np.repeat(plan.lens == 1, plan.lens)
-    return np.full(plan.num_tokens, plan.mode is ForwardMode.DECODE)
+def _mode_of(plan: Plan) -> str:
+    return "decode" if plan.mode is ForwardMode.DECODE else "prefill"
 
 
 class Steps(Protocol):
