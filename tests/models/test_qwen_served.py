@@ -171,8 +171,7 @@ def test_what_was_seen_needs_no_encoder(seeing: Checkpoint, name: str) -> None:
     num_runs = served.num_runs
     assert served.serve(first) == [once]
     assert served.num_runs == num_runs
-    if name != "qwen3.5":  # states are found where a copy of them was left
-        assert served.cached[1] == len(first.ids) - 1
+    assert served.cached[1] == len(first.ids) - 1
     # The same one behind another text.
     other = QwenPrompt(name, 9, 8, PICTURE, 3)
     assert served.serve(other) == [expected(seeing, other)]
