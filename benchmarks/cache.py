@@ -2,6 +2,7 @@
 
     python benchmarks/cache.py                     reading against dd, warm and cold
     python benchmarks/cache.py --model FOLDER      what look-ups and writing cost beside requests
+                               --turns 150 --waves 10    to a hundredth and better, in minutes
     python benchmarks/cache.py --model FOLDER --restart      time to the first token before and after a restart
 
 Reading: blocks of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a page), read by the store's thread
@@ -61,6 +62,7 @@ WARM_TURNS = 5
 OWN_TURNS = 20
 NUM_STREAMS = 4
 MOST_STEPS = 1_900  # of a request
+MOST_TURNS = 150  # in which all modes decode, of one wave of requests
 RESTART_LEN = 2_000  # tokens of the prompt
 HANG_S = 60.0
 
@@ -229,9 +231,13 @@ class Served:
         began = time.perf_counter()
         self.submit(rng, num_tokens, 1)
         self.run_until(lambda reply: isinstance(reply, StepOutput) and bool(reply.ids))
+        self.finish()
+        return time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Let all requests end."""
         while self.built.engine.has_work:
             self.built.engine.step()
-        return time.perf_counter() - began
 
     def decode(self, rng: np.random.Generator, num_requests: int, num_tokens: int) -> float:
         """Seconds from the first token of the last of some requests to the end of all."""
@@ -250,19 +256,28 @@ class Served:
 
 
 def measure_misses(
-    model: str, folder: Path, load_format: str, prompt_len: int, num_turns: int
+    model: str, folder: Path, load_format: str, prompt_len: int, num_turns: int, num_waves: int
 ) -> None:
     one = Served(model, str(folder / "miss"), "off", load_format, threads=1)
     rng = np.random.default_rng(0)
+    order = np.random.default_rng(2)
     for _ in range(WARM_TURNS):
         one.ttft(rng, prompt_len)
-    tell("TTFT", in_turns(one, lambda: one.ttft(rng, prompt_len), num_turns))
+    tell("TTFT", in_turns(one, lambda: one.ttft(rng, prompt_len), num_turns, order))
     share = own_share(one, lambda: one.ttft(rng, prompt_len), OWN_TURNS)
     print(f"calls of the store: {share:.4%} of the time to the first token")
+    spent: dict[str, list[np.ndarray]] = {name: [] for name in MODES}  # type: ignore[type-arg]
+    for _ in range(num_waves):
+        one.begin_decoding(rng, NUM_STREAMS)
+        for _ in range(WARM_TURNS):
+            one.steps(STEPS_OF_TURN)
+        turns = min(num_turns, MOST_TURNS)
+        found = in_turns(one, lambda: one.steps(STEPS_OF_TURN), turns, order)
+        for name in MODES:
+            spent[name].append(found[name])
+        one.finish()
+    tell("decode", {name: np.concatenate(found) for name, found in spent.items()})
     one.begin_decoding(rng, NUM_STREAMS)
-    for _ in range(WARM_TURNS):
-        one.steps(STEPS_OF_TURN)
-    tell("decode", in_turns(one, lambda: one.steps(STEPS_OF_TURN), num_turns))
     share = own_share(one, lambda: one.steps(STEPS_OF_TURN), OWN_TURNS)
     print(f"calls of the store: {share:.4%} of steps that decode")
 
@@ -305,12 +320,13 @@ class Stopwatch:
         return timed
 
 
-def in_turns(one: Served, work: Callable[[], object], num_turns: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def in_turns(
+    one: Served, work: Callable[[], object], num_turns: int, order: np.random.Generator
+) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
     """Seconds of processor time [num_turns] of each mode, one after the other in random order."""
-    rng = np.random.default_rng(2)
     spent: dict[str, list[float]] = {name: [] for name in MODES}
     for _ in range(num_turns):
-        for name in rng.permutation(MODES).tolist():
+        for name in order.permutation(MODES).tolist():
             one.use_store(name == "miss")
             began = time.process_time()
             work()
@@ -443,6 +459,7 @@ def main() -> int:
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--prompt-len", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--turns", type=int, default=MISS_TURNS, help="of misses")
+    parser.add_argument("--waves", type=int, default=1, help="of requests that decode in turns")
     parser.add_argument("--restart", action="store_true", help="before and after a restart")
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -451,7 +468,9 @@ def main() -> int:
         if args.restart:
             measure_restart(args.model, folder)
         elif args.model:
-            measure_misses(args.model, folder, args.load_format, args.prompt_len, args.turns)
+            measure_misses(
+                args.model, folder, args.load_format, args.prompt_len, args.turns, args.waves
+            )
             measure_writing(args.model, folder, args.load_format)
         else:
             (folder / "reads").mkdir()

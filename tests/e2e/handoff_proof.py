@@ -50,6 +50,8 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"enum": [1, 2, 30]}},
     "required": ["name", "n"],
 }
+# Of calls, whose time no option says.
+NOT_IN_TIME = "the engine has not answered for"
 # What tells of the machine, of the time, or of the way.
 IGNORED = {"id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details", "rid"}
 KINDS = ("kill", "hang", "refuse", "weights", "kill_decode")
@@ -191,8 +193,23 @@ def route_numbers(front: Front) -> str:
 
 
 def ask(url: str, path: str, body: dict[str, Any], num_events: int | None = None) -> Any:
-    """The answer as JSON, or its events; of an error, its status or name. After `num_events` the
-    connection is closed."""
+    """The answer as JSON, or its events; of an error, its status, or 0 if none came. After `num_events` the
+    connection is closed. What an engine has had no time for is asked again."""
+    until_s = time.monotonic() + HANG_S
+    while True:
+        try:
+            return answer_of(url, path, body, num_events)
+        except NotInTime:
+            if time.monotonic() > until_s:
+                return 503
+
+
+class NotInTime(Exception):
+    """The machine is so busy that an engine has not answered a call in time."""
+
+
+def answer_of(url: str, path: str, body: dict[str, Any], num_events: int | None) -> Any:
+    """As `ask`. Raises NotInTime."""
     request = urllib.request.Request(
         url + path,
         data=json.dumps(body).encode(),
@@ -204,11 +221,15 @@ def ask(url: str, path: str, body: dict[str, Any], num_events: int | None = None
                 return list(itertools.islice(events(answer), num_events))
             return json.load(answer)
     except urllib.error.HTTPError as exc:
+        message = exc.read(2_000).decode()
         if exc.code >= 500:
-            tell("an error", url=url + path, status=exc.code, body=exc.read(2_000).decode())
+            tell("an error", url=url + path, status=exc.code, body=message)
+        if exc.code == 503 and NOT_IN_TIME in message:
+            raise NotInTime from exc
         return exc.code
     except (OSError, http.client.HTTPException) as exc:
-        return type(exc).__name__
+        tell("no answer", url=url + path, error=repr(exc))
+        return 0
 
 
 def events(answer: http.client.HTTPResponse) -> Iterator[Any]:
@@ -282,6 +303,8 @@ class Errand(NamedTuple):
 def talk(url: str, path: str, turns: Sequence[dict[str, Any]]) -> Any:
     """The answers to the turns of a new session."""
     session = ask(url, "/open_session", {"capacity_of_str_len": 100_000})
+    if isinstance(session, int):
+        return ["error", session]
     answers: list[Any] = []
     for turn in turns:
         place = {"id": session}

@@ -23,7 +23,7 @@ from tests.tiers.pool import (
     pages,
 )
 from weft.memory.prefix_cache import CacheKey
-from weft.tiers.disk import rest_s
+from weft.tiers.disk import WRITTEN_SHARE, rest_s
 from weft.tiers.files import ALIGNMENT
 from weft.tiers.index import BlockIndex
 from weft.tiers.keys import digest_of_files
@@ -274,6 +274,27 @@ def test_what_another_server_has_used_since_stays_longer(tmp_path: Path) -> None
     os.utime(path, (500, 500))
     index.scan()
     assert index.oldest() == new
+
+
+def test_a_look_at_the_folder_forgets_no_use_that_is_not_noted_there(tmp_path: Path) -> None:
+    tiers = WaitedTiers(tmp_path, max_bytes=4 * BLOCK_BYTES).opened()
+    for seed in range(4):
+        tiers.write(key_of(8, seed), pages(0, 2))
+    tiers.read(key_of(8, 0), pages(10, 2))
+    tiers._index.scan()
+    tiers.write(key_of(8, 4), pages(0, 2))
+    assert tiers.seek(0, key_of(8, 0), 0, 0).num_tokens == 8
+
+
+def test_servers_that_share_a_folder_leave_its_size_as_it_is(tmp_path: Path) -> None:
+    most = 4 * WRITTEN_SHARE
+    both = [WaitedTiers(tmp_path, max_bytes=most * BLOCK_BYTES).opened() for _ in range(2)]
+    for seed in range(most):
+        both[seed % 2].write(key_of(16, seed), pages(0, 4))
+    # Each looks after a small part of the room what the other one has written.
+    assert most <= len(files(tmp_path)) <= most + 2 * most // WRITTEN_SHARE
+    last_but_few = key_of(16, most - 2 * WRITTEN_SHARE + 1)
+    assert both[0].seek(0, last_but_few, 0, 0).num_tokens == 16
 
 
 def test_how_long_a_read_takes_is_learnt_from_those_before(

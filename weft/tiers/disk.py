@@ -46,7 +46,10 @@ FIRST_RATE = 500e6  # bytes a second, until one is measured
 LEARNING_RATE = 0.3
 FLOOR_BYTES = 1_000_000_000  # that stay free on the file system
 REST_S = 60.0  # after a write that failed, before the next one
-LOOK_S = 60.0  # between two scans, while the store is used: others may share the folder
+# Others may share the folder: it is scanned after this time, while the store is used, and whenever
+# this part of the room has been written.
+LOOK_S = 60.0
+WRITTEN_SHARE = 16
 SETTLE_S = 10.0
 # Beside requests that run, the writing thread rests behind each block for so many times as long as
 # the block has taken: it takes processor time of theirs. Without turns of the engine it does not.
@@ -157,7 +160,9 @@ class DiskTiers:
         self._reads: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[TransferJob | Reopen | list[Path]] = queue.SimpleQueue()
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="weft-cache-checks")
-        self._was_asked = False  # since the last scan
+        self._scanned_s = -math.inf  # when the folder was scanned last
+        self._scanned_at_bytes = 0  # that had been written then
+        self._was_asked = False  # since then
         self._turned_s = -math.inf  # when the engine asked for news last
 
     def start(self) -> None:
@@ -399,20 +404,16 @@ class DiskTiers:
     # The writing thread
 
     def _write_all(self) -> None:
-        scanned_s = -math.inf
         while True:
             try:
                 job = self._writes.get(timeout=LOOK_S)
             except queue.Empty:
                 job = []
-            if self._was_asked and time.monotonic() - scanned_s > LOOK_S:
-                self._was_asked = False
-                self._index.scan()
-                scanned_s = time.monotonic()
             if isinstance(job, Reopen):
                 self._open(job)
-                scanned_s = time.monotonic()
                 continue
+            if self._may_have_changed:
+                self._scan()
             if isinstance(job, list):
                 _unlink(job)
                 continue
@@ -427,6 +428,20 @@ class DiskTiers:
                     self._written_jobs.append(Written(job.ticket, num_bytes))
             self._tell()
 
+    @property
+    def _may_have_changed(self) -> bool:
+        """Whether it is time to look what others have done to the folder."""
+        num_bytes = self._written_bytes - self._scanned_at_bytes
+        if num_bytes * WRITTEN_SHARE >= self._max_bytes:
+            return True
+        return self._was_asked and time.monotonic() > self._scanned_s + LOOK_S
+
+    def _scan(self) -> None:
+        self._was_asked = False
+        self._scanned_at_bytes = self._written_bytes
+        self._index.scan()
+        self._scanned_s = time.monotonic()
+
     def _open(self, asked: Reopen) -> None:
         """Find out whose blocks are to be found, and which there are."""
         try:
@@ -437,7 +452,7 @@ class DiskTiers:
                 if self._is_wanted(asked):
                     self._state = f"the weights could not be read: {exc}"
             return
-        self._index.scan()
+        self._scan()
         with self._lock:
             if not self._is_wanted(asked):
                 return

@@ -31,7 +31,8 @@ _BLOCK = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
 class StoredBlock(NamedTuple):
     model: str  # the folder below which it is
     num_bytes: int
-    noted_s: float  # the last use that is noted, Unix time
+    noted_s: float  # the last use that is noted at the file, Unix time
+    used_s: float  # the last use that is known here
 
 
 class FoundBlock(NamedTuple):
@@ -69,7 +70,8 @@ class BlockIndex:
     def add(self, model: str, key: bytes, num_bytes: int) -> None:
         """A block has been written."""
         with self._lock:
-            self._put(key, StoredBlock(model, num_bytes, time.time()))
+            now = time.time()
+            self._put(key, StoredBlock(model, num_bytes, now, now))
 
     def use(self, keys: Sequence[bytes], new: Container[bytes] = ()) -> list[Path]:
         """Blocks of a sequence are used now. Its beginning counts as used last, for without it
@@ -83,9 +85,11 @@ class BlockIndex:
                 if block is None:
                     continue
                 self._blocks.move_to_end(key)
+                block = block._replace(used_s=now)
                 if key in new or now - block.noted_s >= TOUCH_S:
-                    self._blocks[key] = block._replace(noted_s=now)
+                    block = block._replace(noted_s=now)
                     files.append(self.path(block.model, key))
+                self._blocks[key] = block
         return files
 
     def drop(self, key: bytes) -> Path | None:
@@ -118,12 +122,14 @@ class BlockIndex:
                 if key not in order:
                     self._take(key)
             for key, one in order.items():
+                block = one.block
                 known = self._blocks.get(key)
-                # Another server may have used it since.
-                if known is None or known.noted_s < one.used_s:
-                    self._put(key, one.block)
+                # It may have been used here or, since then, by another server.
+                if known is not None and known.used_s > one.used_s:
+                    block = block._replace(used_s=known.used_s)
+                self._put(key, block)
             # By the last use, wherever that was.
-            for key, _ in sorted(self._blocks.items(), key=_noted):
+            for key, _ in sorted(self._blocks.items(), key=_last_use):
                 self._blocks.move_to_end(key)
 
     def _put(self, key: bytes, block: StoredBlock) -> None:
@@ -140,8 +146,8 @@ class BlockIndex:
         return block
 
 
-def _noted(entry: tuple[bytes, StoredBlock]) -> float:
-    return entry[1].noted_s
+def _last_use(entry: tuple[bytes, StoredBlock]) -> float:
+    return entry[1].used_s
 
 
 def _files(folder: Path) -> Iterator[FoundBlock]:
@@ -166,7 +172,7 @@ def _block(model: str, entry: os.DirEntry[str]) -> Iterator[FoundBlock]:
             os.unlink(entry.path)
     if _BLOCK.fullmatch(entry.name):
         key = bytes.fromhex(entry.name.removesuffix(SUFFIX))
-        block = StoredBlock(model, status.st_size, status.st_mtime)
+        block = StoredBlock(model, status.st_size, status.st_mtime, status.st_mtime)
         yield FoundBlock(status.st_mtime, key, block)
 
 

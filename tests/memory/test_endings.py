@@ -1,0 +1,207 @@
+"""What a store has of sequences of models whose layers keep a state or have windows: where they can be resumed, and the
+memory that this takes. Pages have 2 tokens, blocks 4."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.memory.allocator import NOBODY
+from weft.memory.pins import Pins
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix import Node, RadixCache
+from weft.memory.states.group import StateGroup
+from weft.memory.tiers.endings import NoEndings, StateEndings, WindowEndings
+from weft.memory.window.group import WindowGroup
+from weft.memory.window.tails import Tail
+
+PAGE_SIZE = 2
+BLOCK_LEN = 4
+
+
+def key_of(num_tokens: int) -> CacheKey:
+    """The beginning of the one sequence that there is."""
+    return CacheKey("", np.arange(num_tokens, dtype=np.int32).tobytes())
+
+
+def cached(cache: RadixCache, num_tokens: int) -> Node:
+    """Let so many tokens be cached. Returns their node."""
+    pages = np.arange(num_tokens // PAGE_SIZE, dtype=np.int32)
+    handle = cache.insert(key_of(num_tokens), pages).handle
+    assert handle is not None
+    return handle
+
+
+class States:
+    """A cache with snapshots of states in `num_slots` slots."""
+
+    def __init__(self, num_slots: int = 8) -> None:
+        self.cache = RadixCache(PAGE_SIZE)
+        self.group = StateGroup(num_slots=num_slots, num_rows=4, pins=Pins(self.cache))
+        self.cache.listeners.append(self.group.snapshots)
+        self.endings = StateEndings(self.group)
+
+    def put(self, num_tokens: int) -> Node:
+        """A snapshot behind so many tokens."""
+        node = cached(self.cache, num_tokens)
+        self.group.snapshots.put(node, int(self.group.allocator.alloc(1, NOBODY)[0]))
+        return node
+
+    def places(self, num_tokens: int) -> list[int]:
+        return self.endings.places(self.cache, key_of(num_tokens), BLOCK_LEN)
+
+
+def test_without_such_layers_the_last_whole_block_is_an_ending() -> None:
+    cache = RadixCache(PAGE_SIZE)
+    assert NoEndings().places(cache, key_of(8), BLOCK_LEN) == []
+    cached(cache, 10)
+    assert NoEndings().places(cache, key_of(20), BLOCK_LEN) == [8]
+    assert NoEndings().places(cache, key_of(2), BLOCK_LEN) == []
+
+
+def test_snapshots_behind_whole_blocks_are_stored_the_shortest_first() -> None:
+    states = States()
+    states.put(4)
+    states.put(6)  # in the midst of a block
+    states.put(8)
+    assert len(states.group.snapshots.spare) == 2  # nothing parts behind the first ones
+    assert states.places(8) == [4, 8]
+    assert states.places(100) == [4, 8]
+
+
+def test_a_snapshot_behind_more_than_is_asked_for_is_none_of_it() -> None:
+    states = States()
+    states.put(4)
+    states.put(12)
+    assert states.places(10) == [4]
+
+
+def test_a_sequence_is_resumed_behind_its_last_snapshot() -> None:
+    states = States()
+    states.put(4)
+    cached(states.cache, 10)
+    assert states.endings.resumable(states.cache.match(key_of(10))) == 4
+
+
+@pytest.mark.parametrize(("num_slots", "most"), [(3, 1), (8, 2), (12, 3)])
+def test_a_fourth_of_the_slots_is_read_into_or_one(num_slots: int, most: int) -> None:
+    states = States(num_slots)
+    taken = [states.endings.reserve(8, 100.0) for _ in range(most)]
+    assert all(one is not None for one in taken)
+    assert states.endings.reserve(8, 100.0) is None
+    assert taken[0] is not None
+    states.endings.memory.give_back(taken[0])
+    assert states.endings.reserve(8, 100.0) is not None
+
+
+def test_a_snapshot_that_is_being_written_stays() -> None:
+    states = States(num_slots=2)
+    node = states.put(4)
+    other = states.put(8)
+    places = states.endings.hold(node)
+    assert places.tolist() == [states.group.snapshots.slot_of(node)]
+    assert states.group.snapshots.evict()
+    assert not states.group.snapshots.evict()
+    assert other not in states.group.snapshots.ends
+    states.endings.let_go(node, places)
+    assert states.group.snapshots.evict()
+
+
+class Windows:
+    """A cache with tails of windows of `window` tokens, of which a store has blocks."""
+
+    def __init__(self, window: int = 3, num_pages: int = 16, block_len: int = BLOCK_LEN) -> None:
+        self.cache = RadixCache(PAGE_SIZE)
+        self.group = WindowGroup(
+            window=window,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+            shape=(2, 64),
+            pins=Pins(self.cache),
+        )
+        self.cache.listeners.append(self.group.tails)
+        self.endings = WindowEndings(self.group, block_len)
+        self.block_len = block_len
+
+    def leave(self, num_tokens: int, num_pages: int) -> Node:
+        """A row has ended behind so many tokens, and left this many pages of its window."""
+        node = cached(self.cache, num_tokens)
+        pages = self.group.pool.alloc(num_pages, NOBODY)
+        self.group.tails.leave(node, Tail(pages, num_tokens // PAGE_SIZE), 0)
+        self.group.pool.give_back(pages)
+        return node
+
+    def places(self, num_tokens: int) -> list[int]:
+        return self.endings.places(self.cache, key_of(num_tokens), self.block_len)
+
+
+def test_a_window_is_stored_before_the_last_whole_block() -> None:
+    windows = Windows()
+    windows.leave(10, 5)
+    assert windows.places(10) == [8]
+    assert windows.places(7) == [4]
+    cached(windows.cache, 14)
+    assert windows.endings.resumable(windows.cache.match(key_of(14))) == 10
+
+
+def test_a_block_that_ends_where_a_node_begins_counts_once() -> None:
+    windows = Windows()
+    windows.leave(4, 2)
+    windows.leave(6, 3)
+    assert windows.places(6) == [4]
+    windows.leave(8, 4)
+    assert windows.places(8) == [4, 8]
+
+
+def test_what_is_kept_behind_a_block_reaches_back_to_its_window() -> None:
+    windows = Windows(block_len=16)
+    windows.leave(30, 10)
+    windows.group.tails.evict(1)  # what a row has left beyond that
+    assert windows.group.pool.evictable_pages == 1 + 16 // PAGE_SIZE
+    assert windows.places(30) == [16]
+
+
+def test_a_window_is_read_where_running_requests_leave_room() -> None:
+    windows = Windows(window=5)
+    assert windows.endings.reserve(8, 3.9) is None
+    taken = windows.endings.reserve(8, 4.0)
+    assert taken is not None
+    assert len(taken) == 2
+    windows.endings.memory.give_back(taken)
+    assert windows.group.pool.imbalance == 0
+
+
+def test_for_a_window_that_is_read_others_are_given_up_but_not_those_of_rows() -> None:
+    windows = Windows(num_pages=4)
+    windows.leave(8, 4)
+    taken = windows.endings.reserve(8, 100.0)
+    assert taken is not None
+    windows.group.tails.evict(100)
+    held = windows.group.pool.alloc(windows.group.pool.allocator.num_free, NOBODY)
+    assert windows.endings.reserve(8, 100.0) is None
+    windows.group.pool.give_back(held)
+    assert windows.endings.reserve(8, 100.0) is not None
+
+
+def test_a_window_that_has_come_is_the_caches_alone() -> None:
+    windows = Windows()
+    taken = windows.endings.reserve(8, 100.0)
+    assert taken is not None
+    node = cached(windows.cache, 8)
+    windows.endings.arrived(node, 8, taken)
+    pool = windows.group.pool
+    assert (pool.num_held, pool.evictable_pages) == (0, len(taken))
+    assert windows.endings.resumable(windows.cache.match(key_of(8))) == 8
+
+
+def test_a_window_that_is_being_written_stays() -> None:
+    windows = Windows()
+    node = windows.leave(8, 4)
+    pool = windows.group.pool
+    held = windows.endings.hold(node)
+    assert pool.num_held == len(held) == 1
+    windows.group.tails.evict(100)
+    assert held[0] not in pool.allocator.free_pages()
+    windows.endings.let_go(node, held)
+    assert pool.num_held == 0
+    assert pool.imbalance == 0
