@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.launch.tiny_model import write_tiny_model
+from tests.launch.tiny_model import write_model_with_experts
 from tests.seeds import slow
 from weft.assemble.build import Built, build_engine
 from weft.assemble.prepare import Prepared, prepare
 from weft.config.engine import EngineConfig
-from weft.config.model import ModelConfig
 from weft.executor.lockstep.steps import LockstepDevice, LockstepSteps, LockstepStore
 from weft.executor.runner import DecoderOutput
-from weft.executor.weights.load import save_random
 from weft.launch.engine_group import socket_pairs
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
@@ -257,24 +255,7 @@ def test_a_product_and_a_sum_are_rounded_once() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_tiny_model(
-        tmp_path_factory.mktemp("experts"),
-        architectures=["Qwen3MoeForCausalLM"],
-        model_type="qwen3_moe",
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=48,
-        num_experts=6,
-        num_experts_per_tok=3,
-        norm_topk_prob=True,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=False,
-    )
-    save_random(ModelConfig.from_folder(folder), folder / "model.safetensors")
-    return folder
+    return write_model_with_experts(tmp_path_factory.mktemp("experts"))
 
 
 def prepared(folder: Path, **settings: Any) -> Prepared:

@@ -46,6 +46,31 @@ def write_tiny_model(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def write_model_with_experts(folder: Path) -> Path:
+    """With weights: six experts in each of two layers, three of them for a token."""
+    from weft.config.model import ModelConfig
+    from weft.executor.weights.load import save_random
+
+    write_tiny_model(
+        folder,
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=False,
+    )
+    save_random(ModelConfig.from_folder(folder), folder / "model.safetensors")
+    return folder
+
+
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     """Zeros in float32."""
     header, end = {}, 0

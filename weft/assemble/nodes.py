@@ -49,6 +49,7 @@ from weft.parallel.door import (
 from weft.parallel.links import Loss, NodeLink
 
 FAREWELL_S = 1.0  # for all nodes to answer it
+LEAVE_S = FAREWELL_S + BEAT_S / 2  # for the thread that says it
 
 log = EventLog("engine")
 
@@ -121,15 +122,14 @@ class OtherNodes:
 
     def take_leave(self, reason: str = "") -> None:
         """Say farewell, and wait until it has left. `reason`: why, unless somebody has asked for
-        the end. From any thread; a second call does nothing."""
-        if self._ends.is_set():
-            return
-        self._reason = reason
-        self._ends.set()
+        the end. From any thread; a second call waits for the first."""
+        if not self._ends.is_set():
+            self._reason = reason
+            self._ends.set()
         if self._thread is None or self._thread is threading.current_thread():
             self._part()
         else:
-            self._thread.join(FAREWELL_S + BEAT_S / 2)
+            self._thread.join(LEAVE_S)
 
     def close(self) -> None:
         """The connections of ranks; by the thread that uses them, after the farewell."""

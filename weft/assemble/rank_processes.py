@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from weft.config.process import FollowerArgs, module_command
+import msgspec
+
+from weft.config.process import LAST_WORDS_BYTES, FollowerArgs, module_command
 
 COMMAND = module_command("weft.launch.follower")
 END_S = 2.0  # for ranks to end by themselves
@@ -32,6 +34,7 @@ class RankProcesses:
         self._on_end = on_end
         self._is_closed = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._last_words: dict[int, int] = {}  # pipes in which ranks say why they end
 
     @property
     def pids(self) -> list[int]:
@@ -40,7 +43,10 @@ class RankProcesses:
 
     def start(self, args: FollowerArgs, files: Sequence[int] = ()) -> None:
         """Start one, which inherits open files."""
-        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, pass_fds=files)
+        self._last_words[args.rank], theirs = os.pipe()
+        args = msgspec.structs.replace(args, last_words=theirs)
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, pass_fds=(*files, theirs))
+        os.close(theirs)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already, which is noticed
             process.stdin.write(args.to_json() + b"\n")
@@ -59,7 +65,7 @@ class RankProcesses:
         """Of one that has said that it ends, or whose link is gone. Before they are watched."""
         process = self._processes[rank]
         try:
-            return explain_end(rank, process.wait(END_S))
+            return self._explained(rank, process.wait(END_S))
         except subprocess.TimeoutExpired:
             return f"rank {rank} has ended"
 
@@ -76,25 +82,36 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        while self._last_words:
+            os.close(self._last_words.popitem()[1])
 
     def _reap(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a rank, and tell of it unless it was asked for."""
-        why = _why_lost(rank, process)
+        why = _why_stopped(rank, process)
         if not self._is_closed:
-            self._on_end(why)
+            self._on_end(why or self._explained(rank, process.wait()))
+
+    def _explained(self, rank: int, status: int) -> str:
+        """Why a rank has ended: in its own words, if it had any."""
+        said = b""
+        if status > 0 and rank in self._last_words:
+            said = os.read(self._last_words[rank], LAST_WORDS_BYTES)
+        if said:
+            return f"rank {rank} failed: {said.decode(errors='replace')}"
+        return explain_end(rank, status)
 
 
-def _why_lost(rank: int, process: subprocess.Popen[bytes]) -> str:
-    """Wait until a rank ends, or is stopped for longer than `STOPPED_S`."""
+def _why_stopped(rank: int, process: subprocess.Popen[bytes]) -> str:
+    """Wait until a rank ends, which is "", or is stopped for longer than `STOPPED_S`."""
     events = os.WEXITED | os.WSTOPPED | os.WCONTINUED
     while True:
         try:
             event = os.waitid(os.P_PID, process.pid, events | os.WNOWAIT)
         except ChildProcessError:  # whoever closes it has waited for it
-            return explain_end(rank, process.wait())
+            return ""
         assert event is not None, "waitid has waited"
         if event.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
-            return explain_end(rank, process.wait())
+            return ""
         # This event alone: the next one may be there already.
         seen = os.WSTOPPED if event.si_code == os.CLD_STOPPED else os.WCONTINUED
         os.waitid(os.P_PID, process.pid, seen | os.WNOHANG)

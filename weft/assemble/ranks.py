@@ -141,7 +141,8 @@ class StartedRanks:
         return self._processes.pids
 
     def on_lost(self, call: Callable[[str], None]) -> None:
-        """Call this with the reason, on another thread, when a rank has ended unasked."""
+        """Call this with the reason, on another thread, when a rank has ended unasked. It says when
+        other nodes are to hear of it (`take_leave`)."""
         self._lost = call
 
     def take_leave(self, reason: str = "") -> None:
@@ -249,10 +250,8 @@ class StartedRanks:
             self._segment.set_byte(RANKS_LOST_AT)  # nobody waits for it any more
         if self._pipe is not None:
             self._pipe.wake()
-        if self._lost is None:
-            return
-        self.take_leave(why)
-        self._lost(why)
+        if self._lost is not None:
+            self._lost(why)
 
 
 def stage_of(rank: int, config: EngineConfig) -> StagePlace:

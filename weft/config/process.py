@@ -31,6 +31,7 @@ from weft.config.engine import EngineConfig
 NICENESS = 5  # the server goes first
 PR_SET_PDEATHSIG = 1
 PIECE = 1 << 16
+LAST_WORDS_BYTES = 1 << 12
 
 
 def module_command(name: str) -> tuple[str, ...]:
@@ -80,6 +81,8 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""  # address of node 0, where there are several
     store: int = 0  # port there at which ranks meet
     plans: int = 0  # port there at which this rank gets its plans
+    # Number of the open pipe for the reason why it ends; -1: nobody reads it.
+    last_words: int = -1
     log_level: str
     log_format: str
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from weft.config.process import FollowerArgs
+from weft.config.process import LAST_WORDS_BYTES, FollowerArgs
 from weft.launch.start_worker import die_with_parent
 
 if TYPE_CHECKING:
@@ -77,17 +77,27 @@ def run(args: FollowerArgs) -> int:
         return 1
     except Exception as exc:
         is_users = isinstance(exc, ModelError | SettingsError | MemoryError)
+        if not is_users:
+            log.EventLog("engine").exception("rank_failed", rank=args.rank)
         message = str(exc) if is_users else f"{type(exc).__name__}: {exc}"
+        _say_last(args, message or "out of memory")
         link.send(FAILED, msgspec.json.encode(FailedRank(message or "out of memory", is_users)))
         link.close()
         return 2 if is_users else 1
     try:
         follow(runner, link, args.rank)
-    except Exception:
+    except Exception as exc:
         log.EventLog("engine").exception("rank_failed", rank=args.rank)
+        _say_last(args, f"{type(exc).__name__}: {exc}")
         link.close()
         return 1
     return 0
+
+
+def _say_last(args: FollowerArgs, reason: str) -> None:
+    """To whoever sees that this process has ended, which may be sooner than rank 0 reads of it."""
+    if args.last_words >= 0:
+        os.write(args.last_words, reason.encode(errors="replace")[:LAST_WORDS_BYTES])
 
 
 def link_of(args: FollowerArgs) -> Link:

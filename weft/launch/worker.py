@@ -39,6 +39,7 @@ from weft.messages.codec import FromEngine, decode_to_engine
 from weft.messages.replies import StepOutput
 from weft.messages.status import EngineFailed
 from weft.observe import garbage, log
+from weft.ops.sharding import RankLost
 from weft.parallel.peers import Peers
 from weft.plan.step import ForwardMode
 
@@ -70,7 +71,7 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
         built = build_engine(args.config, Path(args.folder), _peers(args))
         ranks = built.ranks
         if ranks is not None:
-            ranks.on_lost(partial(_end_for_lost_rank, args.from_engine))
+            ranks.on_lost(partial(_end_for_lost_rank, args.from_engine, ranks))
             at_end(ranks.take_leave)
         gc.enable()  # `start_worker.py` has disabled it
         sender.send(built.ready)
@@ -101,13 +102,15 @@ def _peers(args: EngineArgs) -> Peers | None:
     return Peers(args.peers.index(-1), ends, args.config.dist_timeout)
 
 
-def _end_for_lost_rank(address: str, reason: str) -> None:
-    """On a thread of its own, with sockets of its own: the main thread may wait for that rank."""
+def _end_for_lost_rank(address: str, ranks: StartedRanks, reason: str) -> None:
+    """On a thread of its own, with sockets of its own: the main thread may wait for that rank. The
+    front hears of it first: its clients wait, and another node may be silent for good."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = Sender(context, address)
     sender.send(EngineFailed(message=f"the engine failed: {reason}"))
     sender.close(linger_s=RPC_LINGER_S)
     context.term()
+    ranks.take_leave(reason)
     os._exit(1)
 
 
@@ -115,6 +118,8 @@ def _describe(exc: Exception) -> EngineFailed:
     """Why the engine ends, for the front: what the user can correct, or a failure of ours."""
     if isinstance(exc, ModelError | SettingsError | MemoryError):
         return EngineFailed(message=str(exc) or "out of memory", user_error=True)
+    if isinstance(exc, RankLost):  # where it was lost says nothing of why
+        return EngineFailed(message=f"the engine failed: {exc}")
     logging.getLogger("weft").error("%s", traceback.format_exc())
     reason = f"{type(exc).__name__}: {exc}"
     if isinstance(exc, EngineBroken):

@@ -27,7 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 BEAT_S = 0.5
 # Without a word for so long, a node is gone. While weights are loaded, threads of Python wait for
 # each other.
-SILENT_S = 4.0
+SILENT_S = 3.0
 SILENT_WHILE_LOADING_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 20
 LINGER_MS = 1_000
