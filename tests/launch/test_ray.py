@@ -1,10 +1,11 @@
-"""weft in Ray Serve: it answers, and an engine that is killed is replaced. Needs ray[serve]."""
+"""weft in Ray Serve: it answers, and an engine that is killed is replaced. Needs ray[serve]; `ray_proof.py` has what takes minutes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -14,6 +15,7 @@ pytest.importorskip("ray.serve", reason="needs ray[serve]")
 
 import ray
 from ray import serve
+from ray.serve import Application
 
 from weft.config.options import SettingsError
 from weft.launch.ray import build
@@ -50,9 +52,36 @@ def is_engine(process: psutil.Process) -> bool:
     return any("Replica" in " ".join(parent.cmdline()) for parent in process.parents())
 
 
-def test_an_option_that_is_none_is_refused() -> None:
-    with pytest.raises(SettingsError, match="no-such"):
-        build({"no_such": "1"})
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({"no_such": "1"}, "no-such"),
+        ({"num_replicas": "two"}, "num_replicas is 'two'; it is a number"),
+        ({"num_cpus": "-1"}, "num_cpus is -1; it is 0 or more"),
+        ({"session_affinity": "1"}, "it is true or false"),
+        ({"min_replicas": "1"}, "min_replicas is 1, which needs max_replicas"),
+        ({"max_replicas": "2", "num_replicas": "1"}, "with max_replicas Ray chooses the number"),
+        ({"max_replicas": "1", "min_replicas": "2"}, "min_replicas is 2, more than max_replicas"),
+        ({"nnodes": "2", "tp_size": "3"}, "nnodes is 2, which does not divide tp_size"),
+        ({"nnodes": "2", "tp_size": "2", "node_rank": "1"}, "node_rank is given"),
+        ({"nnodes": "2", "tp_size": "2", "dist_secret": "hush"}, "dist_secret is given"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(args: dict[str, str], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        build(args)
+
+
+def test_the_number_of_replicas_is_told_or_left_to_ray() -> None:
+    assert deployment_of(build({"num_replicas": "3"})).num_replicas == 3
+    scaling = deployment_of(build({"max_replicas": "4"})).autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
+
+
+def test_each_node_of_a_replica_has_a_machine_and_the_cores_of_its_ranks() -> None:
+    options = replica_of(build({"tp_size": "4", "nnodes": "2", "threads": "3"}))
+    assert options.placement_group_bundles == [{"CPU": 6.0}, {"CPU": 6.0}]
+    assert options.placement_group_strategy == "STRICT_SPREAD"
 
 
 def test_it_answers_and_replaces_a_killed_engine(deployed: None) -> None:
@@ -63,3 +92,11 @@ def test_it_answers_and_replaces_a_killed_engine(deployed: None) -> None:
     while not engines() or ask() != 200:
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def deployment_of(app: Application) -> Any:
+    return app._bound_deployment._deployment_config
+
+
+def replica_of(app: Application) -> Any:
+    return app._bound_deployment._replica_config

@@ -3,45 +3,66 @@ with weft's own application.
 
     serve run weft.launch.ray:build model=Qwen/Qwen3-0.6B num_replicas=2 threads=4
 
-Ray starts, watches, scales and replaces the replicas; requests with equal `x-session-id` go to the
-same one where the deployment has a router for that. Needs `pip install weft[ray]`; nothing else in
-weft imports Ray.
+Ray starts, watches, scales and replaces the replicas. With `nnodes` a replica has its model on
+several machines (`ray_nodes.py`). Needs `pip install weft[ray]`; nothing else in weft imports Ray.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import ASGIApp
 
 from weft.client.engine_state import EngineUnavailable
 from weft.config.engine import EngineConfig
-from weft.config.options import Command
+from weft.config.options import Command, SettingsError
 from weft.config.server import ServerConfig
 from weft.json_types import JsonObject
 from weft.launch.embed import embedded
 from weft.launch.front import Front
+from weft.launch.ray_nodes import OtherMachines, check_machines
 
 HEALTH_PERIOD_S = 2.0  # Ray replaces a replica that has failed three times
 MAX_ONGOING = 512  # requests that Ray gives to one replica
-OF_RAY = ("num_replicas", "num_cpus", "num_gpus", "max_ongoing_requests")
+# Open requests of a replica that Ray's autoscaler aims at: steps of an engine are shared.
+TARGET_ONGOING = 32
+SESSION_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+SCALING = ("min_replicas", "max_replicas", "target_ongoing_requests")
+OF_RAY = (
+    *("num_replicas", "num_cpus", "num_gpus", "max_ongoing_requests", "session_affinity"),
+    *SCALING,
+)
 
 
 @serve.ingress()
 class WeftReplica:
     """One front with its engine, in a replica of Ray Serve."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
+    def __init__(
+        self, engine: EngineConfig, server: ServerConfig, words: Sequence[str], num_cpus: float
+    ) -> None:
+        """`words`: the settings as options of `weft serve`, for other machines that the engine has
+        ranks on; `num_cpus` on each of these."""
         self._engine = engine
         self._server = server
+        self._words = words
+        self._num_cpus = num_cpus
         self._opened = AsyncExitStack()
         self._front: Front | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray takes the application from here when it starts a replica."""
-        front = await self._opened.enter_async_context(embedded(self._engine, self._server))
+        engine = self._engine
+        if engine.nnodes > 1:
+            machines = OtherMachines(engine, self._words, self._num_cpus)
+            self._opened.push_async_callback(machines.close)
+            engine = machines.engine
+        front = await self._opened.enter_async_context(embedded(engine, self._server))
         await front.wait_ready()
         self._front = front
         return front.app
@@ -73,9 +94,8 @@ class WeftReplica:
 
 
 def build(args: dict[str, str]) -> Application:
-    """The application for `serve run`. `args`: options of `weft serve` with underscores, and
-    `num_replicas`, `num_cpus`, `num_gpus` and `max_ongoing_requests` of Ray. Raises SettingsError.
-    """
+    """The application for `serve run`. `args`: options of `weft serve` with underscores, and those
+    of `OF_RAY`. Raises SettingsError."""
     words: list[str] = []
     for name, value in args.items():
         if name not in OF_RAY:
@@ -83,16 +103,65 @@ def build(args: dict[str, str]) -> Application:
     settings = Command("weft.launch.ray:build", "", EngineConfig, ServerConfig).read(words, {})
     engine = settings.make(EngineConfig)
     server = settings.make(ServerConfig)
-    threads = engine.threads * server.dp_size
-    resources = {
-        "num_cpus": float(args.get("num_cpus", threads or 1)),
-        "num_gpus": float(args.get("num_gpus", 0)),
+    check_machines(engine)
+    num_ranks = engine.tp_size * engine.pp_size // engine.nnodes
+    if engine.enable_dp_attention:
+        num_ranks = 1
+    threads = engine.threads * num_ranks * server.dp_size
+    num_cpus = _number(args, "num_cpus", threads or 1)
+    options: dict[str, Any] = {
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "max_ongoing_requests": int(_number(args, "max_ongoing_requests", MAX_ONGOING)),
+        "graceful_shutdown_timeout_s": server.drain_s + 10.0,
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": _number(args, "num_gpus", 0)},
+        **_replicas(args),
     }
-    deploy = serve.deployment(
-        health_check_period_s=HEALTH_PERIOD_S,
-        num_replicas=int(args.get("num_replicas", 1)),
-        max_ongoing_requests=int(args.get("max_ongoing_requests", MAX_ONGOING)),
-        graceful_shutdown_timeout_s=server.drain_s + 10.0,
-        ray_actor_options=resources,
+    if engine.nnodes > 1:
+        # The replica itself is in the first bundle, ranks of the other machines in theirs.
+        options["placement_group_bundles"] = [{"CPU": num_cpus}] * engine.nnodes
+        options["placement_group_strategy"] = "STRICT_SPREAD"
+    if _is_on(args, "session_affinity"):
+        options["request_router_config"] = RequestRouterConfig(request_router_class=SESSION_ROUTER)
+    return serve.deployment(**options)(WeftReplica).bind(engine, server, words, num_cpus)
+
+
+def _replicas(args: Mapping[str, str]) -> dict[str, Any]:
+    """How many there are: a number, or two between which Ray chooses by open requests. Raises
+    SettingsError."""
+    if "max_replicas" not in args:
+        for name in SCALING:
+            if name in args:
+                raise SettingsError(f"{name} is {args[name]}, which needs max_replicas")
+        return {"num_replicas": int(_number(args, "num_replicas", 1))}
+    if "num_replicas" in args:
+        raise SettingsError(
+            f"num_replicas is {args['num_replicas']}, but with max_replicas Ray chooses the number"
+        )
+    least = int(_number(args, "min_replicas", 1))
+    most = int(_number(args, "max_replicas", 1))
+    if least > most:
+        raise SettingsError(f"min_replicas is {least}, more than max_replicas ({most})")
+    target = _number(args, "target_ongoing_requests", TARGET_ONGOING)
+    scaling = AutoscalingConfig(
+        min_replicas=least, max_replicas=most, target_ongoing_requests=target
     )
-    return deploy(WeftReplica).bind(engine, server)
+    return {"autoscaling_config": scaling}
+
+
+def _number(args: Mapping[str, str], name: str, default: float) -> float:
+    """Raises SettingsError."""
+    try:
+        number = float(args.get(name, default))
+    except ValueError as exc:
+        raise SettingsError(f"{name} is {args[name]!r}; it is a number") from exc
+    if number < 0:
+        raise SettingsError(f"{name} is {args[name]}; it is 0 or more")
+    return number
+
+
+def _is_on(args: Mapping[str, str], name: str) -> bool:
+    """Raises SettingsError."""
+    text = str(args.get(name, "false")).lower()
+    if text not in ("true", "false"):
+        raise SettingsError(f"{name} is {args[name]!r}; it is true or false")
+    return text == "true"

@@ -1,0 +1,95 @@
+"""A replica of Ray Serve whose model is on several machines (`nnodes`): it is node 0, and Ray finds
+a place on another machine for each node that follows it.
+
+    placement group ─┬─ the replica: front, engine, ranks of node 0
+                     ├─ NodeActor ── weft serve --node-rank 1
+                     └─ ...
+
+Where node 0 listens and the secret of all are made here, anew for each replica. A node ends when
+node 0 does; Ray ends the actors with the replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import ray
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from weft.config.engine import EngineConfig
+from weft.config.options import SettingsError
+
+STOP_S = 5.0  # for a node to end by itself
+
+
+def check_machines(engine: EngineConfig) -> None:
+    """Raises SettingsError where the settings say what Ray and the replica find out."""
+    for option, given in (
+        ("node_rank", engine.node_rank),
+        ("dist_init_addr", engine.dist_init_addr),
+        ("dist_secret", engine.dist_secret),
+    ):
+        if given:
+            raise SettingsError(f"{option} is given, but Ray gives the nodes their places")
+    if engine.tp_size % engine.nnodes:
+        raise SettingsError(
+            f"nnodes is {engine.nnodes}, which does not divide tp_size ({engine.tp_size}): each "
+            "node has as many ranks"
+        )
+
+
+@ray.remote
+class NodeActor:
+    """A node that follows, as a child of this process."""
+
+    def __init__(self, words: Sequence[str], secret: str) -> None:
+        command = [sys.executable, "-m", "weft", "serve", *words]
+        environment = {**os.environ, "WEFT_DIST_SECRET": secret}
+        self._process = subprocess.Popen(command, env=environment)
+
+    def stop(self) -> None:
+        """It ends by itself when node 0 has ended."""
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class OtherMachines:
+    """The nodes that follow a replica, which has a placement group with a bundle for each."""
+
+    def __init__(self, engine: EngineConfig, words: Sequence[str], num_cpus: float) -> None:
+        """Start them. `words`: the settings as options of `weft serve`."""
+        host = get_node_ip_address()
+        with socket.create_server((host, 0)) as listener:
+            port = listener.getsockname()[1]
+        secret = secrets.token_hex(32)
+        address = f"{host}:{port}"
+        self.engine = replace(engine, dist_init_addr=address, dist_secret=secret)
+        self._actors = []
+        for node in range(1, engine.nnodes):
+            place = PlacementGroupSchedulingStrategy(
+                get_current_placement_group(), placement_group_bundle_index=node
+            )
+            own = [*words, "--node-rank", str(node), "--dist-init-addr", address]
+            actor = NodeActor.options(num_cpus=num_cpus, scheduling_strategy=place)
+            self._actors.append(actor.remote(own, secret))
+
+    async def close(self) -> None:
+        """Wait until they have ended; node 0 has."""
+        for actor in self._actors:
+            with suppress(RayError, TimeoutError):
+                await asyncio.wait_for(actor.stop.remote(), 2 * STOP_S)
+            ray.kill(actor)
