@@ -1,11 +1,11 @@
-"""Which waiting requests a prefill batch takes: the budgets of one pass (SGLang: PrefillAdder).
+"""Admission of waiting requests to a prefill batch: the budgets of one pass (SGLang: PrefillAdder).
 
-Three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the tokens of one step
-(`max_prefill_tokens`) and the length of a chunk; `rem_step_tokens` is what is left of the shorter
-of these two. Memory is promised with foresight: each request will also need pages for what it is
-going to generate. For the running ones that is an expectation, the sum of min(tokens left,
-CLIP_MAX_NEW_TOKENS) * new_token_ratio; a decode step for which it turns out too small retracts.
-Admission knows no queue and no policy.
+There are three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the tokens of one step
+(`max_prefill_tokens`) and the length of a chunk; `rem_step_tokens` is what is left of the smaller
+of the last two. Memory is reserved in advance: each request will also need pages for its output.
+For running requests the reserve is an expectation, the sum of min(tokens left, CLIP_MAX_NEW_TOKENS)
+* new_token_ratio; if it turns out too small, a decode step retracts requests. Admission knows no
+queue and no policy.
 
     KV pool:  | running and locked | promised to running | promised here | rem_total_tokens |
                                    |<------------------ available -------------------------->|
@@ -27,20 +27,20 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 
-CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more
+CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more tokens
 INIT_RATIO = 0.7
 MIN_FACTOR = 0.14
 DECAY_STEPS = 600
-RETRACT_DECODE_STEPS = 20  # after a retraction there should be memory for as many steps
+RETRACT_DECODE_STEPS = 20  # after a retraction, memory should last for this many steps
 MIN_CAREFUL_RATIO = 1 / 16
 
 
 class NewTokenRatio:
-    """The part of their `max_new_tokens` that running requests are expected to use (SGLang:
+    """The fraction of their `max_new_tokens` that running requests are expected to use (SGLang:
     new_token_ratio).
 
-    It starts high, falls with every decode step that fits in memory, and is raised by what is
-    learnt when one does not.
+    It starts high, falls with every decode step that fits in memory, and is set again from the
+    observed lengths when a step does not fit.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -54,12 +54,12 @@ class NewTokenRatio:
         self.current = max(self.current - self._decay, self.min)
 
     def raise_after_retraction(self, *, num_decoded: int, num_requests: int, max_new: int) -> None:
-        """Requests were retracted; those that go on have `num_decoded` of `max_new` tokens."""
+        """Requests were retracted; the others have generated `num_decoded` of `max_new` tokens."""
         expected = (num_decoded + RETRACT_DECODE_STEPS * num_requests) / (max_new + 1)
         self.current = min(1.0, expected)
 
     def learn(self, columns: Columns, kept: IntArray) -> None:
-        """Requests were retracted, and the rows `kept` go on."""
+        """Requests were retracted; `kept` are the rows of the others."""
         prompt_len = columns.prompt_len[kept]
         self.raise_after_retraction(
             num_decoded=int((columns.known_len[kept] - prompt_len).sum()),
@@ -68,19 +68,19 @@ class NewTokenRatio:
         )
 
     def reset(self) -> None:
-        """Nothing runs."""
+        """No request runs."""
         self.current = self.init
 
 
 def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
-    """Tokens that running requests are expected to generate yet.
+    """Tokens that running requests are still expected to generate.
 
-    One that ignores EOS will go to its end.
+    A request that ignores EOS is expected to reach its limit.
     """
-    # Of all rows, and then of these: one read by rows less. Below 0: it wants no token.
+    # Subtracting whole columns first needs one read by rows less. Below 0: it wants no token.
     left = (columns.max_len - columns.seq_len).take(rows)
     left = np.minimum(np.maximum(left, 0), CLIP_MAX_NEW_TOKENS)
-    # Sums of integers: the same on every machine.
+    # Sums of integers are the same on every machine.
     at_eos = int(left[columns.stops_at_eos.take(rows)].sum())
     return int(left.sum()) - at_eos + at_eos * ratio
 
@@ -88,51 +88,52 @@ def expected_tokens(columns: Columns, rows: IntArray, ratio: float) -> float:
 def spare_tokens(kv: KvMemory, ratio: float) -> float:
     """Tokens of memory that running requests are not expected to need."""
     columns = kv.columns
-    rows = np.flatnonzero(columns.max_len).astype(np.int32)  # also those of open prompts
+    rows = np.flatnonzero(columns.max_len).astype(np.int32)  # rows of open prompts, too
     reserved = expected_tokens(columns, rows, ratio)
     pending = int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
     return kv.available - pending - reserved
 
 
 def careful_ratio(ratio: float, retractions: int) -> float:
-    """The part of their outputs for which running requests need memory before one resumes that
-    was retracted so often: the usual, twice that, four times..., soon all."""
+    """The fraction of their output for which running requests need memory before a request may
+    resume that was retracted `retractions` times: it doubles each time, up to 1."""
     if not retractions:
         return ratio
     return min(1.0, max(ratio, MIN_CAREFUL_RATIO) * 2.0**retractions)
 
 
 class AddResult(Enum):
-    CONTINUE = "continue"  # there is room for more
+    CONTINUE = "continue"  # the next request may be tried
     NO_TOKEN = "no_token"  # memory is used up
     OTHER = "other"  # a budget of this step is used up
-    PASSED_OVER = "passed over"  # it waits for itself alone: others may go before
+    PASSED_OVER = "passed over"  # only this request must wait; others may go before it
 
 
 class Lack(Enum):
     MEMORY = "memory"  # of the KV pool
     WINDOWS = "windows"  # memory of the layers with windows
-    STATES = "states"  # a slot for its state
-    TOKENS = "tokens"  # of this step
-    TIME = "time"  # of this step: running requests wait for their next token
-    OPEN_PROMPT = "open prompt"  # another one is, and at most one may be
-    ENCODER = "encoder"  # work of the encoder of pictures, videos and sounds, in this step
+    STATES = "states"  # a slot for the request's state
+    TOKENS = "tokens"  # tokens of this step
+    TIME = "time"  # time of this step: running requests wait for their next token
+    OPEN_PROMPT = "open prompt"  # another prompt is open, and at most one may be
+    ENCODER = "encoder"  # work of the encoder of pictures, videos and sounds in this step
 
 
 class Shortage(NamedTuple):
-    """Why a request was refused, in numbers of that very moment: `needed` is above `available`.
+    """Why a request was refused. The numbers are of that moment: `needed` is above `available`.
 
-    They count memory, or tokens of the step: those that time left, where it was short of time.
+    They count tokens of memory or of the step; if time was short, the tokens for which there was
+    time.
     """
 
     lack: Lack
     needed: int
     available: int
-    free: int = 0  # tokens of memory, free or evictable, also those promised to others
+    free: int = 0  # tokens of memory that are free or evictable, including those promised to others
 
 
 class Head(NamedTuple):
-    """The tokens that a request has to compute first, and where in the cache they go."""
+    """The first tokens that a request has to compute, and their position in the cache."""
 
     namespace: str
     handle: Handle
@@ -140,15 +141,15 @@ class Head(NamedTuple):
 
 
 class PieceBudget(Protocol):
-    """What a feature has to say of the pieces of prompts that one pass takes.
+    """Limits of a feature on the pieces of prompts that one pass takes.
 
-    A piece begins where the request's cached tokens end, and is whole pages, or all that is left
+    A piece begins at the end of the request's cached tokens. It is whole pages, or all that is left
     to compute.
     """
 
     def limit(self, request: Request, num_tokens: int, *, is_first: bool) -> int:
-        """How many tokens the next piece of a request may have, where `num_tokens` fit into the
-        step: fewer, also 0; or more, for the first piece of a step, if fewer cannot be computed."""
+        """Length of the next piece of a request, if `num_tokens` fit into the step. It may be less,
+        down to 0; or more, for the first piece of a step, if fewer tokens cannot be computed."""
         ...
 
     def border(self, request: Request, num_tokens: int) -> int:
@@ -156,17 +157,17 @@ class PieceBudget(Protocol):
         ...
 
     def spend(self, request: Request, num_tokens: int) -> None:
-        """The step computes so many tokens of a request."""
+        """The step computes `num_tokens` tokens of a request."""
         ...
 
 
 class PrefillAdder:
-    """The budgets of one pass, and what was picked under them.
+    """The budgets of one pass, and the requests that it has picked.
 
     `reserved` are tokens that running requests are expected to need. `mixed_tokens` and `mixed_kv`
-    are what decode requests that join this very step take of its tokens and of memory. `is_alone`:
-    nothing runs and no chunk is open. `budget`: how long the step may take, where prompts are cut.
-    `pieces`: of features in use.
+    are the tokens and the memory that decode requests take that join this step. `is_alone`: no
+    request runs and no chunk is open. `budget`: how long the step may take, where prompts are cut.
+    `pieces`: the budgets of the features in use.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class PrefillAdder:
         self._page_size = kv.page_size
         self._total_offset = mixed_kv + reserved
         self._current_offset = mixed_kv
-        # Prompts are cut only if a chunk has a length; then the shorter of the two budgets counts.
+        # Prompts are cut only if a chunk has a length; then the smaller of the two budgets counts.
         self._may_cut = chunked_prefill_size is not None
         step_tokens = max_prefill_tokens
         if chunked_prefill_size is not None:
@@ -198,16 +199,16 @@ class PrefillAdder:
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
         self.input_tokens = 0
-        self.shortage: Shortage | None = None  # of the request that was refused last
+        self.shortage: Shortage | None = None  # of the last refused request
 
     @property
     def rem_total_tokens(self) -> float:
-        """Memory left, with what is expected to be generated taken off."""
+        """Memory left, minus the tokens that are expected to be generated."""
         return self._kv.available - self._total_offset
 
     @property
     def cur_rem_tokens(self) -> int:
-        """Memory left for this very step."""
+        """Memory left for this step alone."""
         return self._kv.available - self._current_offset
 
     def add_chunked_req(self, request: Request) -> Request | None:

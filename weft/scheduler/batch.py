@@ -1,9 +1,10 @@
-"""The batch of one step: what it runs, and how its result gets into the columns (`commit`).
+"""The batch of one step: the requests that it runs, and how its result gets into the columns
+(`commit`).
 
-SGLang has one ScheduleBatch for a step and for the requests that decode. Here a Batch is what one
-step runs and is never changed afterwards, and the running batch is an array of rows. `commit`
-appends tokens and finds the requests that end with them; it gives up no row and says no final word:
-the scheduler does that.
+SGLang has one ScheduleBatch for a step and for the requests that decode. Here a Batch describes one
+step and does not change afterwards, and the running batch is an array of rows. `commit` appends
+tokens and finds the requests that end with them; the scheduler then releases their rows and sends
+their final replies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
 class RunningBatch:
-    """The rows that decode, in the order in which they began to."""
+    """The rows that decode, in the order in which they began to decode."""
 
     def __init__(self) -> None:
         self.rows: IntArray = NO_ROWS  # [n]
@@ -34,28 +35,27 @@ class RunningBatch:
             self.rows = np.concatenate([self.rows, np.array(rows, dtype=np.int32)])
 
     def reset(self) -> None:
-        """None decodes any more."""
+        """No row decodes any more."""
         self.rows = NO_ROWS
 
     def remove(self, row: int) -> None:
-        """Take a row out, if it is in."""
+        """Remove a row, if it is in the batch."""
         self.rows = self.rows[self.rows != row]
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Some of the tokens that a step samples: n of the S. A row with drafts is there once for each
+    """Some of the tokens that a step samples: n of the S. A row with drafts has one entry for each
     of its tokens."""
 
-    index: IntArray  # [n] which of them, 0..S-1
+    index: IntArray  # [n] index of the token, 0..S-1
     rows: list[int]  # [n]
-    lens: list[int]  # [n] tokens of its sequence that stand before it
+    lens: list[int]  # [n] number of tokens before it in its sequence
 
 
 class Batch:
-    """What one step runs: prefilled requests first, then decoding rows. R requests, S sampled
-    tokens.
-    """
+    """The requests of one step: prefilled requests first, then decoding rows. R requests, S sampled
+    tokens."""
 
     __slots__ = (
         "blocks_overlap",
@@ -85,9 +85,9 @@ class Batch:
         self.mode = mode
         self.prefills = prefills  # in the order of the first rows
         self.rows = rows  # [R]
-        self.starts = starts  # [R] position of the first token of each in this step
-        self.lens = lens  # [R] how many there are
-        # [S] tokens of its sequence that stand before the one that is sampled
+        self.starts = starts  # [R] position of the first token of each row in this step
+        self.lens = lens  # [R] number of tokens of each row in this step
+        # [S] number of tokens in the sequence before the sampled one
         self.sample_lens: IntArray = starts + lens
         if samples.all():
             self.facts = columns.facts(rows)  # [S]
@@ -97,14 +97,15 @@ class Batch:
             self.epochs = columns.epoch.take(rows)
             self.sample_lens = self.sample_lens[samples]
         self.sample_rows: IntArray = self.facts.rows  # [S]
-        # Rows that end here, without a token, and their epochs.
+        # Rows that end with this step, without a token, and their epochs.
         self.prompt_only_rows: list[tuple[int, int]] = []
         for request in prefills:
             if request.wants_tokens or not request.completes:
                 continue
             epoch = int(columns.epoch[request.row])
             self.prompt_only_rows.append((request.row, epoch))
-        self.blocks_overlap = False  # nothing is planned behind it before its result is known
+        # whether the next step is planned only after the result of this one
+        self.blocks_overlap = False
         self.plan: Plan
 
     def sampling_in(self, rows: Container[int]) -> SampledRows:
@@ -120,12 +121,12 @@ class Batch:
 
     def num_there(self, columns: Columns) -> IntArray:
         """[S] how many of the tokens before each sampled one have their ids in the columns: all, or
-        all but the last, which the device alone knows yet."""
+        all but the last, which only the device knows."""
         there: IntArray = columns.known_len.take(self.sample_rows)
         return there
 
     def is_live(self, columns: Columns) -> BoolArray:
-        """[S] whether each sampled token counts: its request still has its row."""
+        """[S] whether each sampled token counts: whether its request still has its row."""
         if self.facts.as_of == columns.num_changes:
             return np.ones(len(self.sample_rows), dtype=np.bool_)
         live: BoolArray = columns.epoch.take(self.sample_rows) == self.facts.epochs
@@ -136,17 +137,17 @@ class Batch:
 
 
 class End(NamedTuple):
-    """A request that its last token ended."""
+    """A request that ends with its last token."""
 
     row: int
     reason: FinishReason
     matched: int | None = None  # the token that stopped it
-    message: str = ""  # why, for an error
+    message: str = ""  # the reason, for an error
 
 
 class Forced(NamedTuple):
-    """Tokens that follow a row's sampled one because nothing else may: they need not be sampled,
-    and are computed together in the row's next step. No step is in flight behind the one that
+    """Tokens that follow a row's sampled token because no other token is allowed. They are not
+    sampled, and the row's next step computes them together. No step is in flight after the one that
     sampled."""
 
     row: int
@@ -167,12 +168,12 @@ def commit(
     others: Sequence[End] = (),
     forced: Sequence[Forced] = (),
 ) -> Outcome:
-    """Append the tokens of requests that still have their row, and say which of these end.
+    """Append the tokens of requests that still have their row, and return the requests that end.
 
     `is_eos` [vocab_size] marks the model's end-of-sequence tokens. A request whose logits were not
     finite gets no token and ends with an error. `others` are ends that features have found (with
-    the last of the `forced` tokens, if there are some). An end by a stop token goes before them,
-    and they go before an end by length.
+    the last of the `forced` tokens, if there are some). An end by a stop token overrides them, and
+    they override an end by length.
     """
     if batch.prefills:
         _note_reported(batch)
@@ -196,7 +197,7 @@ def commit(
     known = known + 1
     columns.known_len[facts.at] = known
 
-    # By row; a later one of the same row only counts where none was found before.
+    # By row. `setdefault` below: an end by length counts only if no other was found.
     found: dict[int, End] = {}
     for end in others:
         found[end.row] = end
@@ -224,8 +225,9 @@ def commit(
 
 
 def left_behind(columns: Columns, batch: Batch, result: Result) -> IntArray:
-    """The slots that a step wrote for requests that ended meanwhile, and whose outputs were not
-    finite. They may be in the cache: it was not known when these requests ended."""
+    """The slots that a step wrote for requests that have ended since and whose outputs were not
+    finite. The slots may be in the cache, because the fault was not known when these requests
+    ended."""
     if result.invalid is None or not result.invalid.any():
         return NO_SLOTS
     is_worthless = result.invalid & ~batch.is_live(columns)
@@ -237,7 +239,8 @@ def left_behind(columns: Columns, batch: Batch, result: Result) -> IntArray:
 
 
 def _note_reported(batch: Batch) -> None:
-    """Outputs for prompts have gone out as far as this step has computed the prompts."""
+    """Note how far the outputs for prompt tokens have been reported: as far as this step
+    computed."""
     ends = (batch.starts + batch.lens).tolist()
     for request, end in zip(batch.prefills, ends, strict=False):
         request.reported_len = max(request.reported_len, end)
@@ -269,8 +272,8 @@ def stopped(columns: Columns, facts: RowFacts, tokens: IntArray, is_eos: BoolArr
 def _behind_first(
     columns: Columns, batch: Batch, result: Result, counts: IntArray, live: BoolArray
 ) -> list[Forced]:
-    """The tokens that a step gave to `live` [S] requests behind their first one. It gave `counts`
-    [S] tokens to each."""
+    """The tokens after the first one that a step gave to `live` [S] requests. `counts` [S] is the
+    number of tokens of each request."""
     more = []
     ends = np.cumsum(counts).tolist()
     for i, (end, count) in enumerate(zip(ends, counts.tolist(), strict=True)):
@@ -288,15 +291,15 @@ def _behind_first(
 def _append(
     columns: Columns, forced: Sequence[Forced], is_eos: BoolArray, found: dict[int, End]
 ) -> tuple[IntArray, IntArray]:
-    """Append forced tokens, each row's up to one that stops it, and add to the ends `found`.
+    """Append forced tokens, for each row up to a token that stops it, and add to the ends `found`.
 
-    Returns rows, tokens.
+    Returns rows and tokens.
     """
     rows: list[int] = []
     appended: list[int] = []
     for row, tokens in forced:
         if row in found and found[row].matched is not None:
-            continue  # a token before has stopped it
+            continue  # an earlier token has stopped it
         request: Request = columns.requests[row]
         stops = set(request.message.sampling.stop_token_ids)
         for token in tokens:

@@ -1,17 +1,16 @@
-"""The moments in the life of a request at which an optional feature acts, and the list of those in
-use.
+"""Features: the moments in the life of a request at which an optional feature acts, and the list of
+the features in use.
 
-A feature that some requests use and most do not is a `Feature`: it names the parameters that turn
-it on, keeps its own state for each request, and overrides the moments that it needs. The core calls
-it at these moments and knows nothing else of it. `FeatureHooks` keeps the features of the open
-requests, so that a step of plain requests calls none:
+A part of the scheduler that only some requests use is a `Feature`: it names the parameters that
+turn it on, keeps its own state for each request, and overrides the moments that it needs. The core
+calls it at these moments and knows nothing else of it. `FeatureHooks` lists the features of the
+open requests, so a step of plain requests calls none:
 
     arrival ── admit? ── joins? ── enter_row ── prepare ── commit ── ... ── release ── ... ── end
                                      └──── while it has a row ──────────────┘   (again after a
-                                                                                  retraction)
+                                                                                 retraction)
 
-What a feature adds to a plan are the operations of `plan/`; the list of all features is
-`features/registry.py`.
+A feature adds operations of `plan/` to a plan; `features/registry.py` lists all features.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ from weft.scheduler.request import Columns, Request
 
 class Admission(Enum):
     READY = "ready"
-    WAIT = "wait"  # not in this pass; others may go before
+    WAIT = "wait"  # not in this pass; others may go before it
 
 
 class QueueWalk(NamedTuple):
-    """A walk over the queue, as a feature sees it that looks at who joins whom."""
+    """A walk over the queue, for features that decide which requests may run together."""
 
-    number: int  # rises from walk to walk
+    number: int  # increases from walk to walk
     now: float
-    picked: Sequence[Request]  # in this walk, so far: they have no row yet
-    kv: KvMemory  # of those that have a row
+    picked: Sequence[Request]  # picked in this walk so far: they have no row yet
+    kv: KvMemory  # memory of the requests that have a row
     is_overdue: Callable[[Request, float], bool]  # at `now`
 
 
 class StepInputs:
-    """What features add to the plan of one step, in any order; `FeatureHooks` sorts it."""
+    """Additions of features to the plan of one step, in any order; `FeatureHooks` sorts them."""
 
     __slots__ = (
         "adapters",
@@ -73,10 +72,10 @@ class StepInputs:
         self.inputs: list[InputOp] = []
         self.logits: list[LogitOp] = []
         self.outputs: list[AuxRequest] = []
-        # The next step depends on the tokens of this one: it is planned when they are known.
+        # The next step depends on the tokens of this one, so it is planned when they are known.
         self.blocks_overlap = False
-        # `Plan.adapters`, `Plan.rotation`, `Plan.sees_to` and `Plan.ahead`; one feature alone
-        # writes each.
+        # Values of `Plan.adapters`, `Plan.rotation`, `Plan.sees_to` and `Plan.ahead`; each is
+        # written by one feature only.
         self.adapters: IntArray | None = None
         self.rotation: IntArray | None = None
         self.sees_to: IntArray | None = None
@@ -84,15 +83,15 @@ class StepInputs:
 
 
 class Note(NamedTuple):
-    """What a feature did for a request, in words, for the request's history."""
+    """An action of a feature for a request, in words, for the request's history."""
 
     id: int
     detail: str
 
 
 class StepEffects:
-    """What features add to the replies of one step, the requests that they end with it, and what
-    they note."""
+    """Additions of features to the replies of one step, the requests that they end with it, and
+    their notes."""
 
     __slots__ = ("aux", "ends", "forced", "logprobs", "notes")
 
@@ -101,29 +100,30 @@ class StepEffects:
         self.aux: list[AuxPiece] = []
         self.ends: list[End] = []
         self.forced: list[Forced] = []
-        self.notes: list[Note] = []  # of what the image encoder does
+        self.notes: list[Note] = []  # about the work of the encoder
 
 
-# Of a step that no feature has a part in. They are shared and stay empty.
+# For a step in which no feature takes part. They are shared and stay empty.
 NO_INPUTS = StepInputs()
 NO_EFFECTS = StepEffects()
 
 
 class Feature:
-    """Override what is needed. No moment may wait for anything.
+    """Override the moments that the feature needs. No method may wait.
 
-    A request uses the feature if a field that is named here has another value than its default. A
-    feature that names no field is used by every request.
+    A request uses the feature if one of the fields named here does not have its default. A feature
+    that names no field is used by every request.
     """
 
     sampling_fields: ClassVar[tuple[str, ...]] = ()  # of SamplingParams
     request_fields: ClassVar[tuple[str, ...]] = ()  # of GenerateRequest
-    # Why requests that use it have no drafts (`speculation/`). With drafts a step samples several
-    # tokens of a row, each of which counts only if `Batch.is_live` says so.
+    # Why requests that use the feature have no drafts (`speculation/`). With drafts, a step samples
+    # several tokens of a row; each counts only if `Batch.is_live` is true for it.
     no_draft: ClassVar[str] = ""
-    # `prepare` says what a prompt's tokens are before the first layer, and nothing else.
+    # Whether `prepare` adds inputs of the first layer for a prompt's tokens, and nothing else.
     gives_inputs: ClassVar[bool] = False
-    # `prepare` says how the layers compute: each piece of a split prefill needs it.
+    # Whether `prepare` adds values that all layers use, so that each piece of a split prefill needs
+    # it.
     changes_layers: ClassVar[bool] = False
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
@@ -134,54 +134,54 @@ class Feature:
         """The request has been queued."""
 
     def admit(self, request: Request) -> Admission:
-        """The request could be admitted in this pass: may it?"""
+        """Whether the request, which could be admitted in this pass, may be admitted."""
         return Admission.READY
 
     def why_waits(self, request: Request) -> str:
-        """What the request waits for that may not be admitted, in words for its user."""
+        """What a request that may not be admitted waits for, in words for its user."""
         return "not ready yet"
 
     def joins(self, request: Request, walk: QueueWalk) -> str:
-        """While some request uses the feature: may this one, whether it uses it or not, run beside
-        those that have a row and those that are picked? Returns why not; nothing if it may."""
+        """Whether the request, which may or may not use the feature, may run beside the requests
+        that have a row or are picked. Called while some request uses the feature. Returns why not;
+        empty if it may."""
         return ""
 
     def enter_row(self, request: Request) -> None:
         """The request has got its row; its steps follow."""
 
     def piece_budget(self, budget: StepBudget | None) -> PieceBudget | None:
-        """A pass over the queue begins, while some request uses the feature: what it has to say of
-        the pieces of prompts that the pass takes; None: nothing. `budget`: what prompts may take of
-        the step; None: anything."""
+        """The feature's limits on the pieces of prompts in a pass that begins; None: no limit.
+        Called while some request uses the feature. `budget`: the share of the step that prompts may
+        take; None: no bound."""
         return None
 
     def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
-        """Some tokens [n] are guessed to follow those that are known of the request: how many of
-        them may its next step compute? It may still compute fewer."""
+        """The number of the drafts [n] after the request's known tokens that its next step may
+        compute. The step may still compute fewer."""
         return len(draft)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         """The batch is about to be launched: add operations to its plan."""
 
     def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
-        """The result of a batch has come.
+        """The result of a batch is known.
 
-        Requests that left since are in `batch`, but not `batch.is_live`.
+        `batch` still has requests that have left since; `batch.is_live` is false for them.
         """
 
     def release(self, request: Request) -> None:
-        """The request gives up its row: finished, aborted or retracted. Forget what belongs to the
-        row.
-        """
+        """The request releases its row: it is finished, aborted or retracted. Forget the row's
+        state."""
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
-        """A request that was queued has ended, and owns nothing any more.
+        """A queued request has ended, and owns nothing any more.
 
-        `request.packed` has its prompt and output, and the cache what it has computed of them.
+        `request.packed` has its prompt and output; the cache has its computed tokens.
         """
 
     def forget_device(self) -> None:
-        """Nothing is to be trusted that earlier steps have left on the device."""
+        """Discard all state that earlier steps have left on the device."""
 
 
 Joins: TypeAlias = Callable[[Request, QueueWalk], str]
@@ -191,10 +191,10 @@ Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
 
 
 class Triggers:
-    """The fields of one kind of message that turn features on, by another value than their default.
+    """The fields of one type of message that turn features on when they do not have their default.
 
-    Most messages have the defaults in all of them. One comparison finds that out, and no field is
-    looked at by itself.
+    Most messages have the defaults in all of these fields. One comparison finds that out, so the
+    fields need not be read one by one.
     """
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class Triggers:
         self._defaults: tuple[object, ...] = ()
 
     def add(self, kind: type[msgspec.Struct], names: Iterable[str], feature: Feature) -> None:
-        """Another value than the default of one of these fields of `kind` turns the feature on."""
+        """Turn the feature on if one of these fields of `kind` does not have its default."""
         defaults = _defaults(kind)
         for name in names:
             self._triggers.append((name, defaults[name], feature))
@@ -211,7 +211,7 @@ class Triggers:
         self._defaults = tuple(default for _, default, _ in self._triggers)
 
     def turned_on(self, message: msgspec.Struct) -> list[Feature]:
-        """The features that the message turns on, one for each field that does."""
+        """The features that the message turns on, once for each field that does so."""
         if not self._names or _reader(self._names)(message) == self._defaults:
             return []
         found = []
@@ -224,7 +224,7 @@ class Triggers:
 
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
-    """Those of all fields of `kind`. To list fields takes milliseconds, for each feature again."""
+    """The defaults of all fields of `kind`. Cached: listing them takes milliseconds per feature."""
     defaults = {}
     for field in msgspec.structs.fields(kind):
         defaults[field.name] = field.default
@@ -235,8 +235,8 @@ def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
 
 @cache
 def _reader(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
-    """A function that reads these attributes at once. It is kept here, because an engine's state,
-    which journals write down, holds values alone.
+    """A function that reads these attributes at once. It is cached in this module, because the
+    engine's state, which journals record, must consist of plain values.
     """
     if len(names) == 1:
         return lambda message: (getattr(message, names[0]),)
@@ -246,8 +246,9 @@ def _reader(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
 class FeatureHooks:
     """All features, and the hooks of those that an open request uses.
 
-    Of `prepare` and `commit`, the features in use hear once for each step, in their order. The
-    other moments belong to one request, and only the features that it uses (`of`) hear of them.
+    `prepare` and `commit` are called once per step for every feature in use, in the order of the
+    features. The other methods concern one request, and are called only for the features that it
+    uses (`of`).
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:
@@ -257,7 +258,7 @@ class FeatureHooks:
         self._by_sampling = Triggers()
         self._by_request = Triggers()
         self._of_all: list[Feature] = []  # used by every request
-        self.joins: list[Joins] = []  # asked of every request that could be admitted
+        self.joins: list[Joins] = []  # called for every request that could be admitted
         self.piece_budgets: list[MakePieceBudget] = []  # called for each pass
         self._prepare: list[Prepare] = []
         self._commit: list[Commit] = []
@@ -296,14 +297,14 @@ class FeatureHooks:
         return all(feature.admit(request) is Admission.READY for feature in used)
 
     def why_waits(self, request: Request) -> str:
-        """What a waiting request waits for that may not be admitted now."""
+        """What a request that may not be admitted now waits for."""
         for feature in self._by_id[request.id]:
             if feature.admit(request) is not Admission.READY:
                 return feature.why_waits(request)
         raise AssertionError("it may be admitted")
 
     def why_apart(self, request: Request, walk: QueueWalk) -> str:
-        """Why a waiting request cannot run beside those that do; nothing if it can."""
+        """Why a waiting request cannot run beside the others; empty if it can."""
         for joins in self.joins:
             why = joins(request, walk)
             if why:
@@ -311,7 +312,7 @@ class FeatureHooks:
         return ""
 
     def prepare(self, batch: Batch, columns: Columns) -> StepInputs:
-        """What the features in use add to the plan of a batch."""
+        """The additions of the features in use to the plan of a batch."""
         if not self._prepare:
             return NO_INPUTS
         step = StepInputs()
@@ -321,7 +322,7 @@ class FeatureHooks:
         return step
 
     def prepare_piece(self, batch: Batch, columns: Columns, *, is_first: bool) -> StepInputs:
-        """What they add to a piece of a split prefill before its last one."""
+        """Their additions to a piece of a split prefill before its last piece."""
         step = StepInputs()
         for feature, num_users in self._num_users.items():
             if not num_users:
@@ -331,7 +332,7 @@ class FeatureHooks:
         return step
 
     def commit(self, batch: Batch, columns: Columns, result: Result) -> StepEffects:
-        """What the features in use make of a result."""
+        """The effects of the features in use after a result."""
         if not self._commit:
             return NO_EFFECTS
         effects = StepEffects()
@@ -340,17 +341,17 @@ class FeatureHooks:
         return effects
 
     def new_piece_budgets(self, budget: StepBudget | None) -> list[PieceBudget]:
-        """Those of a pass that begins."""
+        """The budgets of the features in use for a pass that begins."""
         found = [make(budget) for make in self.piece_budgets]
         return [one for one in found if one is not None]
 
     def forget_device(self) -> None:
-        """Nothing is to be trusted that earlier steps have left on the device."""
+        """Let all features discard the state that earlier steps have left on the device."""
         for feature in self._features:
             feature.forget_device()
 
     def subscribe(self, id: int, used: tuple[Feature, ...]) -> None:
-        """A request is open: the features that it uses take part in the steps."""
+        """Let the features of a request that is now open take part in the steps."""
         self._by_id[id] = used
         for feature in used:
             self._num_users[feature] += 1
@@ -358,9 +359,9 @@ class FeatureHooks:
                 self._list_hooks()
 
     def unsubscribe(self, request: Request) -> tuple[Feature, ...]:
-        """The request has ended. Returns its features.
+        """Forget a request that has ended. Returns its features.
 
-        Those that no other request uses take no part in the steps any more.
+        Features without an open request no longer take part in the steps.
         """
         used = self._by_id.pop(request.id, ())
         for feature in used:
@@ -377,7 +378,7 @@ class FeatureHooks:
         for feature in self._features:
             if not self._num_users[feature]:
                 continue
-            # A moment that a feature does not override is not called.
+            # A method that a feature does not override is not called.
             kind = type(feature)
             if kind.joins is not Feature.joins:
                 self.joins.append(feature.joins)

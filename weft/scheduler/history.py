@@ -1,13 +1,13 @@
-"""What has happened: numbers that only grow (`Counters`), and what was decided about each request,
-and why (`RequestHistory`).
+"""What has happened: counters that only grow (`Counters`), and the decisions about each request
+with their reasons (`RequestHistory`).
 
 The history explains the scheduler. It has two kinds of entries. An *event* concerns one request
 (arrived, admitted, first token, retracted, finished). A *pass* is one walk over the queue that left
-requests waiting, or that could not begin: it is written once, with what stopped it, and equal ones
-in succession are counted, not repeated. Walks are numbered. Why a request waited follows from the
-passes between its arrival and its admission, but for those walks in which it was held or deferred
-itself, so that a thousand waiting requests cost no more than one. `engine/explain.py` puts it into
-words.
+requests waiting, or that could not begin. A pass is recorded once, with the reason for its end;
+equal passes in succession are counted instead of repeated. Walks are numbered. The reasons for
+which a request waited are the passes between its arrival and its admission, except for walks in
+which the request itself was held or deferred. So recording a thousand waiting requests costs no
+more than recording one. `engine/explain.py` puts the reasons into words.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from enum import Enum
 from typing import NamedTuple
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
-MAX_FINISHED = 1_024  # requests that are remembered after their end
+MAX_FINISHED = 1_024  # finished requests that are remembered
 MAX_PASSES = 2_048
 NEVER = -1.0
 
 
 @dataclass(slots=True)
 class DraftCount:
-    """What has become of the tokens that a source has guessed."""
+    """What became of the tokens that one source of drafts guessed."""
 
     num_drafts: int = 0
     num_right: int = 0
-    num_runs: int = 0  # of a request in a step
+    num_runs: int = 0  # number of times that a request had drafts in a step
 
     @property
     def num_wrong(self) -> int:
@@ -48,31 +48,32 @@ NO_DRAFTS = DraftCount()
 
 @dataclass
 class Counters:
-    """What has happened since the start."""
+    """Counts since the start."""
 
     num_steps: int = 0
     num_prefill_steps: int = 0
-    num_split_steps: int = 0  # that computed some layers of prompts
-    num_requests: int = 0  # that arrived; also the number of the next one
-    num_duplicates: int = 0  # messages with the number of an open request
-    num_unknown: int = 0  # messages that nobody handles
+    num_split_steps: int = 0  # steps that computed some layers of prompts
+    num_requests: int = 0  # requests that arrived; also the arrival order of the next one
+    num_duplicates: int = 0  # messages with the id of an open request
+    num_unknown: int = 0  # messages without a handler
     num_unreadable: int = 0  # messages that could not be read
-    num_failed: int = 0  # messages whose handling raised, and what else failed between two steps
+    num_failed: int = 0  # messages whose handling raised, and other failures between two steps
     num_queue_full: int = 0  # requests refused because the queue was full
     num_aborted: int = 0
     num_prompt_tokens: int = 0  # of admitted requests
-    num_cached_tokens: int = 0  # of these, found in the prefix cache
-    num_prefilled_tokens: int = 0  # computed, retracted requests counted again
+    num_cached_tokens: int = 0  # of these, tokens found in the prefix cache
+    num_prefilled_tokens: int = 0  # computed tokens; those of retracted requests count again
     num_generated_tokens: int = 0
     num_retractions: int = 0
-    num_shadow_admissions: int = 0  # that were compared with the choice of a shadow policy
-    num_shadow_later: int = 0  # of these, requests that it would have let wait
-    num_shadow_earlier: int = 0  # requests that it would have admitted while they waited
-    num_faults: int = 0  # found in the books of memory, or raised by the scheduler
+    num_shadow_admissions: int = 0  # admissions that were compared with a shadow policy
+    num_shadow_later: int = 0  # of these, requests that the shadow policy would have admitted later
+    # waiting requests that the shadow policy would have admitted earlier
+    num_shadow_earlier: int = 0
+    num_faults: int = 0  # found in the accounts of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
 
     def totals(self) -> dict[str, int]:
-        """By the names that they have in `Stats`."""
+        """The counts by their names in `Stats`."""
         drafts: dict[str, int] = {}
         num_draft_runs = 0
         for source, count in self.drafts.items():
@@ -106,21 +107,21 @@ class Counters:
 
 class EventKind(Enum):
     ARRIVED = "arrived"
-    SESSION = "session"  # it goes on where an earlier request of its session ended
-    EXPECTED = "expected"  # when it will have its first token
-    GRAMMAR = "grammar"  # it is being compiled, or ready
-    HANDOFF = "handoff"  # of its prompt: another server computes it, or sends it, or does not
-    STORED = "stored"  # of its prompt: it is being read, or has come, or comes too late
-    PINNED = "pinned"  # what of its prompt stays cached, or why not
+    SESSION = "session"  # it continues an earlier request of its session
+    EXPECTED = "expected"  # the expected time of its first token
+    GRAMMAR = "grammar"  # it is being compiled, or is ready
+    HANDOFF = "handoff"  # another server computes its prompt, sends its KV, or does not
+    STORED = "stored"  # its KV is being read from a store, has been read, or comes too late
+    PINNED = "pinned"  # the beginning of its prompt that stays cached, or why it does not
     ADMITTED = "admitted"  # whole, or its first chunk
     CHUNK = "chunk"  # another piece of its prompt
-    LAYERS = "layers"  # some of them, for a piece of its prompt
-    ENCODER = "image encoder"  # what it encodes for the prompt
+    LAYERS = "layers"  # some layers of a piece of its prompt
+    ENCODER = "image encoder"  # the items that are encoded for its prompt
     STALLED = "stalled"  # its open prompt gets no piece of this step
-    DEFERRED = "deferred"  # its new prefix is being computed by another request of the pass
-    # a part of the scheduler lets it wait, or the input is blocked, or generation paused
+    DEFERRED = "deferred"  # another request of the pass computes its new prefix
+    # a feature makes it wait, input is blocked, or generation is paused
     WAITING_REASON = "held"
-    RELEASED = "released"  # of the last two
+    RELEASED = "released"  # ends one of the last two
     FIRST_TOKEN = "first token"
     RETRACTED = "retracted"
     FINISHED = "finished"
@@ -129,57 +130,58 @@ class EventKind(Enum):
 PASSED_OVER = frozenset(
     {EventKind.DEFERRED, EventKind.WAITING_REASON}
 )  # a walk that leaves it waiting for its own sake
-# Successive ones are counted.
+# Successive events of these kinds are counted.
 _REPEATED = PASSED_OVER | {EventKind.CHUNK, EventKind.LAYERS, EventKind.STALLED}
 
 
 class Event(NamedTuple):
-    """Something that happened to a request, or did so `times` times in succession; then `detail` is
-    of the last."""
+    """An event of a request, or `times` events in succession; then `detail` belongs to the last
+    one."""
 
     time_s: float
     step: int
     kind: EventKind
     detail: str
-    last_step: int = -1  # of several
+    last_step: int = -1  # of several events
     times: int = 1
     first_walk: int = 0  # the last walk that had begun
-    last_walk: int = 0  # of several
+    last_walk: int = 0  # of several events
 
     def explains(self, walk: int) -> bool:
-        """Whether the request was passed over in this walk, for its own sake."""
+        """Whether this walk passed over the request for a reason of the request itself."""
         if self.kind not in PASSED_OVER:
             return False
-        in_every = self.times > self.last_walk - self.first_walk  # of the walks in between
+        # it happened in each walk in between
+        in_every = self.times > self.last_walk - self.first_walk
         return walk == self.last_walk or (in_every and self.first_walk <= walk < self.last_walk)
 
 
 class Stop(Enum):
-    """What ended a walk over the queue, or kept it from beginning."""
+    """Why a walk over the queue ended or could not begin."""
 
-    FULL = "full"  # since an earlier pass nothing could be admitted, and nothing has ended since
-    NO_ROW = "no row"  # as many requests run as may
-    NO_TOKEN = "no token"  # memory
-    NO_WINDOW = "no window"  # memory of the layers with windows
-    NO_STATE_SLOT = "no state slot"  # as many states are kept as may be
-    BUDGET = "budget"  # the tokens of one step
-    TIME = "time"  # of one step
-    OPEN_PROMPT = "open prompt"  # it would have to be cut, and another one is
-    DEFERRED = "deferred"  # so many wait for prefixes of this step that the walk ended
-    ENCODER = "encoder"  # so many wait for it that the walk ended
+    FULL = "full"  # an earlier pass could admit no more, and no request has ended since
+    NO_ROW = "no row"  # as many requests run as are allowed
+    NO_TOKEN = "no token"  # no KV memory
+    NO_WINDOW = "no window"  # no memory of the layers with windows
+    NO_STATE_SLOT = "no state slot"  # all slots for states are used
+    BUDGET = "budget"  # the tokens of one step are used up
+    TIME = "time"  # the time of one step is used up
+    OPEN_PROMPT = "open prompt"  # the prompt would have to be cut, but another prompt is open
+    DEFERRED = "deferred"  # the walk ended after many requests that wait for prefixes of this step
+    ENCODER = "encoder"  # the walk ended after many requests that wait for the encoder
     LAYERS = "layers"  # a prompt has layers left to compute
-    POLICY = "policy"  # it lets nobody else join what runs
-    TURN = "turn"  # running requests have theirs, before any more of a prompt
-    ROOM = "room"  # it is being made by taking back running requests
-    DEVICE = "device"  # it is busy with what is no step, or its memory is released
+    POLICY = "policy"  # the policy lets no other request join the running ones
+    TURN = "turn"  # running requests have their turn before the next piece of a prompt
+    ROOM = "room"  # running requests are being retracted to make room
+    DEVICE = "device"  # the device does other work, or its memory is released
 
 
-# Why a batch is full afterwards.
+# Reasons after which the batch is full.
 _FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN, Stop.NO_WINDOW, Stop.NO_STATE_SLOT})
 
 
 class SchedulingPass:
-    """One or more successive walks that ended alike. Numbers are those of the last one."""
+    """One or more successive walks with the same end. Numbers are those of the last walk."""
 
     __slots__ = (
         "available",
@@ -205,35 +207,36 @@ class SchedulingPass:
         self.last_walk = walk
         self.stop = stop
         self.id = id  # the request at which it stopped, or -1
-        self.needed = 0  # tokens that this one needed: of memory, or of the step's budget
-        self.available = 0  # and that there were
-        # tokens of memory that were free or evictable, some of them kept for running requests
+        self.needed = 0  # tokens of memory, or of the step's budget, that this request needed
+        self.available = 0  # tokens that were available
+        # tokens of memory that were free or evictable; some of them are reserved for running
+        # requests
         self.free = 0
         self.times = 0
 
     def goes_on(self, stop: Stop, id: int) -> bool:
-        """Whether the next walk ended as this one did."""
+        """Whether the next walk ended in the same way."""
         if stop is Stop.FULL and self.stop in _FILLED:
             return True
         return stop is self.stop and id == self.id
 
 
 class Wait(NamedTuple):
-    """A span in which a request stood in the queue."""
+    """A span of time in which a request was in the queue."""
 
     since_s: float
     until_s: float
     since_step: int
     since_walk: int  # the first walk that may look at it
-    until_walk: float = math.inf  # the first that need not: it was admitted, or has ended
+    until_walk: float = math.inf  # the first walk that may not: it was admitted, or has ended
 
     def has_seen(self, one: SchedulingPass) -> bool:
-        """Whether that pass left the request waiting in this span."""
+        """Whether this pass left the request waiting in this span."""
         return one.last_walk >= self.since_walk and one.first_walk < self.until_walk
 
 
 class RequestTrace:
-    """All that is remembered of one request. Times are NEVER if it has not come to that."""
+    """All that is remembered of one request. Times are NEVER until they are known."""
 
     __slots__ = (
         "admitted_s",
@@ -273,19 +276,19 @@ class RequestTrace:
         self.events: list[Event] = []
         self.waits = [Wait(now, math.inf, step, walk + 1)]
         self.prompt_tokens = prompt_tokens
-        self.output_tokens = 0  # at its end
+        self.output_tokens = 0  # known at its end
         self.cached_tokens = 0  # of the prompt, found at first admission
         self.drafts: dict[str, DraftCount] = {}  # by source
-        self.no_draft = ""  # why its last step had none
+        self.no_draft = ""  # why it had no draft in its last step
         self.arrived_s = now
         self.admitted_s = NEVER
         self.first_token_s = NEVER
         self.finished_s = NEVER
         self.num_retractions = 0
-        self.recomputed_tokens = 0  # that had been computed before a retraction
-        self.refound_tokens = 0  # that had, and were still in the cache
-        self.num_events_dropped = 0  # from the middle
-        self.num_waits_dropped = 0  # from the middle
+        self.recomputed_tokens = 0  # computed again after a retraction
+        self.refound_tokens = 0  # still cached after a retraction
+        self.num_events_dropped = 0  # from the middle of `events`
+        self.num_waits_dropped = 0  # from the middle of `waits`
 
     def drafted(self, source: str, num_drafts: int, num_right: int) -> None:
         """The first `num_right` of the tokens that a source guessed were right."""
@@ -310,11 +313,12 @@ class RequestTrace:
 
     @property
     def prefill_s(self) -> float:
-        """From its first admission to its first token; 0 without a token."""
+        """Time from first admission to first token; 0 without a token."""
         return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.admitted_s
 
     def stops_waiting(self, now: float, until_walk: float = math.inf) -> None:
-        """It is admitted, or ends; that walk, and those that follow, do not leave it waiting."""
+        """The request is admitted, or ends: walk `until_walk` and later ones do not leave it
+        waiting."""
         if self.waits[-1].until_s > now:
             self.waits[-1] = self.waits[-1]._replace(until_s=now, until_walk=until_walk)
 
@@ -332,13 +336,13 @@ class RequestHistory:
         self._open: dict[int, RequestTrace] = {}
         self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
         self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
-        self.num_walks = 0  # that have begun
-        self.forgotten_until = 0  # the last walk of the passes that are not remembered any more
+        self.num_walks = 0  # walks that have begun
+        self.forgotten_until = 0  # the last walk of the passes that were dropped
 
     # Written by the scheduler
 
     def begin_walk(self) -> None:
-        """Somebody looks at the queue now, or would, if nothing kept the walk from beginning."""
+        """A walk over the queue begins, or would begin if nothing prevented it."""
         self.num_walks += 1
 
     def arrived(
@@ -360,14 +364,14 @@ class RequestHistory:
         trace.add(self._event(now, step, EventKind.ARRIVED, detail))
 
     def note(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
-        """Write an event of an open request."""
+        """Record an event of an open request."""
         self._open[id].add(self._event(now, step, kind, detail))
 
     def admitted(
         self, id: int, found: int, fill_len: int, extend_end: int, now: float, step: int
     ) -> None:
-        """`found` of the `fill_len` tokens that it has are cached; the step computes those behind
-        them, up to `extend_end`."""
+        """Of its `fill_len` tokens, `found` are cached; the step computes the next ones, up to
+        `extend_end`."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks)
         if trace.admitted_s == NEVER:
@@ -386,7 +390,7 @@ class RequestHistory:
         trace.add(self._event(now, step, EventKind.ADMITTED, detail))
 
     def first_token(self, id: int, now: float, step: int) -> None:
-        """There are tokens; the first time counts."""
+        """The request has output tokens. Only the first call counts."""
         trace = self._open[id]
         if trace.first_token_s != NEVER:
             return
@@ -400,7 +404,7 @@ class RequestHistory:
         trace.add(self._event(now, step, EventKind.RETRACTED, detail))
 
     def waits_for(self, id: int, detail: str, now: float, step: int) -> None:
-        """Nobody looks at it until it is released: no pass is the reason why it waits."""
+        """No walk looks at the request until it is released, so no pass explains why it waits."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks + 1)
         trace.add(self._event(now, step, EventKind.WAITING_REASON, detail))
@@ -425,7 +429,7 @@ class RequestHistory:
         return trace
 
     def note_later(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
-        """Write an event of a request that may have ended, if it is remembered."""
+        """Record an event of a request that may have ended, if it is remembered."""
         trace = self.trace(id)
         if trace is not None:
             trace.add(self._event(now, step, kind, detail))
@@ -441,8 +445,8 @@ class RequestHistory:
         available: int = 0,
         free: int = 0,
     ) -> None:
-        """Write that the present walk left requests waiting. One that did not begin, because
-        nothing has changed since the batch was full, counts with the pass that filled it."""
+        """Record that the current walk left requests waiting. A walk that did not begin, because
+        nothing has changed since the batch was full, counts with the pass that filled the batch."""
         last = self.last_pass
         if last is None or not last.goes_on(stop, id):
             if len(self._passes) == MAX_PASSES:
@@ -462,10 +466,10 @@ class RequestHistory:
         walk = self.num_walks
         return Event(now, step, kind, detail, first_walk=walk, last_walk=walk)
 
-    # Read by whoever explains
+    # For `engine/explain.py`
 
     def traces(self) -> Iterator[RequestTrace]:
-        """Open requests, then finished ones, the newest first each."""
+        """Open requests, then finished ones; the newest first in both."""
         yield from reversed(self._open.values())
         yield from reversed(self._finished.values())
 
@@ -477,7 +481,7 @@ class RequestHistory:
         return self._open.get(id) or self._finished.get(id)
 
     def name(self, id: int) -> str:
-        """The rid of a request, as far as it is remembered."""
+        """The rid of a request, if it is remembered."""
         trace = self.trace(id)
         return trace.rid if trace else f"request {id}"
 

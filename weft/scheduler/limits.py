@@ -1,10 +1,11 @@
-"""All limits of a request: what refuses it on arrival, what ends it later, and when a client whom
-the queue refused should come again.
+"""All limits of a request: the reasons to refuse it on arrival, the limits that end it later, and
+the time after which a client whom the queue refused should try again.
 
     arrival ── refusal ── queue ── max_queue_s ── row ── max_run_s ── max_len, end-of-sequence
                  └ retry_after_s ┘        └──────── timeout_ms ────────┘
 
-It says what is over; the scheduler ends the request. How many may wait is known to the queue alone.
+This module finds the requests that exceed a limit; the scheduler ends them. The length of the queue
+is limited by the queue.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.scheduler.request import Request
 from weft.scheduler.settings import PoolingLimits, SchedulerSettings
 
-MAX_STALE = 1_024  # deadlines of requests that have ended, before the heap is cleaned
+MAX_STALE = 1_024  # deadlines of ended requests that the heap may have before it is cleaned
 
 DRAIN_WINDOW_S = 30.0
-MAX_ADMISSIONS = 1_024  # that are remembered: of a fast queue the latest say enough
+MAX_ADMISSIONS = 1_024  # number of admissions to remember: of a fast queue, the latest are enough
 MIN_RETRY_S = 1
 MAX_RETRY_S = 60
 
@@ -42,7 +43,7 @@ QUEUE_IS_FULL = Refusal("The request queue is full.", 503)
 
 
 class RequestLimits:
-    """`capacity`: tokens that the KV pool has room for."""
+    """`capacity`: tokens that fit into the KV pool."""
 
     def __init__(self, settings: SchedulerSettings, capacity: int) -> None:
         self.max_len = min(settings.context_length, capacity)  # prompt and output together
@@ -52,7 +53,7 @@ class RequestLimits:
         self.is_eos[list(settings.eos_token_ids)] = True
 
     def refusal(self, message: GenerateRequest, settings: SchedulerSettings) -> Refusal | None:
-        """Why a request cannot be taken, because it could never run; None if it can."""
+        """Why a request can never run and is refused; None if it can run."""
         vocab_size = settings.vocab_size
         num_tokens = len(message.input_ids) // TOKEN_BYTES
         if not num_tokens:
@@ -74,13 +75,13 @@ class RequestLimits:
                 400,
             )
         why_not = _out_of_range(message)
-        # Without a pooling model and a wish for vectors there is nothing to misuse.
+        # Without a pooling model and a request for vectors nothing can be wrong.
         if not why_not and (settings.pooling is not None or message.pooling is not None):
             why_not = _misuse(message, settings)
         return Refusal(why_not, 400) if why_not else None
 
     def max_len_of(self, message: GenerateRequest, prompt_len: int) -> int:
-        """Prompt and output of a request together, in tokens."""
+        """The longest prompt and output of a request together, in tokens."""
         max_new = message.sampling.max_new_tokens
         return self.max_len if max_new is None else prompt_len + max_new
 
@@ -90,11 +91,11 @@ class RequestLimits:
         self.deadlines.admitted(request)
 
     def retry_after_s(self, num_waiting: int, now: float) -> int:
-        """When a client should come again that the queue refused or kept too long."""
+        """Seconds after which a client should retry whom the queue refused or kept too long."""
         return self._drain.retry_after_s(num_waiting, now)
 
     def shrink(self, context_length: int, capacity: int) -> None:
-        """Less fits than before: KV memory was lost."""
+        """Reduce the limits after a loss of KV memory."""
         self.max_len = min(context_length, capacity)
 
 
@@ -102,9 +103,9 @@ class RequestLimits:
 
 
 def _out_of_range(message: GenerateRequest) -> str:
-    """Why a number of the request fits no column of the scheduler; empty if all fit.
+    """Why a number of the request does not fit its column in the scheduler; empty if all fit.
 
-    The front checks the same ranges before, so a client usually hears of it there.
+    The front checks the same ranges before, so a client usually gets the error from there.
     """
     sampling = message.sampling
     for name, value in (
@@ -118,7 +119,7 @@ def _out_of_range(message: GenerateRequest) -> str:
 
 
 def _misuse(message: GenerateRequest, settings: SchedulerSettings) -> str:
-    """Why the model cannot give what the request asks for; empty if it can.
+    """Why the model cannot compute what the request asks for; empty if it can.
 
     A model may generate no tokens, make no vectors, or make vectors of another form.
     """
@@ -192,7 +193,7 @@ def _wrong_form(message: GenerateRequest, asked: PoolingParams, limits: PoolingL
 class DeadlineKind(IntEnum):
     OWN = 0  # `timeout_ms` of the request, from its arrival
     QUEUE = 1  # the longest wait for the first admission
-    RUN = 2  # the longest run from there on
+    RUN = 2  # the longest run from the first admission
 
 
 class Deadline(NamedTuple):
@@ -204,7 +205,7 @@ class Deadline(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """A request whose time is over."""
+    """A request that exceeds a time limit."""
 
     request: Request
     message: str
@@ -212,11 +213,11 @@ class Expired(NamedTuple):
 
 
 class Deadlines:
-    """Requests that take too long: ended wherever they are, by what the clock says when the next
-    step is chosen.
+    """The time limits of requests. They are checked when the next step is chosen, and a request is
+    ended in any state.
 
-    A request that is taken back to the queue has begun: only its own limit and `max_run_s` count
-    then. It is a heap; the deadlines of requests that have ended are dropped when they come up.
+    For a request that was retracted to the queue only its own limit and `max_run_s` count. The
+    deadlines are in a heap; those of ended requests are dropped when they reach its top.
     """
 
     def __init__(self, *, max_queue_s: float, max_run_s: float) -> None:
@@ -234,18 +235,18 @@ class Deadlines:
             self._push(arrival_s, request, DeadlineKind.QUEUE, self._max_queue_s)
 
     def admitted(self, request: Request) -> None:
-        """For the first time."""
+        """The request was admitted for the first time."""
         if self._max_run_s < math.inf:
             self._push(request.admitted_s, request, DeadlineKind.RUN, self._max_run_s)
 
     def forget(self, request: Request) -> None:
-        """The request did not come after all."""
+        """The request could not be queued."""
         arrival_order = request.spec.arrival_order
         self._heap = [entry for entry in self._heap if entry.arrival_order != arrival_order]
         heapq.heapify(self._heap)
 
     def end_s(self, request: Request) -> float:
-        """When an open request is ended, as far as that is known; infinite if nothing ends it."""
+        """The time at which an open request is ended, as far as known; infinite without a limit."""
         timeout_ms = request.message.timeout_ms
         arrival_s = request.spec.arrival_s
         own_s = arrival_s + timeout_ms / 1_000 if timeout_ms else math.inf
@@ -255,27 +256,27 @@ class Deadlines:
 
     @property
     def next_s(self) -> float:
-        """When to look again; infinite if there is no deadline. May be that of a request which has
-        ended."""
+        """The time of the next check; infinite without deadlines. It may be the deadline of a
+        request that has ended."""
         return self._heap[0].when_s if self._heap else math.inf
 
     def expired(self, requests: Mapping[int, Request], now: float) -> Iterator[Expired]:
-        """The requests among the open ones whose time is over. The caller ends each before it takes
-        the next."""
+        """The open requests that exceed a time limit. The caller ends each one before it takes the
+        next."""
         heap = self._heap
         while heap and heap[0].when_s <= now:
             late = self._late(heap[0], requests)
             if late is not None:
                 yield late
-            heapq.heappop(heap)  # only now: a request whose end raised is found again
+            heapq.heappop(heap)  # only now, so that a request whose end raised is found again
         if len(heap) > 4 * len(requests) + MAX_STALE:
             self._heap = [entry for entry in heap if entry.id in requests]
             heapq.heapify(self._heap)
 
     @staticmethod
     def _late(deadline: Deadline, requests: Mapping[int, Request]) -> Expired | None:
-        """The request that a deadline ends; None if it has ended, or has done in time what was
-        asked."""
+        """The request that a deadline ends; None if it has ended, or was admitted before a deadline
+        of the queue."""
         request = requests.get(deadline.id)
         if request is None or request.spec.arrival_order != deadline.arrival_order:
             return None
@@ -313,11 +314,11 @@ def _why_late(deadline: Deadline, has_run: bool) -> str:
 class QueueDrain:
     """How fast the queue drains, measured by the admissions of the last half minute.
 
-    The time is an argument, so that a replay comes to the same.
+    The time is an argument, so that a replay gets the same result.
     """
 
     def __init__(self) -> None:
-        # When requests got a row for the first time.
+        # Times of first admissions.
         self._admitted: deque[float] = deque(maxlen=MAX_ADMISSIONS)
         self._has_begun = False
 
@@ -326,10 +327,10 @@ class QueueDrain:
         self._admitted.append(now)
 
     def retry_after_s(self, num_waiting: int, now: float) -> int:
-        """Seconds after which those that wait now will have got a row, if it goes on as it does.
+        """Seconds until the requests that wait now will probably be admitted.
 
-        At least a second, and at most a minute; a minute, too, if none got a row for a while.
-        Before the first one has there is nothing to go by: a second.
+        At least a second and at most a minute. A minute, too, if no request was admitted for a
+        while; a second if none was ever admitted.
         """
         admitted = self._admitted
         while admitted and admitted[0] < now - DRAIN_WINDOW_S:

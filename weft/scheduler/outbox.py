@@ -1,7 +1,7 @@
-"""What the scheduler has to report: tokens of the last result, final words, and faults.
+"""Reports of the scheduler: tokens of the last result, final replies, and faults.
 
-An end may not be left half way: whatever a hook raises when it hears of one is kept here, and the
-request ends all the same. It knows messages, never requests or memory.
+The end of a request must always be completed: if a hook raises then, the exception is stored here,
+and the request ends all the same. This module knows messages, but neither requests nor memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ class Outbox:
     def __init__(self) -> None:
         self._output: StepOutput | None = None  # of the last result, until it is taken
         self._finished: list[Finish] = []  # since the last output
-        self.faults: list[Exception] = []  # that were raised, and end nothing
-        self.policy_fault = ""  # of the policy that is set: why requests go as they came
-        self.shadow_fault = ""  # of the shadow policy
-        # Something was left half way: accounting is to begin anew before the next step.
+        self.faults: list[Exception] = []  # exceptions that ended no request
+        # error of the policy in use, after which requests go in order of arrival
+        self.policy_fault = ""
+        self.shadow_fault = ""  # error of the shadow policy
+        # An operation was interrupted: the accounts must be reset before the next step.
         self.is_in_doubt = False
-        self._blamed: set[int] = set()  # open requests with a fault while they were planned for
+        self._blamed: set[int] = set()  # open requests that were planned when a fault occurred
 
     @property
     def is_empty(self) -> bool:
@@ -37,11 +38,11 @@ class Outbox:
         self._finished.append(finish)
 
     def has_ended(self, id: int) -> bool:
-        """Whether the final word on this request is still to be said."""
+        """Whether the final reply to this request is still to be sent."""
         return any(finish.id == id for finish in self._finished)
 
     def take_output(self) -> StepOutput | None:
-        """Tokens of the last result, and final words, also those that no result brought (of
+        """Tokens of the last result, and final replies, including those without a result (of
         refused and aborted requests)."""
         output = self._output or StepOutput()
         finished = self._finished
@@ -54,19 +55,19 @@ class Outbox:
         return None
 
     def take_faults(self) -> list[Exception]:
-        """Exceptions since the last call that ended no request: of hooks that heard of an end, and
-        of a recomputation. All requests concerned have ended, or are computed anew."""
+        """Exceptions since the last call that ended no request: of hooks at the end of a request,
+        and of a recomputation. All requests concerned have ended or are computed again."""
         faults = self.faults
         self.faults = []
         return faults
 
     def policy_failed(self, exc: Exception) -> None:
-        """A policy of one's own has had a fault. Nothing else is touched by it."""
+        """A user's own policy has raised. No other state is affected."""
         self.faults.append(exc)
         self.policy_fault = str(exc)
 
     def shadow_failed(self, exc: Exception) -> None:
-        """A shadow policy of one's own has had a fault."""
+        """A user's own shadow policy has raised."""
         self.faults.append(exc)
         self.shadow_fault = str(exc)
 
@@ -79,19 +80,19 @@ class Outbox:
             self.is_in_doubt = True
 
     def blame(self, ids: Sequence[int]) -> set[int]:
-        """A fault was found while these were planned for. Returns those for which it is not the
+        """Note a fault during the planning of these requests. Returns those for which it is not the
         first."""
         repeated = self._blamed.intersection(ids)
         self._blamed.update(ids)
         return repeated
 
     def doubt(self) -> None:
-        """Another room was left half way while it used what is accounted for here."""
+        """Another part was interrupted while it used state that is accounted for here."""
         self.is_in_doubt = True
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Pages move within: if that is left half way, accounting is in doubt."""
+        """Context in which pages move: if it is interrupted, the accounts are in doubt."""
         try:
             yield
         except BaseException:

@@ -1,8 +1,8 @@
-"""Turns the choice of requests into arrays: which tokens run, where K and V go, how the next token
+"""Turns the chosen requests into arrays: which tokens run, where K and V go, and how the next token
 is sampled.
 
-It decides nothing: which requests run, and how far, has been chosen before. What optional features
-add to a plan comes from their hooks.
+The planner decides nothing: the scheduler has chosen which requests run, and how far. The hooks of
+optional features add their operations to a plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepTokens(NamedTuple):
     slots: IntArray  # [T]
     samples: BoolArray  # [R]
     drafts: IntArray | None = None  # [R] how many of the last tokens are drafts
-    unsettled: IntArray | None = None  # [R] drafts of the step before that are not compared yet
+    unsettled: IntArray | None = None  # [R] drafts of the previous step that are not compared yet
 
 
 def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
@@ -48,7 +48,7 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
         rows.append(row)
         starts.append(start)
         lens.append(request.extend_len)
-        # A middle chunk samples nothing, nor does a request that only wants its prompt computed.
+        # A middle chunk samples no token, and neither does a request for the prompt alone.
         samples.append(request.wants_tokens and request.completes)
         slots.append(kv.extend(request))
         tokens.append(columns.tokens[row, start : request.extend_end])
@@ -64,16 +64,16 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
         request.kv_len = request.extend_end
         columns.kv_len[request.row] = request.kv_len
         if request.is_prefilled:
-            # With the token that this step samples.
+            # Includes the token that this step samples.
             columns.seq_len[request.row] = request.fill_len + 1
     return step
 
 
 def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
-    """Allocate and list what is left to compute of each decoding row.
+    """Allocate and list the pending tokens of each decoding row.
 
-    As a rule this is one token, which only the device knows. A row that was given forced tokens has
-    several, whose ids are known:
+    Usually this is one token, which only the device knows. A row that was given forced tokens has
+    more, and their ids are known:
 
         kv_len   seq_len             kv_len            seq_len
         | last ... |                 | sampled, forced ... |
@@ -83,7 +83,7 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
     starts = columns.kv_len.take(rows)
     ends = columns.seq_len.take(rows)
     lens: IntArray = ends - starts
-    # The usual case is written apart: it needs no search for the tokens of each row.
+    # The usual case has its own branch, because it needs no search for the tokens of each row.
     if int(lens.sum()) == len(rows):
         row_of_token = rows
         positions = starts
@@ -103,7 +103,7 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
 
 
 def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
-    """One step of both: prefills first, then the decoding rows."""
+    """One step with both: prefills first, then the decoding rows."""
 
     def behind_prompts(numbers: IntArray | None) -> IntArray | None:
         if numbers is None:
@@ -150,11 +150,11 @@ class Planner:
         return batch
 
     def row_released(self, request: Request) -> None:
-        """A request is about to give up its row."""
+        """A request is about to release its row."""
 
     def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
-        """The result of a batch has come: before it is taken in, say what of it counts. Returns
-        what is taken in.
+        """Decide how much of the result of a batch counts. Called before the result is processed;
+        returns the part that counts.
 
         `is_eos` [vocab_size] marks the model's end-of-sequence tokens.
         """
@@ -165,7 +165,7 @@ class Planner:
     def _add_plan(
         self, batch: Batch, work: StepTokens, step: StepInputs, layers: LayerSpan | None = None
     ) -> None:
-        """Give a batch its plan: the next step, with what features add to it."""
+        """Give a batch its plan for the next step, with the operations of features."""
         batch.blocks_overlap |= step.blocks_overlap
         plan = Plan(
             step=self.num_steps,
@@ -193,7 +193,7 @@ class Planner:
         self.num_steps += 1
 
     def _list_decode(self, rows: IntArray, num_before: int) -> StepTokens:
-        """What `rows` compute in a step that has `num_before` tokens of prompts."""
+        """The tokens that `rows` compute in a step that has `num_before` tokens of prompts."""
         return prepare_for_decode(self._kv, rows)
 
     def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:

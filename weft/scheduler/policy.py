@@ -1,9 +1,9 @@
-"""In which order the scheduler looks at waiting requests: what a policy is.
+"""Policies: the order in which the scheduler looks at waiting requests.
 
-Each module in `policies/` is a policy, and docs/contribute/policy.md adds one. Users find in
-docs/guides/policies.md which to choose. `queue.py` puts some requests before every policy: those
-that resume, and those that have waited too long. A policy knows requests and their numbers, never
-the queue, the cache or the device.
+Each module in `policies/` is a policy, and docs/contribute/policy.md shows how to add one.
+docs/guides/policies.md helps users to choose. `queue.py` puts some requests before every policy:
+those that resume, and those that have waited too long. A policy knows requests and their numbers,
+but not the queue, the cache or the device.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
 
-TURNS = 4  # one of as many admissions is for the oldest request that is overdue
+TURNS = 4  # one of this many admissions is for the oldest overdue request
 
 
 class PolicyContext(NamedTuple):
-    """What a policy may read besides the waiting requests."""
+    """The state that a policy may read besides the waiting requests."""
 
     settings: SchedulerSettings
     columns: Columns
     running: RunningBatch
     pace: Pace | None  # what steps cost
-    report: Callable[[Exception], None]  # what a policy of one's own has raised
+    report: Callable[[Exception], None]  # takes the exceptions of a user's own policy
 
 
 class RequestClasses(Protocol):
     """Classes of requests, for a policy that has several.
 
-    With classes, requests that were retracted do not go before all others but first in their
-    class; running requests of a far lower class make room for a waiting one; and memory that runs
-    out is taken from the lowest class.
+    With classes, retracted requests do not go before all others but first in their class; running
+    requests of a far lower class are retracted for a waiting one; and when memory runs out, the
+    lowest class is retracted first.
     """
 
     def rank(self, request: Request) -> int:
@@ -48,28 +48,28 @@ class RequestClasses(Protocol):
         ...
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
-        """[n] whether the request of each of `rows` [n] may lose its place to a waiting one."""
+        """[n] whether the requests of `rows` [n] may be retracted for the waiting one."""
         ...
 
 
 class Displacement(Protocol):
-    """Who has to go when the queue is full, for a policy that does not refuse the newcomer."""
+    """The requests to refuse when the queue is full, for a policy that keeps some newcomers."""
 
     def displaced(
         self, table: WaitingTable, indices: LongArray, newcomer: Request
     ) -> Iterator[Request]:
-        """Requests at `indices` [n] that go for the newcomer, which is among them, in order."""
+        """The requests to refuse for the newcomer, in order. `indices` [n] include the newcomer."""
         ...
 
 
 class RequestFollower(Protocol):
-    """Hears of the way of each request, for a policy that keeps an account.
+    """Is notified of the events of each request, for a policy that keeps an account.
 
         arrived ─┬─ dropped
                  └─ admitted ── left ─┬─ (ended)
                         └──retracted──┘
 
-    A policy that is switched to hears of those that wait, not of those that run.
+    A policy that is set later is notified of the waiting requests, but not of the running ones.
     """
 
     def arrived(self, request: Request) -> int:
@@ -77,37 +77,38 @@ class RequestFollower(Protocol):
         ...
 
     def dropped(self, request: Request) -> None:
-        """It was aborted while it waited. Also follows an `arrived` that raised, at any point."""
+        """The request ended while it waited. Also called after an `arrived` that raised, at any
+        point."""
         ...
 
     def passed_over(self, request: Request) -> None:
-        """It is the last that `order` gave, and is not ready; the walk over the queue goes on."""
+        """The last request of `order` is not ready; the walk over the queue goes on."""
         ...
 
     def admitted(self, request: Request) -> None:
-        """It has got a row."""
+        """The request has got a row."""
         ...
 
     def left(self, request: Request) -> None:
-        """It gives up its row: finished, aborted or retracted."""
+        """The request releases its row: it is finished, aborted or retracted."""
         ...
 
 
 class Policy:
-    """An order of the waiting requests that never ran. This one is the order of their arrival."""
+    """An order of the waiting requests that never ran. This class orders by arrival."""
 
-    # Whether waiting long can bring a request to the front. In vain where the order is that of
-    # arrival, and not wanted where the policy sees to it by itself.
+    # Whether the queue brings requests that wait long to the front (`aging_s`). Useless in an order
+    # of arrival, and not wanted where the policy does it by itself.
     ages = True
-    # Whether it sees to that by itself, within parts that one turn for all would mix.
+    # Whether the policy does it by itself, within groups that one turn for all requests would mix.
     ages_within = False
-    # Whether `order_waiting` names only those that its follower has heard of.
+    # Whether `order_waiting` yields only requests of which the follower was notified.
     names_its_own = False
-    reads_cache = False  # whether `WaitingTable.cached_len` is kept true, and `prefix_index`
+    reads_cache = False  # whether `WaitingTable.cached_len` and `prefix_index` are kept up to date
 
     def __init__(self, context: PolicyContext) -> None:
         self.context = context
-        # The optional sides of a policy; see the protocols above.
+        # The optional parts of a policy; see the protocols above.
         self.classes: RequestClasses | None = None
         self.displacement: Displacement | None = None
         self.follower: RequestFollower | None = None
@@ -116,26 +117,26 @@ class Policy:
         self.subtree_counts: SubtreeCounts | None = None
 
     def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:
-        """The requests at `indices` [n], best first. Not all of them will be asked for."""
+        """The requests at `indices` [n], best first. The caller may not read all of them."""
         return map(table.request_at, indices)
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
-        """All that came before the arrival with the number `end`, best first: what `order` gives
-        for them, perhaps without a look at each."""
+        """The requests whose arrival order is below `end`, best first: the order of `order`,
+        perhaps without reading each request."""
         indices = table.indices() if end == EVERYBODY else table.indices_before(end)
         return self.order(table, indices, now)
 
     def look(self, table: WaitingTable) -> None:
-        """Requests have come, left or changed, and nobody is asked for: a policy that keeps them in
-        order puts them there now, so that the next order has less to do."""
+        """Requests have come, left or changed, and no order is needed now. A policy that stores an
+        order updates it here, so that the next order takes less time."""
 
     def lasting_keys(self) -> tuple[LastingKey, ...] | None:
-        """The keys by which it orders, the most important first, if they last; None: it does not
-        order by keys, or by one that depends on the time."""
+        """The keys of the order, most important first, if they last; None: the order has no keys,
+        or one that depends on time."""
         return None
 
     def lane_keys(self) -> tuple[LastingKey, ...] | None:
-        """The keys of the lanes that `order_lane` reads; None: it reads none."""
+        """The keys of the lanes that `order_lane` reads; None: it reads no lanes."""
         return self.lasting_keys()
 
     def order_lane(
@@ -146,8 +147,8 @@ class Policy:
         end: int,
         now: float,
     ) -> Iterator[Request]:
-        """The requests of a lane that came before the arrival `end`, best first. They stand there
-        by `lane_keys`; `as_they_came` names the same."""
+        """The requests of a lane whose arrival order is below `end`, best first. The lane is
+        ordered by `lane_keys`; `as_they_came` has the same requests in order of arrival."""
         return requests_of(table, lane, end)
 
     def new_counts(self) -> SubtreeCounts | None:
@@ -155,17 +156,17 @@ class Policy:
         return None
 
     def lend_index(self, inner: Policy) -> None:
-        """Before it is asked for an order: a policy inside this one reads what the queue has set
-        here."""
+        """Give a policy inside this one the index and counts that the queue has set here. Called
+        before each order."""
         inner.prefix_index = self.prefix_index
         inner.subtree_counts = self.subtree_counts
 
 
 class KeyPolicy(Policy):
-    """An order by a number for each request. Enough for most policies."""
+    """An order by one number per request, which is enough for most policies."""
 
-    # Whether the number changes only with the columns of its request, never with time or with what
-    # else the policy knows.
+    # Whether the number changes only with the columns of its request, and not with time or other
+    # state of the policy.
     lasts = False
 
     def __init__(self, context: PolicyContext) -> None:
@@ -175,8 +176,8 @@ class KeyPolicy(Policy):
             self._kept = KeptOrder((self,))
 
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> DoubleArray | LongArray:
-        """A number [n] for each of `indices` [n]: the lowest goes first, equal ones as they
-        came."""
+        """A number for each of `indices` [n]: the lowest goes first, equal ones in order of
+        arrival."""
         raise NotImplementedError
 
     def order(self, table: WaitingTable, indices: LongArray, now: float) -> Iterator[Request]:

@@ -1,8 +1,8 @@
-"""The pass before a step: which prompts, or pieces of prompts, it computes.
+"""The pass before a step: it chooses the prompts, or pieces of prompts, that the step computes.
 
-The walk goes over the queue in the policy's order and adds what fits, up to the first request that
-does not: a large request is not passed over for ever by small ones behind it. Why it ended is
-written into the history. It knows nothing of results, and ends no request.
+The walk goes over the queue in the policy's order and adds requests while they fit. It ends at the
+first request that does not fit, so that small requests do not pass a large one for ever. The
+history records why it ended. This module knows no results, and ends no request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.scheduler.request import Request, RequestState
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
 
-# Requests of one pass that may wait for the encoder; then it ends.
+# A pass ends after this many requests that wait for the encoder.
 MAX_PASSED_OVER = 64
 WAITS_FOR_ENCODER = "waits for the image encoder"
 STOPS = {
@@ -52,25 +52,26 @@ STOPS = {
 
 
 class RoomForFirst(NamedTuple):
-    """What is to be done before the first that waits can come in."""
+    """The requests to retract so that the first waiting request can be admitted."""
 
-    victims: list[Request]  # running requests that must go
-    # The order of the queue, which had to be asked for: that of 100,000 takes as long as a step.
-    # None: it was not, or it will be another one.
+    victims: list[Request]  # running requests
+    # The order of the queue, which was needed to find the first request: ordering 100,000 takes as
+    # long as a step. None: no order was made, or the pass needs a new one.
     order: Iterator[Request] | None = None
 
 
-NO_ROOM = RoomForFirst([])  # nobody has to go; nobody may add to its list
+NO_ROOM = RoomForFirst([])  # shared, so its list must stay empty
 
 
 class PrefillScheduler:
-    """Admits waiting requests. Its own state is what the next pass has to know of those before.
+    """Admits waiting requests. It keeps what the next pass must know of earlier passes.
 
-    `pace` says how long a step may take; None: as long as it takes.
+    `pace` says how long a step may take; None: any time.
     """
 
-    adder_type: type[PrefillAdder] = PrefillAdder  # its budgets
-    sharing_type: type[PrefixSharing] = PrefixSharing  # who waits for whom
+    adder_type: type[PrefillAdder] = PrefillAdder  # the budgets of a pass
+    # makes requests wait for a prefix that another one computes
+    sharing_type: type[PrefixSharing] = PrefixSharing
 
     def __init__(
         self,
@@ -97,19 +98,19 @@ class PrefillScheduler:
         self._planner = planner
         self._history = history
         self._counters = counters
-        self.chunked_req: Request | None = None  # the one whose prompt is partly computed
-        self.is_full = False  # nothing can be admitted before something ends
+        self.chunked_req: Request | None = None  # the request whose prompt is partly computed
+        self.is_full = False  # nothing can be admitted before a request ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self._num_queue_walks = 0  # that features were asked about
-        self.seen: set[int] = set()  # requests that the last pass over the queue has looked at
+        self._num_queue_walks = 0  # number of walks with features that use `joins`
+        self.seen: set[int] = set()  # ids of requests that the last pass looked at
 
     def apply(self, settings: SchedulerSettings) -> None:
-        """Go by these settings from the next pass on."""
+        """Use these settings from the next pass on."""
         if settings.schedule_conservativeness != self._settings.schedule_conservativeness:
             self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._settings = settings
         self._piece_len = settings.piece_len
-        self.is_full = False  # there may be room now, or another first one may fit
+        self.is_full = False  # there may be room now, or another request may be first
 
     def reset(self) -> None:
         """No request has a row any more."""
@@ -117,24 +118,25 @@ class PrefillScheduler:
         self.is_full = False
 
     def open_prompts(self) -> list[Request]:
-        """Those that are computed in part."""
+        """The requests whose prompts are partly computed."""
         return [] if self.chunked_req is None else [self.chunked_req]
 
     def row_released(self, request: Request) -> None:
-        """A request has given up its row."""
+        """A request has released its row."""
         if request is self.chunked_req:
             self.chunked_req = None
         self.is_full = False
 
     def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
-        """Admit waiting requests as far as memory and the budgets of a step allow, in the order of
-        the queue, if that is known already.
+        """Admit waiting requests as far as memory and the budgets of a step allow. `order`: the
+        order of the queue, if it is known already.
 
-        Returns a batch with prefills, or None if nothing can run. The open chunk goes first, also
-        when the batch is full: it has its row, and only its progress gives it back.
+        Returns a batch with prefills, or None if no prompt can be computed. The open chunk goes
+        first, even when the batch is full: it owns a row, which it releases only after its prompt
+        is computed.
         """
         pace = self._pace
-        # Most steps follow one that decoded, and need not ask further.
+        # Most steps follow a decode step and need no further check.
         if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting()):
             self.record_no_walk(now, Stop.TURN)
             return None
@@ -163,10 +165,11 @@ class PrefillScheduler:
         return self._planner.make_batch(adder.can_run, decode_rows)
 
     def room_for_first(self, now: float) -> RoomForFirst:
-        """The running requests that must go so that the first that waits can come in.
+        """The running requests that must be retracted so that the first waiting request can be
+        admitted.
 
-        Nobody if nobody must, or if it does not help, or if the policy has no classes. One that
-        got in because it was overdue keeps its place.
+        None if there is room, if retraction does not help, or if the policy has no classes. A
+        request that was admitted because it was overdue is not retracted.
         """
         queue = self._queue
         classes = queue.policy.classes
@@ -177,13 +180,13 @@ class PrefillScheduler:
         if first is None:
             return NO_ROOM
         victims = self._victims_of(first, classes, now)
-        # For requests that resume the pass itself looks at the queue once more, before it begins.
+        # With resumed requests, the pass asks the queue for a new order before it begins.
         if victims or queue.resumed:
             return RoomForFirst(victims)
         return RoomForFirst([], chain((first,), order))
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
-        """No request is looked at before the next step, though some wait."""
+        """Record that no request is looked at before the next step, if some wait."""
         if self._queue.has_candidates:
             self._history.begin_walk()
             self._record_pass(now, stop)
@@ -191,11 +194,11 @@ class PrefillScheduler:
     # Inside
 
     def _victims_of(self, first: Request, classes: RequestClasses, now: float) -> list[Request]:
-        """The running requests that must go so that `first` can come in."""
+        """The running requests that must be retracted so that `first` can be admitted."""
         queue = self._queue
         rows = self._running.rows
         if self.chunked_req is not None:
-            # It has the next step, so no other row would help.
+            # The open chunk has the next step, so retracting another row would not help.
             rows = np.array([self.chunked_req.row], dtype=np.int32)
         rows = rows[classes.far_below(first, rows)]
         if not len(rows) or not self._hooks.may_run(first):
@@ -263,14 +266,15 @@ class PrefillScheduler:
         return Waiting(num, first.spec.arrival_order)
 
     def _ratio(self, now: float) -> float:
-        """The part of their outputs for which running requests are promised memory in this pass."""
+        """The fraction of their output for which running requests are promised memory in this
+        pass."""
         ratio = self.new_token_ratio.current
         if self._queue.resumed:
             ratio = careful_ratio(ratio, self._queue.retractions_of_first(now))
         return ratio
 
     def _rows_to_mix(self) -> IntArray:
-        """The decoding rows that join a prefill step, if they are to and memory allows."""
+        """The decoding rows that join a prefill step, if this is enabled and memory allows."""
         settings = self._settings
         if not settings.mixed_chunk or self._piece_len is None:
             return NO_ROWS
@@ -291,7 +295,8 @@ class PrefillScheduler:
         now: float,
         order: Iterator[Request],
     ) -> list[Request]:
-        """Walk the queue in the policy's order and add what fits, up to the first that does not."""
+        """Walk the queue in the policy's order and pick requests, up to the first that does not
+        fit."""
         picked: list[Request] = []
         walk: QueueWalk | None = None
         if self._hooks.joins:
@@ -387,7 +392,7 @@ class PrefillScheduler:
         *,
         was_picked: bool,
     ) -> None:
-        """Write down why the walk ended, in the numbers of the moment at which it did."""
+        """Record why the walk ended, with the numbers of that moment."""
         if was_picked:
             self._record_pass(now, Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
             return
@@ -402,7 +407,7 @@ class PrefillScheduler:
         last: Request | None = None,
         shortage: Shortage | None = None,
     ) -> None:
-        """The walk over the queue ends, for what the request `last` lacks, if there is one."""
+        """Record the end of a walk, and what the request `last` lacks, if there is one."""
         id = -1 if last is None else last.id
         step = self._planner.num_steps
         if shortage is None:
@@ -423,7 +428,7 @@ class PrefillScheduler:
 
 
 def lacking(shortage: Shortage | None) -> str:
-    """Why an open prompt does not go on."""
+    """Why an open prompt cannot continue."""
     assert shortage is not None, "a request was refused without a reason"
     needed = shortage.needed
     available = shortage.available

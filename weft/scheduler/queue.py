@@ -1,9 +1,9 @@
-"""Requests that wait, and the order in which they are looked at.
+"""Waiting requests, and the order in which the scheduler looks at them.
 
-Retracted requests go before all others, as they came (unless the policy has classes). Then the
-policy decides, but not alone: of the requests that have waited longer than `aging_s`, the oldest
-gets every fourth turn. (`fair` ages within each tenant by itself.) The queue knows requests and
-policies; it does not know why a request is admitted, or what runs.
+Retracted requests go before all others, in order of arrival (unless the policy has classes). The
+policy orders the rest, except that the oldest of the requests that have waited longer than
+`aging_s` gets every fourth turn. (`fair` ages requests within each tenant by itself.) The queue
+knows requests and policies; it does not know why a request is admitted, or what runs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 class AgingTurns:
     """Gives every fourth admission to the oldest overdue request, so that no policy starves one.
 
-    From the moment at which a request is overdue:
+    From the moment at which a request becomes overdue:
 
-        f f f O f f f O f f f O        f: the policy's next, O: the oldest that is overdue
+            f f f O f f f O f f f O        f: the policy's next request, O: the oldest overdue one
 
-    With k older requests in the queue it is the O of turn k + 1 at the latest: at most
-    TURNS * (k + 1) admissions of requests that never ran, whatever arrives later.
+    A request with k older ones in the queue gets the O of turn k + 1 at the latest, that is, after
+    at most TURNS * (k + 1) admissions of requests that never ran, whatever arrives later.
     """
 
     def __init__(self) -> None:
-        self.num_since = 0  # admissions since the last that was an overdue request's turn
-        self._turns: set[int] = set()  # ids of the requests that the last order gave such a turn
+        self.num_since = 0  # admissions since the last turn of an overdue request
+        # ids of the requests to which the last order gave such a turn
+        self._turns: set[int] = set()
 
     def interleave(self, overdue: Iterator[Request], fresh: Iterator[Request]) -> Iterator[Request]:
         """`fresh`, with the next of `overdue`, oldest first, at every fourth position."""
@@ -55,11 +56,11 @@ class AgingTurns:
                 yield request
 
     def forget_turns(self) -> None:
-        """Another policy makes the next order."""
+        """The next order is made by another policy."""
         self._turns = set()
 
     def admitted(self, request: Request, *, counts: bool) -> None:
-        """A request got a row. `counts`: it did so in its turn, not because it was retracted."""
+        """A request got a row. `counts`: in its turn, and not because it was retracted."""
         if request.id in self._turns:
             self.num_since = 0
         elif counts:
@@ -67,30 +68,30 @@ class AgingTurns:
 
 
 class ArrivalGate:
-    """Blocks the requests that arrive from some moment on: they stand in the queue, unlooked at."""
+    """Blocks requests from some arrival on: they stay in the queue, and no pass looks at them."""
 
     def __init__(self, arrival_order: int) -> None:
-        self.blocked_from = arrival_order  # of the first that is blocked
+        self.blocked_from = arrival_order  # arrival order of the first blocked request
 
     def lets_pass(self, request: Request) -> bool:
         return request.spec.arrival_order < self.blocked_from
 
 
 class WaitingQueue:
-    """Requests with `aging_s` seconds of waiting are overdue; 0: never.
+    """The requests without a row. A request that has waited `aging_s` seconds is overdue; 0: never.
 
-    What is off costs nothing: without `aging_s` there are no turns, and without a blocked input no
-    gate.
+    Features that are off cost nothing: without `aging_s` there is no `AgingTurns`, and without
+    blocked input no gate.
     """
 
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
         self._cache = cache
         self._aging_s = aging_s
-        self._waiting = WaitingTable()  # those that never ran
-        self.resumed: list[Request] = []  # retracted ones: few, sorted by arrival
+        self._waiting = WaitingTable()  # requests that never ran
+        self.resumed: list[Request] = []  # retracted requests: few, sorted by arrival
         self._turns = AgingTurns() if aging_s else None
-        self._gate: ArrivalGate | None = None  # while it blocks
-        self.num_tokens = 0  # of the prompts of all that never ran
+        self._gate: ArrivalGate | None = None  # exists while the input is blocked
+        self.num_tokens = 0  # of the prompts of all requests that never ran
         self.policy = policy
         self._start_policy()
 
@@ -98,24 +99,24 @@ class WaitingQueue:
         return len(self._waiting) + len(self.resumed)
 
     def __iter__(self) -> Iterator[Request]:
-        """As they came; those that were retracted before all others."""
+        """All requests in order of arrival; retracted ones before all others."""
         yield from self.resumed
         yield from self._waiting
 
     def first_come(self, num: int) -> list[Request]:
-        """The first `num` as they came; those that were retracted before all others. Asks no
-        policy."""
+        """The first `num` requests in order of arrival, retracted ones before all others. The
+        policy is not used."""
         found = self.resumed[:num]
         indices = self._waiting.indices()[: num - len(found)]
         return found + [self._waiting.request_at(index) for index in indices.tolist()]
 
     def retractions_of_first(self, now: float) -> int:
-        """How often the first of all was retracted."""
+        """How often the first request of the order was retracted."""
         first = next(self.order(now), None)
         return 0 if first is None else first.retractions
 
     def use(self, policy: Policy) -> None:
-        """Order by this policy from now on. If it raises, the one before stays."""
+        """Order by this policy from now on. If it raises, the previous policy stays."""
         before = self.policy
         columns = self._waiting.policy_columns()
         self.stop_index()
@@ -133,11 +134,11 @@ class WaitingQueue:
             self._turns.forget_turns()
 
     def tags(self) -> dict[int, int]:
-        """What the policy has written beside each waiting request, by its arrival order."""
+        """The policy's tag of each waiting request, by its arrival order."""
         return self._waiting.tags()
 
     def go_on_with(self, policy: Policy, tags: dict[int, int]) -> None:
-        """Order by a policy that knows the waiting requests: it has given them these tags."""
+        """Order by a policy that knows the waiting requests and has given them these tags."""
         self.stop_index()
         self.policy = policy
         self._start_index()
@@ -145,9 +146,9 @@ class WaitingQueue:
             self._waiting.set_tag(arrival_order, tag)
 
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
-        """Let these wait, and no others, in the order of a policy that has seen none of them.
+        """Replace all waiting requests by these, ordered by a policy that has seen none of them.
 
-        Reads nothing that a fault may have spoilt; who is blocked, stays so.
+        Reads no state that a fault may have damaged. Blocked requests stay blocked.
         """
         self._waiting = WaitingTable()
         self.resumed = []
@@ -164,7 +165,7 @@ class WaitingQueue:
     # Requests come and go
 
     def append(self, request: Request) -> None:
-        """All of it, or, if anything raises, nothing."""
+        """Add a request completely, or, if anything raises, not at all."""
         self.num_tokens += request.fill_len
         try:
             self._waiting.append(request)
@@ -179,9 +180,10 @@ class WaitingQueue:
     def overflow(self, newcomer: Request, max_requests: int, max_tokens: int) -> list[Request]:
         """The requests to refuse, now that `newcomer` has joined a queue with these limits.
 
-        `max_tokens` counts the prompts of those that never ran (0: no limit); a request that waits
-        alone may have more. None while all fit. Else as many as it takes of those that the policy
-        lets go for the newcomer; or the newcomer, if the policy names too few.
+        `max_tokens` limits the sum of the prompts of requests that never ran (0: no limit); a
+        request that waits alone may have more. Returns none while all fit. Otherwise returns as
+        many requests as necessary of those that the policy displaces for the newcomer; or the
+        newcomer, if these are too few.
         """
         requests_over = len(self) - max_requests
         tokens_over = 0
@@ -199,11 +201,11 @@ class WaitingQueue:
         return [newcomer]
 
     def resume(self, request: Request) -> None:
-        """Take a retracted request in, at the position that its arrival gives it."""
+        """Add a retracted request, at the position of its arrival."""
         insort(self.resumed, request, key=lambda other: other.spec.arrival_order)
 
     def admit(self, request: Request) -> None:
-        """The request has got a row: it waits no more."""
+        """The request has got a row: it no longer waits."""
         never_ran = self._take_out(request)
         policy = self.policy
         if self._turns is not None:
@@ -213,7 +215,7 @@ class WaitingQueue:
             policy.follower.admitted(request)
 
     def remove(self, request: Request) -> None:
-        """The request ends while it waits."""
+        """The request has ended while it waited."""
         never_ran = self._take_out(request)
         if never_ran and self.policy.follower is not None:
             self.policy.follower.dropped(request)
@@ -229,19 +231,19 @@ class WaitingQueue:
     # Blocking
 
     def block(self, arrival_order: int) -> None:
-        """Do not look at requests that never ran, from this arrival on.
+        """Block requests that never ran, from this arrival on.
 
-        A queue that blocks already goes on as it does.
+        A queue that is already blocked keeps its first limit.
         """
         if self._gate is None:
             self._gate = ArrivalGate(arrival_order)
 
     def unblock(self) -> None:
-        """Look at all requests again: blocked ones have kept the position of their arrival."""
+        """Look at all requests again. Blocked requests have kept their position."""
         self._gate = None
 
     def blocked(self) -> Iterator[Request]:
-        """The requests that are blocked, as they came."""
+        """The blocked requests, in order of arrival."""
         for request in self._waiting:
             if self.is_blocked(request):
                 yield request
@@ -253,12 +255,12 @@ class WaitingQueue:
 
     @property
     def blocks_arrivals(self) -> bool:
-        """Whether requests that come now are blocked."""
+        """Whether arriving requests are blocked."""
         return self._gate is not None
 
     @property
     def has_candidates(self) -> bool:
-        """Whether there is a request to look at."""
+        """Whether there is a request that is not blocked."""
         if self.resumed:
             return True
         if self._gate is None:
@@ -268,14 +270,14 @@ class WaitingQueue:
 
     @property
     def num_candidates(self) -> int:
-        """Requests to look at."""
+        """Number of requests that are not blocked."""
         if self._gate is None:
             return len(self)
         return len(self.resumed) + len(self._waiting.indices_before(self._gate.blocked_from))
 
     @property
     def oldest(self) -> Request | None:
-        """The first that came of the requests to look at."""
+        """The oldest request that is not blocked; None if there is none."""
         if self.resumed:
             return self.resumed[0]
         waiting = self._waiting
@@ -289,7 +291,7 @@ class WaitingQueue:
     # The order
 
     def order(self, now: float) -> Iterator[Request]:
-        """The waiting requests, best first. Lazy: it may be left at any request."""
+        """The waiting requests, best first. Lazy: the caller may stop at any request."""
         policy = self.policy
         if policy.prefix_index is not None:
             policy.prefix_index.move_on()
@@ -303,13 +305,13 @@ class WaitingQueue:
         return chain(self.resumed, fresh)
 
     def look(self) -> None:
-        """Nobody is asked for now: what has changed is put in order."""
+        """No order is needed now: let the policy bring its own order up to date."""
         self.policy.look(self._waiting)
 
     def _order_by_class(
         self, classes: RequestClasses, fresh: Iterator[Request], end: int, now: float
     ) -> Iterator[Request]:
-        """Resumed requests go first in their class; one that is overdue goes before all classes."""
+        """Resumed requests go first in their class; an overdue request goes before all classes."""
         resumed = sorted(self.resumed, key=classes.rank)
         ranked = heapq.merge(resumed, fresh, key=classes.rank)
         if self._turns is None:
@@ -338,11 +340,11 @@ class WaitingQueue:
                 self._introduce(follower, request)
 
     def _introduce(self, follower: RequestFollower, request: Request) -> None:
-        """A request begins to wait, for a policy that keeps an account."""
+        """Introduce a request that begins to wait to a policy that keeps an account."""
         self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
 
     def _start_index(self) -> None:
-        """Keep the cached lengths of all waiting requests true, if the policy reads them."""
+        """Keep the cached lengths of all waiting requests up to date, if the policy reads them."""
         policy = self.policy
         cache = self._cache
         if not policy.reads_cache or not cache.shares:
@@ -355,7 +357,7 @@ class WaitingQueue:
         cache.listeners.append(index)
 
     def stop_index(self) -> None:
-        """Let the policy's index hear of changes of the cache no more."""
+        """Stop notifying the policy's index of changes of the cache."""
         index = self.policy.prefix_index
         if index in self._cache.listeners:
             self._cache.listeners.remove(index)
@@ -372,7 +374,7 @@ class WaitingQueue:
         return displacement.displaced(self._waiting, self._waiting.indices(), newcomer)
 
     def _forget(self, request: Request) -> None:
-        """The request could not be appended: nothing is left of what that has done."""
+        """Undo the parts of an `append` that raised."""
         self.num_tokens -= request.fill_len
         self._waiting.discard(request)
         if self.policy.follower is not None:
@@ -381,7 +383,7 @@ class WaitingQueue:
         self._start_index()
 
     def _take_out(self, request: Request) -> bool:
-        """Returns whether it had never run."""
+        """Remove a request. Returns whether it had never run."""
         if not self._waiting.discard(request):
             self.resumed.remove(request)
             return False

@@ -1,8 +1,9 @@
-"""One request as the scheduler knows it, and the columns with the numbers of those that have a row.
+"""One request as the scheduler knows it, and the columns with the numbers of requests that have a
+row.
 
-What a decode step touches lives in `Columns`, one entry a row, so that a step over hundreds of
-requests is a handful of vector operations. What is needed when a request comes, goes or waits
-lives in `Request`. Neither knows policies, features or the device.
+Numbers that a decode step needs are in `Columns`, one entry per row, so that a step over hundreds
+of requests takes a few vector operations. Numbers that are needed when a request arrives, ends or
+waits are in `Request`. Neither knows policies, features or the device.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ NO_ROW = -1
 
 
 def namespace_of(adapter: str, cache_salt: str) -> str:
-    """The part of the prefix cache of requests with this adapter and salt."""
-    # No salt reaches the part of another adapter, whatever its characters.
+    """The namespace in the prefix cache of requests with this adapter and this salt."""
+    # Whatever its characters, no salt can reach the namespace of another adapter.
     if adapter or cache_salt.startswith("\0"):
         return f"\0{adapter}\0{cache_salt}"
     return cache_salt
 
 
 def adapter_and_salt(namespace: str) -> tuple[str, str]:
-    """Of which `namespace_of` makes this one."""
+    """The arguments from which `namespace_of` makes this namespace."""
     if not namespace.startswith("\0"):
         return "", namespace
     adapter, _, cache_salt = namespace[1:].partition("\0")
@@ -47,24 +48,24 @@ class RequestState(Enum):
 
 
 class RequestSpec(NamedTuple):
-    """What follows from a request's arrival. It does not change until the request's end."""
+    """Facts that follow from a request's arrival. They do not change until its end."""
 
     prompt_len: int
     seed: int
     arrival_order: int  # number of its arrival: the order of first come, first served
     arrival_s: float
-    goes_first: bool  # before all others, though it never ran
-    # What the prefix cache compares in the place of its first tokens: up to the last one that
-    # stands for a picture, a video or a sound; nothing if there is none.
+    goes_first: bool  # before all other requests, though it never ran
+    # What the prefix cache compares instead of the first token ids: up to the last token of a
+    # picture, a video or a sound; empty if the prompt has none.
     key_head: bytes = b""
 
 
 class CachedPrefix(NamedTuple):
     """The part of a request's tokens that the prefix cache owns."""
 
-    handle: Handle  # where it ends in the cache
+    handle: Handle  # end of the prefix in the cache
     length: int  # in tokens
-    pages: IntArray  # [length / page size], between match and admission; then they are in the row
+    pages: IntArray  # [length / page size], from match to admission; after that the row has them
     is_locked: bool
 
 
@@ -111,7 +112,7 @@ class Request:
     ) -> None:
         prompt_len = len(message.input_ids) // TOKEN_BYTES
         key_head = b""
-        # Features keep them; here they would be held twice, and written into journals.
+        # Features keep them; here they would be stored twice, and recorded in journals.
         if message.vectors:
             message = msgspec.structs.replace(message, vectors=b"")
         if message.media:
@@ -139,33 +140,33 @@ class Request:
 
     @property
     def wants_tokens(self) -> bool:
-        """False: it ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
+        """False: the request ends as soon as its prompt is computed (SGLang: is_prefill_only)."""
         return self.max_len > self.spec.prompt_len
 
     # Its key in the prefix cache
 
     def cache_key(self, token_ids: bytes) -> CacheKey:
-        """The key of its first tokens, of which the packed ids are given.
+        """The cache key of the request's first tokens, whose packed ids are the argument.
 
-        The one place that says what the cache compares: the ids; where a picture, a video or a
-        sound stands, others that follow from its content.
+        This is the only place that says what the cache compares: token ids, but for a picture, a
+        video or a sound, ids that follow from its content.
         """
         message = self.message
         key_head = self.spec.key_head
         if key_head:
             token_ids = key_head[: len(token_ids)] + token_ids[len(key_head) :]
         namespace = message.cache_salt
-        # Nearly all requests do without the call.
+        # Nearly all requests do not need the call.
         if message.adapter or namespace.startswith("\0"):
             namespace = namespace_of(message.adapter, namespace)
         return CacheKey(namespace, token_ids)
 
     @property
     def reusable_len(self) -> int:
-        """Tokens that the prefix cache may give: at least the last one is left to compute.
+        """Number of tokens that may come from the prefix cache; at least the last one is computed.
 
-        Whoever asked for the outputs of prompt tokens (`recompute_from`) needs them computed,
-        until all of them were reported.
+        A request for outputs of prompt tokens (`recompute_from`) needs these tokens computed, until
+        all of the outputs were reported.
         """
         message = self.message
         if not message.shares_kv:
@@ -198,7 +199,7 @@ class Request:
         return self.kv_len == self.fill_len
 
     def forget_kv(self) -> None:
-        """It owns nothing any more: it waits, with the tokens in `packed`."""
+        """The request owns no memory any more: it waits, with its tokens in `packed`."""
         self.row = NO_ROW
         self.state = RequestState.WAITING
         self.fill_len = len(self.packed) // TOKEN_BYTES
@@ -208,16 +209,16 @@ class Request:
 
 
 def without_values(media: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
-    """The items without what the encoder reads of them."""
+    """The items without the arrays that the encoder reads."""
     return tuple(msgspec.structs.replace(item, values=b"") for item in media)
 
 
 def media_key(input_ids: bytes, media: tuple[MediaItem, ...]) -> bytes:
-    """The key of a prompt's tokens up to the end of its last item."""
+    """The part of a prompt's cache key up to the end of its last item."""
     pieces: list[bytes] = []
     begin = 0
     for item in media:
-        # K and V depend on the vectors, and on where they lie.
+        # K and V depend on the vectors and on their positions.
         content = item.digest + repr((item.length, item.grid, item.time_step)).encode()
         ids = content_ids(content, item.length)
         start = item.start
@@ -229,7 +230,7 @@ def media_key(input_ids: bytes, media: tuple[MediaItem, ...]) -> bytes:
 
 
 def matching_ids(requests: Mapping[int, Request], abort: Abort) -> list[int]:
-    """The ids that an abort is about. Those that it names by number need not be open."""
+    """The ids of the requests to abort. Ids that the message names need not be open."""
     if abort.all:
         return list(requests)
     names = set(abort.names) - {""}
@@ -242,7 +243,7 @@ def matching_ids(requests: Mapping[int, Request], abort: Abort) -> list[int]:
 
 
 def seed_of(seed: int, arrival_order: int) -> int:
-    """A seed for a request that brings none: splitmix64, as a signed 64-bit integer."""
+    """The seed of a request without one: splitmix64, as a signed 64-bit integer."""
     mask = (1 << 64) - 1
     z = (seed + (arrival_order + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -252,11 +253,12 @@ def seed_of(seed: int, arrival_order: int) -> int:
 
 
 class RowFacts(NamedTuple):
-    """What stays as it is while requests have their rows, of n rows that are computed together."""
+    """Columns of n rows that run together. They do not change while requests keep their rows."""
 
     rows: IntArray  # [n]
-    as_of: int  # `Columns.num_changes`: later they may be others
-    at: LongArray  # [n] the rows again: numpy would convert them for each column
+    as_of: int  # value of `Columns.num_changes`; if that differs, the facts may be out of date
+    # [n] the rows as numpy's index type, so that numpy need not convert them each time
+    at: LongArray
     epochs: IntArray  # [n]
     ids: LongArray  # [n]
     max_len: IntArray  # [n]
@@ -291,14 +293,14 @@ class Columns:
     `seq_len` counts every token up to the last one, known or still on the device. The first
     `kv_len` of them have K and V in the cache, or get them from a launched step. The usual decode
     row has one pending token, the one sampled last; a row may have more: forced (jump-forward)
-    tokens (`Forced` in `batch.py`). While a prompt is computed, `seq_len` is that of the prompt.
-    While a step with drafts runs, they count in `kv_len` and stand in `tokens`, behind what is
-    known (`speculation/`).
+    tokens (`Forced` in `batch.py`). While a prompt is computed, `seq_len` is the length of the
+    prompt. While a step with drafts runs, `kv_len` includes the drafts and `tokens` has them, after
+    the known tokens (`speculation/`).
 
-    A free row is all zeros but for its epoch, so a request finds nothing of the row's last owner.
+    A free row is all zeros except for its epoch, so a new request finds no values of the old one.
 
-    Where all running rows are read, that is `column.take(rows)`: with int32 rows it takes half as
-    long as `column[rows]`, a third for bools.
+    To read all running rows, use `column.take(rows)`: with int32 rows it takes half as long as
+    `column[rows]`, and for bools a third.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -306,9 +308,10 @@ class Columns:
             return np.zeros(num_rows, dtype=np.int32)
 
         self.tokens: IntArray = np.zeros((num_rows, max_len), dtype=np.int32)  # known ids
-        # How often the row has been given up: tells a result for its former request.
+        # How often the row has been released: results for an earlier epoch belong to another
+        # request.
         self.epoch = ints()
-        # How often any row has been given up, or a request in a row has got another limit.
+        # How often any row has been released, or a request in a row has got another limit.
         self.num_changes = 0
         self.ids: LongArray = np.zeros(num_rows, dtype=np.int64)  # Request.id
         self.requests = np.empty(num_rows, dtype=object)  # Request, or None
@@ -318,13 +321,13 @@ class Columns:
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
-        # Requests that had arrived when it began to decode: later ones have a higher arrival order.
+        # Requests that had arrived when it began to decode: later arrival orders are higher.
         self.num_arrived: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.has_stop_ids: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.sampling = SamplingColumns(num_rows)
-        # All that a request enters besides its tokens.
+        # All columns of a request except its tokens.
         self._numbers = [
             self.ids,
             self.seq_len,
@@ -339,10 +342,11 @@ class Columns:
             self.has_stop_ids,
             *vars(self.sampling).values(),
         ]
-        self._facts: RowFacts | None = None  # that were read last
+        self._facts: RowFacts | None = None  # the last result of `facts`
 
     def fill(self, request: Request) -> None:
-        """Enter a request that has just got its row. Its cached prefix has K and V already."""
+        """Write the numbers of a request that has got its row. Its cached prefix has K and V
+        already."""
         row = request.row
         sampling = request.message.sampling
         cached_len = request.prefix.length
@@ -367,7 +371,7 @@ class Columns:
         self.requests[row] = request
 
     def clear(self, row: int) -> None:
-        """The request has left its row: results for it that are still to come count no more."""
+        """The request has left its row. Later results for it are ignored."""
         self.epoch[row] += 1
         self.num_changes += 1
         self.requests[row] = None
@@ -376,11 +380,11 @@ class Columns:
             column[row] = 0
 
     def reset(self) -> None:
-        """Give up all rows, whatever their requests."""
+        """Release all rows, whatever their requests."""
         self.epoch += 1
         self.num_changes += 1
         self.requests[:] = None
-        # Row by row: the whole table may be larger than what was ever touched.
+        # Row by row, because the whole table may be larger than the part that was ever written.
         for row in np.flatnonzero(self.known_len).tolist():
             self.tokens[row, : self._num_written(row)] = 0
         for column in self._numbers:
@@ -389,8 +393,8 @@ class Columns:
     def facts(self, rows: IntArray) -> RowFacts:
         """The facts of `rows` [n].
 
-        Most steps run the same rows as the one before: then they are not read again, which would
-        take 5 to 10 us for each column of 4,096 rows.
+        Most steps run the same rows as the step before. Then the columns are not read again, which
+        would take 5 to 10 us for each column of 4,096 rows.
         """
         facts = self._facts
         if facts is not None and facts.rows is rows and facts.as_of == self.num_changes:
@@ -415,7 +419,7 @@ class Columns:
         return facts
 
     def _num_written(self, row: int) -> int:
-        """Tokens of a row whose ids have been written: those that are known, and drafts."""
+        """Number of written token ids in a row: known tokens, and drafts."""
         return max(int(self.known_len[row]), int(self.kv_len[row]))
 
     def packed(self, row: int, length: int) -> bytes:
@@ -423,18 +427,18 @@ class Columns:
         return self.tokens[row, :length].tobytes()
 
     def unfinished(self, rows: IntArray) -> IntArray:
-        """Rows without those that will end by length with the token that is being sampled.
+        """The rows without those that end by length with the token that is being sampled.
 
-        The very same array if there are none of those.
+        If there are none to leave out, the same array.
         """
-        # Of all rows, and then of these: one read by rows less.
+        # Comparing whole columns first needs one read by rows less.
         goes_on = (self.seq_len < self.max_len).take(rows)
         if goes_on.all():
             return rows
         return rows[goes_on]
 
     def all_unfinished(self, rows: IntArray) -> IntArray:
-        """As `unfinished`, also where rows take turns (`stages/columns.py`)."""
+        """Like `unfinished`, for the rows of all turns (`stages/columns.py`)."""
         return self.unfinished(rows)
 
     def num_output(self, row: int) -> int:

@@ -1,16 +1,18 @@
-"""Which running requests give their memory back: when it runs out (retraction), and when a waiting
-request is far above them (preemption).
+"""Retraction: which running requests give back their memory when it runs out, or when a waiting
+request has a far higher priority (preemption).
 
-A retracted request keeps its output, and what it has computed stays in the prefix cache. Only what
-the others then take of it is lost, from its end; the rest is a hit when it resumes. So a victim
-costs what is taken (and one prefill step), and it helps by what no other request shares with it.
-The cheapest gives all that is missing at once; a request that was hit before counts as dearer;
-among equals it is the one that has least to lose, then the one that came last.
+A retracted request keeps its output, and its computed tokens stay in the prefix cache. Only the
+tokens that other requests then evict are lost, from the end; the rest is a hit when the request
+resumes. So the cost of a victim is the tokens taken from it (and one prefill step), and its gain is
+the memory that it shares with no other request. The best victim frees all that is missing at once.
+A request that was retracted before costs more. Among equal ones, the victim is the request that
+frees least, then the one that arrived last.
 
-Against thrashing: a request that resumes is admitted the more carefully the more often it was
-retracted, until all that run are promised all that they may generate (`admission.careful_ratio`).
+To prevent thrashing, a request that resumes needs the more free memory the more often it was
+retracted, until all running requests are promised memory for their whole output
+(`admission.careful_ratio`).
 
-These functions choose; `Scheduler.retract` does it.
+These functions choose the victims; `Scheduler.retract` retracts them.
 """
 
 from __future__ import annotations
@@ -25,17 +27,19 @@ from weft.scheduler.admission import RETRACT_DECODE_STEPS, PrefillAdder, expecte
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
 
-RESUME_COST = 32  # of a victim, in tokens, besides those that it must compute again: a prefill step
+# Cost of a victim, in tokens, besides the tokens that it must compute again: a prefill step.
+RESUME_COST = 32
 
-Rank = Callable[[Request], int]  # requests of a higher one are retracted before those of a lower
+# requests of a higher rank are retracted before those of a lower one
+Rank = Callable[[Request], int]
 
 
 def retract_until_fits(
     kv: KvMemory, rows: IntArray, rank: Rank, retract: Callable[[Request], None]
 ) -> IntArray:
-    """Retract at least one of the decoding `rows`, until the others have room for a while.
+    """Retract at least one of the decoding `rows`, until the others have room for some steps.
 
-    Returns the others. The last one is kept, also without room.
+    Returns the other rows. The last one is kept, even without room.
     """
     kept = rows
     while len(kept) > 1:
@@ -57,13 +61,14 @@ def victims_for(
     ratio: float,
     rank: Rank,
 ) -> list[Request]:
-    """The lowest and cheapest of `below`, as many as `first` needs to come in.
+    """The requests of `below`, of lowest class and then of lowest cost, that must be retracted to
+    admit `first`.
 
-    None if all of them are not enough: no request loses its place in vain. `adder` has the
-    budgets of a pass in which nothing decodes.
+    None if all of them are not enough, so that no request is retracted in vain. `adder` has the
+    budgets of a pass without decoding rows.
     """
     kv.match(first)
-    kv.lock(first)  # its prefix cannot be evicted for it
+    kv.lock(first)  # so that its own prefix is not evicted for it
     lacking = adder.lacking(first)
     kv.unlock(first)
     victims: list[Request] = []
@@ -75,7 +80,7 @@ def victims_for(
         victim = cheapest(rest, kv, missing, rank)
         rest.remove(victim)
         victims.append(victim)
-        # It frees what it has, and what was kept for its output.
+        # It frees its memory, and the memory that was reserved for its output.
         row = np.array([victim.row], dtype=np.int32)
         lacking -= kv.freed_tokens(victim)
         lacking -= expected_tokens(kv.columns, row, ratio)

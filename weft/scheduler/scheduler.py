@@ -1,15 +1,15 @@
-"""The scheduler: which requests run in the next step, and what becomes of them.
+"""The scheduler: it chooses which requests run in the next step and processes the results.
 
-Continuous batching: a request that ends leaves at once, a waiting one takes its row in the next
-step. Prompts go before decoding (or with it, `mixed_chunk`), cut into chunks so that no step gets
-too long. When a decode step does not fit in memory, requests are retracted to the queue; their
-output is kept.
+Continuous batching: a finished request leaves at once, and a waiting request takes its row in the
+next step. Prompts run before decode steps (or together with them, `mixed_chunk`), cut into chunks
+so that no step gets too long. When a decode step does not fit in memory, the scheduler retracts
+requests to the queue; their output is kept.
 
     add_request -> waiting_queue -> prefills -> running_batch -> outbox
                         ^------------- retract ------'
 
-It writes its own state alone, and is the only one to write it: settings change by `apply`, memory
-that was lost by `shrink`. It knows neither messages' transport nor the device.
+The scheduler is the only writer of its state, and writes no other: settings change through `apply`,
+and `shrink` adapts it to lost memory. It knows neither the transport of messages nor the device.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from weft.scheduler.windows.kv import WindowedKv
 
 class Memory(NamedTuple):
     kv: KvMemory
-    prefills: type[PrefillScheduler]  # who admits requests to it
+    prefills: type[PrefillScheduler]  # class that admits requests to this memory
 
 
 class Scheduler:
@@ -90,7 +90,7 @@ class Scheduler:
         self.limits = RequestLimits(settings, self.kv.capacity)
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
-        # How long a step may take, and what steps cost; None: nobody asks.
+        # How long a step may take, and what steps cost; None: neither limits nor drafts need it.
         self.pace: Pace | None = None
         if settings.bounds_steps or settings.draft_sources:
             self.pace = Pace(settings, columns, self.running_batch)
@@ -107,7 +107,7 @@ class Scheduler:
             self.prefills = self._passes(passes, settings, self.planner)
         # The batch that ran last; its prefills are not in the running batch yet.
         self.last_batch: Batch | None = None
-        self._now = 0.0  # as of the last call that brought the time
+        self._now = 0.0  # time of the last call that passed it
 
     def _new_policy(self, settings: SchedulerSettings, context: PolicyContext) -> Policy:
         """The policy that decides, with its shadow if it has one. Raises UnknownPolicy."""
@@ -152,7 +152,7 @@ class Scheduler:
                 settings.draft_sources, self.kv.cache, settings.ngram_max, settings.ngram_min
             ),
             settings.max_draft,
-            # Pages behind a window go back while a run may still be computed again.
+            # Pages before a window are freed while a run may still be computed again.
             repeats_runs=settings.draft is None and settings.windows is None,
         )
         longest = settings.max_step_tokens
@@ -191,9 +191,9 @@ class Scheduler:
     ) -> None:
         """Queue a request. With `first` it goes before all others, whatever the limits.
 
-        A request that was refused or can never run ends here with an error, and so do those that
-        have to go because the queue overflows. `features` are those that it uses, if the caller
-        has looked them up (`FeatureHooks.used_by`).
+        A request that was refused or can never run ends here with an error. So do the requests that
+        must leave because the queue exceeds its limits. `features` are the features that the
+        request uses, if the caller has found them already (`FeatureHooks.used_by`).
         """
         self._now = now
         if message.id in self.requests:
@@ -245,7 +245,7 @@ class Scheduler:
         )
 
     def _enter(self, request: Request, features: tuple[Feature, ...]) -> None:
-        """Open a request: all of it, or, if anything raises, nothing."""
+        """Open a request completely, or, if anything raises, not at all."""
         join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
         try:
             join(request)
@@ -260,13 +260,14 @@ class Scheduler:
             self.hooks.subscribe(request.id, features)
 
     def _end_overflow(self, newcomer: Request) -> None:
-        """A request has joined the queue: end those that have to go because it is too long."""
+        """End the requests that must leave, now that `newcomer` may have made the queue too
+        long."""
         queue = self.waiting_queue
         max_requests = self.settings.max_queued_requests
         max_tokens = self.settings.max_queued_tokens
         if len(queue) <= max_requests and not max_tokens:
             return
-        # Rows that the next pass gives away: as many requests do not stay in the queue.
+        # The next pass will take as many requests from the queue as there are free rows.
         if not self.prefills.is_full and not queue.blocks_arrivals:
             max_requests += self.kv.rows.num_free
         for loser in queue.overflow(newcomer, max_requests, max_tokens):
@@ -276,7 +277,7 @@ class Scheduler:
     # Requests go
 
     def fail(self, id: int, message: str, status: int = 500, *, retry_after_s: int = 0) -> None:
-        """End a request with an error, whether it is open or could not even be opened."""
+        """End a request with an error, whether it is open or could not be opened."""
         request = self.requests.get(id)
         if request is not None:
             self._finish(
@@ -293,7 +294,7 @@ class Scheduler:
         self.outbox.finish(Finish(id=id, reason="error", message=message, status=status))
 
     def abort(self, message: Abort) -> None:
-        """End requests in whatever state. Unknown ones are ignored: they have just finished."""
+        """End requests in any state. Unknown ids are ignored: these requests have just finished."""
         for id in matching_ids(self.requests, message):
             request = self.requests.get(id)
             if request is not None:
@@ -301,7 +302,7 @@ class Scheduler:
                 self._finish(request, message.reason, message=why, status=message.status)
 
     def expire(self, now: float) -> None:
-        """End the requests whose time is over."""
+        """End the requests whose deadline is over."""
         self._now = now
         for late in self.limits.deadlines.expired(self.requests, now):
             self._finish(late.request, "abort", message=late.message, status=late.status)
@@ -317,9 +318,9 @@ class Scheduler:
         keep: bool = True,
         retry_after_s: int = 0,
     ) -> None:
-        """Take back all that a request owns and say its final word.
+        """Free all that a request owns, and send its final reply.
 
-        `keep` leaves what it computed to the cache.
+        With `keep`, its computed tokens stay in the prefix cache.
         """
         spec = request.spec
         has_row = request.row != NO_ROW
@@ -344,11 +345,11 @@ class Scheduler:
                 self._release_row(request, keep=keep)
             else:
                 self.outbox.attempt(self.waiting_queue.remove, request)
-        finally:  # whatever is left of it in the accounts then, it has ended
+        finally:  # the request has ended, even if removing it raised
             self._say_end(request, finish)
 
     def _say_end(self, request: Request, finish: Finish) -> None:
-        """The final word on a request. It is said whatever raises on the way."""
+        """Send the final reply of a request, even if a feature or the history raises."""
         request.state = RequestState.FINISHED
         del self.requests[request.id]
         features = self.hooks.unsubscribe(request)
@@ -369,7 +370,8 @@ class Scheduler:
                 request.id, detail, num_output, self._now, self.planner.num_steps
             )
             prefill_s = trace.prefill_s
-            # Only those that the queue refused, or kept too long, need to know when to come again.
+            # Only requests that the queue refused or kept too long need a time for the next
+            # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
                 num_waiting = len(self.waiting_queue)
                 retry_after_s = self.limits.retry_after_s(num_waiting, self._now)
@@ -387,7 +389,7 @@ class Scheduler:
             self.outbox.finish(last_word)
 
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
-        """Take a request out of its row, and so out of the batch, with all tokens known of it."""
+        """Take a request out of its row, and so out of the batch. Its known tokens are kept."""
         with self.outbox.whole():
             known_len = int(self.kv.columns.known_len[request.row])
             request.packed = self.kv.columns.packed(request.row, known_len)
@@ -430,9 +432,9 @@ class Scheduler:
         return batch
 
     def _make_room(self, victims: list[Request], in_flight: bool) -> bool:
-        """Retract the requests whose place a waiting one of a far higher class takes.
+        """Retract `victims`, so that a waiting request of a far higher class can take their memory.
 
-        Returns False if the result of a step must be known before that.
+        Returns False if the result of a step must be known first.
         """
         if in_flight:
             self.prefills.record_no_walk(self._now, Stop.ROOM)
@@ -442,7 +444,8 @@ class Scheduler:
         return True
 
     def merge_last_batch(self) -> None:
-        """Share what the last step prefilled; prompts that are done join the running batch."""
+        """Share the pages that the last step prefilled; completed prompts join the running
+        batch."""
         last_batch = self.last_batch
         if last_batch is None or not last_batch.prefills:
             self.last_batch = None
@@ -451,7 +454,7 @@ class Scheduler:
         with self.outbox.whole():
             for request in last_batch.prefills:
                 if request.state is not RequestState.PREFILLING:
-                    continue  # it has ended meanwhile
+                    continue  # it has ended in the meantime
                 self.kv.share(request)
                 is_open = request is self.prefills.chunked_req
                 is_done = request.is_prefilled
@@ -467,15 +470,15 @@ class Scheduler:
             self.last_batch = None
 
     def update_running_batch(self, *, in_flight: bool) -> Batch | None:
-        """The next step, if it only decodes.
+        """The next step, if no prompt is prefilled.
 
-        It retracts if the step does not fit in memory, once no result is outstanding.
+        Retracts requests if the step does not fit in memory and no result is outstanding.
         """
         rows = self.kv.columns.unfinished(self.running_batch.rows)
         if not len(rows):
             if not len(self.running_batch.rows):
                 self.prefills.new_token_ratio.reset()
-                # Nothing that could end would open admission again.
+                # No request runs whose end would open admission again.
                 self.prefills.is_full = False
             return None
         if self.kv.decode_fits(rows):
@@ -483,7 +486,7 @@ class Scheduler:
         elif in_flight:
             return None
         else:
-            # Where rows take turns, those of others have memory, too.
+            # Where rows take turns, rows of other turns own memory, too.
             rows = self.kv.columns.all_unfinished(self.running_batch.rows)
             rows = self._retract_until_fits(rows)
             if not len(rows):
@@ -491,11 +494,11 @@ class Scheduler:
         return self.planner.make_batch([], rows)
 
     def _retract_until_fits(self, rows: IntArray) -> IntArray:
-        """Retract requests until the others can decode for a while. Returns the others; none if
-        memory is still to come back.
+        """Retract requests until the others can decode for a while. Returns the rows of the others;
+        none if memory is still being returned.
 
-        If the one that is kept still lacks memory, the open chunk has it and is retracted too; or
-        firm pins have it, and give way.
+        If the one row that is kept still lacks memory, the open chunk is retracted too, and then
+        firm pins are removed.
         """
         is_awaited = self.kv.reclaim()
         if self.kv.decode_fits(rows):
@@ -504,7 +507,7 @@ class Scheduler:
         if not self.kv.decode_fits(kept):
             for request in self.prefills.open_prompts():
                 self.retract(request)
-            # Only now, for it is all that runs.
+            # Only now, because this is the only request that runs.
             while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
                 pass
             if not self.kv.decode_fits(kept):
@@ -514,9 +517,9 @@ class Scheduler:
         return kept
 
     def retract(self, request: Request, why: str = "no KV memory for the next step") -> None:
-        """Take a request back to the queue.
+        """Move a running request back to the queue.
 
-        What is computed goes into the cache, so that resuming is a hit while space lasts; the
+        Its computed tokens go into the prefix cache, so resuming is a hit while there is space. Its
         output so far becomes part of what is prefilled.
         """
         known_len = int(self.kv.columns.known_len[request.row])
@@ -534,7 +537,8 @@ class Scheduler:
     def process_batch_result(
         self, batch: Batch, result: Result, now: float | None = None
     ) -> StepOutput | None:
-        """Take in what a step sampled. Returns the reply to the front, if there is one."""
+        """Process the tokens that a step sampled. Returns the reply to the front, if there is
+        one."""
         if now is not None:
             self._now = now
         columns = self.kv.columns
@@ -543,7 +547,7 @@ class Scheduler:
         effects = self.hooks.commit(batch, columns, result)
         worthless = left_behind(columns, batch, result)
         outcome = commit(columns, batch, result, is_eos, effects.ends, effects.forced)
-        # From here on the tokens are known, so they must be reported whatever raises.
+        # From here on the tokens are known, so they must be reported even if something raises.
         self.outbox.put(
             StepOutput(
                 ids=outcome.ids.tobytes(),
@@ -573,14 +577,14 @@ class Scheduler:
         if end.reason != "error":
             self._finish(request, end.reason, matched=end.matched)
             return
-        # A grammar that cannot be followed is its user's; other errors are ours.
+        # A grammar that cannot be followed is the client's fault; other errors are the server's.
         status = 400 if end.message.startswith(NOT_FOLLOWED) else 500
         self._finish(request, "error", message=end.message, status=status, keep=False)
 
     # Faults
 
     def process_batch_failure(self, batch: Batch, message: str) -> None:
-        """A step failed on the device: its requests end with an error. No step is in flight."""
+        """A step failed on the device: end its requests with an error. No step is in flight."""
         self.recompute(self.open_ids(batch), message, "a step failed on the device")
 
     def open_ids(self, batch: Batch) -> set[int]:
@@ -589,11 +593,12 @@ class Scheduler:
         return set(self.kv.columns.ids[batch.rows[is_live]].tolist())
 
     def suspects(self) -> set[int]:
-        """The requests to end after a fault in planning: those for which it is not the first.
+        """The ids of requests to end after a fault in planning: those that were concerned in an
+        earlier fault, too.
 
-        A fault that goes with a request would come again and again, so no request is planned for
-        a third time. Concerned are those that have a row or were looked at in the last pass; all,
-        if there are none.
+        A fault that one request causes would come again and again, so no request is planned for a
+        third time. Concerned are requests that have a row or that the last pass looked at; if there
+        are none, all requests.
         """
         seen = self.prefills.seen
         requests = self.requests.values()
@@ -603,11 +608,11 @@ class Scheduler:
     def recompute(
         self, failed: set[int], message: str, why: str, *, in_doubt: bool = False
     ) -> None:
-        """Trust nothing that was computed: end the requests `failed`, compute the others anew.
+        """Discard all computed tokens: end the requests `failed`, and compute the others again.
 
-        The accounts of memory begin anew, whatever stood in them. `in_doubt`: so does the queue,
-        and its policy forgets what it has seen. If anything raises on the way, all is done again
-        in that manner. No step is in flight.
+        The accounts of memory are reset, whatever their content. With `in_doubt`, the queue is
+        reset, too, and its policy forgets the requests that it has seen. If anything raises, all
+        this is done again with `in_doubt`. No step is in flight.
         """
         try:
             self._recompute(failed, message, why, in_doubt=in_doubt)
@@ -616,8 +621,8 @@ class Scheduler:
             self._recompute(failed, message, why, in_doubt=True)
 
     def _recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool) -> None:
-        """May be called again where it was left by an exception: until the rows are reset, each
-        request's tokens are where they were, and then in `Request.packed`."""
+        """Can be called again after an exception: until the rows are reset, the tokens of each
+        request are in its row, and afterwards in `Request.packed`."""
         self.last_batch = None
         self.prefills.reset()
         with_row = [request for request in self.requests.values() if request.row != NO_ROW]
@@ -630,7 +635,7 @@ class Scheduler:
             if follower is not None and not in_doubt:
                 follower.left(request)
         if in_doubt:
-            self.waiting_queue.stop_index()  # it is made anew below
+            self.waiting_queue.stop_index()  # it is made again below
         self.running_batch.reset()
         self.hooks.forget_device()
         self.kv.reset()
@@ -651,7 +656,8 @@ class Scheduler:
                 self.history.retracted(request.id, detail, self._now, self.planner.num_steps)
 
     def shrink(self) -> None:
-        """KV memory was lost: requests end earlier, and those that could never run end now."""
+        """Adapt to lost KV memory: requests end earlier, and those that can no longer run end
+        now."""
         self.limits.shrink(self.settings.context_length, self.kv.capacity)
         max_len = self.limits.max_len
         too_long = set()
@@ -668,14 +674,14 @@ class Scheduler:
                 self.kv.columns.num_changes += 1
 
     def memory_came_back(self) -> None:
-        """There is more KV memory than the last pass over the queue has seen."""
+        """There is more KV memory than in the last pass over the queue."""
         self.prefills.is_full = False
 
     # Settings and cache
 
     def apply(self, settings: SchedulerSettings) -> None:
-        """Go by these settings from the next step on. Requests beyond a lower limit run to their
-        end. Raises UnknownPolicy; then nothing has changed."""
+        """Use these settings from the next step on. Requests above a lower limit run to their end.
+        Raises UnknownPolicy; then nothing has changed."""
         if settings.schedule_policy != self.settings.schedule_policy:
             self.set_policy(settings.schedule_policy)
         if settings.shadow_policy != self.settings.shadow_policy:
@@ -697,8 +703,8 @@ class Scheduler:
         self.settings = settings
 
     def set_shadow(self, name: str) -> None:
-        """Let this policy decide without effect from now on; no name: none. The one that decides
-        notices nothing. Raises UnknownPolicy."""
+        """Use this policy as the shadow policy from now on; no name: no shadow. The live policy is
+        not affected. Raises UnknownPolicy."""
         queue = self.waiting_queue
         live = queue.policy
         tags = queue.tags()
@@ -713,7 +719,7 @@ class Scheduler:
         self.settings = replace(self.settings, shadow_policy=name)
 
     def flush_cache(self) -> bool:
-        """Empty the prefix cache. Only while no request has a row."""
+        """Empty the prefix cache, if no request has a row. Returns whether it did."""
         if len(self.requests) > len(self.waiting_queue):
             return False
         with self.outbox.whole():
@@ -721,15 +727,16 @@ class Scheduler:
             self.hooks.forget_device()
         return True
 
-    # Looking on
+    # Observation
 
     def note_device_is_busy(self) -> None:
-        """No step is planned: the device does something else, or its memory is released."""
+        """Note that no step is planned: the device is busy with other work, or its memory is
+        released."""
         self.prefills.record_no_walk(self._now, Stop.DEVICE)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is open, or a final word is still to be said."""
+        """Whether a request is open, or a final reply is still to be sent."""
         return bool(self.requests) or not self.outbox.is_empty
 
     def stats(self) -> Stats:
@@ -751,12 +758,12 @@ class Scheduler:
         )
 
     def audit(self) -> None:
-        """Check that every page has one owner. Raises AccountingError. Cost: as the pool."""
+        """Check that every page has one owner. Raises AccountingError. Cost: linear in the pool."""
         self.kv.audit(self.with_row())
 
     def find_faults(self) -> list[Fault]:
-        """The pages that have not exactly one owner. Raises AccountingError for a page outside of
-        the pool. Cost: as the pool."""
+        """The pages that do not have exactly one owner. Raises AccountingError for a page outside
+        of the pool. Cost: linear in the pool."""
         return self.kv.find_faults(self.with_row())
 
     def with_row(self) -> dict[str, Request]:

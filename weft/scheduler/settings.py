@@ -1,7 +1,7 @@
-"""What the scheduler needs to know: its options, the sizes of memory, and facts about the model.
+"""Settings of the scheduler: its options, the sizes of memory, and facts about the model.
 
-The options are declared in `config/scheduling.py`. `assemble/build.py` makes the settings from the
-engine's, in which no "auto" is left. Knows no device and no file.
+The options are declared in `config/scheduling.py`. `assemble/build.py` makes these settings from
+those of the engine, after every "auto" is resolved. This module knows no device and no file.
 """
 
 from __future__ import annotations
@@ -17,115 +17,117 @@ from weft.config.windows import least_window_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class SessionLimits:
-    """How much of the engine's memory sessions may take, besides KV that can be evicted."""
+    """Limits of sessions on the engine's memory, apart from KV that can be evicted."""
 
     max_sessions: int = 256
-    max_per_owner: int = 0  # of one owner that has a name; 0: as many as there may be
+    max_per_owner: int = 0  # of one named owner; 0: no limit below `max_sessions`
     max_turns: int = 1_000  # of one session
-    max_tokens: int = 131_072  # of one session, all its turns together
-    timeout_s: float = 600.0  # after so long without a request it is closed; 0: never
+    max_tokens: int = 131_072  # of one session, over all its turns
+    timeout_s: float = 600.0  # a session without a request for this time is closed; 0: never
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingLimits:
-    """What may be asked of a model that generates nothing."""
+    """Limits of a model that makes vectors or scores and generates no tokens."""
 
-    size: int  # numbers in a vector, or labels
-    num_token_types: int = 0  # kinds of segments that tokens may belong to; 0: the model knows none
-    is_embedding: bool = True  # else its scores are of labels
+    size: int  # numbers in a vector, or number of labels
+    num_token_types: int = 0  # kinds of segments that tokens may belong to; 0: none
+    is_embedding: bool = True  # False: the model gives scores of labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSettings:
-    """The layers with sliding windows, where they have pages of their own."""
+    """The layers with sliding windows, if they have pages of their own."""
 
-    window: int  # tokens that a token sees, itself included, in the widest of them
+    window: int  # tokens that a token sees, itself included, in the layer with the widest window
     num_pages: int
 
     def least_pages(self, page_size: int, step_tokens: int) -> int:
-        """The pages without which a request could not run alone, in steps of so many tokens."""
+        """The pages that a request needs to run alone, in steps of `step_tokens` tokens."""
         return least_window_tokens(self.window, page_size, step_tokens) // page_size
 
 
-LEAST_STATE_SLOTS = 2  # without which no request can run: one that it reads, and its own
+LEAST_STATE_SLOTS = 2  # to run any request: a slot to read and a slot to write
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateSettings:
-    """The layers that keep a state, where a model has such layers."""
+    """The layers that keep a state, if the model has such layers."""
 
     num_slots: int
-    least_border: int = 64  # tokens; rows leave copies of their states at multiples of a border
-    # Tokens that two requests must share beyond a snapshot for the second to leave another there.
+    least_border: int = 64  # tokens; rows write copies of their states at multiples of a border
+    # Tokens that two requests must share after a snapshot for the second to write another there.
     least_shared: int = 256
 
     def border(self, page_size: int) -> int:
-        """Tokens between two places where a copy may be left: whole pages."""
+        """Tokens between two places where a copy may be written: whole pages."""
         return -(-self.least_border // page_size) * page_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierSettings:
-    """The store of KV outside of the pool, where there is one."""
+    """The store of KV outside of the pool, if there is one."""
 
-    block_len: int = 64  # tokens of a block, whole pages
-    block_bytes: int = 0  # of K and V
-    wait_s: float = 2.0  # that a request waits for its pages, at most; 0: it never does
+    block_len: int = 64  # tokens per block, whole pages
+    block_bytes: int = 0  # K and V of one block
+    wait_s: float = 2.0  # longest wait of a request for its pages; 0: requests do not wait
     write: str = "selective"  # when blocks are written (`CACHE_WRITE` in config/engine.py)
-    # Whether what is going to be evicted is written before, whoever has used it: that is quick.
+    # Whether pages are written before they are evicted, whoever used them: this store is fast.
     saves_evicted: bool = False
-    where: str = "disk"  # it is; for people
+    where: str = "disk"  # name of the store in texts for users
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandoffSettings:
-    """Another server computes prompts for this one, or continues those that this one computes."""
+    """For a server that computes prompts for others, or that continues such prompts."""
 
     mode: str  # "prefill" or "decode"
-    lease_s: float = 30.0  # that KV is kept for which nobody asks
-    wait_s: float = 60.0  # that a request waits for its KV, at most
+    lease_s: float = 30.0  # how long KV is kept that no server asks for
+    wait_s: float = 60.0  # longest wait of a request for its KV
     fallback: str = "compute"  # or "fail"
-    largest_share: float = 0.5  # of the pool that is lent
+    largest_share: float = 0.5  # largest part of the pool that may be lent
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
-    """A draft model, where there is one."""
+    """The draft model, if there is one."""
 
-    vocab_size: int  # ids that it knows; a request with another one has no drafts of it
-    context_length: int  # behind so many tokens it makes none
+    vocab_size: int  # ids that it knows; a request with other ids has no drafts of the model
+    context_length: int  # the model makes no drafts after this many tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings(SchedulingOptions):
-    """The options of the scheduler, with values where users may write 0, and what they apply to."""
+    """The options of the scheduler, with 0 and "auto" resolved, and the sizes that they apply
+    to."""
 
     num_pages: int
     page_size: int
     context_length: int  # prompt and output together, in tokens
     vocab_size: int
     num_layers: int = 0  # of the model; 0: a step computes all of them
-    hidden_size: int = 0  # of the vectors that may be given for tokens of a prompt; 0: none may
+    hidden_size: int = 0  # of input vectors in prompts; 0: they are not allowed
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     sessions: SessionLimits = SessionLimits()
-    pooling: PoolingLimits | None = None  # None: the model generates
+    pooling: PoolingLimits | None = None  # None: the model generates tokens
     windows: WindowSettings | None = None  # None: all layers share one pool of pages
     states: StateSettings | None = None  # None: no layer keeps a state
     draft: DraftSettings | None = None  # None: there is no draft model
     media: MediaRules | None = None  # None: the model takes no pictures, videos or sounds
-    tiers: TierSettings | None = None  # None: KV is nowhere but in the pool
-    handoff: HandoffSettings | None = None  # None: this server does whole requests
-    # That work at once on steps of different rows; 1: a step is over before the next one begins, or
-    # the next one may continue its rows.
+    tiers: TierSettings | None = None  # None: KV exists only in the pool
+    handoff: HandoffSettings | None = None  # None: this server runs whole requests
+    # Pipeline stages that work at once on steps of different rows. 1: a step ends before the next
+    # one begins, or the next one may continue its rows.
     num_stages: int = 1
-    max_stage_rows: int = 0  # of a step that only decodes, where stages work at once; 0: no bound
+    # largest number of rows of a decode step with several stages; 0: no bound
+    max_stage_rows: int = 0
     seed: int = 0
-    started_with: SchedulerSettings | None = None  # if they have been changed since
+    started_with: SchedulerSettings | None = None  # if they have been changed since the start
 
     @property
     def sized_for(self) -> SchedulerSettings:
-        """The settings that tables and the device's memory were laid out for."""
+        """The settings for which tables and the device's memory were sized."""
         return self.started_with or self
 
     @property
@@ -148,7 +150,7 @@ class SchedulerSettings(SchedulingOptions):
 
     @property
     def max_step_tokens(self) -> int:
-        """Tokens that a step with prompts computes, at most."""
+        """The largest number of tokens in a step with prompts."""
         return min(self.chunk_len or self.max_prefill_tokens, self.max_prefill_tokens)
 
     @property
@@ -158,8 +160,8 @@ class SchedulerSettings(SchedulingOptions):
 
     @property
     def encoder_tokens(self) -> int:
-        """Tokens of pictures, videos and sounds that are encoded in one step, where one that has
-        more is encoded alone."""
+        """Tokens of pictures, videos and sounds that are encoded in one step. An item with more
+        tokens is encoded alone."""
         return self.max_encoder_tokens or self.max_step_tokens
 
     @property
@@ -169,22 +171,23 @@ class SchedulerSettings(SchedulingOptions):
 
     @property
     def bounds_steps(self) -> bool:
-        """Whether prompts are cut so that running requests have their tokens in time."""
+        """Whether prompts are cut so that running requests get their tokens in time."""
         return self.max_step_ms > 0 or self.max_slowdown > 0
 
     @property
     def draft_sources(self) -> tuple[str, ...]:
-        """Where drafts come from, by name; none: requests have no drafts. Raises SettingsError."""
+        """The names of the sources of drafts; empty: requests have no drafts. Raises
+        SettingsError."""
         if self.speculative == AUTO:
-            return ()  # nobody has decided
+            return ()  # `auto` was not resolved
         if self.states is not None:
-            return ()  # a state cannot go back behind a token
+            return ()  # a state cannot be reset to an earlier token
         names = parse_draft_sources(self.speculative, "--speculative")
         return tuple(name for name in names if name != MODEL or self.draft is not None)
 
     @property
     def pin_shares(self) -> dict[str, float]:
-        """Part of what may be pinned, by name of tenant. Raises SettingsError."""
+        """Share of the memory for pins, by name of tenant. Raises SettingsError."""
         return dict(parse_tenant_parts(self.tenant_cache, "--tenant-cache"))
 
     @property
@@ -193,7 +196,7 @@ class SchedulerSettings(SchedulingOptions):
         return dict(parse_tenant_weights(self.tenant_weights, "--tenant-weights"))
 
     def __post_init__(self) -> None:
-        """Raises ValueError for settings that contradict each other or cannot be read."""
+        """Raises ValueError for settings that contradict each other or cannot be parsed."""
         if self.max_running_requests < 1:
             raise ValueError(
                 f"max_running_requests is {self.max_running_requests}; it must be at least 1"

@@ -1,8 +1,8 @@
-"""The numbers of the waiting requests that never ran, in columns: one index each, in the order of
-arrival. It knows no policy; a policy may keep a number of its own in `tag`.
+"""The numbers of the waiting requests that never ran, in columns. Each request has one index, in
+order of arrival. The table knows no policy; a policy may store one number per request in `tag`.
 
-An order over ten thousand requests is then a few vector operations, and only those that are looked
-at are touched one by one.
+With columns, ordering ten thousand requests takes a few vector operations, and Python touches only
+the requests that the scheduler looks at.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from weft.scheduler.request import Request
 
 DoubleArray: TypeAlias = NDArray[np.float64]
 
-EVERYBODY = 2**62  # beyond every number of arrival
-NUM_HEAD = 64  # as many are found without sorting the rest
-SAMPLE_SIZE = 512  # keys among which a low one is looked for
-SOME = 4_096  # that are looked at together where a few may be enough
-MAX_SPLICED = 8  # requests that have left, which are taken out of a long list one by one
+EVERYBODY = 2**62  # above every arrival order
+NUM_HEAD = 64  # number of requests that are found without sorting the rest
+SAMPLE_SIZE = 512  # size of the sample of keys from which a low key is chosen
+SOME = 4_096  # block of requests to read at once where a few may be enough
+MAX_SPLICED = 8  # up to this many departed requests are removed from the list one by one
 FIRST_SIZE = 64
 COLUMNS = (
     "is_used",
@@ -48,7 +48,7 @@ class PolicyColumns(NamedTuple):
 
 
 class WaitingTable:
-    """The index of a request that has left stays empty until there are too many of those.
+    """The index of a request that has left stays empty until the table is packed.
 
     is_used        1 0 1 1 0 1 | . .       arrival_order and arrival_s rise
     arrival_order  3 . 5 6 . 9 | . .       _end = 6
@@ -59,28 +59,30 @@ class WaitingTable:
         self.arrival_order: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.arrival_s: DoubleArray = np.zeros(FIRST_SIZE, dtype=np.float64)
         self.fill_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)  # tokens of the prompt
-        # Of these in the cache, if the policy reads it.
+        # Cached tokens of the prompt, if the policy reads them.
         self.cached_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.max_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.priority: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
-        # From arrival to the first token, and to the end; 0: any time.
+        # Time allowed from arrival to the first token, and to the end; 0: no limit.
         self.ttft_ms: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.timeout_ms: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
-        # When its first token is due, or else its end; infinite if it has any time.
+        # When the first token is due, or else the end; infinite without a limit.
         self.due_s: DoubleArray = np.zeros(FIRST_SIZE, dtype=np.float64)
-        self.tag: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)  # a number of the policy's own
+        # one number that the policy may write
+        self.tag: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self._requests: list[Request | None] = [None] * FIRST_SIZE
         self._index: dict[int, int] = {}  # by arrival order
-        self._end = 0  # indices from here on were never used
-        # What `indices` gave last: those in use below `_listed_end`, and with them those that have
-        # left since.
+        self._end = 0  # indices from here on are unused
+        # The last result of `indices`: the indices that were in use below `_listed_end`. Those of
+        # requests that have left since then are in `_gone`.
         self._listed: LongArray = np.zeros(0, dtype=np.int64)
         self._listed_end = 0
         self._gone: list[int] = []
-        # The number of the last change of each request, by its arrival, the latest change last.
+        # Number of the last change of each request, by arrival order; the latest change is last.
         self._changes: dict[int, int] = {}
         self.num_changes = 0
-        self.num_repacks = 0  # so often, changes of those that had left were forgotten
+        # how often the table was packed, which forgets changes of departed requests
+        self.num_repacks = 0
 
     def __len__(self) -> int:
         return len(self._index)
@@ -98,8 +100,8 @@ class WaitingTable:
             self._make_room()
         index = self._end
         arrival_order = request.spec.arrival_order
-        # The index counts only when every number has its place: one that a column cannot hold
-        # leaves no trace.
+        # The index becomes valid only after every number is stored, so a number that does not fit
+        # its column leaves no trace.
         self.arrival_order[index] = arrival_order
         self.arrival_s[index] = request.spec.arrival_s
         self.fill_len[index] = request.fill_len
@@ -119,7 +121,7 @@ class WaitingTable:
         self._note_change(arrival_order)
 
     def discard(self, request: Request) -> bool:
-        """Take a request out. Returns whether it was in."""
+        """Remove a request. Returns whether it was in the table."""
         arrival_order = request.spec.arrival_order
         index = self._index.pop(arrival_order, None)
         if index is None:
@@ -145,20 +147,20 @@ class WaitingTable:
         return dict(zip(orders, self.tag[indices].tolist(), strict=True))
 
     def policy_columns(self) -> PolicyColumns:
-        """The numbers that policies have written beside the requests, for `restore`."""
+        """Copies of the numbers that policies have written, for `restore`."""
         return PolicyColumns(self.cached_len.copy(), self.tag.copy())
 
     def restore(self, columns: PolicyColumns) -> None:
-        """Put them back. No request has come or gone since."""
+        """Write them back. No request has come or gone since `policy_columns`."""
         self.cached_len[:] = columns.cached_len
         self.tag[:] = columns.tag
 
     def indices(self) -> LongArray:
-        """The indices in use [n], in the order of arrival. Nobody may write there.
+        """The indices in use [n], in order of arrival. The caller must not write to the array.
 
-        They are of numpy's own type for places, which it need not convert for each column; and
-        from one step to the next few come and go, so they are not looked for anew (of 100,000: 25
-        us instead of 110).
+        They have numpy's own index type, which numpy need not convert for each column. Few requests
+        come and go between two steps, so the list is updated instead of searched again (of 100,000:
+        25 us instead of 110).
         """
         if len(self._gone) > MAX_SPLICED:
             self._listed = np.flatnonzero(self.is_used[: self._end])
@@ -174,7 +176,7 @@ class WaitingTable:
         return self._listed
 
     def indices_before(self, end: int) -> LongArray:
-        """Those of the requests that came before the arrival with the number `end`."""
+        """The indices of the requests whose arrival order is below `end`."""
         indices = self.indices()
         if end == EVERYBODY:
             return indices
@@ -182,9 +184,9 @@ class WaitingTable:
         return indices[: int(np.searchsorted(indices, border))]
 
     def came_by(self, time_s: float, end: int = EVERYBODY) -> Iterator[Request]:
-        """Those that came at `time_s` or before, and before the arrival `end`, in that order.
+        """The requests that arrived at `time_s` or earlier, with an arrival order below `end`.
 
-        Lazy: it may be left at any request, and those behind it have not been looked at.
+        In order of arrival. Lazy: the caller may stop at any request, and later ones are not read.
         """
         last = int(np.searchsorted(self.arrival_s[: self._end], time_s, side="right"))
         if end != EVERYBODY:
@@ -197,16 +199,15 @@ class WaitingTable:
                     yield request
 
     def end_by(self, time_s: float) -> int:
-        """Whoever came at `time_s` or before has a lower number of arrival than this."""
+        """An arrival order above those of all requests that arrived at `time_s` or earlier."""
         border = int(np.searchsorted(self.arrival_s[: self._end], time_s, side="right"))
         if border == self._end:
             return EVERYBODY
         return int(self.arrival_order[border])
 
     def changed_since(self, number: int) -> list[int]:
-        """The arrivals of the requests that came, left or got another number in a column since
-        there were `number` changes, the latest first. Those that left may be missing after a
-        repack."""
+        """The arrival orders of the requests that came, left, or got another number in a column
+        after change `number`, latest first. Requests that left may be missing after a repack."""
         found = []
         for arrival_order in reversed(self._changes):
             if self._changes[arrival_order] < number:
@@ -215,7 +216,7 @@ class WaitingTable:
         return found
 
     def first(self) -> Request | None:
-        """The one that came first."""
+        """The oldest request; None if there is none."""
         if not self._index:
             return None
         return self.request_at(int(np.argmax(self.is_used)))
@@ -229,7 +230,7 @@ class WaitingTable:
         return self._index[arrival_order]
 
     def find(self, arrival_order: int) -> Request | None:
-        """The request with this number of arrival, if it waits."""
+        """The request with this arrival order, if it waits."""
         index = self._index.get(arrival_order)
         return None if index is None else self._requests[index]
 
@@ -237,11 +238,11 @@ class WaitingTable:
         return arrival_order in self._index
 
     def indices_of(self, arrivals: Sequence[int]) -> LongArray:
-        """The index [n] of each of `arrivals` [n], which wait."""
+        """The index [n] of each of `arrivals` [n]. All of them must be waiting."""
         return np.array([self._index[arrival] for arrival in arrivals], dtype=np.int64)
 
     def index_of(self, request: Request) -> int:
-        """The index of a request that waits."""
+        """The index of a request that must be waiting."""
         return self._index[request.spec.arrival_order]
 
     def marks(self, indices: LongArray) -> BoolArray:
@@ -251,15 +252,16 @@ class WaitingTable:
         return is_one
 
     def lowest_first(self, indices: LongArray, key: DoubleArray | LongArray) -> Iterator[Request]:
-        """The requests at `indices` [n] by `key` [n], equal ones as they came.
+        """The requests at `indices` [n], ordered by `key` [n], and by arrival where keys are equal.
 
-        It sorts some hundreds of the first, and the rest only if it is looked at.
+        A few lowest keys are sorted first, and the rest only if the caller reads so far.
         """
         if len(indices) > 2 * SAMPLE_SIZE:
             border = low_border(key)
             is_lower = np.flatnonzero(key < border)
             yield from self._sorted(indices[is_lower], key[is_lower])
-            # Those equal to it may be all, and stand as they came: they need no sorting.
+            # Keys equal to the border may be all keys. They are in order of arrival and need no
+            # sorting.
             for first in range(0, len(key), SOME):
                 is_equal = np.flatnonzero(key[first : first + SOME] == border)
                 yield from map(self.request_at, indices[first + is_equal].tolist())
@@ -269,18 +271,18 @@ class WaitingTable:
         yield from self._sorted(indices, key)
 
     def _sorted(self, indices: LongArray, key: DoubleArray | LongArray) -> Iterator[Request]:
-        order = np.argsort(key, kind="stable")  # equal ones as they came
+        order = np.argsort(key, kind="stable")  # stable: equal keys stay in order of arrival
         for index in indices[order].tolist():
             yield self.request_at(index)
 
     def _note_change(self, arrival_order: int) -> None:
-        # Taken out first, so that it stands behind all others.
+        # Removed first, so that it becomes the last entry.
         self._changes.pop(arrival_order, None)
         self._changes[arrival_order] = self.num_changes
         self.num_changes += 1
 
     def _make_room(self) -> None:
-        """Close the gaps; double the table if these are few."""
+        """Remove empty indices; double the table if more than half of it is used."""
         indices = self.indices()
         num_used = len(indices)
         size = len(self.is_used)
@@ -293,7 +295,7 @@ class WaitingTable:
             packed = np.zeros(new_size, dtype=column.dtype)
             packed[:num_used] = column[indices]
             columns[name] = packed
-        # Only now, when there was memory for all of them.
+        # Only now, because the memory for all columns is there.
         for name, packed in columns.items():
             setattr(self, name, packed)
         requests = [self._requests[index] for index in indices.tolist()]
@@ -312,14 +314,15 @@ class WaitingTable:
 
 
 def low_border(key: DoubleArray | LongArray) -> np.float64 | np.int64:
-    """One of the lowest of many keys [n]: that of a sample, below which some 0.4 % of all are."""
+    """A low key out of many keys [n]: the second lowest of a sample; about 0.4 % of all are
+    below."""
     sample = key[:: len(key) // SAMPLE_SIZE]
     border: np.float64 | np.int64 = np.partition(sample, 1)[1]
     return border
 
 
 def chosen(indices: LongArray, is_chosen: BoolArray) -> LongArray:
-    """Those of `indices` [n] that are chosen; as a rule all, and no copy of them."""
+    """Those of `indices` [n] that are chosen. If all are, the array itself and not a copy."""
     if is_chosen.all():
         return indices
     return indices[is_chosen]

@@ -1,19 +1,20 @@
-"""Adapters (LoRA): which requests may run together, so that no step needs more of them than it has
-slots for. This is the only place with that rule.
+"""Adapters (LoRA): which requests may run together, so that no step needs more adapters than there
+are slots. This is the only place with that rule.
 
     running | picked | pinned | kept for one that waits  ≤  max_loras_per_batch
 
-The members are distinct adapters; the model without one counts as one while a request runs on it. A
-request that lacks a slot is passed over, and others go before it.
+The sets have distinct adapters; the model without an adapter counts as one while a request runs on
+it. A request that lacks a slot is passed over, and others go before it.
 
-So that nobody starves, a request that is overdue (`aging_s`) and lacks a slot keeps the next one
-that becomes free; the oldest of them does. For it, one of the running adapters closes: the one
-whose requests have the fewest tokens left. It admits no younger request until that one has got its
-row. So the oldest overdue request has a slot as soon as the longest request of one adapter has
-ended, and with k older ones in the queue after k + 1 such times, whatever arrives later; from then
-on it waits no longer than without adapters (`queue.py`).
+To prevent starvation, an overdue request (`aging_s`) that lacks a slot reserves the next free one;
+the oldest such request does. For it, one running adapter closes: the adapter whose requests have
+the fewest tokens left. It admits no younger request until the reserving request has got its row. So
+the oldest overdue request gets a slot when the longest request of one adapter has ended, and a
+request with k older ones in the queue after k + 1 such times, whatever arrives later. From then on
+it waits no longer than without adapters (`queue.py`).
 
-Which adapters are loaded, and where, is told by `engine/adapters.py`; no file is seen here.
+`engine/adapters.py` says which adapters are loaded, and in which places; this module reads no
+files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
 from weft.scheduler.request import Columns, Request, RequestState
 
-NO_ADAPTER = ""  # uid of the model as it is
+NO_ADAPTER = ""  # uid of the model without an adapter
 
 
 class LoadedAdapter:
@@ -43,31 +44,31 @@ class LoadedAdapter:
     def __init__(self, uid: str, place: int, name: str, *, is_pinned: bool = False) -> None:
         self.uid = uid
         self.place = place
-        self.name = name  # as it was loaded, for people
-        self.is_pinned = is_pinned  # it has a slot for ever
+        self.name = name  # the name given at loading, for texts
+        self.is_pinned = is_pinned  # it has a slot as long as it is loaded
         self.is_leaving = False  # it takes no more requests
         self.num_open = 0  # requests that use it
 
 
 class AdaptersFeature(Feature):
-    """Knows the loaded adapters, and which request uses which."""
+    """Keeps the loaded adapters, and the adapter of each open request."""
 
     request_fields = ("adapter",)
     changes_layers = True
 
     def __init__(self, max_together: int, num_places: int, num_rows: int) -> None:
-        """`num_places`: adapters that may be loaded; 0: none."""
+        """`num_places`: number of adapters that may be loaded; 0: none."""
         self.max_together = max_together
         self.num_places = num_places
-        # By uid, the one that was not used for longest first.
+        # By uid, least recently used first.
         self.loaded: dict[str, LoadedAdapter] = {}
         self._by_id: dict[int, str] = {}  # uid of the adapter of an open request
         self._place_of_row: IntArray = np.full(num_rows, BASE, dtype=np.int32)
-        self.num_rows: dict[str, int] = {}  # requests with a row by uid, of adapters that have some
-        # The request that keeps a slot until it has its row, and the adapter that closes for it.
+        self.num_rows: dict[str, int] = {}  # requests with a row, by uid of their adapter
+        # The request that reserves a slot until it has its row, and the adapter that closes for it.
         self._claim: Request | None = None
         self._closing: str | None = None
-        # Of the present walk: the adapters that have a slot, with those of so many picked requests.
+        # Of the current walk: the adapters that have a slot, including those of picked requests.
         self._walk_number = -1
         self._num_picked = 0
         self._taken: set[str] = set()
@@ -75,22 +76,22 @@ class AdaptersFeature(Feature):
     # Loaded ones
 
     def add(self, adapter: LoadedAdapter) -> None:
-        """The adapter is in the memory of the device now."""
+        """The adapter has been loaded onto the device."""
         self.loaded[adapter.uid] = adapter
 
     def forget(self, uid: str) -> None:
-        """The adapter is to be unloaded; no open request uses it."""
+        """The adapter will be unloaded; no open request uses it."""
         assert not self.loaded[uid].num_open, "an adapter in use was unloaded"
         del self.loaded[uid]
 
     def free_place(self, reserved: set[int]) -> int | None:
-        """A place that has no adapter, and gets none."""
+        """A place without an adapter that is not reserved; None if there is none."""
         taken = reserved.union(adapter.place for adapter in self.loaded.values())
         return next((place for place in range(self.num_places) if place not in taken), None)
 
     def least_used(self) -> LoadedAdapter | None:
-        """The adapter to unload when another one needs a place: the one that was not used for
-        longest, of those that nobody uses and that are not pinned."""
+        """The adapter to unload when another one needs its place: the least recently used adapter
+        that no request uses and that is not pinned; None if there is none."""
         for adapter in self.loaded.values():
             if not (adapter.num_open or adapter.is_pinned or adapter.is_leaving):
                 return adapter
@@ -163,8 +164,8 @@ class AdaptersFeature(Feature):
     # Slots
 
     def _follow(self, walk: QueueWalk) -> None:
-        """Take note of the adapters that have a slot, and of what was picked since the last request
-        of this walk."""
+        """Update the adapters that have a slot, with the requests picked since the last call of
+        this walk."""
         if walk.number != self._walk_number:
             self._walk_number = walk.number
             self._num_picked = 0
@@ -179,22 +180,22 @@ class AdaptersFeature(Feature):
         self._num_picked = len(walk.picked)
 
     def _live_claim(self) -> Request | None:
-        """The request that keeps a slot, if it still waits."""
+        """The request that reserves a slot, if it still waits."""
         if self._claim is not None and self._claim.state is not RequestState.WAITING:
             self._claim = None
             self._closing = None
         return self._claim
 
     def _keep_slot(self, request: Request, walk: QueueWalk) -> None:
-        """Keep the next slot for this request, unless an older one has it."""
+        """Reserve the next slot for this request, unless an older request has done so."""
         if self._claim is None or _is_younger(self._claim, request):
             self._claim = request
         if self._closing is None:
             self._closing = self._first_to_end(walk)
 
     def _first_to_end(self, walk: QueueWalk) -> str | None:
-        """The adapter whose requests have the fewest tokens left to compute; None if all are
-        pinned, or have just been picked."""
+        """The adapter whose requests have the fewest tokens left to compute; None if all running
+        adapters are pinned."""
         left: dict[str, int] = {}
         for row, request in _with_row(walk.kv.columns):
             uid = request.message.adapter
@@ -208,7 +209,7 @@ class AdaptersFeature(Feature):
         return min(left, key=lambda uid: (left[uid], uid))
 
     def _called(self, uid: str) -> str:
-        """How people call it."""
+        """Its name in texts."""
         return repr(self.loaded[uid].name) if uid else "the model without an adapter"
 
 

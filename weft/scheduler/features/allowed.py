@@ -1,4 +1,5 @@
-"""Requests that may choose among some tokens only, the same at every step: `allowed_token_ids`.
+"""Allowed tokens: requests that may sample only some tokens, the same in every step
+(`allowed_token_ids`).
 
 The tokens do not depend on what is sampled, so steps overlap.
 """

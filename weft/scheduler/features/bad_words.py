@@ -1,14 +1,14 @@
-"""Words that are not to be said: sequences of tokens, whose last one may not follow the others.
+"""Bad words: sequences of tokens that the output may not contain, so the last token of a word may
+not follow the others.
 
-Where steps overlap, the planner does not know the token before. So whether a word is about to be
-completed is worked out up to the last token but one, and the last one is left to the device, which
-knows it (`LogitBias.after`):
+Where steps overlap, the planner does not know the last token of the output. So this feature
+compares the tokens before it, and the device, which knows it, checks the last one
+(`LogitBias.after`):
 
     output   ... a  b  c | ?        word  b c d:  "a b" ends with b, so d is forbidden after c
              known    ^ on the device
 
-Words of one token are forbidden always. The prompt does not count: a word is said by the output
-alone.
+Words of one token are always forbidden. Tokens of the prompt do not count.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from weft.scheduler.request import Columns, Request
 class Pair(NamedTuple):
     """A token that may not follow another."""
 
-    after: int  # ANY: it may follow none
+    after: int  # ANY: `token` is always forbidden
     token: int
 
 
 class _Words:
-    """The words of one request, by what must stand before their last two tokens."""
+    """The words of one request, by the token before their last two."""
 
     def __init__(self, words: tuple[tuple[int, ...], ...]) -> None:
         self.longest = max(map(len, words))
         self._first: list[Pair] = []
         self._second: list[Pair] = []
-        # Words of three tokens or more, by the last one before the pair.
+        # Words of three tokens or more, by the last token before the pair.
         self._longer: dict[int, list[tuple[int, ...]]] = {}
         for word in words:
             if len(word) == 1:
@@ -49,9 +49,9 @@ class _Words:
                 same_start.append(word)
 
     def forbidden(self, output: list[int], *, has_last: bool) -> list[Pair]:
-        """What the device may not sample.
+        """The tokens that the device may not sample, as pairs.
 
-        `output` lacks its last token; without `has_last` there is none.
+        `output` lacks its last token; without `has_last` the output is empty.
         """
         if not has_last:
             return self._first
@@ -101,11 +101,11 @@ class BadWordsFeature(Feature):
         self._words.pop(request.row, None)
 
     def _forbidden(self, row: int, length: int, columns: Columns) -> list[Pair]:
-        """What may not follow the first `length` tokens of a row."""
+        """The tokens that may not follow the first `length` tokens of a row."""
         words = self._words[row]
         begin = int(columns.prompt_len[row])
         last = length - 1  # position of the output's last token
-        # More of the output than the longest word has cannot matter.
+        # Only as many tokens as the longest word has can matter.
         start = max(begin, last - words.longest)
         end = max(begin, last)
         output = columns.tokens[row, start:end].tolist()

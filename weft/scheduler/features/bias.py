@@ -32,7 +32,7 @@ class Ending(NamedTuple):
 
 class LogitBiasFeature(Feature):
     """Keeps, by row, the biased tokens with their values, and the ending tokens of requests with a
-    minimum."""
+    minimal length."""
 
     sampling_fields = ("logit_bias", "min_new_tokens")
 
@@ -77,7 +77,7 @@ class LogitBiasFeature(Feature):
         if not sampling.ignore_eos:
             ending.update(self._eos)
         tokens: IntArray = np.array(sorted(ending), dtype=np.int64)
-        # Stop tokens may lie beyond the vocabulary: they have no logit that could be forbidden.
+        # Stop tokens may be outside of the vocabulary: they have no logit to change.
         return tokens[tokens < self._vocab_size].astype(np.int32)
 
 

@@ -1,6 +1,6 @@
-"""Requests that must have their first token by some time (`ttft_ms`): who they are.
+"""Lists the new requests that must have their first token by some time (`ttft_ms`).
 
-Whether one can be in time is judged by `engine/deadline_service.py`; the policy `deadline` orders
+`engine/deadline_service.py` decides whether a request can be in time; the policy `deadline` orders
 by it.
 """
 
@@ -17,8 +17,8 @@ class DeadlineFeature(Feature):
     request_fields: ClassVar[tuple[str, ...]] = ("ttft_ms",)
 
     def __init__(self) -> None:
-        self.newcomers: list[int] = []  # ids of those that nobody has judged yet
-        self.wake: Callable[[], None] | None = None  # called when one has come
+        self.newcomers: list[int] = []  # ids of requests that the service has not seen yet
+        self.wake: Callable[[], None] | None = None  # called when a request has come
 
     def arrive(self, message: GenerateRequest) -> None:
         self.newcomers.append(message.id)

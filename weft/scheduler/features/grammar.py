@@ -1,21 +1,22 @@
 """Structured output: requests wait until their grammar is compiled, then sample under its bitmasks.
 
-The decisions follow from what the grammar service says: which grammars are ready (`take`), and what
-became of each token (`advance`). Both are inputs of the core, like the results of steps, and
-recorded like these. A bitmask depends on every token before it, so such a step blocks the overlap
-(`engine/loop.py`). Nothing here looks at the bits: the plan carries a `LazyBitmask`, which may
-still be computed.
+The decisions follow from the answers of the grammar service: which grammars are ready (`take`), and
+whether each token is allowed (`advance`). Both are inputs of the core, and are recorded like the
+results of steps. A bitmask depends on every token before it, so such a step blocks the overlap
+(`engine/loop.py`). This module does not read the bits: the plan carries a `LazyBitmask`, which may
+still be being computed.
 
-Where the grammar allows only one text, its tokens are appended without being sampled, and computed
-together in the next step. A grammar may hold from the end of the reasoning on: until then its
-request has no bitmask, but its steps block the overlap all the same, for each token may be the one
-that ends the reasoning, and the output may not end before its structure has come.
+Where the grammar allows only one text, its tokens are appended without sampling, and computed
+together in the next step. A grammar may begin to apply at the end of the reasoning. Until then its
+request has no bitmask, but its steps block the overlap, because each token may end the reasoning,
+and the output may not end before its structure.
 
-A draft goes as far as the grammar allows it and leaves a choice behind it (`follow`). There is a
-bitmask for each place of it, made on a copy: the grammar itself takes the tokens that are kept.
+A draft is kept as far as the grammar allows it and leaves a choice after it (`follow`). Each
+position of the draft has a bitmask, which is computed on a copy; the grammar itself advances by the
+tokens that are kept.
 
     known | d1 | d2 | </think> | d4 | d5        d1 to d5 are drafts
-     any   any   any   grammar   grammar ...    what may be sampled behind each
+     any   any   any   grammar   grammar ...    what may be sampled after each
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from weft.scheduler.features.bias import forbidden, joined
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
-MAX_JUMP = 32  # tokens: others wait for their next token while they are computed
+MAX_JUMP = 32  # tokens: other requests wait for their next token while these are computed
 
 
 class GrammarFeature(Feature):
-    """Keeps, by the id of its request, each place in a grammar. It stays through retractions."""
+    """Keeps the position of each open request in its grammar, by id, also after a retraction."""
 
     sampling_fields = ("grammar",)
 
@@ -50,15 +51,16 @@ class GrammarFeature(Feature):
         self._grammars = grammars
         self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._constraints: dict[int, Constraint] = {}
-        # Of requests whose grammar does not hold yet, or perhaps not.
+        # Requests whose grammar does not apply yet.
         self._thinking: dict[int, ThinkingMarks] = {}
-        self._sampled: set[int] = set()  # requests for which no token is forced
-        # What may come next behind each draft of the step that is being planned.
+        self._sampled: set[int] = set()  # requests that sample every token: none is forced
+        # Bitmasks after each draft of the step that is being planned.
         self._ahead: dict[int, list[LazyBitmaskRow | None]] = {}
-        self.queue: dict[int, Key] = {}  # requests whose grammar is being compiled, as they came
+        # requests whose grammar is being compiled, in order of arrival
+        self.queue: dict[int, Key] = {}
         self.num_asked = 0
         self.num_hits = 0
-        self.num_shared = 0  # that waited for a compilation that another request had begun
+        self.num_shared = 0  # waited for a compilation that another request had started
         self.num_refused = 0
         self.num_forced = 0
 
@@ -76,7 +78,7 @@ class GrammarFeature(Feature):
         self._grammars.ask(message.id, key, message.tenant)
 
     def take(self) -> list[CompileResult]:
-        """What has become of grammars since.
+        """The grammars that were compiled or refused since the last call.
 
         The caller ends the requests whose grammar is refused.
         """
@@ -111,7 +113,7 @@ class GrammarFeature(Feature):
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         masked: list[int] = []
         masks: list[LazyBitmaskRow] = []
-        open_ended: list[int] = []  # that reason still: they may not end yet
+        open_ended: list[int] = []  # requests that still reason and may not end yet
         rows = batch.sample_rows
         num_drafts = batch.sample_lens - columns.known_len[rows]  # before each sampled token
         places = zip(columns.ids[rows].tolist(), num_drafts.tolist(), strict=True)

@@ -1,9 +1,9 @@
 """Requests whose prompt one server computes and another one continues.
 
-Where prompts are computed, the KV of a request that has ended is lent under the name of its room
-(`LendFeature`). Where they are continued, a request waits until its KV has come from the other
-server (`PullFeature`), and is then an ordinary one with a long cached prefix. When and how long is
-decided in `engine/handoff/`.
+On the server that computes prompts, the KV of an ended request is lent under the name of its room
+(`LendFeature`). On the server that continues, a request waits until its KV has come from the other
+server (`PullFeature`), and is then an ordinary request with a long cached prefix. `engine/handoff/`
+decides on times and durations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNWANTED = "the other server does not need it"
 
 
 class LendFeature(Feature):
-    """`handoff` is the engine's, which sets it."""
+    """The engine sets `handoff`."""
 
     request_fields = ("handoff",)
 
@@ -32,10 +32,11 @@ class LendFeature(Feature):
         self._settings = settings
         self._handoff = handoff
         self.rooms: dict[int, str] = {}  # of open requests
-        self.unwanted: set[str] = set()  # those of them that nobody needs any more
+        self.unwanted: set[str] = set()  # rooms that the other server no longer needs
         self.num_lent = 0  # tokens
-        self.lent: dict[str, int] = {}  # the request of each room that has a lease
-        self.begun: list[Lease] = []  # that nobody may read yet: launched steps may write there
+        self.lent: dict[str, int] = {}  # id of the request of each room that has a lease
+        # leases that may not be read yet, because launched steps may write there
+        self.begun: list[Lease] = []
         self.notes: list[Note] = []  # for the histories of requests that may have ended
 
     def arrive(self, message: GenerateRequest) -> None:
@@ -72,7 +73,7 @@ class LendFeature(Feature):
         kv.leases.shrink_to(int(kv.allocator.num_pages * self._settings.largest_share))
 
     def _why_not(self, room: str, reason: FinishReason) -> str:
-        """Why the KV of a request that has ended is not lent; nothing if it is."""
+        """Why the KV of an ended request is not lent; empty if it is lent."""
         if room in self.unwanted:
             self.unwanted.discard(room)
             return UNWANTED
@@ -83,26 +84,26 @@ class LendFeature(Feature):
 
 @dataclass(slots=True)
 class Pull:
-    """What is wanted of a room of another server, by one request or several with one prompt."""
+    """The KV that one request, or several with one prompt, want from a room of another server."""
 
     place: MeetingPlace
-    key: CacheKey  # as far as it may be reused, whole pages
+    key: CacheKey  # the tokens that may be reused, whole pages
     since_s: float
     until_s: float
-    ids: list[int] = field(default_factory=list)  # of the requests that wait for it
-    num_found: int = 0  # tokens that are ready there; 0: they are not yet
-    needed: int = 0  # tokens of memory that are waited for; 0: none
-    ticket: int | None = None  # of what is on its way
-    num_landed: int = 0  # tokens that have come
+    ids: list[int] = field(default_factory=list)  # requests that wait for it
+    num_found: int = 0  # tokens that are ready on the other server; 0: not ready yet
+    needed: int = 0  # tokens of memory for which the transfer waits; 0: it does not wait
+    ticket: int | None = None  # of the transfer in progress
+    num_landed: int = 0  # tokens that have been received
 
 
 class PullFeature(Feature):
     request_fields = ("handoff",)
 
     def __init__(self) -> None:
-        self.pulls: dict[int, Pull] = {}  # by their numbers, the oldest first
-        self.waiting: dict[int, int] = {}  # the pull of each request that waits
-        self.left: list[int] = []  # requests that have ended while they waited
+        self.pulls: dict[int, Pull] = {}  # by number, oldest first
+        self.waiting: dict[int, int] = {}  # number of the pull, by id of the waiting request
+        self.left: list[int] = []  # ids of requests that ended while they waited
 
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.waiting else Admission.READY

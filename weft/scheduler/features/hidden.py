@@ -1,8 +1,7 @@
-"""Hidden states, for the requests that ask for them: of every token that is computed, or of the
-last one.
+"""Hidden states, for the requests that ask for them: of every computed token, or of the last one.
 
-They go out as the steps compute them. States that a step computes again after a retraction do not
-go out again, except that of the last token, which replaces the one before anyway.
+They are sent as the steps compute them. States that a step computes again after a retraction are
+not sent again, except the state of the last token, which replaces the one before anyway.
 """
 
 from __future__ import annotations
@@ -18,20 +17,21 @@ from weft.scheduler.feature import Feature, StepEffects, StepInputs
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
-MESSAGE_VALUES = 1 << 22  # in one message
+MESSAGE_VALUES = 1 << 22  # numbers in one message
 
 
 class HiddenStatesFeature(Feature):
-    """Keeps, by request, up to which position states have come, and up to which they are asked
-    for."""
+    """Keeps, by request, the positions up to which states have been received and requested."""
 
     sampling_fields = ("hidden_states",)
     no_draft = "it asks for hidden states, and those of wrong guesses would be sent"
 
     def __init__(self) -> None:
-        self._rows: dict[int, Request] = {}  # that ask
-        self._reported: dict[int, int] = {}  # by request: positions whose states have come
-        self._asked: dict[int, int] = {}  # and those that have, or that launched steps will bring
+        self._rows: dict[int, Request] = {}  # requests that ask for states
+        # end of the positions whose states have come, by request id
+        self._reported: dict[int, int] = {}
+        # the same, including states that launched steps will return
+        self._asked: dict[int, int] = {}
 
     def enter_row(self, request: Request) -> None:
         self._rows[request.row] = request
@@ -84,7 +84,7 @@ class HiddenStatesFeature(Feature):
                 effects.aux += _messages(id, end - count, states)
 
     def release(self, request: Request) -> None:
-        """What launched steps would have brought is asked for again."""
+        """States of launched steps will not be used: they are requested again."""
         self._rows.pop(request.row, None)
         self._asked.pop(request.id, None)
 
@@ -92,7 +92,7 @@ class HiddenStatesFeature(Feature):
         self._reported.pop(request.id, None)
 
     def _num_asked(self, request: Request, batch: Batch, i: int) -> int:
-        """Of how many of its last tokens in the step the states are asked for."""
+        """The number of last tokens in the step whose states are requested."""
         if request.message.sampling.hidden_states == "last":
             is_last = i >= len(batch.prefills) or request.completes
             return int(is_last)
@@ -102,8 +102,7 @@ class HiddenStatesFeature(Feature):
 
 
 def _messages(id: int, start: int, states: FloatArray) -> list[HiddenStatesPiece]:
-    """The states [n, H] of the tokens from position `start` on, in messages that a channel
-    takes."""
+    """The states [n, H] of the tokens from position `start` on, in messages of limited size."""
     length = max(1, MESSAGE_VALUES // states.shape[1])
     messages = []
     for begin in range(0, len(states), length):

@@ -14,13 +14,13 @@ from weft.scheduler.request import Columns, Request
 
 
 class LogprobsFeature(Feature):
-    """Keeps, by row, how many of the likeliest tokens, and which others, are asked for."""
+    """Keeps, by row, how many of the likeliest tokens are asked for, and which other tokens."""
 
     sampling_fields = ("logprobs",)
 
     def __init__(self) -> None:
         self._num_top: dict[int, int] = {}
-        self._ids: dict[int, tuple[int, ...]] = {}  # of the rows that ask for some
+        self._ids: dict[int, tuple[int, ...]] = {}  # other tokens, for rows that ask for some
 
     def enter_row(self, request: Request) -> None:
         sampling = request.message.sampling

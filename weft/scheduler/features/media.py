@@ -1,13 +1,13 @@
 """Pictures, videos and sounds in prompts.
 
-Their tokens have vectors of the model's encoder in the place of embeddings. This keeps what the
-encoder reads, for as long as the request is open, because a retracted request is computed anew;
-and it keeps the books of what the device has encoded, so that each step encodes what it takes and
-the device has not, and nothing else. The prefix cache shares by content (`Request.cache_key`):
-what is found there needs no encoder.
+Their tokens have vectors of the model's encoder instead of embeddings. This feature keeps the
+inputs of the encoder while their request is open, because a retracted request is computed again. It
+also tracks which items the device has encoded, so that each step encodes exactly the items that it
+takes and the device lacks. The prefix cache compares items by content (`Request.cache_key`): a
+prefix that is found there needs no encoder.
 
-Where the tokens lie in time, height and width goes into the plan, too (`Plan.rotation`), and up to
-where they see each other (`Plan.sees_to`).
+The feature also adds to the plan the positions of tokens in time, height and width
+(`Plan.rotation`), and how far they see each other (`Plan.sees_to`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
 
-LONGEST_AHEAD_S = 0.05  # that the encoder works behind a step, as long as nothing is known of steps
+LONGEST_AHEAD_S = 0.05  # longest work of the encoder after a step, until the cost of steps is known
 
 
 class TakenItem(NamedTuple):
@@ -41,9 +41,9 @@ class TakenItem(NamedTuple):
 
     request: Request
     item: PlacedInput
-    start: int  # of the first of these tokens, in the prompt
+    start: int  # position of the first of these tokens in the prompt
     end: int
-    place: int  # of the first of these tokens, in the step
+    place: int  # index of the first of these tokens in the step
 
 
 class PromptPiece(NamedTuple):
@@ -51,13 +51,13 @@ class PromptPiece(NamedTuple):
 
     request: Request
     prompt: MediaPrompt
-    start: int  # in the prompt
+    start: int  # position in the prompt
     end: int
-    place: int  # of the first one, in the step
+    place: int  # index of the first token in the step
 
 
 class MediaFeature(Feature):
-    """Keeps what open requests have for the encoder, and the books of what is encoded."""
+    """Keeps the encoder's inputs of open requests, and the accounts of encoded items."""
 
     request_fields = ("media",)
     gives_inputs = True
@@ -68,15 +68,15 @@ class MediaFeature(Feature):
         self._rules = settings.media
         self.by_id: dict[int, MediaPrompt] = {}  # of open requests
         self._rows: dict[int, Request] = {}  # those that have a row, by row
-        # By id of requests with a row: what the last piece of its prompt took.
+        # By id of requests with a row: digests of the items in the last piece of the prompt.
         self._taken: dict[int, set[bytes]] = {}
-        # [rows] what is added to the place of tokens behind the prompt, for its positions
+        # [rows] what to add to the index of a token after the prompt to get its position
         num_rows = settings.sized_for.max_running_requests
         self._shifts: IntArray = np.zeros(num_rows, dtype=np.int32)
         vector_bytes = 0 if self._rules is None else self._rules.vector_bytes
         self.books = EncoderBooks(settings.encoder_cache_tokens, vector_bytes=vector_bytes)
         self._notes: list[Note] = []  # of steps that were planned since the last result
-        # Of the last pass over the queue, and how long its step may take.
+        # Of the last pass over the queue: the items, and how long the step may take.
         self._pass: EncoderBudget | None = None
         self._step_budget: StepBudget | None = None
 
@@ -94,7 +94,7 @@ class MediaFeature(Feature):
         wrong = wrong_media(message)
         if wrong or self._settings.windows is None or not self._settings.keeps_items_whole:
             return wrong
-        # Layers with windows have room for the longest chunk.
+        # The memory of layers with windows is sized for the longest chunk.
         chunk_len = self._settings.chunk_len
         num_tokens = len(message.input_ids) // 4
         longest = longest_piece(message.spans, num_tokens, self._settings.page_size)
@@ -126,7 +126,7 @@ class MediaFeature(Feature):
             page_size=settings.page_size,
             cuts_prompts=settings.piece_len is not None,
             keeps_items_whole=settings.keeps_items_whole,
-            # What is in doubt is dropped by the next step that takes something.
+            # After a fault, the next step that takes an item drops all items first.
             works_ahead=budget is not None and not self.books.is_in_doubt,
         )
         return self._pass
@@ -174,7 +174,7 @@ class MediaFeature(Feature):
     # Inside
 
     def _ahead(self, last_pass: EncoderBudget) -> EncodeAhead:
-        """What the encoder works on behind this step, as long as running requests can wait."""
+        """The items to encode after this step, for as long as running requests can wait."""
         seconds = LONGEST_AHEAD_S
         if self._step_budget is not None:
             seconds = min(max(self._step_budget.left_s, 0.0), seconds)
@@ -191,7 +191,7 @@ class MediaFeature(Feature):
             place += length
 
     def _vectors(self, taken: list[TakenItem]) -> MediaVectors:
-        """What the step takes, encodes and drops."""
+        """The items that the step takes, encodes and drops."""
         wanted: dict[bytes, EncoderInput] = {}
         by_request: dict[int, list[TakenItem]] = {}
         for one in taken:
@@ -223,7 +223,7 @@ class MediaFeature(Feature):
         )
 
     def _pinned(self, taking: dict[int, list[TakenItem]]) -> set[bytes]:
-        """What prompts need that are computed in part, and are not in this step."""
+        """The items that partly computed prompts need, if these prompts are not in this step."""
         pinned: set[bytes] = set()
         for request in self._rows.values():
             is_open = request.state is RequestState.PREFILLING
@@ -232,7 +232,7 @@ class MediaFeature(Feature):
         return pinned
 
     def _note(self, id: int, items: list[TakenItem], encoded: set[bytes]) -> None:
-        """Say in the request's history what the step encodes for it."""
+        """Note in the request's history which items the step encodes for it."""
         num_encoded = 0
         num_tokens = 0
         num_found = 0
@@ -241,7 +241,7 @@ class MediaFeature(Feature):
             if one.item.input.digest in encoded:
                 num_encoded += 1
                 num_tokens += one.item.input.length
-                encoded.discard(one.item.input.digest)  # what it is encoded for is noted once
+                encoded.discard(one.item.input.digest)  # an item is noted for one request only
             elif begins and self.books.first_taken(one.item.input.digest):
                 num_encoded += 1
                 num_tokens += one.item.input.length
@@ -268,7 +268,7 @@ class MediaFeature(Feature):
             step.sees_to = sees_to
 
     def _rotation(self, batch: Batch, pieces: list[PromptPiece]) -> IntArray | None:
-        """[3, T]; None if the positions of all tokens are their places."""
+        """[3, T]; None if the position of every token is its index in the sequence."""
         shifts = self._shifts[batch.rows]
         if not pieces and not shifts.any():
             return None
@@ -283,8 +283,8 @@ class MediaFeature(Feature):
         return rotation
 
     def _concerned(self, digest: bytes, batch: Batch, columns: Columns) -> list[int]:
-        """The rows whose K and V are of vectors that could not be made: those that took some in
-        this step, and those that have found K and V of it in the cache meanwhile."""
+        """The rows whose K and V depend on an item that could not be encoded: rows that took its
+        vectors in this step, and rows that have found their K and V in the cache since."""
         took: set[int] = set()
         is_live = (columns.epoch[batch.rows] == batch.epochs).tolist()
         ends = (batch.starts + batch.lens).tolist()
@@ -298,7 +298,7 @@ class MediaFeature(Feature):
         found: list[int] = []
         for row, request in self._rows.items():
             has_it = any(one.input.digest == digest for one in self.by_id[request.id].items)
-            # Whoever has output has computed its prompt in earlier steps.
+            # A request with output has computed its prompt in earlier steps.
             if row in took or (has_it and columns.num_output(row) == 0):
                 found.append(row)
         return found

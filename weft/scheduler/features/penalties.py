@@ -1,5 +1,5 @@
-"""Frequency, presence and repetition penalties: gives the sampler the prompt and output so far of
-such requests.
+"""Frequency, presence and repetition penalties: gives the sampler the prompt and the output so far
+of the requests that use them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.scheduler.request import Columns, Request
 
 
 class PenaltiesFeature(Feature):
-    """Keeps, by row, the three penalties, and the position from which on the tokens count."""
+    """Keeps, by row, the three penalties, and the position from which tokens count."""
 
     sampling_fields = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
@@ -29,7 +29,7 @@ class PenaltiesFeature(Feature):
             sampling.presence_penalty,
             sampling.repetition_penalty,
         )
-        # The ids of a prompt of vectors mean nothing.
+        # A prompt of vectors has no meaningful ids.
         self._begins[request.row] = 0 if request.message.shares_kv else request.spec.prompt_len
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
@@ -43,7 +43,7 @@ class PenaltiesFeature(Feature):
         self._begins.pop(request.row, None)
 
     def _penalties(self, found: SampledRows, num_there: IntArray, columns: Columns) -> Penalties:
-        """`num_there` [n]: how many tokens of each row stand in the columns."""
+        """`num_there` [n]: how many tokens of each row have their ids in the columns."""
         rows = found.rows
         begins: IntArray = np.zeros(len(rows), dtype=np.int32)
         offsets: IntArray = np.zeros(len(rows) + 1, dtype=np.int32)

@@ -1,9 +1,9 @@
-"""Which beginnings of prompts are pinned: for whom, until when, and how much that may be.
+"""The pinned beginnings of prompts: their tenants, their ends, and their limits.
 
 All pins together hold at most a part of the pool, and those of a tenant at most its share of that.
-A new pin takes the place of its tenant's least recently used ones that have no name, never of
-another tenant's. An entry outlives its KV: where that had to go, it is pinned again when it is
-computed or read again, until its time is over. The book knows keys and pages, never requests.
+A new pin replaces the least recently used unnamed pins of its tenant, but never pins of another
+tenant. An entry outlives its KV: if the KV was evicted, it is pinned again when it is computed or
+read again, until the entry expires. The book knows keys and pages, but no requests.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from weft.scheduler.kv import KvMemory
 
 
 class WantedPin(NamedTuple):
-    """What is to be pinned."""
+    """A sequence to pin."""
 
-    name: str  # nothing: one is made up
+    name: str  # empty: the book makes up a name
     tenant: str
     key: CacheKey  # of whole pages
     ttl_s: float
 
 
 class PinEntry:
-    """One line of the book."""
+    """One entry of the book."""
 
     __slots__ = ("key", "name", "num_uses", "pin", "tenant", "ttl_s", "until_s")
 
@@ -47,7 +47,7 @@ class PinEntry:
         self.ttl_s = wanted.ttl_s
         self.until_s = 0.0
         self.num_uses = 0
-        self.pin = pin  # its `why_lost` says whether there is KV
+        self.pin = pin  # its `why_lost` says whether the KV is cached
 
     @property
     def num_tokens(self) -> int:
@@ -59,14 +59,14 @@ class PinEntry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is pinned. A store has whole blocks alone: what comes back of it may
-        lack the last few pages."""
+        """Whether the whole sequence is pinned. A store has only whole blocks, so KV that was read
+        from it may lack the last few pages."""
         return self.is_there and self.pin.num_tokens == self.num_tokens
 
 
 class PinBook:
-    """`max_pages`: of all pins together. `shares`: parts of that, by tenant; others may have all of
-    it."""
+    """`max_pages`: limit of all pins together. `shares`: part of it by tenant; a tenant without an
+    entry may use all of it."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class PinBook:
     ) -> None:
         self.max_pages = max_pages
         self._shares = dict(shares)
-        self.by_name: OrderedDict[str, PinEntry] = OrderedDict()  # the least recently used first
-        self._named: set[str] = set()  # by their users
+        self.by_name: OrderedDict[str, PinEntry] = OrderedDict()  # least recently used first
+        self._named: set[str] = set()  # pins whose names were given by users
         self._num_made_up = 0
-        self.due_s = math.inf  # no pin's time is over before that
+        self.due_s = math.inf  # no pin expires before this time
         self.num_refused = 0
-        self._fresh: list[CacheKey] = []  # pinned, and not yet looked at by `take_fresh`
+        self._fresh: list[CacheKey] = []  # keys pinned since the last `take_fresh`
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -93,8 +93,8 @@ class PinBook:
         kv: KvMemory,
         now: float,
     ) -> str:
-        """Pin a sequence, all of which is cached, or let its pin live on. Returns why not; nothing
-        if it is pinned."""
+        """Pin a sequence that is cached completely, or extend its pin. Returns why not; empty if it
+        is pinned."""
         entry = self._find(wanted)
         if entry is None or not entry.is_whole:
             pages = kv.cache.match(wanted.key).pages
@@ -102,7 +102,7 @@ class PinBook:
             if why_not:
                 self.num_refused += 1
                 return why_not
-            if entry is None or entry.name not in self.by_name:  # it made room itself
+            if entry is None or entry.name not in self.by_name:  # `_make_room` may have removed it
                 entry = self._enter(wanted, kv)
             else:
                 part = entry.pin
@@ -123,7 +123,7 @@ class PinBook:
         return ""
 
     def remove(self, name: str) -> int:
-        """Let a pin go. Returns its tokens; 0 if there is none of this name."""
+        """Remove a pin. Returns its tokens; 0 if there is no pin of this name."""
         entry = self.by_name.pop(name, None)
         if entry is None:
             return 0
@@ -132,7 +132,7 @@ class PinBook:
         return entry.num_tokens
 
     def expire(self, now: float) -> list[str]:
-        """Let the pins go whose time is over. Returns their names."""
+        """Remove the expired pins. Returns their names."""
         if now < self.due_s:
             return []
         late = [entry.name for entry in self.by_name.values() if entry.until_s <= now]
@@ -142,14 +142,14 @@ class PinBook:
         return late
 
     def take_fresh(self) -> list[CacheKey]:
-        """What has been pinned since the last call."""
+        """The keys that were pinned since the last call."""
         fresh = self._fresh
         self._fresh = []
         return fresh
 
     def restore(self, kv: KvMemory, block_len: int = 1) -> list[PinEntry]:
-        """Let all be firm again, as far as their KV is there, in whole blocks. Nothing runs.
-        Returns those whose KV is not."""
+        """Make all pins firm again whose KV is cached, in whole blocks. Call it while nothing runs.
+        Returns the entries whose KV is not cached."""
         missing = []
         for entry in self.by_name.values():
             if entry.is_there:
@@ -160,14 +160,14 @@ class PinBook:
                 entry.pin = _keep(entry.name, entry.key, kv)
         return missing
 
-    # Looking on
+    # Observation
 
     def state_of(
         self,
         entry: PinEntry,
         kv: KvMemory,
     ) -> str:
-        """In a word, or why its KV is not there."""
+        """The state of an entry in a word, or why its KV is not cached."""
         if entry.pin.why_lost:
             return entry.pin.why_lost
         if kv.pins.is_firm(entry.pin):
@@ -175,7 +175,7 @@ class PinBook:
         return "gives way"
 
     def num_pages(self, kv: KvMemory) -> int:
-        """Pages that are pinned; one that several pins have counts once."""
+        """Number of pinned pages; a page of several pins counts once."""
         return int(np.count_nonzero(_marked(self._present(), kv)))
 
     # Inside
@@ -197,7 +197,7 @@ class PinBook:
     ) -> PinEntry:
         name = wanted.name
         if name:
-            self.remove(name)  # of another sequence
+            self.remove(name)  # a pin of another sequence
             self._named.add(name)
         else:
             name = self._made_up_name()
@@ -218,8 +218,8 @@ class PinBook:
         pages: IntArray,
         kv: KvMemory,
     ) -> str:
-        """Let pins of the same tenant go until another one may have its pages. Returns why it may
-        not, and then lets none go."""
+        """Remove pins of the same tenant until there is room for `pages`. Returns why there cannot
+        be room, and then removes none; empty if there is room."""
         tenant = wanted.tenant
         replaceable = []
         others = []
@@ -270,8 +270,8 @@ class PinBook:
         self.due_s = min((entry.until_s for entry in self.by_name.values()), default=math.inf)
 
     def _drop_covered(self, longer: PinEntry) -> None:
-        """Forget the pins without a name that another one of their tenant contains, and outlives:
-        each turn of a conversation marks its end anew."""
+        """Remove the unnamed pins that are contained in a pin of the same tenant that expires
+        later: each turn of a conversation marks a new end."""
         covered = []
         for entry in self.by_name.values():
             if entry is longer or entry.tenant != longer.tenant or entry.name in self._named:
@@ -295,7 +295,7 @@ def _keep(
 
 
 def _marked(entries: Iterable[PinEntry], kv: KvMemory) -> BoolArray:
-    """[pages of the pool] Those that belong to some of these pins."""
+    """[pages of the pool] whether a page belongs to some of these pins."""
     marked: BoolArray = np.zeros(kv.allocator.num_pages, dtype=np.bool_)
     for entry in entries:
         marked[kv.cache.pages_of(entry.pin.handle)] = True

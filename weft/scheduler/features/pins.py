@@ -1,8 +1,7 @@
-"""Requests that pin the beginning of their prompt, or want to know what they got of the caches.
+"""Requests that pin the beginning of their prompt, or ask how many tokens they got from the caches.
 
-A beginning is pinned as soon as all of it is in the prefix cache, or at the request's end. What is
-pinned, and for how long, stands in `pin_book.py`; what time does to it is in
-`engine/pin_service.py`.
+A beginning is pinned as soon as all of it is in the prefix cache, or at the request's end.
+`pin_book.py` has the pinned sequences and their durations; `engine/pin_service.py` expires them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NOT_CACHED = "its KV is not in the cache"
 
 
 class CacheUse:
-    """What is to be told of an open request."""
+    """The use of the caches by an open request."""
 
     __slots__ = ("pinned_tokens", "read", "why")
 
@@ -33,8 +32,8 @@ class CacheUse:
 
 
 class PinsFeature(Feature):
-    """`wake` and `note` are the engine's, which sets them: a request that uses the feature has a
-    row; something is to be noted of a request."""
+    """The engine sets `wake`, which is called when a request that uses the feature gets a row, and
+    `note`, which records an event of a request."""
 
     request_fields = ("pins", "tells_cache")
 
@@ -49,8 +48,8 @@ class PinsFeature(Feature):
         self.note: Callable[[int, str, float], None] | None = None
         self._tiers = tiers
         self._uses: dict[int, CacheUse] = {}  # of open requests that have had a row
-        self.pending: dict[int, Request] = {}  # whose beginnings are still to be pinned
-        self.ended: dict[int, CacheUsePiece] = {}  # to be told
+        self.pending: dict[int, Request] = {}  # requests whose beginnings are still to be pinned
+        self.ended: dict[int, CacheUsePiece] = {}  # replies to send
 
     @property
     def has_users(self) -> bool:
@@ -95,7 +94,7 @@ class PinsFeature(Feature):
         kv: KvMemory,
         now: float,
     ) -> None:
-        """Pin the beginnings that are in the cache by now."""
+        """Pin the beginnings that are in the cache now."""
         for id, request in list(self.pending.items()):
             if request.state is RequestState.DECODING and self._pin(request, kv, now):
                 del self.pending[id]
@@ -106,11 +105,11 @@ class PinsFeature(Feature):
         kv: KvMemory,
         now: float,
     ) -> bool:
-        """Pin what a request has marked, the longest first: it contains the others. Returns False
-        if none of that is cached yet."""
+        """Pin the marked beginnings of a request, the longest first, because it contains the
+        others. Returns False if none of them is cached yet."""
         message = request.message
         page_size = kv.page_size
-        pinned_s = 0.0  # for how long the longest one is pinned
+        pinned_s = 0.0  # duration of the longest pin
         is_cached = False
         why = ""
         for mark in reversed(message.pins):

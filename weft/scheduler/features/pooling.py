@@ -1,6 +1,7 @@
-"""Vectors of prompts, for the requests that want one instead of tokens.
+"""Vectors of prompts, for the requests that ask for a vector instead of tokens.
 
-It keeps nothing: the parameters stand in the request, and a vector goes straight into its reply.
+The feature keeps no state: the parameters are in the request, and a vector is added to its reply at
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NOT_FINITE = "the model's output was not finite"
 
 
 class PoolingFeature(Feature):
-    """Asks for the vectors of prompts, and puts each into its request's reply."""
+    """Requests the vectors of prompts, and adds each to the reply of its request."""
 
     request_fields = ("pooling",)
 
@@ -76,7 +77,7 @@ class PoolingFeature(Feature):
 
 
 def _normalize(params: PoolingParams) -> int:
-    """1 yes, 0 no, -1 as the model's makers meant it."""
+    """1 yes, 0 no, -1 as the model's configuration says."""
     if params.normalize is None:
         return -1
     return int(params.normalize)
@@ -85,8 +86,8 @@ def _normalize(params: PoolingParams) -> int:
 def _types(prefills: list[Request]) -> IntArray | None:
     """[T] the segments of all tokens of a step; None if no request names any.
 
-    Where requests name them, prompts are not cut: the step computes each from its first token to
-    its last.
+    Prompts of such requests are not cut: a step computes each of them from its first token to its
+    last.
     """
     types: list[bytes] = []
     has_types = False
@@ -103,7 +104,7 @@ def _types(prefills: list[Request]) -> IntArray | None:
 
 
 def _labels(ids: list[tuple[int, ...]]) -> IntArray | None:
-    """[E, M], filled up with 0; None if the first has no labels, for then no request has."""
+    """[E, M], padded with 0; None if the first has no labels, because then no request has any."""
     if not ids[0]:
         return None
     labels = np.zeros((len(ids), max(map(len, ids))), dtype=np.int32)

@@ -1,7 +1,8 @@
-"""Logit processors: which requests call which of them, and the tokens that each call is given.
+"""Logit processors: which requests call which processors, and the tokens that each call gets.
 
-A processor sees the whole output, so nothing is planned behind a step that calls one. Whether a
-request may have the processors that it names is known outside of the core (`ProcessorChecks`).
+A processor sees the whole output, so no step is planned after a step that calls one until its
+result is known. `ProcessorChecks`, outside of the core, decides whether a request may use the
+processors that it names.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from weft.scheduler.request import Columns, Request
 
 
 class ProcessorChecks(Protocol):
-    """Whether requests may have the logit processors that they name.
+    """Checks whether requests may use the logit processors that they name.
 
     Implemented by `executor/logit_processors/processors.py`.
     """
 
     def wrong(self, name: str, params: Mapping[str, Any]) -> str:
-        """Why a request cannot have this processor with these parameters; "" if it can."""
+        """Why a request may not use this processor with these parameters; "" if it may."""
         ...
 
 
@@ -61,9 +62,8 @@ class ProcessorsFeature(Feature):
         self._by_row.pop(request.row, None)
 
     def _calls(self, found: SampledRows, columns: Columns) -> list[ProcessorCall]:
-        """First the first ones of all requests, those of one name together; then the second ones;
-        ...
-        """
+        """The calls: first the first processors of all requests, grouped by name; then the second
+        ones, and so on."""
         tokens: list[IntArray] = []
         longest = 0
         for row, length in zip(found.rows, found.lens, strict=True):

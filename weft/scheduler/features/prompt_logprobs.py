@@ -1,9 +1,10 @@
-"""Log probabilities of prompt tokens, for the requests that ask for them. They go out in pieces, as
-they are computed.
+"""Log probabilities of prompt tokens, for the requests that ask for them. They are sent in pieces,
+as they are computed.
 
-The step that computes a token gives the log probability of the next one, so the first token that is
-asked for has none. Tokens that stand in the prefix cache are computed nevertheless
-(`GenerateRequest.recompute_from`), but what has gone out before a retraction does not go out again.
+The step that computes a token gives the log probability of the next token, so the first requested
+token has none. Tokens in the prefix cache are computed nevertheless
+(`GenerateRequest.recompute_from`), but values that were sent before a retraction are not sent
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from weft.scheduler.request import Columns
 
 
 class PromptLogprobsFeature(Feature):
-    """Keeps nothing: what has gone out follows from `Request.reported_len`."""
+    """Keeps no state: the values that were sent follow from `Request.reported_len`."""
 
     sampling_fields = ("prompt_logprobs",)
 
@@ -52,20 +53,19 @@ class PromptLogprobsFeature(Feature):
 
 
 class _Piece(NamedTuple):
-    """What a step gives of one prompt: log probabilities of the tokens at low, low + 1, ... high -
-    1.
-    """
+    """The output of a step for one prompt: log probabilities of the tokens at low, low + 1, ...
+    high - 1."""
 
     low: int
     high: int
-    has_first: bool  # the token before `low` is the first that is asked for
+    has_first: bool  # whether the token before `low` is the first requested one
 
 
 def _request(
     batch: Batch, columns: Columns, pieces: list[tuple[int, _Piece]]
 ) -> PromptLogprobsRequest:
-    """`pieces`: with the number of each one's request in the step."""
-    # What is to be added to a position to get the token's place in the step.
+    """`pieces`: each with the index of its request in the step."""
+    # Added to a position, the offset gives the index of the token in the step.
     offsets = np.cumsum(batch.lens) - batch.lens - batch.starts
     index: list[int] = []
     counts: list[int] = []
@@ -92,7 +92,7 @@ def _request(
 
 
 def padded(lists: list[tuple[int, ...]]) -> IntArray:
-    """Lists of ids as one array [n, M], filled up with 0."""
+    """Lists of ids as one array [n, M], padded with 0."""
     ids = np.zeros((len(lists), max(map(len, lists), default=0)), dtype=np.int32)
     for row, own in zip(ids, lists, strict=True):
         row[: len(own)] = own
@@ -100,8 +100,8 @@ def padded(lists: list[tuple[int, ...]]) -> IntArray:
 
 
 def _piece(batch: Batch, i: int) -> _Piece | None:
-    """What a step gives of the prompt of its request i. The same when it is planned and when it is
-    committed.
+    """The output of a step for the prompt of its request i. The same when the step is planned and
+    when it is committed.
 
     prompt   | 0 ... first ................. prompt_len
     computed |     start ........ end |
@@ -116,7 +116,7 @@ def _piece(batch: Batch, i: int) -> _Piece | None:
     low = max(start, first, reported_len) + 1
     high = max(low, min(end + 1, prompt_len))
     is_here = start <= first < min(end, prompt_len)
-    # What has gone out before a retraction does not go out again.
+    # Values that were sent before a retraction are not sent again.
     has_first = is_here and reported_len <= first
     if not has_first and low == high:
         return None
@@ -131,7 +131,7 @@ def _message(
     output: PromptLogprobs,
     places: slice,
 ) -> PromptLogprobsPiece:
-    """`places`: of the piece's tokens among those of the output."""
+    """`places`: the piece's tokens among those of the output."""
     request = batch.prefills[i]
     sampling = request.message.sampling
     num_top = min(sampling.prompt_logprobs or 0, output.top_ids.shape[1])

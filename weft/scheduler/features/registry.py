@@ -33,7 +33,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 class Features:
-    """`all`, and by name those that the engine talks to besides."""
+    """`all` of them, and by name those that the engine uses directly."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Features:
             settings.max_loaded_loras,
             settings.sized_for.max_running_requests,
         )
-        # Only where there is a store: no request visits it otherwise.
+        # Only if there is a store, so that otherwise no request visits the feature.
         self.tiers: TiersFeature | None = None
         stored: tuple[Feature, ...] = ()
         if settings.tiers is not None:

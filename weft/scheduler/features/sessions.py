@@ -1,10 +1,10 @@
-"""Sessions: the engine remembers conversations, so that a request only brings what is new.
+"""Sessions: the engine remembers conversations, so that a request brings only its new tokens.
 
-A request of a session becomes one whose prompt is the history and its own prompt; nothing else is
-special about it. When it has ended in tokens (by a stop, or by length) it is a turn that others can
-continue; one that was aborted or failed leaves no trace. The KV of the turn that ended last is held
-in the prefix cache, as far as it fills pages, until its memory is needed (`memory/pins.py`): a
-session never keeps a request from running.
+The prompt of a session's request is the history followed by its own prompt; otherwise it is an
+ordinary request. A request that has ended in tokens (by a stop, or by length) is a turn that others
+can continue; an aborted or failed one leaves no trace. The full pages of KV of the turn that ended
+last are pinned in the prefix cache until their memory is needed (`memory/pins.py`), so a session
+never keeps a request from running.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from weft.scheduler.settings import SessionLimits
 
 
 class Begun(NamedTuple):
-    """A request that may become a turn."""
+    """A request that will become a turn if it can be queued."""
 
     message: GenerateRequest  # with the whole prompt
     turn: SessionTurn
-    replaced: list[SessionTurn]  # that it makes the session forget
+    replaced: list[SessionTurn]  # turns that the session will forget for it
 
 
 class Sessions(Feature):
@@ -48,8 +48,8 @@ class Sessions(Feature):
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
         self.by_name: dict[str, Session] = {}  # open sessions
-        self._by_id: dict[int, SessionTurn] = {}  # turns by the number of their request
-        self.due_s = math.inf  # no session is idle for too long before that
+        self._by_id: dict[int, SessionTurn] = {}  # turns by the id of their request
+        self.due_s = math.inf  # no session has been idle for too long before this time
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -58,14 +58,14 @@ class Sessions(Feature):
         return name in self.by_name
 
     def session_of(self, request_id: int) -> str:
-        """The session of an open request, or nothing."""
+        """The session of an open request; empty if it has none."""
         turn = self._by_id.get(request_id)
         return turn.session.id if turn is not None and turn.is_open else ""
 
     # Sessions come and go
 
     def open(self, id: str, capacity: int, timeout_s: float, now: float, owner: str = "") -> str:
-        """Begin a session. Returns why not, if it cannot be."""
+        """Open a session. Returns why not; empty if it is open."""
         limits = self._limits
         if not id:
             return "a session needs an id"
@@ -92,16 +92,16 @@ class Sessions(Feature):
         return ""
 
     def close(self, name: str) -> bool:
-        """Forget a session, or let it end with its last running request.
+        """Close a session, at once or when its last running request ends.
 
-        Returns whether it is gone.
+        Returns whether it is closed now.
         """
         session = self.by_name[name]
         session.is_closing = True
         return self._close_if_idle(session)
 
     def expire(self, now: float) -> list[str]:
-        """Close the sessions that nobody has used for as long as they may be idle.
+        """Close the sessions that have been idle for too long.
 
         Returns their ids.
         """
@@ -115,7 +115,7 @@ class Sessions(Feature):
         return [session.id for session in late]
 
     def dropped(self, dropped: Dropped) -> None:
-        """The KV of a session had to go."""
+        """Note that the KV of a session was evicted."""
         session = self.by_name.get(dropped.lost.name)
         if session is not None:
             session.dropped = dropped
@@ -123,10 +123,10 @@ class Sessions(Feature):
     # Requests
 
     def begin(self, message: GenerateRequest, params: SessionParams, max_len: int) -> Begun:
-        """What becomes of a request of a session. Changes nothing; `enter` does, once the request
-        is queued.
+        """Turn a request of a session into one with the whole prompt. Changes nothing; `enter`
+        does, after the request is queued.
 
-        `max_len`: prompt and output together, in tokens. Raises TurnRefused.
+        `max_len`: the longest prompt and output together, in tokens. Raises TurnRefused.
         """
         session = self.by_name.get(session_name(params.owner, params.id))
         if session is None:
@@ -168,9 +168,9 @@ class Sessions(Feature):
         )
 
     def enter(self, begun: Begun, now: float) -> tuple[int, ...]:
-        """The request is queued.
+        """Enter the turn of a request that was queued.
 
-        Returns the numbers of open requests that it replaces: they are to be ended.
+        Returns the ids of open requests that it replaces: the caller must end them.
         """
         turn, session = begun.turn, begun.turn.session
         for old in begun.replaced:
@@ -190,9 +190,8 @@ class Sessions(Feature):
         return tuple(old.id for old in begun.replaced if old.is_open)
 
     def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
-        """The front has found the end of these requests after so many output tokens: they count,
-        later ones do not.
-        """
+        """The front has found the end of these requests after `output_lens` output tokens. Later
+        tokens do not count."""
         for id, output_len in zip(ids, output_lens, strict=False):
             turn = self._by_id.get(id)
             if turn is None:
@@ -233,14 +232,14 @@ class Sessions(Feature):
     # Inside
 
     def _give(self, turn: SessionTurn, tokens: bytes) -> None:
-        """The turn has these tokens of its own, and is charged for no more."""
+        """Set the turn's own tokens, and charge it for no more than these."""
         turn.tokens = tokens
         num_tokens = len(tokens) // TOKEN_BYTES
         turn.session.num_tokens += num_tokens - turn.num_charged
         turn.num_charged = num_tokens
 
     def _forget(self, turn: SessionTurn) -> None:
-        """Take a turn out of its session; an open one is charged until its request has ended."""
+        """Remove a turn from its session; an open turn is charged until its request has ended."""
         session = turn.session
         if not turn.is_forgotten:
             turn.is_forgotten = True
@@ -268,19 +267,19 @@ class Sessions(Feature):
 
 
 def _replaced(session: Session, parent: SessionTurn | None) -> list[SessionTurn]:
-    """What is forgotten when a request goes on behind `parent`, or begins anew: children after
-    their parents.
-    """
+    """The turns to forget when a request continues `parent`, or starts again: parents before their
+    children."""
     return list(session.turns.values()) if parent is None else list(parent.followers())
 
 
 def _max_new(
     message: GenerateRequest, session: Session, room: int, num_own: int, fitting: int
 ) -> int:
-    """How many tokens the turn may generate. Raises TurnRefused if its session has not so much
+    """The number of tokens that the turn may generate. Raises TurnRefused if its session lacks
     room.
 
-    `room`: what the capacity leaves; `fitting`: tokens of its own that the context leaves.
+    `room`: tokens left of the capacity; `fitting`: the turn's own tokens for which the context has
+    room.
     """
     asked = message.sampling.max_new_tokens
     wanted = 1 if asked is None else asked
@@ -295,7 +294,7 @@ def _max_new(
 
 
 def _end_s(session: Session, now: float) -> float:
-    """When the session has been idle for too long, if nobody uses it any more."""
+    """When the session will have been idle for too long, if no request uses it any more."""
     if not session.timeout_s:
         return math.inf
     return (now if session.num_open else session.used_s) + session.timeout_s

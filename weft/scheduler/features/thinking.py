@@ -1,10 +1,10 @@
-"""A budget of reasoning: after so many tokens its end mark is put in, token by token, then the
-answer goes on.
+"""A budget of reasoning tokens: when it is used up, the end mark is inserted, token by token, and
+then the answer follows.
 
-The token that is due follows from the output alone (`due`), so it is the same after a retraction,
-and no state is kept but the budgets. Before a budget can be used up nothing is looked at and steps
-overlap. The step before that moment, and those that may be followed by a token of the mark, block
-the overlap, for the next one depends on what they sample.
+The inserted token follows from the output alone (`due`), so it is the same after a retraction, and
+the feature keeps only the budgets. Until a budget can be used up, no output is read and steps
+overlap. The step before that moment, and steps that may be followed by a token of the mark, block
+the overlap, because the next step depends on the tokens that they sample.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Feature, StepInputs
 from weft.scheduler.request import Columns, Request
 
-MAX_LEAD = 4  # tokens (white space) that may stand before the begin mark
-OVER = -1  # there is no reasoning, or none any more
+MAX_LEAD = 4  # white-space tokens that may precede the begin mark
+OVER = -1  # there is no reasoning, or it has ended
 NOTHING = -2
 
 
@@ -44,7 +44,7 @@ class ThinkingBudgetFeature(Feature):
         places = zip(found.index.tolist(), found.rows, found.lens, num_known, strict=True)
         for i, row, end, known in places:
             if row not in self._budgets:
-                continue  # its reasoning is over, as the place before has shown
+                continue  # an earlier token of this row has shown that its reasoning is over
             budget, marks = self._budgets[row]
             begin = int(columns.prompt_len[row])
             if end - begin < budget - 1:
@@ -53,7 +53,7 @@ class ThinkingBudgetFeature(Feature):
             if end - begin >= budget:
                 token = due(columns.tokens[row, begin:end], marks, budget)
             if token == OVER:
-                # What drafts say may turn out to be wrong.
+                # Tokens that depend on drafts may turn out to be wrong.
                 if end <= known:
                     del self._budgets[row]
                 continue
@@ -74,7 +74,8 @@ class ThinkingBudgetFeature(Feature):
 
 
 def due(output: IntArray, marks: ThinkingMarks, budget: int) -> int:
-    """The token that must follow `output` [n], or NOTHING, or OVER. Cost: proportional to n."""
+    """The token that must follow `output` [n]; NOTHING or OVER if there is none. Cost: linear in
+    n."""
     start = _begin(output, marks)
     if start < 0:
         return start
@@ -87,7 +88,7 @@ def due(output: IntArray, marks: ThinkingMarks, budget: int) -> int:
 
 
 def _begin(output: IntArray, marks: ThinkingMarks) -> int:
-    """Where the reasoning begins; NOTHING if it may come yet, OVER if it will not."""
+    """Where the reasoning begins; NOTHING if it may still begin, OVER if it will not."""
     most = MAX_LEAD + len(marks.begin)
     place = _find(output[:most], marks.begin)
     if place >= 0:
@@ -98,7 +99,7 @@ def _begin(output: IntArray, marks: ThinkingMarks) -> int:
 
 
 def _begun(output: IntArray, mark: tuple[int, ...]) -> int:
-    """How many tokens of `mark`, not all, `output` ends with."""
+    """The number of tokens of `mark`, not all of them, with which `output` ends."""
     tail = output[-len(mark) :].tolist()
     size = len(mark) - 1
     while tail[len(tail) - size :] != list(mark[:size]):
@@ -111,7 +112,7 @@ def _find(tokens: IntArray, mark: tuple[int, ...]) -> int:
     text = tokens.astype(np.int32).tobytes()
     needle = np.array(mark, dtype=np.int32).tobytes()
     place = text.find(needle)
-    # A match that does not begin where a token begins is none.
+    # Skip matches that do not begin at the first byte of a token.
     while place % 4 and place >= 0:
         place = text.find(needle, place + 1)
     return place // 4 if place >= 0 else -1

@@ -1,8 +1,8 @@
-"""Requests whose KV is stored outside of the pool: they wait while it is being read, for a bounded
-time, and say what is worth being stored.
+"""Requests whose KV is stored outside of the pool: they wait for a bounded time while it is being
+read. The feature also collects sequences that should be stored.
 
-Every request uses this feature where there is a store. What is read and written, and when, is
-decided in `engine/tier_service.py`.
+Every request uses this feature if there is a store. `engine/tier_service.py` decides what is read
+and written, and when.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
 from weft.scheduler.settings import TierSettings
 
-MAX_WORTHY = 256  # sequences that wait to be written; the oldest are forgotten
+MAX_WORTHY = 256  # sequences that wait to be written; the oldest are dropped
 
 
 class TierWait(NamedTuple):
-    """A request waits for a transfer."""
+    """The wait of a request for a transfer."""
 
     ticket: int
-    num_cached: int  # tokens that it has now,
-    num_tokens: int  # and will have then
+    num_cached: int  # tokens that are cached now
+    num_tokens: int  # tokens that will be cached afterwards
     since_s: float
     until_s: float
-    num_from_host: int = 0  # that came from the memory of the host
+    num_from_host: int = 0  # of these, tokens from the memory of the host
 
 
 class ReadTokens(NamedTuple):
-    """Tokens of a prompt that were read for its request."""
+    """Tokens of a prompt that were read for its request, by store."""
 
     disk: int
     host: int
@@ -42,16 +42,16 @@ class TiersFeature(Feature):
     def __init__(self, settings: TierSettings) -> None:
         self._settings = settings
         self.waiting: dict[int, TierWait] = {}
-        self.landed: dict[int, TierWait] = {}  # of open requests that have waited to the end
-        # Tokens of prompts that were read from disk and from the memory of the host, and found at
-        # admission.
+        self.landed: dict[int, TierWait] = {}  # of open requests whose wait is over
+        # Tokens of prompts that were read from disk and from the memory of the host, and were found
+        # at admission.
         self.num_hits = 0
         self.num_host_hits = 0
-        # Sequences that are worth writing, in the order of their use.
+        # Sequences to write, in the order of their use.
         self.worthy: OrderedDict[CacheKey, None] = OrderedDict()
 
     def num_read_for(self, request: Request) -> ReadTokens:
-        """What was read for a request, and it has found now that it is admitted."""
+        """The tokens that were read for a request and that it has found at its admission."""
         wait = self.landed.get(request.id)
         if wait is None:
             return ReadTokens(0, 0)
@@ -75,7 +75,7 @@ class TiersFeature(Feature):
         self.num_hits += read.disk
         self.num_host_hits += read.host
         self.landed.pop(request.id, None)
-        # What a request finds has been used twice. A retracted one finds its own.
+        # A prefix that a request finds is used twice. A retracted request finds its own tokens.
         if self._settings.write != "selective" or request.retractions:
             return
         self._is_worthy(request.cache_key(request.packed), request.prefix.length)
@@ -86,21 +86,21 @@ class TiersFeature(Feature):
         if reason == "error" or not request.message.shares_kv:
             return
         write = self._settings.write
-        # The next turn of a session will be asked for.
+        # The next turn of a session will need this one.
         if write == "through" or (write == "selective" and request.message.session is not None):
             num_tokens = len(request.packed) // TOKEN_BYTES
             self._is_worthy(request.cache_key(request.packed), num_tokens)
 
     def is_worthy_now(self, key: CacheKey) -> None:
-        """A sequence is worth writing, before all others."""
+        """Write this sequence before all others."""
         num_tokens = len(key.tokens) // TOKEN_BYTES
         worthy = self._is_worthy(key, num_tokens)
         if worthy is not None:
             self.worthy.move_to_end(worthy, last=False)
 
     def _is_worthy(self, key: CacheKey, num_tokens: int) -> CacheKey | None:
-        """The first `num_tokens` of a sequence are worth writing, as far as they are cached.
-        Returns their whole blocks; None if there are none."""
+        """Note that the first `num_tokens` of a sequence should be written, as far as they are
+        cached. Returns their whole blocks; None if there are none."""
         num_tokens -= num_tokens % self._settings.block_len
         if not num_tokens:
             return None

@@ -1,10 +1,10 @@
-"""The history of one session: a tree of turns, each with its own tokens behind those that it shares
-with its parent.
+"""The history of one session: a tree of turns. Each turn has its own tokens, after those that it
+shares with its parent.
 
     parent   | prompt ............. | output .... |
-    turn     | .... start .... | prompt | output  |       (as a rule `start` is the parent's end)
+    turn     | .... start .... | prompt | output  |       (usually `start` is the parent's end)
 
-A turn is one request. Knows token ids, never a Request.
+A turn is one request. This module knows token ids, but no Request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TurnRefused(Exception):
 
 
 class SessionTurn:
-    """A request of a session, from its arrival on."""
+    """One request of a session, from its arrival on."""
 
     __slots__ = (
         *("id", "name", "session", "parent", "children", "start", "tokens", "prompt_len"),
@@ -51,20 +51,22 @@ class SessionTurn:
         self.children: list[SessionTurn] = []
         self.start = start  # tokens that it shares with its parent
         self.tokens = (
-            tokens  # int32, packed: its own, behind those; the output comes in when it has ended
+            # int32, packed: its own tokens after the shared ones; the output is added at its end
+            tokens
         )
         self.prompt_len = start + len(tokens) // TOKEN_BYTES
         self.num_charged = self.prompt_len - start + max_new  # against the session's capacity
-        self.output_len: int | None = None  # output tokens that count, where the front has ended it
+        # output tokens that count, if the front has found the end
+        self.output_len: int | None = None
         self.is_open = True  # its request has not ended
-        self.is_forgotten = False  # replaced, while it is open
+        self.is_forgotten = False  # replaced while its request was open
 
     @property
     def length(self) -> int:
         return self.start + len(self.tokens) // TOKEN_BYTES
 
     def history(self, end: int) -> bytes:
-        """The first `end` tokens of the conversation up to here, packed."""
+        """The first `end` tokens of the conversation up to this turn, packed."""
         pieces = []
         turn: SessionTurn | None = self
         while turn is not None and end:
@@ -76,7 +78,7 @@ class SessionTurn:
         return b"".join(pieces)
 
     def followers(self) -> Iterator[SessionTurn]:
-        """All turns below this one."""
+        """All turns below this one, parents before children."""
         stack = list(self.children)
         while stack:
             turn = stack.pop()
@@ -85,20 +87,20 @@ class SessionTurn:
 
 
 class Dropped(NamedTuple):
-    """KV of a session that had to go."""
+    """KV of a session that was evicted."""
 
     lost: LostPin
-    step: int  # before that one
+    step: int  # the next step
     time_s: float
 
 
 def session_name(owner: str, id: str) -> str:
-    """What a session is called among those of all owners. Ids and names of owners are printable."""
+    """The name of a session among those of all owners. Ids and owners' names are printable."""
     return f"{owner}\x1f{id}" if owner else id
 
 
 class Session:
-    """One conversation, and what it may grow to. Written by `sessions.py`."""
+    """One conversation, and its limits. `sessions.py` writes it."""
 
     def __init__(self, id: str, owner: str, capacity: int, timeout_s: float, now: float) -> None:
         self.id = id
@@ -108,18 +110,18 @@ class Session:
         self.timeout_s = timeout_s  # 0: never
         self.used_s = now
         self.turns: dict[str, SessionTurn] = {}  # by name, without forgotten ones
-        self.last: SessionTurn | None = None  # that ended last
+        self.last: SessionTurn | None = None  # the turn that ended last
         self.num_tokens = 0  # charged by its turns
-        self.num_open = 0  # turns whose request has not ended, forgotten ones, too
-        self.num_turns = 0  # that there ever were
+        self.num_open = 0  # turns whose request has not ended, including forgotten ones
+        self.num_turns = 0  # number of turns since the session was opened
         self.is_closing = False
         self.pin: Pin | None = None  # on the KV of `last`
-        self.dropped: Dropped | None = None  # that KV, since the last turn began
+        self.dropped: Dropped | None = None  # set if that KV was evicted since the last turn began
 
     def parent_of(self, params: SessionParams) -> SessionTurn | None:
         """The turn that a request continues.
 
-        Raises TurnRefused if there is none such, or it has not ended.
+        Raises TurnRefused if there is no such turn, or if it has not ended.
         """
         if not params.rid:
             if params.replace:
