@@ -1,4 +1,4 @@
-"""Makes the policy that a text says (`language.py`)."""
+"""Makes the policy that a text describes (`language.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_PREFIX = ("lpm",)  # within a tenant: what `fair` alone does
 
 
 class Inside(NamedTuple):
-    """What stands behind the classes."""
+    """The part of a policy after its classes."""
 
     has_tenants: bool
     orders: tuple[str, ...]
@@ -40,7 +40,7 @@ def build_policy(text: str, context: PolicyContext) -> Policy:
 
 
 def why_not(text: str) -> str:
-    """Why a text is no policy; nothing if it is."""
+    """Why a text is no valid policy; empty if it is valid."""
     try:
         orders = parse(text).orders
         for name in orders[:-1]:
@@ -51,7 +51,7 @@ def why_not(text: str) -> str:
 
 
 def why_no_shadow(text: str) -> str:
-    """Why a text is no shadow policy; nothing if it is, or if there is to be none."""
+    """Why a text is no valid shadow policy; empty if it is valid, or if the text is empty."""
     return why_not(text) if text else ""
 
 
@@ -64,7 +64,7 @@ def _only_name(said: PolicyText) -> str:
 
 
 def _refined(orders: tuple[str, ...], context: PolicyContext) -> Policy:
-    """The first order, where equal requests go by the next, and so on."""
+    """An order in which each policy decides among requests that are equal under the one before."""
     if len(orders) == 1:
         return make_policy(orders[0], context)
     _check_refinable(orders[0])
@@ -74,7 +74,7 @@ def _refined(orders: tuple[str, ...], context: PolicyContext) -> Policy:
 
 
 def _check_refinable(name: str) -> None:
-    """Raises UnknownPolicy if a policy leaves nothing for another one to decide."""
+    """Raises UnknownPolicy if the policy leaves no equal requests for another one to order."""
     kind = load_policy(name)
     if not issubclass(kind, KeyPolicy) or kind.order is not KeyPolicy.order:
         raise UnknownPolicy(

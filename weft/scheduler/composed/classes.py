@@ -1,14 +1,14 @@
-"""Classes of requests with an order of their own inside: `priority > X`.
+"""Classes of requests with an order inside each class: `priority > X`.
 
-Each class has a policy of its own, so that the accounts of `fair` count what was given within the
-class: what a tenant gets in a higher class is a matter of who may use that class.
+Each class has a policy of its own, so that the accounts of `fair` count only the service within the
+class. Who may use a higher class is not a matter of fairness.
 
-**Bounds.** Unless X is `fair`, the oldest overdue request of all classes has every fourth admission
-(`queue.py`). Under `fair` that would give one tenant the turn of another. So the class of the
-oldest overdue request has every fourth admission, and `fair` decides whose it is: a class with an
-overdue request is served within 4 * (k + 1) admissions, where k older ones wait in other classes.
-Between two tenants of a class the bound of `policies/fair.py` holds, for what they get as requests
-of that class.
+**Bounds.** Unless X is `fair`, the oldest overdue request of all classes gets every fourth
+admission (`queue.py`). Under `fair` that would give one tenant the turn of another. So the class of
+the oldest overdue request gets every fourth admission, and `fair` chooses the request: a class with
+an overdue request is served within 4 * (k + 1) admissions, where k older requests wait in other
+classes. Between two tenants of a class the bound of `policies/fair.py` holds, for the service that
+they get in that class.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.scheduler.queue import AgingTurns
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable, chosen
 
-MAX_SCANS = 16  # classes that are found one by one, by a look at all requests each
+MAX_SCANS = 16  # classes that are found one by one, each by a scan of all requests
 
 
 class MakesPolicy(Protocol):
@@ -37,7 +37,7 @@ class MakesPolicy(Protocol):
 
 
 class Classes(Policy):
-    """The higher class goes first, and takes the place of running requests far below it."""
+    """A higher class goes first, and its requests may retract running requests far below it."""
 
     def __init__(
         self,
@@ -47,11 +47,12 @@ class Classes(Policy):
         super().__init__(context)
         self._inside = inside
         self._priority = Priority(context)
-        self._plain = inside.make(context)  # of classes without requests, or without accounts
+        self._plain = inside.make(context)  # for classes without requests, or without accounts
         self._keeps_account = self._plain.follower is not None
-        self._policies: dict[int, Policy] = {}  # by class, where accounts are kept
-        self._open: dict[int, set[int]] = {}  # the ids of its requests, by class, there
-        self._turns = AgingTurns()  # of classes
+        self._policies: dict[int, Policy] = {}  # by class, if policies keep accounts
+        # ids of the open requests by class, if policies keep accounts
+        self._open: dict[int, set[int]] = {}
+        self._turns = AgingTurns()  # turns of classes
         self.reads_cache = self._plain.reads_cache
         self.ages = not self._plain.ages_within
         self.classes = self._priority
@@ -67,7 +68,7 @@ class Classes(Policy):
     def new_counts(self) -> SubtreeCounts | None:
         return self._plain.new_counts()
 
-    # A request comes and goes
+    # Events of a request
 
     def arrived(self, request: Request) -> int:
         self._open_ids(request).add(request.id)
@@ -98,7 +99,7 @@ class Classes(Policy):
         return follower
 
     def _gone(self, request: Request) -> None:
-        """A class without requests is forgotten: when it is used again, all are even."""
+        """Forget a class without requests. When it is used again, its accounts begin at 0."""
         ids = self._open_ids(request)
         ids.discard(request.id)
         if not ids:
@@ -120,8 +121,8 @@ class Classes(Policy):
         indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
-        """Those of lower classes, the latest of the lowest first; then those of the newcomer's own
-        that its policy lets go."""
+        """Requests of lower classes, the latest of the lowest class first; then those of the
+        newcomer's class that its policy displaces."""
         yield from self._priority.displaced(table, indices, newcomer)
         own_rank = self._priority.rank(newcomer)
         inside = self.policy_of(own_rank).displacement
@@ -166,7 +167,8 @@ class Classes(Policy):
             yield from self._plain.order_lane(table, lanes.lane(rank), as_they_came, end, now)
 
     def rising_ranks(self, table: WaitingTable, end: int) -> Iterator[int]:
-        """The classes of the requests before the arrival `end`, and perhaps others."""
+        """The classes of the requests before the arrival `end`, lowest first; perhaps also
+        others."""
         if self._keeps_account:
             yield from sorted(self._open)
             return
@@ -194,8 +196,8 @@ class Classes(Policy):
 
 
 class ClassWalk:
-    """The requests before the arrival `end`. Each is named once, by whichever of the iterators is
-    asked first."""
+    """The requests whose arrival order is below `end`. Both iterators draw from the same orders, so
+    each request is named once."""
 
     def __init__(
         self,
@@ -208,18 +210,18 @@ class ClassWalk:
         self._table = table
         self._end = end
         self._now = now
-        self._named: set[int] = set()  # arrivals
+        self._named: set[int] = set()  # arrival orders
         self._orders: dict[int, Iterator[Request]] = {}
 
     def by_class(self) -> Iterator[Request]:
-        """The lowest rank first."""
+        """Requests of the lowest rank first."""
         for rank in self._classes.rising_ranks(self._table, self._end):
             yield from self._order(rank)
 
     def of_oldest(self, time_s: float) -> Iterator[Request]:
-        """The next of the class whose overdue request is the oldest, again and again.
+        """Repeatedly the next request of the class whose overdue request is the oldest.
 
-        Who came at `time_s` or before is overdue.
+        A request that arrived at `time_s` or earlier is overdue.
         """
         for oldest in self._table.came_by(time_s, self._end):
             while oldest.spec.arrival_order not in self._named:
@@ -229,7 +231,7 @@ class ClassWalk:
                 yield request
 
     def _order(self, rank: int) -> Iterator[Request]:
-        """What is left of a class, in its order."""
+        """The remaining requests of a class, in its order."""
         order = self._orders.get(rank)
         if order is None:
             order = self._begin(rank)

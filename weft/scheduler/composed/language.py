@@ -6,8 +6,8 @@
     priority > fair(key) > lpm        classes; in a class tenants; in a tenant the longest prefix
     deadline > shortest-prefill-first among equal deadlines the shortest
 
-It reads words and their places. Whether a policy can be refined by another is known when both are
-made (`build.py`). Imports no policy of weft, so that the command line stays quick.
+This module checks words and their positions. `build.py` checks whether another policy can refine a
+policy. It imports no policy of weft, so that the command line stays fast.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weft.scheduler.policies import UnknownPolicy, load_policy, names
 ARROW = ">"
 CLASSES = "priority"
 TENANTS = "fair"
-TENANT_WORD = "key"  # who is a tenant: the only word that may stand in the brackets of `fair`
+TENANT_WORD = "key"  # what makes a tenant: the only word allowed in the brackets of `fair`
 ALONE = "static"
 
 
 class PolicyText(NamedTuple):
-    """What a text says, from the coarsest to the finest."""
+    """The parts of a text, from the coarsest to the finest."""
 
     has_classes: bool
     has_tenants: bool
-    orders: tuple[str, ...]  # names of policies; none: the order of arrival
+    orders: tuple[str, ...]  # names of policies; empty: order of arrival
 
     @property
     def num_levels(self) -> int:
@@ -36,7 +36,7 @@ class PolicyText(NamedTuple):
 
 
 def parse(text: str) -> PolicyText:
-    """Raises UnknownPolicy, which names the word that is wrong, and what is allowed there."""
+    """Raises UnknownPolicy with the wrong word and what is allowed in its place."""
     words = [_word(level, text) for level in text.split(ARROW)]
     if len(words) > 1 and ALONE in words:
         raise UnknownPolicy(

@@ -1,4 +1,4 @@
-"""An order that another one refines: equal requests of the first go in the order of the second."""
+"""A refined order: requests that are equal in a first order go in a second order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.scheduler.waiting_table import SAMPLE_SIZE, DoubleArray, WaitingTable,
 
 
 class Then(Policy):
-    """By the key of `first`; requests with equal keys as `second` has them."""
+    """Orders by the key of `first`; requests with equal keys go in the order of `second`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Then(Policy):
         self.lend_index(self._second)
         key = self._first.key(table, indices, now)
         while len(indices) > 2 * SAMPLE_SIZE:
-            # Those below the border are few, those equal to it may be all.
+            # Few keys are below the border, but all may be equal to it.
             border = low_border(key)
             is_lower = np.flatnonzero(key < border)
             yield from self._groups(table, indices[is_lower], key[is_lower], now)
@@ -75,7 +75,7 @@ class Then(Policy):
         key: DoubleArray | LongArray,
         now: float,
     ) -> Iterator[Request]:
-        """A few requests: each run of equal keys goes to the second order."""
+        """Order a few requests: each group of equal keys goes in the second order."""
         if not len(indices):
             return
         sorting = np.argsort(key, kind="stable")

@@ -1,1 +1,1 @@
-"""How long a request will wait, before it has waited."""
+"""Estimates of the time that a request will wait."""

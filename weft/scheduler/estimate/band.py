@@ -1,9 +1,9 @@
-"""How far estimates of a time have been off, and so between which bounds the next one lies.
+"""The errors of past estimates of a time, and from them a band for the next one.
 
-The bounds are quantiles of the latest ratios of what came to what was expected, moved by a margin
-on each side: errors come in runs, and are known only when the times have passed. A time outside
-moves the margin of its side out, each within moves both in by a nineteenth of that, so one in
-twenty is outside on either side in the long run, whatever the errors are.
+The bounds are quantiles of the latest ratios of actual to expected times, moved by a margin on each
+side, because errors come in series and are known only after the times have passed. A time outside
+of the band widens the margin of its side, and each time inside narrows both margins by a nineteenth
+of that. So in the long run one in twenty times is outside on each side, whatever the errors are.
 Source: Angelopoulos, Candès and Tibshirani, Conformal PID Control, arXiv:2307.16895 (its quantile
 tracking).
 """
@@ -18,17 +18,17 @@ import numpy as np
 
 COVERED = 0.9
 MAX_RATIOS = 256
-MIN_RATIOS = 16  # before that, nothing is known of the errors
-FIRST_FACTOR = 4.0  # the band then
-FIRST_MARGIN = math.log(1.2)  # by which the band is wider on each side
+MIN_RATIOS = 16  # with fewer ratios, the errors are unknown
+FIRST_FACTOR = 4.0  # half-width of the band in that case
+FIRST_MARGIN = math.log(1.2)  # initial widening of the band on each side
 LEAST_MARGIN, MOST_MARGIN = -0.5, 1.5
-MARGIN_STEP = 0.03  # of a time outside
-OUTSIDE = (1 - COVERED) / 2  # part of the times on each side
-LEAST_S = 1e-3  # times below it are equal
+MARGIN_STEP = 0.03  # for a time outside of the band
+OUTSIDE = (1 - COVERED) / 2  # fraction of times outside on each side
+LEAST_S = 1e-3  # shorter times count as this
 
 
 class WaitBand(NamedTuple):
-    """Seconds until the first token: nine of ten times lie between the outer two."""
+    """Seconds until the first token: nine of ten times are between the outer two."""
 
     low_s: float
     likely_s: float
@@ -36,7 +36,7 @@ class WaitBand(NamedTuple):
 
 
 class TrackedMargin:
-    """How far a bound is moved out, in logarithms."""
+    """How far a bound is moved outwards, as a logarithm."""
 
     def __init__(self) -> None:
         self.width = FIRST_MARGIN
@@ -63,7 +63,7 @@ class Calibration:
             return WaitBand(low_s, expected_s, high_s)
         quantiles = (OUTSIDE, 0.5, 1 - OUTSIDE)
         low, middle, high = np.quantile(np.array(self._ratios), quantiles).tolist()
-        # A margin below 0 moves no bound over the middle.
+        # A margin below 0 moves no bound past the median.
         low = min(low - self._below.width, middle)
         high = max(high + self._above.width, middle)
         base_s = max(expected_s, LEAST_S)
@@ -79,7 +79,7 @@ class Calibration:
         band: WaitBand,
         actual_s: float,
     ) -> None:
-        """A time that was expected, with this band around it, has come."""
+        """Learn from a time that has passed and that was expected, with this band."""
         is_below = actual_s < band.low_s
         is_above = actual_s > band.high_s
         self.num_seen += 1

@@ -1,9 +1,9 @@
-"""The next steps of the engine, played in virtual time with what steps cost.
+"""Simulates the next steps of the engine in virtual time, with the measured cost of steps.
 
-Prompts take rows and memory in their order as soon as there are some, and share a step as far as
-it has tokens, and time beside the running requests, as in `pace/pace.py`. Running requests decode
-in that step or in one of their own, and end when they have generated what is expected of them
-(`outputs.py`). Knows no policy and no queue.
+Prompts take rows and memory in order, as soon as these are free. They share a step as far as it has
+tokens, and time beside the running requests, as in `pace/pace.py`. Running requests decode in that
+step or in one of their own, and end when they have generated the expected tokens (`outputs.py`).
+This module knows no policy and no queue.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 class PlayedPrompt:
-    """What is to be computed of a request that has `kv_len` tokens in the cache. `is_wanted`: its
-    time is asked for; later than `latest_s` the request is refused, and takes nothing of others."""
+    """The rest of a prompt to compute, of a request that has `kv_len` tokens in the cache.
+
+    `is_wanted`: the caller asks for its time. A first token later than `latest_s` means that the
+    request is refused, so it takes no time of other requests.
+    """
 
     __slots__ = ("expected", "has_row", "is_wanted", "kv_len", "latest_s", "left", "request")
 
@@ -41,14 +44,14 @@ class PlayedPrompt:
         self.request = request
         self.kv_len = kv_len
         self.left = max(request.fill_len - kv_len, 1)
-        self.expected = 0.0  # tokens that it will generate, once that was asked
+        self.expected = 0.0  # tokens that it will generate, once they have been estimated
         self.has_row = has_row
         self.is_wanted = is_wanted
         self.latest_s = latest_s
 
 
 class Play:
-    """Virtual time, rows and memory. `now_s` is 0 at the beginning."""
+    """The simulated state: time, rows and memory. `now_s` is 0 at the beginning."""
 
     def __init__(
         self,
@@ -67,15 +70,16 @@ class Play:
         self._slowdown = settings.max_slowdown
         self._longest_s = settings.max_step_s or math.inf
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
-        self._num_steps = 0.0  # of running requests since the beginning
+        self._num_steps = 0.0  # decode steps of running requests since the beginning
         self._free_rows = kv.rows.num_free
         self._free_tokens = float(kv.available)
-        self._context = 0  # tokens to which the running ones attend
-        # Of the running ones: the step with which it ends, its tokens, and memory that it gives
-        # back.
+        self._context = 0  # tokens to which running requests attend
+        # Of each running request: the step with which it ends, its tokens, and the memory that it
+        # frees.
         self._ends: list[tuple[float, int, float]] = []
         self._num_waiting = 0
-        # Of those that run at the beginning: how many requests had arrived before they decoded.
+        # Of each request that runs at the beginning: requests that had arrived when it began to
+        # decode.
         self._arrived: list[int] = []
 
     def begin(
@@ -84,8 +88,8 @@ class Play:
         *,
         num_waiting: int,
     ) -> None:
-        """Take over what runs, and those whose prompts have just been computed; but no open
-        prompts."""
+        """Take over the running requests, including those whose prompts have just been computed,
+        but without open prompts."""
         columns = self._columns
         taken = columns.max_len > 0
         for prompt in open_prompts:
@@ -107,8 +111,8 @@ class Play:
         self._num_waiting = num_waiting
 
     def first_tokens(self, prompts: Iterator[PlayedPrompt], num_wanted: int) -> dict[int, float]:
-        """Let time pass until all wanted prompts have their first tokens, or all prompts theirs.
-        Returns the times of the wanted ones that were among them, by the ids of their requests."""
+        """Simulate until all wanted prompts, or all prompts, have their first tokens. Returns the
+        times of the wanted prompts among them, by the ids of their requests."""
         times: dict[int, float] = {}
         prompt = next(prompts, None)
         while prompt is not None and len(times) < num_wanted:
@@ -144,13 +148,13 @@ class Play:
             elif self._ends and prompt is not None:
                 self._wait_for_end()
             else:
-                # It will never fit, as far as is known here: what fits is checked at arrival.
+                # The prompt will never fit, as far as known here; the check is made at arrival.
                 return times
         return times
 
     def _is_late(self, prompt: PlayedPrompt, work_s: float) -> bool:
-        """Whether a prompt that has not begun is late if it is computed in the next step, behind
-        others that take `work_s`."""
+        """Whether a prompt that has not begun is late if the next step computes it after other
+        prompts that take `work_s`."""
         if prompt.latest_s == math.inf or prompt.has_row:
             return False
         return self._earliest_s(prompt, work_s) > prompt.latest_s
@@ -162,13 +166,13 @@ class Play:
     # A step with prompts
 
     def _room(self) -> int:
-        """Tokens of prompts for which the next step has room."""
+        """Number of prompt tokens that fit into the next step."""
         if not self._mixes:
             return self._step_tokens
         return max(self._step_tokens - len(self._ends), self._min_tokens)
 
     def _budget(self, first: Request) -> StepBudget:
-        """The time that the next step has for prompts, of which `first` is the first."""
+        """The time of the next step for prompts, of which `first` is the first."""
         rates = (self._cost.token_s, self._cost.pair_s)
         if not self._ends:
             return StepBudget(math.inf, (0.0, 0.0), self._step_tokens, self._step_tokens)
@@ -182,7 +186,8 @@ class Play:
         return StepBudget(left_s, rates, self._step_tokens, self._min_tokens)
 
     def _slowdown_beside(self, first: Request) -> float:
-        """How many times as long as the running requests' own step the next one may take."""
+        """How many times as long as a decode step of the running requests the next step may
+        take."""
         if self._slowdown <= 0:
             return math.inf
         came_before = bisect_right(self._arrived, first.spec.arrival_order)
@@ -192,8 +197,8 @@ class Play:
         return 1 + (self._slowdown - 1) * max(self._num_waiting / num_before, 1.0)
 
     def _end_turn(self, work_s: float) -> float:
-        """A step with prompts, and what decodes beside it or behind it. Returns the time at which
-        the prompts have their first tokens."""
+        """End a step with prompts, and the decode step beside it or after it. Returns the time at
+        which the prompts have their first tokens."""
         if self._mixes and self._ends:
             self.now_s += work_s + self._decode_s()
             self._num_steps += 1
@@ -216,16 +221,16 @@ class Play:
         pairs = num_tokens * (num_before + num_tokens / 2)
         return self._cost.token_s * num_tokens + self._cost.pair_s * pairs
 
-    # Who comes and goes
+    # Requests come and go
 
     def _has_place(self, prompt: PlayedPrompt) -> bool:
-        """Whether it has a row and memory; if there are some, it takes them."""
+        """Whether the prompt has a row and memory; takes them if they are free."""
         if prompt.has_row:
             return True
         if not prompt.expected:
             prompt.expected = self._expected(prompt.request)
         needed = prompt.left + prompt.expected
-        # What fits alone is let in alone.
+        # A prompt may use all memory if nothing runs.
         if self._free_rows < 1 or (self._free_tokens < needed and self._ends):
             return False
         prompt.has_row = True
@@ -236,7 +241,7 @@ class Play:
         return True
 
     def _join(self, prompt: PlayedPrompt) -> None:
-        """Its prompt is computed."""
+        """Let a request whose prompt is computed begin to decode."""
         request = prompt.request
         expected = prompt.expected or self._expected(request)
         if request.wants_tokens:
@@ -246,7 +251,7 @@ class Play:
             self._free_tokens += request.fill_len
 
     def _expected(self, request: Request) -> float:
-        """Tokens that it is expected to generate."""
+        """Tokens that the request is expected to generate."""
         if not request.wants_tokens:
             return 0.0
         num_generated = request.fill_len - request.spec.prompt_len  # before a retraction
@@ -278,6 +283,6 @@ class Play:
             self._context -= num_tokens
 
     def _decode_s(self) -> float:
-        """What a step takes in which the running requests decode."""
+        """Seconds of a decode step of the running requests."""
         load = StepLoad(tokens=len(self._ends), pairs=self._context)
         return self._cost.seconds(load)

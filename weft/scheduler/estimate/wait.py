@@ -1,7 +1,7 @@
-"""When waiting requests will have their first tokens, from what steps have cost so far.
+"""Estimates when waiting requests will have their first tokens, from the measured cost of steps.
 
-The queue is played through in its order (`play.py`), with the measured cost of a step. It changes
-nothing and reads no clock. Whether it is right is learnt elsewhere (`band.py`).
+It simulates the queue in its order (`play.py`). It changes no state and reads no clock. `band.py`
+learns from its errors.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
 
-# Requests; those behind them are taken to go as fast. Each takes some 15 us of the step before
-# which requests with a deadline have come; under `fair` some 7 more.
+# Requests that are simulated; later ones are assumed to go as fast. Each takes about 15 us before
+# the step in which a request with a deadline arrives; under `fair` about 7 us more.
 MAX_PLAYED = 256
-MAX_COUNTED = 512  # whose places are looked for; who stands behind them counts as the last
+MAX_COUNTED = 512  # positions of the order that are searched; a later request counts as the last
 
 
 class WaitEstimator:
@@ -45,7 +45,7 @@ class WaitEstimator:
         self.num_looked = 0  # requests that the last walk has looked at
 
     def ended(self, num_generated: int) -> None:
-        """A request that might have stopped at any token has generated so many."""
+        """Note the length of an ended output that might have stopped at any token."""
         self._outputs.note(num_generated)
 
     def first_tokens_s(
@@ -57,10 +57,10 @@ class WaitEstimator:
     ) -> dict[int, float]:
         """Seconds from now until each of these waiting requests has its first token, by their ids.
 
-        `wanted` has the seconds after which each is refused: who stands behind it then does not
-        wait for it. One walk over the queue answers for all of them. `open_prompts` are computed
-        in part; `in_flight` is a step that has just begun. Who is missing in the answer: nobody
-        knows yet what steps cost.
+        `wanted` has the seconds after which each of them is refused: later requests then do not
+        wait for it. One walk over the queue serves all of them. `open_prompts` are computed in
+        part; `in_flight` is a step that has just begun. A request is left out if the cost of steps
+        is not known yet.
         """
         self.num_looked = 0
         cost = self._pace.model()
@@ -70,7 +70,7 @@ class WaitEstimator:
         play.begin(open_prompts, num_waiting=len(self._queue) + len(open_prompts))
         if in_flight is not None:
             play.now_s = cost.seconds(in_flight)
-        # Each has its place in the order, from 1 on.
+        # Positions in the order begin at 1.
         places = enumerate(self._queue.order(now), start=1)
         prompts = self._prompts(wanted, islice(places, MAX_PLAYED), open_prompts)
         times = play.first_tokens(prompts, len(wanted))
@@ -86,7 +86,7 @@ class WaitEstimator:
         wanted: Set[int],
         places: Iterator[tuple[int, Request]],
     ) -> dict[int, int]:
-        """How many requests go before each of those that were not played, and itself."""
+        """Positions in the order of requests that were not simulated, or the queue's length."""
         found = dict.fromkeys(wanted, len(self._queue))
         num_left = len(found)
         for place, request in islice(places, MAX_COUNTED - MAX_PLAYED):
@@ -104,7 +104,7 @@ class WaitEstimator:
         places: Iterator[tuple[int, Request]],
         open_prompts: list[Request],
     ) -> Iterator[PlayedPrompt]:
-        """What is to be computed, in order."""
+        """The prompts to compute, in order."""
         for prompt in open_prompts:
             yield PlayedPrompt(prompt, prompt.kv_len, has_row=True)
         for _, request in places:
@@ -124,8 +124,8 @@ class WaitEstimator:
         *,
         exactly: bool,
     ) -> int:
-        """Tokens of it that need not be computed; of many, as far as that is known, or as it was
-        in the mean."""
+        """Tokens of the request that need not be computed; if not `exactly`, as far as known, or
+        the mean of past requests."""
         known = max(request.prefix.length, request.kv_len)
         if exactly:
             cached = self._kv.cache.peek(request.cache_key(request.packed))

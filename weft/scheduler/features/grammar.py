@@ -145,7 +145,7 @@ class GrammarFeature(Feature):
         rows: IntArray = batch.sample_rows[live]
         ends: IntArray = batch.sample_lens[live]
         tokens: IntArray = result.first_tokens[live]
-        # Tokens that fit behind the sampled one.
+        # Tokens that fit after the sampled one.
         left = columns.max_len[rows] - ends - 1
         sampled = zip(rows.tolist(), ends.tolist(), tokens.tolist(), left.tolist(), strict=True)
         taken_rows: list[int] = []
@@ -175,8 +175,8 @@ class GrammarFeature(Feature):
                 effects.ends.append(End(row, "stop"))
 
     def _holds(self, id: int, before: IntArray, token: int) -> bool:
-        """Whether a token that was sampled behind `before` is the grammar's, and not of the
-        reasoning before it."""
+        """Whether the grammar applies to a token sampled after `before`, which is then not part of
+        the reasoning."""
         marks = self._thinking.get(id)
         if marks is None:
             return True
@@ -196,18 +196,18 @@ class GrammarFeature(Feature):
 
 
 class Stage(NamedTuple):
-    """Where an output is behind a token."""
+    """The state of an output after a token."""
 
-    marks: ThinkingMarks | None  # of the reasoning that is open, or may come; None: neither
-    is_held: bool  # the token is the grammar's
+    marks: ThinkingMarks | None  # marks of reasoning that is open or may begin; None: neither
+    is_held: bool  # whether the grammar applies to the token
 
 
 HELD = Stage(None, is_held=True)
 
 
 def _stage(marks: ThinkingMarks | None, before: IntArray, token: int) -> Stage:
-    """Where an output is behind `token`, which follows the tokens `before` [n]. Without `marks`,
-    its grammar holds already."""
+    """The state of an output after `token`, which follows the tokens `before` [n]. Without `marks`,
+    the grammar applies already."""
     if marks is None:
         return HELD
     if marks.is_open:
@@ -218,14 +218,14 @@ def _stage(marks: ThinkingMarks | None, before: IntArray, token: int) -> Stage:
         return Stage(marks, is_held=False)
     if (token,) == marks.begin:
         return Stage(ThinkingMarks(marks.begin, marks.end, is_open=True), is_held=False)
-    return HELD  # it does not think
+    return HELD  # the output has no reasoning
 
 
 def _reasoning_ahead(
     constraint: Constraint, marks: ThinkingMarks | None, known: IntArray, draft: IntArray
 ) -> list[LazyBitmaskRow | None]:
-    """What may come next behind each token of a draft, up to the first one that is the
-    grammar's."""
+    """The tokens allowed after each token of a draft, up to the first one to which the grammar
+    applies."""
     ahead: list[LazyBitmaskRow | None] = []
     if marks is None:
         return ahead
@@ -242,7 +242,7 @@ def _reasoning_ahead(
 
 
 def _mask_at(constraint: Constraint, marks: ThinkingMarks | None) -> LazyBitmaskRow | None:
-    """The tokens that may come next; None: any."""
+    """The tokens that are allowed next; None: any."""
     if marks is None:
         return constraint.mask
     if marks.is_open:
@@ -251,9 +251,8 @@ def _mask_at(constraint: Constraint, marks: ThinkingMarks | None) -> LazyBitmask
 
 
 def _samples_all(sampling: SamplingParams) -> bool:
-    """Whether each token must be sampled: something is wanted of it, or something else has a say in
-    what it is.
-    """
+    """Whether each token must be sampled, because the request asks for outputs of each token, or
+    because more than the grammar decides on tokens."""
     return (
         sampling.logprobs is not None
         or sampling.hidden_states is not None

@@ -1,8 +1,8 @@
 """Input embeddings: vectors that the model reads instead of the embeddings of a prompt's tokens.
 
-They come with the request, and are kept until it has ended, because a retracted request is computed
-anew. The ids of such a prompt mean nothing (`GenerateRequest.shares_kv`): the prefix cache gives no
-KV for it, and takes none.
+The vectors come with the request and are kept until it has ended, because a retracted request is
+computed again. The token ids of such a prompt mean nothing (`GenerateRequest.shares_kv`), so the
+prefix cache neither provides nor stores KV for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InputVectorsFeature(Feature):
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         index: list[IntArray] = []
         rows: list[FloatArray] = []
-        begin = 0  # place of the request's first token in the step
+        begin = 0  # index of the request's first token in the step
         pieces = zip(batch.prefills, batch.starts.tolist(), batch.lens.tolist(), strict=False)
         for request, start, length in pieces:
             vectors = self.by_id.get(request.id)

@@ -1,1 +1,1 @@
-"""Waiting requests that are kept in order, so that a step pays for those that have changed."""
+"""Waiting requests in an order that is kept, so that a step sorts only those that have changed."""

@@ -1,9 +1,9 @@
-"""Entries that stand in order while some come and go: in blocks, so that one that comes or goes
-moves a few hundred others at most.
+"""A sorted set of entries, stored in blocks, so that adding or removing an entry moves at most a
+few hundred others.
 
     _blocks   [1 4 4] [6 7] [9 9 12]
-    _lasts         4     7       12       where an entry belongs, is looked for here; the last of a
-                                          block may have gone
+    _lasts         4     7       12       searched for the block of an entry; the last entry of a
+                                          block may have been removed
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-# The keys of a request, the most important first, and behind them the number of its arrival: so no
-# two are equal, and those with equal keys stand as they came.
+# The keys of a request, the most important first, followed by its arrival order: so no two entries
+# are equal, and requests with equal keys are in order of arrival.
 Entry: TypeAlias = tuple[Any, ...]
 
 BLOCK_SIZE = 256
-SHARE = 8  # one of as many new entries or more: all are sorted again
+SHARE = 8  # if one in this many entries or more is new, all are sorted again
 
 
 class Lane:
@@ -34,7 +34,7 @@ class Lane:
         return self._size
 
     def __iter__(self) -> Iterator[Entry]:
-        """In order. Lazy: entries that come or go meanwhile may be named or not."""
+        """In order. Lazy: entries added or removed in the meantime may or may not be yielded."""
         for block in self._blocks[:]:
             yield from block[:]
 
@@ -44,7 +44,7 @@ class Lane:
         return self._blocks[0][0]
 
     def within(self, low: Entry, end: Entry) -> Iterator[Entry]:
-        """The entries from `low` on that are below `end`, in order. Lazy."""
+        """The entries from `low` up to but not including `end`, in order. Lazy."""
         number = bisect_left(self._lasts, low)
         for block in self._blocks[number:]:
             first = bisect_left(block, low)
@@ -54,7 +54,7 @@ class Lane:
                 return
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Take in entries that are not there."""
+        """Add entries that are not in the lane."""
         new = list(entries)
         if len(new) * SHARE < self._size:
             for entry in new:
@@ -63,7 +63,7 @@ class Lane:
             self._fill(sorted([*self, *new]))
 
     def remove(self, entry: Entry) -> None:
-        """Take out an entry that is there."""
+        """Remove an entry that is in the lane."""
         number = bisect_left(self._lasts, entry)
         block = self._blocks[number]
         place = bisect_left(block, entry)

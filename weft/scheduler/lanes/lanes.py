@@ -1,8 +1,9 @@
-"""The waiting requests in lanes: one for each class, or tenant, or one for all, each in the order
-of keys that last.
+"""The waiting requests in lanes: one per class or tenant, or one for all, each ordered by keys that
+last.
 
-A key lasts if it changes only with the columns of its request. So an order of 100,000 costs as much
-as have come, left or changed since the last one. It knows the table and keys, and no policy.
+A key lasts if it changes only with the columns of its request. So the cost of an order of 100,000
+requests depends only on how many have come, left or changed since the last one. This module knows
+the table and keys, but no policy.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
 ONLY_LANE = 0
 NEVER = -1
-SHARE = 4  # one of as many changes or more: all are looked at again
+SHARE = 4  # if one in this many requests or more has changed, all are read again
 
 
 class LastingKey(Protocol):
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> DoubleArray | LongArray:
-        """A number [n] for each of `indices` [n], whatever the time is: the lowest goes first."""
+        """A number [n] for each of `indices` [n], independent of `now`: the lowest goes first."""
         ...
 
 
 class Lanes:
-    """In each lane, requests with equal keys stand as they came.
+    """In each lane, requests with equal keys are in order of arrival.
 
-    `lane_of`, a method, gives the number [n] of the lane of each of the requests at some indices
-    [n]; None: there is one. `members` are the arrivals of those that are for these lanes; None: all
-    are.
+    The method `lane_of` returns the lane numbers [n] of the requests at some indices [n]; None:
+    there is one lane. `members` are the arrival orders of the requests that belong to these lanes;
+    None: all belong.
     """
 
     def __init__(
@@ -43,14 +44,15 @@ class Lanes:
         self._keys = keys
         self._lane_of = lane_of
         self._members = members
-        self.lanes: dict[int, Lane] = {}  # those with requests
+        self.lanes: dict[int, Lane] = {}  # lanes with requests
         self._places: dict[int, tuple[int, Entry]] = {}  # lane and entry, by arrival
-        # Changes and repacks that the table had at the last look.
+        # Values of the table at the last update.
         self._num_changes = NEVER
         self._num_repacks = 0
 
     def update(self, table: WaitingTable) -> set[int]:
-        """Look at what has changed since the last time. Returns the lanes in which it did."""
+        """Update the lanes with the changes of the table. Returns the numbers of the changed
+        lanes."""
         before = self._num_changes
         self._num_changes = table.num_changes
         if before == NEVER:
@@ -87,7 +89,7 @@ class Lanes:
         return before.union(self.lanes)
 
     def _move(self, table: WaitingTable, arrivals: list[int]) -> set[int]:
-        """These have changed, or have come or left."""
+        """Update the requests that have changed, come or left."""
         touched: set[int] = set()
         staying = []
         for arrival in arrivals:
@@ -142,7 +144,7 @@ class Lanes:
 
 
 def requests_of(table: WaitingTable, lane: Lane, end: int) -> Iterator[Request]:
-    """The requests of a lane that came before the arrival `end`, in its order. Lazy."""
+    """The requests of a lane whose arrival order is below `end`, in the lane's order. Lazy."""
     for entry in lane:
         request = table.find(entry[-1])
         if request is not None and entry[-1] < end:
@@ -150,16 +152,16 @@ def requests_of(table: WaitingTable, lane: Lane, end: int) -> Iterator[Request]:
 
 
 class KeptOrder:
-    """All that wait, in the order of keys that last."""
+    """All waiting requests, in the order of keys that last."""
 
     def __init__(self, keys: Sequence[LastingKey]) -> None:
         self._lanes = Lanes(keys)
 
     def look(self, table: WaitingTable) -> None:
-        """Take in what has changed, so that the next order need not."""
+        """Update the order, so that the next call of `order` has less to do."""
         self._lanes.update(table)
 
     def order(self, table: WaitingTable, end: int) -> Iterator[Request]:
-        """Those before the arrival `end`, best first. Lazy."""
+        """The requests whose arrival order is below `end`, best first. Lazy."""
         self._lanes.update(table)
         return requests_of(table, self._lanes.lane(ONLY_LANE), end)

@@ -1,2 +1,2 @@
-"""What prompts with pictures, videos and sounds take besides those of text: work of the encoder,
-room for what it made, and positions of their own."""
+"""What prompts with pictures, videos and sounds need beyond those of text: work of the encoder,
+room for its vectors, and positions of their own."""

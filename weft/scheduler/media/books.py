@@ -1,7 +1,8 @@
-"""What the device has encoded, as the scheduler knows it from the plans that it has made.
+"""The accounts of what the device has encoded, kept from the plans that the scheduler made.
 
-Steps run in the order of their plans: what a plan encodes is there for all that follow. Bounded in
-tokens; what was used longest ago goes first, and what a prompt needs that is being computed stays.
+Steps run in the order of their plans, so an item that a plan encodes is available to all later
+plans. The number of tokens is bounded: the least recently used items are dropped first, except
+those that a prompt in progress needs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from weft.plan.inputs import EncoderInput
 
 
 class EncoderWork(NamedTuple):
-    """What a plan says of it, besides what it takes."""
+    """The part of a plan about the encoder, without the vectors that the step takes."""
 
     drops_all: bool
     drop: tuple[bytes, ...]  # digests
@@ -22,38 +23,38 @@ class EncoderWork(NamedTuple):
 
 
 class EncoderBooks:
-    """`max_tokens` are held, or as many as one step takes if these are more. `vector_bytes`: of
-    what the device keeps for a token."""
+    """At most `max_tokens` are held, or as many as one step takes if that is more. `vector_bytes`:
+    memory of the device per token."""
 
     def __init__(self, max_tokens: int, *, vector_bytes: int = 0) -> None:
         self._max_tokens = max_tokens
         self.vector_bytes = vector_bytes
         self.held: OrderedDict[bytes, int] = OrderedDict()  # tokens by digest, last used last
-        # What the device may have and nobody counts on: the next plan drops it,
+        # Items that the device may have but that are not counted: the next plan drops them.
         self._stale: dict[bytes, None] = {}
-        self.is_in_doubt = False  # or, after a failure, all that it has
-        self.generation = 0  # rises when the device is told to forget something
-        # Those that were encoded before a step took them, and that none has taken yet.
+        self.is_in_doubt = False  # after a failure: the next plan drops all items
+        self.generation = 0  # increases when the device is told to drop an item
+        # Items that were encoded ahead and that no step has taken yet.
         self._untaken: set[bytes] = set()
-        self.num_tokens = 0  # that are held
+        self.num_tokens = 0  # of held items
         self.num_runs = 0  # of the encoder
         self.num_encoded = 0  # tokens
         self.num_reused = 0  # items that were there when a prompt needed them
         self.num_missed = 0  # items that were encoded for a prompt that needed them
-        self.busy_s = 0.0  # that the encoder has worked, as results say
+        self.busy_s = 0.0  # working time of the encoder, from results
 
     @property
     def max_ahead(self) -> int:
-        """Tokens that may be encoded before steps take them: half of what is held, so that what is
-        taken has room, too."""
+        """Tokens that may be encoded before steps take them: half of the limit, so that there is
+        room for items in use, too."""
         return self._max_tokens // 2
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self.held
 
     def take(self, wanted: Sequence[EncoderInput], pinned: Container[bytes]) -> EncoderWork:
-        """The next step takes vectors of all of `wanted`, each of which stands there once. What is
-        `pinned` is not dropped for it."""
+        """Plan a step that takes vectors of all of `wanted`, without repetition. Items in `pinned`
+        are not dropped for it."""
         encode: list[EncoderInput] = []
         for one in wanted:
             if one.digest in self.held:
@@ -79,11 +80,11 @@ class EncoderBooks:
         return EncoderWork(drops_all, tuple(drop), tuple(encode))
 
     def use(self, digest: bytes) -> None:
-        """A prompt that waits needs it: it is not among those that were used longest ago."""
+        """Mark the item as recently used, because a waiting prompt needs it."""
         self.held.move_to_end(digest)
 
     def encoded_ahead(self, one: EncoderInput, generation: int, pinned: Container[bytes]) -> None:
-        """The device has encoded it for later steps, as a plan of this generation told it."""
+        """The device has encoded an item for later steps, as a plan of this generation asked."""
         if generation != self.generation:
             # It may have been dropped since.
             if one.digest not in self.held:
@@ -102,20 +103,20 @@ class EncoderBooks:
         self.num_runs += 1
 
     def first_taken(self, digest: bytes) -> bool:
-        """Whether it was encoded ahead, and is taken for the first time."""
+        """Whether the item was encoded ahead, and is taken for the first time."""
         if digest not in self._untaken:
             return False
         self._untaken.remove(digest)
         return True
 
     def forget(self, digest: bytes) -> None:
-        """What the device has of it is worth nothing."""
+        """Discard the device's vectors of an item: they are invalid."""
         if digest in self.held:
             self._let_go(digest)
             self._stale[digest] = None
 
     def forget_all(self) -> None:
-        """Nothing that the device may have is worth anything."""
+        """Discard all items that the device may have."""
         self.held.clear()
         self._stale.clear()
         self._untaken.clear()
@@ -130,7 +131,7 @@ class EncoderBooks:
     def _oldest_for(
         self, needed: int, used: Container[bytes], pinned: Container[bytes]
     ) -> list[bytes]:
-        """What goes so that there is room for `needed` tokens, as far as there can be."""
+        """The items to drop so that there is room for `needed` tokens, as far as possible."""
         missing = self.num_tokens + needed - self._max_tokens
         found: list[bytes] = []
         for digest, length in self.held.items():

@@ -1,4 +1,4 @@
-"""How far the prompts of one step may go, where encoding what stands in them takes time.
+"""How far the prompts of one step may go, if the encoding of their items takes time.
 
     prompt   | text | picture | text | picture | text |
     budget                  -256             does not fit
@@ -6,9 +6,9 @@
 
 The first picture of a step is always encoded, however large it is.
 
-Where running requests are to have their next tokens in time, a step encodes nothing that it takes:
-the encoder works ahead, for a while behind each step (`EncodeAhead`), and a prompt whose pictures
-are not encoded yet waits, so that it keeps nobody else from being computed in part.
+If a bound protects the running requests, a step takes only items that are already encoded: the
+encoder works ahead, for a limited time after each step (`EncodeAhead`). A prompt whose items are
+not encoded yet waits without an open chunk, so that other prompts can be computed in part.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from weft.scheduler.request import Request, RequestState
 class EncoderBudget:
     """The `PieceBudget` of one pass.
 
-    `prompts` by id of their requests. `cuts_prompts`: else each is computed in one step.
-    `keeps_items_whole`: a step computes all tokens of an item, or none. `works_ahead`: a step
-    encodes nothing that it takes.
+    `prompts` by id of their requests. `cuts_prompts`: if not, each is computed in one step.
+    `keeps_items_whole`: a step computes all tokens of an item, or none. `works_ahead`: a step takes
+    only items that are already encoded.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class EncoderBudget:
         self._cuts_prompts = cuts_prompts
         self._keeps_items_whole = keeps_items_whole
         self._works_ahead = works_ahead
-        self._promised: set[bytes] = set()  # what this step encodes
+        self._promised: set[bytes] = set()  # items that this step encodes
         self._left_ahead = books.max_ahead
-        # What prompts wait for, the first one first; by digest.
+        # Items that prompts wait for, in order; by digest.
         self.ahead: dict[bytes, EncoderInput] = {}
 
     def limit(self, request: Request, num_tokens: int, *, is_first: bool) -> int:
@@ -69,7 +69,7 @@ class EncoderBudget:
         if end < request.fill_len:
             end = self._border(prompt, end)
         if end <= start and not self._keeps_items_whole:
-            return num_tokens  # not a page
+            return num_tokens  # less than a page
         if end <= start:
             if not is_first:
                 return 0
@@ -89,7 +89,7 @@ class EncoderBudget:
             return end - start
         if self._promised:
             return 0
-        return least - start  # several on one page
+        return least - start  # several items on one page
 
     def border(self, request: Request, num_tokens: int) -> int:
         prompt = self._prompts.get(request.id)
@@ -110,15 +110,15 @@ class EncoderBudget:
     # Inside
 
     def _encoded_end(self, request: Request, prompt: MediaPrompt) -> int:
-        """Up to where a prompt may be computed, as what stands in it is encoded. The rest is asked
-        for, as far as there is room for it."""
+        """The end of the part of a prompt whose items are encoded. Asks for the other items, as far
+        as there is room for them."""
         start = request.kv_len
         is_open = request.state is RequestState.PREFILLING
         waits_at: int | None = None
         num_seen = 0
         for item in prompt.within(start, request.fill_len):
             length = item.input.length
-            # The first of a pass is asked for, however large it is.
+            # The first item of a pass is encoded, however large it is.
             if self._left_ahead < min(length, self._books.max_ahead):
                 if waits_at is None:
                     waits_at = item.start if is_open or num_seen else start
@@ -136,7 +136,7 @@ class EncoderBudget:
         return max(self._border(prompt, waits_at), start)
 
     def _costs(self, digest: bytes) -> bool:
-        """Whether this step would have to encode it."""
+        """Whether this step would have to encode the item."""
         return digest not in self._books and digest not in self._promised
 
     def _whole(self, prompt: MediaPrompt) -> list[Span]:
@@ -145,18 +145,18 @@ class EncoderBudget:
         return [(item.start, item.end) for item in prompt.items]
 
     def _border(self, prompt: MediaPrompt, end: int) -> int:
-        """The last place up to `end` where a piece may end before the end of the prompt."""
+        """The last position up to `end` where a piece may end before the end of the prompt."""
         return border_before(end, self._whole(prompt), self._page_size)
 
     def _least_end(self, request: Request, prompt: MediaPrompt) -> int:
-        """Where the shortest piece of the prompt ends."""
+        """The end of the shortest possible piece of the prompt."""
         end = border_behind(request.kv_len, self._whole(prompt), self._page_size)
         return min(end, request.fill_len)
 
 
 def longest_piece(spans: list[Span], prompt_len: int, page_size: int) -> int:
-    """Tokens of the longest piece that cannot be shorter, of a prompt of which these spans are
-    computed as a whole."""
+    """Length in tokens of the longest unavoidable piece of a prompt, whose `spans` must each be
+    computed in one step."""
     longest = 0
     begin = 0
     while begin < prompt_len:

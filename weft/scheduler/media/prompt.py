@@ -1,5 +1,5 @@
-"""What stands for pictures, videos and sounds in one prompt, and where their tokens lie in time,
-height and width."""
+"""The placeholders of pictures, videos and sounds in one prompt, and the positions of their tokens
+in time, height and width."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ DIGEST_BYTES = 32
 
 
 class PlacedInput(NamedTuple):
-    """One thing for the encoder, and where its vectors stand in the prompt."""
+    """One item for the encoder, and the position of its tokens in the prompt."""
 
     start: int
     end: int
     input: EncoderInput
-    line_len: int  # as that of `MediaItem`
+    line_len: int  # as in `MediaItem`
 
     def vectors(self, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Which of the tokens from `start` to `end` of the prompt take vectors, counted from
-        `start`, and which ones."""
+        """The tokens from `start` to `end` of the prompt that take vectors, counted from `start`,
+        and the index of each vector."""
         places = np.arange(start - self.start, end - self.start, dtype=np.int32)
         rows = places
         if self.line_len:
-            # [v v v] break [v v v] break ..: behind each break, a place has one less before it.
+            # [v v v] break [v v v] break ..: each break before a token reduces the index of its
+            # vector by 1.
             step = self.line_len + 1
             places = places[places % step != self.line_len]
             rows = places - places // step
@@ -42,33 +43,34 @@ class PlacedInput(NamedTuple):
 
 
 class MediaPositions(NamedTuple):
-    """By what the tokens of a prompt are rotated (M-RoPE, arXiv:2409.12191, section 2.1).
+    """The positions by which the tokens of a prompt are rotated (M-RoPE, arXiv:2409.12191, section
+    2.1).
 
-    text         each of the three rises with every token
-    t x h x w    token (i, j, k) has p + (i · time step, j, k) behind p tokens of text
-    text         goes on behind the largest of all that
+        text         all three increase with every token
+        t x h x w    token (i, j, k) has p + (i · time step, j, k) after p tokens of text
+        text         continues after the largest position so far
     """
 
     prompt: IntArray  # [3, prompt_len] in time, height and width
-    shift: int  # what tokens behind the prompt add to their place in the sequence
+    shift: int  # added to the index of tokens after the prompt
 
 
 @dataclass(frozen=True)
 class MediaPrompt:
-    """All of one prompt."""
+    """The items and positions of one prompt."""
 
-    items: tuple[PlacedInput, ...]  # in its order
-    positions: MediaPositions | None  # None: the model has one position a token
+    items: tuple[PlacedInput, ...]  # in the order of the prompt
+    positions: MediaPositions | None  # None: the model has one position per token
 
     def within(self, start: int, end: int) -> Iterator[PlacedInput]:
-        """The items some of whose tokens are among those from `start` to `end`."""
+        """The items with tokens in the range from `start` to `end`."""
         for item in self.items:
             if item.start < end and item.end > start:
                 yield item
 
 
 def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> MediaPrompt:
-    """What a request, which has not been refused, says of its media."""
+    """The items of a request that was not refused."""
     items: list[PlacedInput] = []
     for one in message.media:
         values = MediaValues(_values(one))
@@ -82,8 +84,8 @@ def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> Media
 
 
 def _values(item: MediaItem) -> FloatArray:
-    """What the encoder reads. It fails on what has not the shape that is said: that says nothing
-    here, for a replay has no values."""
+    """The array that the encoder reads. If its size does not fit the shape, it stays flat and the
+    encoder fails; no error is raised here, because replays have no values."""
     whole = item.values[: len(item.values) // VALUE_BYTES * VALUE_BYTES]
     values = np.frombuffer(whole, dtype=np.float32)
     if math.prod(item.shape) == len(values):
@@ -92,7 +94,7 @@ def _values(item: MediaItem) -> FloatArray:
 
 
 def three_positions(media: Sequence[MediaItem], prompt_len: int) -> MediaPositions:
-    """Those of a prompt of `prompt_len` tokens."""
+    """The positions of a prompt of `prompt_len` tokens."""
     pieces: list[IntArray] = []
     begin = 0  # tokens so far
     first = 0  # the next position
@@ -127,7 +129,7 @@ def _in_a_grid(first: int, grid: tuple[int, int, int], time_step: float) -> IntA
 
 
 def wrong_media(message: GenerateRequest) -> str:
-    """Why the items of a request do not fit its prompt; nothing if they do."""
+    """Why the items of a request do not fit its prompt; empty if they fit."""
     prompt_len = len(message.input_ids) // TOKEN_BYTES
     begin = 0
     for number, item in enumerate(message.media):

@@ -1,1 +1,1 @@
-"""Policies of one's own: found by name (`load.py`), and kept from doing harm (`guarded.py`)."""
+"""Users' own policies: `load.py` finds them by name, `guarded.py` keeps their faults harmless."""

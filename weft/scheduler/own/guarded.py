@@ -1,7 +1,8 @@
-"""A policy of one's own, which may be wrong: whatever it raises or returns ends no server.
+"""A wrapper around a user's own policy, which may be wrong: nothing that it raises or returns stops
+the server.
 
-From its first fault on, requests go as they came, until a policy is set again; the fault is
-reported once (`PolicyContext.report`). It cannot be kept from taking long.
+From its first fault on, requests go in order of arrival, until a policy is set again; the fault is
+reported once (`PolicyContext.report`). The wrapper cannot prevent that a policy takes long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_TAG = 2**31 - 1
 
 
 class PolicyFailed(Exception):
-    """A policy of one's own raised, or returned what is no order."""
+    """A user's own policy raised, or returned something that is not an order."""
 
 
 def guarded(
@@ -30,14 +31,13 @@ def guarded(
     kind: type[Policy],
     context: PolicyContext,
 ) -> Policy:
-    """A new policy of this kind that can do no harm. One that cannot even be made has its fault
-    already."""
+    """A wrapped new policy of this kind. If its constructor raises, that is its first fault."""
     own_key = issubclass(kind, KeyPolicy) and kind.order is KeyPolicy.order
     return GuardedKey(name, kind, context) if own_key else GuardedPolicy(name, kind, context)
 
 
 class _Watch:
-    """Calls the policy, and knows whether it may still be called."""
+    """Calls the policy, until its first fault."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class _Watch:
             self.own = made
 
     def call(self, function: Callable[..., Any], *arguments: object, otherwise: T) -> Any | T:
-        """What the policy returns; `otherwise`, if it raises or has had its fault."""
+        """The result of the policy's function; `otherwise` if it raises or had a fault before."""
         if not self.is_well:
             return otherwise
         try:
@@ -75,14 +75,14 @@ class _Watch:
         self._context.report(fault)
 
     def lend(self, outer: Policy) -> Policy:
-        """The policy, with all that the queue has set at the one around it."""
+        """The policy, with the index and counts that the queue has set at its wrapper."""
         self.own.context = outer.context
         outer.lend_index(self.own)
         return self.own
 
 
 class GuardedKey(KeyPolicy):
-    """Around a policy that is a number for each request."""
+    """The wrapper of a policy that is a number for each request."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ def _as_numbers(
     indices: LongArray,
     now: float,
 ) -> DoubleArray:
-    """The key of a policy. Raises ValueError if it is none."""
+    """The key of a policy. Raises ValueError if it is not valid."""
     key = np.asarray(own.key(table, indices, now))
     if key.shape != (len(indices),):
         raise ValueError(f"its key has the shape {key.shape}; ({len(indices)},) is expected")
@@ -130,7 +130,7 @@ def _as_numbers(
 
 
 class GuardedPolicy(Policy):
-    """Around any other."""
+    """The wrapper of any other policy."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class GuardedPolicy(Policy):
         indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
-        """Those that it names, up to the first that is none."""
+        """The requests that the policy names, up to the first invalid one."""
         displacement = self._watch.own.displacement
         assert displacement is not None
         watch = self._watch
@@ -238,7 +238,7 @@ class GuardedPolicy(Policy):
             is_left[table.index_of(request)] = False
             yield request
 
-    # An account
+    # Events of requests
 
     def arrived(self, request: Request) -> int:
         tag = self._tell("arrived", request)

@@ -1,7 +1,7 @@
-"""Finds a policy that is no part of weft: `module:Class`, or a name that an installed package has
-given it in the entry point group `weft.policies`.
+"""Finds a policy that is not part of weft: `module:Class`, or a name that an installed package
+registers in the entry point group `weft.policies`.
 
-It reads the packages that are there only when a name is asked for that weft does not know.
+It searches the installed packages only for names that weft does not know.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ COLON = ":"
 
 
 class NoOwnPolicy(ValueError):
-    """A policy of one's own cannot be loaded; the message says why."""
+    """A user's own policy cannot be loaded; the message says why."""
 
 
 def entry_names() -> tuple[str, ...]:
-    """The names that installed packages give their policies, sorted."""
+    """The names of policies in installed packages, sorted."""
     return tuple(sorted(entry_points(group=GROUP).names))
 
 

@@ -1,2 +1,1 @@
-"""How long a step takes, and how much a step may hold so that it does not take longer than
-allowed."""
+"""How long a step takes, and how many tokens a step may have so that it does not take too long."""

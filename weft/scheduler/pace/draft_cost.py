@@ -1,8 +1,8 @@
-"""What a step of the draft model costs, learnt online.
+"""The cost of a step of the draft model, learnt online.
 
     seconds = pass · passes + token · tokens
 
-Knows nothing of requests. Plain Python floats: a replay must come to the same numbers.
+Knows nothing of requests. Uses plain Python floats, so that a replay computes the same numbers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from weft.plan.step import Drafting, Plan
 from weft.scheduler.pace.step_cost import MIN_STEP_S, NormalEquations, solve_not_negative
 
 FORGET = 0.95
-TOKENS_UNIT = 32.0  # so that both terms are of one size
-# In the first ones memory is touched and programs are made: they say nothing of later steps.
+TOKENS_UNIT = 32.0  # so that both terms have similar sizes
+# The first steps touch memory and build programs, so their times say nothing of later steps.
 NUM_IGNORED = 2
 DRAFT_REFIT_STEPS = 16  # measured steps between two fits
-NUM_TRIED = 6  # measured steps behind which the cost is known
+NUM_TRIED = 6  # measured steps after which the cost is known
 
 
 class DraftCost:
-    """`pass_s`: seconds of each pass of a step. `token_s`: of each token of a pass."""
+    """`pass_s`: seconds per pass of a step. `token_s`: seconds per token of a pass."""
 
     def __init__(self) -> None:
         self.pass_s = 0.0
@@ -34,7 +34,7 @@ class DraftCost:
         return self.num_seen >= NUM_TRIED
 
     def seconds(self, num_tokens: int, num_passes: int) -> float:
-        """Of a step that computes so many tokens, drafts included; 0 as long as nothing is
+        """Seconds of a step that computes `num_tokens` tokens, drafts included; 0 until it is
         known."""
         return self.pass_s * num_passes + self.token_s * num_tokens
 

@@ -1,15 +1,15 @@
 """How much of a prompt a step may compute while others wait for their next token.
 
-Between two steps of the running requests, prompts get what is left of the bound, cut to measure by
-what steps cost (`step_cost.py`); then the running requests have their turn. The shortest piece of a
-prompt that is worth a step may always run between two turns, so prompts are not starved either.
+Between two steps of the running requests, prompts get the rest of the bound, cut by the measured
+cost of steps (`step_cost.py`); then the running requests have their turn. The shortest useful piece
+of a prompt may always run between two turns, so prompts do not starve either.
 
 The bound is a time (`max_step_ms`), or a multiple of what the running requests' own step takes
 (`max_slowdown`). The second protects a request from prompts that came after it had begun, and not
 from those of its own burst: these shall soon run beside it, for a full batch is the fastest.
 
-The first holds for nine of ten steps by itself, because so much is taken off it as steps have been
-longer than expected (`Margin`); and it holds for drafts as for prompts.
+The time bound holds for nine of ten steps, because it is divided by the ratio by which steps took
+longer than expected (`Margin`); it holds for drafts as for prompts.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
 
-# Of a step, as long as nothing is known; then at most twice what has been measured.
+# Of a step, until costs are known; then at most twice the largest measured step.
 FIRST_TOKENS = 64
-MIN_TOKENS = 16  # of a prompt, worth a step
-# A bound by `max_slowdown` is never below this: nobody reads 100 tokens a second, and smaller
-# pieces cost prompts more than they give to streams.
+MIN_TOKENS = 16  # of a prompt: the shortest piece that is worth a step
+# A bound by `max_slowdown` is never below this: no user reads 100 tokens a second, and smaller
+# pieces would delay prompts more than they speed up streams.
 LEAST_BOUND_S = 0.01
-# Of the steps with prompts, one in so many may take longer than the margin allows for.
+# One in this many steps with prompts may take longer than the margin allows.
 RARE = 10
-MARGIN_RATE = 0.05  # by which a step that was longer moves the margin
+MARGIN_RATE = 0.05  # by which a longer step raises the margin
 MAX_MARGIN = 2.0
-FIRST_MARGIN = 1.6  # before a step was measured; what is known of few steps is not much
-NUM_CAREFUL = 16  # measured steps over which it goes
-NUM_KEPT = 32  # measured decode steps that wait to be learnt from
-REFIT_STEPS = 64  # measured steps between two fits for who asks in every step
+FIRST_MARGIN = 1.6  # before a step was measured, because estimates from few steps are poor
+NUM_CAREFUL = 16  # measured steps over which this extra margin falls to 0
+NUM_KEPT = 32  # measured decode steps that are stored until costs are needed
+REFIT_STEPS = 64  # measured steps between two fits for callers that ask in every step
 
 
 class StepBudget:
-    """What the prompts of one step may take. `left_s`: seconds, of which there may be no end;
-    below 0: none. `min_tokens`: so many are allowed to the first in any case."""
+    """The part of one step that prompts may take. `left_s`: seconds, perhaps infinite; below 0:
+    none. `min_tokens`: the first prompt may always have this many."""
 
     def __init__(
         self, left_s: float, rates: tuple[float, float], max_tokens: int, min_tokens: int
@@ -57,8 +57,7 @@ class StepBudget:
         self._min_tokens = min_tokens
 
     def limit(self, start: int) -> int:
-        """How many tokens behind `start` others fit: b·n + c·(start·n + n²/2) <= the seconds
-        left."""
+        """How many tokens after `start` fit: b·n + c·(start·n + n²/2) <= the seconds left."""
         fits = float(self._max_tokens)
         pair_s = self._pair_s
         left_s = max(self.left_s, 0.0)
@@ -71,14 +70,14 @@ class StepBudget:
         return max(int(fits), self._min_tokens)
 
     def layers(self, load: StepLoad) -> float:
-        """How many layers fit of a prefill of this load, where rates are those of a layer."""
+        """How many layers fit of a prefill with this load, if the rates are those of one layer."""
         layer_s = self._layer_s(load)
         if layer_s <= 0:
             return math.inf
         return max(self.left_s, 0.0) / layer_s
 
     def spend_layers(self, load: StepLoad, num_layers: int) -> None:
-        """The tokens of this load, one layer of which is spent, are computed in so many."""
+        """Spend `num_layers` layers for the tokens of this load; one of them is spent already."""
         self.left_s -= (num_layers - 1) * self._layer_s(load)
 
     def spend(self, start: int, num_tokens: int) -> None:
@@ -93,9 +92,9 @@ class StepBudget:
 
 
 class Margin:
-    """How many times as long as expected steps take, nine of ten of them. It is learnt online: a
-    step that was longer moves it up, each that was not moves it down by a ninth of that. The first
-    steps are taken with care: what they cost is a guess from few."""
+    """The factor by which steps take longer than expected, for nine of ten steps. It is learnt
+    online: a longer step raises it, and every other step lowers it by a ninth of that. It is higher
+    for the first steps, whose cost is estimated from few measurements."""
 
     def __init__(self) -> None:
         self._learnt = 1.0
@@ -107,7 +106,7 @@ class Margin:
         return max(self._learnt, 1 + (FIRST_MARGIN - 1) * left)
 
     def observe(self, expected_s: float, seconds: float) -> None:
-        """A step was expected to take so long, and has taken `seconds`."""
+        """A step was expected to take `expected_s`, and has taken `seconds`."""
         if not math.isfinite(seconds) or expected_s <= 0:
             return
         change = -MARGIN_RATE / (RARE - 1)
@@ -118,10 +117,10 @@ class Margin:
 
 
 class Waiting(NamedTuple):
-    """The requests whose prompts are to be computed."""
+    """The requests whose prompts wait to be computed."""
 
     num: int
-    first_arrival: int  # the arrival order of the open prompt, or else of the one that came first
+    first_arrival: int  # arrival order of the open prompt, or else of the oldest waiting request
 
 
 NOBODY_WAITS = Waiting(0, 0)
@@ -140,23 +139,23 @@ class Pace:
         self._max_step_s = settings.max_step_s or math.inf
         self._max_slowdown = settings.max_slowdown
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
-        # A prefill may stop behind each layer: a step then has room for as many tokens as one layer
+        # A prefill may stop after each layer: a step then has room for as many tokens as one layer
         # has.
         self._num_pieces = settings.num_layers if settings.split_prefill_layers else 1
         self._columns = columns
         self._running = running
         self._largest = FIRST_TOKENS // 2  # tokens of a measured step
-        # Most steps only decode, and most of them are not needed to know what a step costs. So they
-        # are kept as they are until the cost is asked for.
+        # Most steps only decode, and few of them are needed to know the cost of a step. So they are
+        # stored until the cost is asked for.
         self._decodes: deque[tuple[Plan, float]] = deque(maxlen=NUM_KEPT)
-        self._model: CostModel | None = None  # as of the last fit for who asks in every step
+        self._model: CostModel | None = None  # the last fit for callers that ask in every step
         self._num_since_fit = 0  # measured steps
-        # What the steps take that were planned since the running requests' last one.
+        # The cost of the steps that were planned since the last step of the running requests.
         self._since_s = 0.0
         self._budget: StepBudget | None = None  # of the last pass
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """A step has taken so long on the device, without the work of an encoder."""
+        """A step has taken `seconds` on the device, without the work of an encoder."""
         plan = batch.plan
         if plan.drafting is not None:
             self.draft_cost.observe(plan, plan.drafting, seconds)
@@ -175,10 +174,10 @@ class Pace:
         self._num_since_fit += 1
 
     def planned(self, batch: Batch) -> None:
-        """This is the next step."""
+        """Note that this batch is the next step."""
         plan = batch.plan
         if plan.drafting is not None:
-            # The running requests wait on.
+            # The running requests still wait.
             self._since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
             return
         has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
@@ -194,7 +193,7 @@ class Pace:
             self._since_s += plan.ahead.seconds
 
     def model(self) -> CostModel | None:
-        """What steps cost, without the last few; None as long as too little is known."""
+        """The cost of steps, perhaps without the last few; None while too little is known."""
         if self._model is None or self._num_since_fit >= REFIT_STEPS:
             self._learn()
             self._num_since_fit = 0
@@ -208,13 +207,13 @@ class Pace:
         return self._since_s > 0
 
     def decode_is_due(self, waiting: Waiting) -> bool:
-        """Whether the running requests must have their turn before any more of a prompt."""
+        """Whether the running requests must have a turn before the next piece of a prompt."""
         budget = self.budget(waiting, mixes=False)
         return budget is not None and budget.limit(0) < self._min_tokens
 
     def budget(self, waiting: Waiting, *, mixes: bool) -> StepBudget | None:
-        """What prompts may take of the next step; None: anything. `mixes`: the running requests are
-        in that step."""
+        """The part of the next step that prompts may take; None: no limit. `mixes`: the running
+        requests are part of that step."""
         self._budget = None
         rows = self._next_rows()
         if not len(rows):
@@ -226,7 +225,7 @@ class Pace:
         max_tokens = 2 * self._largest
         min_tokens = 0 if self._since_s else self._min_tokens
         if self.cost.lacks_decodes:
-            # Prompts that never end would never let it see a step without them.
+            # Without this, an endless series of prompts would prevent any step without prompts.
             self._budget = StepBudget(0.0, (1.0, 0.0), max_tokens, min_tokens=0)
             return self._budget
         if not self.cost.is_known:
@@ -238,16 +237,16 @@ class Pace:
         bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._longest_s)
         left_s = bound_s - self._since_s - decode_s
         if not mixes:
-            # The running requests then have a step of their own, behind this one.
+            # The running requests then have a step of their own after this one.
             left_s -= cost.step_s
         rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
         self._budget = StepBudget(left_s, rates, max_tokens, min_tokens)
         return self._budget
 
     def draft_room(self, num_before: int) -> float:
-        """How many drafts the next step of the running requests has time for, behind `num_before`
-        tokens of prompts. Only a bound in milliseconds is one for drafts: they cost a stream time,
-        and give it tokens."""
+        """How many drafts the next step of the running requests has time for, after `num_before`
+        tokens of prompts. Only a bound in milliseconds limits drafts: a draft costs a stream time,
+        but gives it tokens."""
         rows = self._next_rows()
         if self._max_step_s == math.inf or not self.cost.is_known or not len(rows):
             return math.inf
@@ -261,7 +260,7 @@ class Pace:
         return max(left_s, 0.0) / token_s if token_s > 0 else math.inf
 
     def drafting_room(self, num_passes: int) -> float:
-        """How many tokens a step of the draft model has time for, before the next one of the
+        """How many tokens a step of the draft model has time for, before the next step of the
         running requests."""
         rows = self._next_rows()
         if self._max_step_s == math.inf or not self.cost.is_known or not len(rows):
@@ -273,8 +272,8 @@ class Pace:
         return max(left_s, 0.0) / token_s
 
     def layers_in_time(self, load: StepLoad, waiting: Waiting) -> float:
-        """How many layers of a prefill, which is this load as a whole, fit before the running
-        requests' next step."""
+        """How many layers of a prefill with this total load fit before the next step of the running
+        requests."""
         of_pass = self._budget
         budget = self.budget(waiting, mixes=False)
         self._budget = of_pass
@@ -283,24 +282,25 @@ class Pace:
         return budget.layers(load)
 
     def takes_layers(self, load: StepLoad, num_layers: int) -> None:
-        """So many layers are computed of what the last pass chose, which is this load as a
-        whole."""
+        """Note that `num_layers` layers are computed of the prefill that the last pass chose;
+        `load` is its total load."""
         if self._budget is not None:
             self._budget.spend_layers(load, num_layers)
 
     @property
     def _longest_s(self) -> float:
-        """What a step may be expected to take, so that nine of ten keep to the bound."""
+        """The longest expected time of a step, so that nine of ten steps keep to the bound."""
         return self._max_step_s / self._margin.factor
 
     def _left_s(self, rows: IntArray) -> float:
-        """What is left of the bound beside the next step of `rows`, which wait for it."""
+        """The time left of the bound beside the next step of `rows`, which wait for it."""
         return self._longest_s - self._since_s - self.cost.seconds(self._load(rows))
 
     def _slowdown(self, rows: IntArray, waiting: Waiting) -> float:
         """How many times as long the next step of `rows` may take because of the prompts.
 
-        The more requests wait for each that was there before them, the more it is.
+        It increases with the number of waiting requests per running request that was there before
+        them.
         """
         if self._max_slowdown <= 0:
             return math.inf
@@ -312,17 +312,17 @@ class Pace:
         return 1 + (self._max_slowdown - 1) * pressure
 
     def _learn(self) -> None:
-        """Take in the decode steps that were kept."""
+        """Learn from the stored decode steps."""
         for plan, seconds in self._decodes:
             self.cost.observe(StepLoad.of(plan), seconds, has_prefill=False)
         self._decodes.clear()
 
     def _next_rows(self) -> IntArray:
-        """Those that wait for their next token."""
+        """The rows that wait for their next token."""
         return self._columns.unfinished(self._running.rows)
 
     def _load(self, rows: IntArray) -> StepLoad:
-        """What a step of `rows` alone has to do."""
+        """The load of a step of `rows` alone."""
         columns = self._columns
         seq_len = columns.seq_len[rows]
         lens = seq_len - columns.kv_len[rows]

@@ -1,14 +1,14 @@
-"""The cost model of a step: how long it takes, by what it has to do. Learnt online, or fitted to a
+"""The cost model of a step: its time as a function of its load. It is learnt online, or fitted to a
 file of measurements.
 
     seconds = step + token · tokens + pair · pairs + context · context + sample · samples
 
-`tokens` are those that the step computes, `pairs` those of a token and one that it attends to,
-`context` the KV entries that attention reads, `samples` the tokens that are chosen. The scheduler
-learns the first three terms while steps run (`CostEstimator`); the simulator fits or is given four
-of them (`weft/sim/cost.py`). Knows nothing of requests.
+`tokens` are computed in the step, `pairs` are pairs of a token and one that it attends to,
+`context` is the number of KV entries that attention reads, `samples` the number of sampled tokens.
+The scheduler learns the first three terms while steps run (`CostEstimator`); the simulator fits or
+is given four of them (`weft/sim/cost.py`). This module knows nothing of requests.
 
-Plain Python floats and no library: a replay on another machine must come to the same numbers.
+It uses plain Python floats, so that a replay on another machine computes the same numbers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from weft.plan.step import Plan
 
 Matrix = list[list[float]]
 
-FORGET = 0.98  # weight of a measurement after another one of its kind
-# A step that takes longer than this multiple of what was expected counts as that: something else
-# disturbed it.
+FORGET = 0.98  # weight of a measurement after the next one of its kind
+# A measured time is limited to this multiple of the expected time: a longer step was disturbed by
+# something else.
 MAX_SURPRISE = 4.0
 MIN_STEP_S = 1e-4
 
 
 class StepLoad(NamedTuple):
-    """What a step has to do."""
+    """The work of one step."""
 
-    tokens: int  # computed
-    pairs: int  # of a token and one that it attends to
+    tokens: int  # computed tokens
+    pairs: int  # pairs of a token and one that it attends to
     context: int = 0  # sum of the KV lengths that attention reads, in tokens
     samples: int = 0
 
@@ -50,14 +50,14 @@ class StepLoad(NamedTuple):
 
     @classmethod
     def of_tokens(cls, starts: IntArray, lens: IntArray) -> StepLoad:
-        """To compute `lens` [R] tokens behind `starts` [R] others of each request."""
+        """The load of computing `lens` [R] tokens after `starts` [R] others of each request."""
         long_lens = lens.astype(np.int64)
         pairs = long_lens * starts + long_lens * (long_lens + 1) // 2
         num_tokens = int(long_lens.sum())
         return cls(num_tokens, int(pairs.sum()), context=int(starts.sum()) + num_tokens)
 
     def times(self, part: float) -> StepLoad:
-        """What a step of this part of the layers has to do."""
+        """The load of a step with this fraction of the layers."""
         return self._replace(
             tokens=int(self.tokens * part),
             pairs=int(self.pairs * part),
@@ -66,7 +66,7 @@ class StepLoad(NamedTuple):
 
 
 class CostModel(NamedTuple):
-    """Seconds of a step and of each thing in it. None is negative."""
+    """Seconds per step and per unit of its load. No term is negative."""
 
     step_s: float
     token_s: float
@@ -85,8 +85,8 @@ class CostModel(NamedTuple):
 
 
 class NormalEquations:
-    """Those of weighted least squares: matrix [N, N] @ x = vector [N]. Older rows may weigh less
-    and less."""
+    """Normal equations of weighted least squares: matrix [N, N] @ x = vector [N]. The weight of
+    older rows may decay."""
 
     def __init__(self, size: int, forget: float = 1.0) -> None:
         self.matrix: Matrix = [[0.0] * size for _ in range(size)]
@@ -94,7 +94,7 @@ class NormalEquations:
         self._forget = forget
 
     def add(self, row: Sequence[float], target: float, weight: float) -> None:
-        """Row [N] @ x shall be `target`."""
+        """Add the equation row [N] @ x = target."""
         for i in range(len(self.vector)):
             for j in range(len(self.vector)):
                 self.matrix[i][j] = self._forget * self.matrix[i][j] + weight * row[i] * row[j]
@@ -102,10 +102,10 @@ class NormalEquations:
 
 
 class CostEstimator:
-    """Learns the terms of step, tokens and pairs. Steps with prompts and decode steps are forgotten
-    apart: a thousand decode steps teach nothing of prompts."""
+    """Learns the terms of step, tokens and pairs. Steps with prompts and decode steps decay
+    separately, because a thousand decode steps say nothing about prompts."""
 
-    # Step, tokens and pairs in units of this size differ little from each other in number.
+    # In these units, step, tokens and pairs have values of similar size.
     UNITS = (1.0, 256.0, 65_536.0)
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class CostEstimator:
         self._decodes = NormalEquations(3, FORGET)
         self._num = [0, 0]  # measured decode steps, steps with prompts
         self._fitted: CostModel | None = None
-        self._is_stale = False  # there are newer measurements than the fit
+        self._is_stale = False  # whether there are measurements after the last fit
 
     @property
     def is_known(self) -> bool:
@@ -121,7 +121,7 @@ class CostEstimator:
 
     @property
     def lacks_decodes(self) -> bool:
-        """Whether decode steps are all that it has not seen."""
+        """Whether it has measured steps with prompts, but no decode steps."""
         return self._num[1] > 0 and not self._num[0]
 
     def observe(self, load: StepLoad, seconds: float, *, has_prefill: bool) -> None:
@@ -165,8 +165,8 @@ def _sum(one: Sequence[float], other: Sequence[float]) -> list[float]:
 def solve_not_negative(matrix: Matrix, vector: Sequence[float]) -> list[float]:
     """The x >= 0 [N] that minimises x·matrix·x / 2 - vector·x.
 
-    With three or four unknowns each subset of them can be tried: the best one whose solution is
-    positive is the answer.
+    With three or four unknowns, all subsets can be tried: the answer is the best subset whose
+    solution is positive.
     """
     num_unknowns = len(vector)
     best = [0.0] * num_unknowns

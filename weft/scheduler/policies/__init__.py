@@ -1,10 +1,10 @@
 """Every module of this package is a scheduling policy: `dfs_weight.py` is the policy "dfs-weight".
 
-A module sets `POLICY` to its class, a `Policy` (see `scheduler/policy.py`). Nothing else lists the
-policies: the option `--schedule-policy`, the requests that switch the policy, `weft sim` and their
-error messages take the names from here. Names come from the package's files, and no module is
-imported before its policy is used, so that the help of the command line stays quick. A name that is
-not here may be that of a policy of one's own (`scheduler/own/`).
+A module sets `POLICY` to its class, a `Policy` (see `scheduler/policy.py`). There is no other list
+of policies: the option `--schedule-policy`, the requests that switch the policy, `weft sim` and
+their error messages take the names from here. The names are those of the package's files, and no
+module is imported before its policy is used, so that the help of the command line stays fast. Other
+names may be those of a user's own policies (`scheduler/own/`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class UnknownPolicy(ValueError):
-    """There is no policy of that name; the message says which there are."""
+    """There is no policy of that name; the message lists the existing ones."""
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def names() -> tuple[str, ...]:
 
 
 def load_policy(name: str) -> type[Policy]:
-    """The class of the policy of that name, or of one's own. Raises UnknownPolicy."""
+    """The class of the policy of that name, or of a user's own policy. Raises UnknownPolicy."""
     if name not in names():
         return _own_kind(name)
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")

@@ -1,8 +1,8 @@
-"""Earliest deadline first, of those that can still be met.
+"""Earliest deadline first, among the requests that can still meet theirs.
 
-A request's deadline is that of its first token (`ttft_ms`), or else of its end (`timeout_ms`).
-Whoever cannot make it any more, by what prompts have cost so far, goes behind, with those that have
-no deadline: serving it first would make others late, too.
+A request's deadline is that of its first token (`ttft_ms`), or else of its end (`timeout_ms`). A
+request that can no longer meet it, by the measured cost of prompts, goes after the others, like
+those without a deadline: serving it first would make other requests late, too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from weft.scheduler.policy import KeyPolicy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
 
-# Requests that are looked at at once: first one, then twice as many each time, up to these.
+# Requests that are tested together: first one, then twice as many each time, up to this number.
 MOST_TOGETHER = 1_024
 
 
 class DueTime:
-    """When requests are due: a key that lasts."""
+    """The time at which requests are due: a key that lasts."""
 
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> DoubleArray:
         return table.due_s.take(indices)
@@ -69,7 +69,7 @@ class EarliestDeadline(KeyPolicy):
         end: int,
         now: float,
     ) -> Iterator[Request]:
-        """All that were due before `now` are passed over without a look at each."""
+        """Skips all requests that were due before `now` without reading them."""
         entries = lane.within((now,), (math.inf,))
         arrivals = (arrival for _, arrival in entries if arrival < end)
         met: set[int] = set()
@@ -86,7 +86,7 @@ class EarliestDeadline(KeyPolicy):
                 yield request
 
     def _token_s(self) -> float:
-        """Seconds that a token of a prompt takes; 0 as long as nothing is known."""
+        """Seconds per token of a prompt; 0 until it is known."""
         pace = self.context.pace
         cost = None if pace is None else pace.model()
         return 0.0 if cost is None else cost.token_s

@@ -1,6 +1,6 @@
-"""Depth first through the prefix tree, the branch with most waiting requests first.
+"""Depth first through the prefix tree, the branch with the most waiting requests first.
 
-So requests that share a long prefix run together, while the prefix is in the cache.
+Requests that share a long prefix then run together, while the prefix is in the cache.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
-"""Fair shares for tenants: the tenant that was served least goes first, weighted.
+"""Fair shares for tenants: the tenant with the least service, divided by its weight, goes first.
 
-Each tenant has a counter of the service that it has received: tokens computed of its prompts, and
-tokens generated, which cost more, divided by its weight. Source: VTC, arXiv:2401.00588. A tenant
-that begins to wait begins at the least counter of those that wait already: it saves up nothing
-while it wants nothing. Among the tenants that are at most `QUANTUM` ahead of the least served one,
-the longest cached prefix goes first: the cache may buy that much unfairness, and no more, and one
-of four turns always belongs to the least served. Source: D2LPM, arXiv:2501.14312.
+Each tenant has a counter of the service that it has received: computed tokens of its prompts, and
+generated tokens, which cost more, divided by its weight. Source: VTC, arXiv:2401.00588. The counter
+of a tenant that begins to wait is raised to the least counter of the waiting tenants, so that idle
+time saves up no service. Among the tenants that are at most `QUANTUM` ahead of the least served
+one, the longest cached prefix goes first. So the cache can cause at most that much unfairness, and
+every fourth turn always belongs to the least served tenant. Source: D2LPM, arXiv:2501.14312.
 
-**Bound.** Two tenants that both have a ready request waiting all the while receive, in any span of
+**Bound.** Two tenants that both have a ready request waiting all the time receive, in any span of
 time, service per weight that differs by at most 2 U, with
 
     U = QUANTUM + the larger of the two tenants' (L + DECODE_COST * G) / weight
 
-where L is the longest prompt in tokens, and G the tokens that the running requests of one tenant
-may still generate: at most `max_running_requests` times the longest output, and at most the KV pool
-while none is retracted. For a tenant is admitted only while its counter is at most QUANTUM above
-the least, and until its next admission only its running requests add to the counter.
-(VTC has max(L, DECODE_COST * M) for U: no QUANTUM, and a pool of M tokens that has room for all
-that the running requests will ever need.) Only requests that resume go before this order, and they
-are not charged again; the age of a request counts only among the requests of its tenant.
+where L is the longest prompt in tokens, and G the number of tokens that the running requests of one
+tenant may still generate: at most `max_running_requests` times the longest output, and at most the
+KV pool while no request is retracted. The reason: a tenant is admitted only while its counter is at
+most QUANTUM above the least, and until its next admission only its running requests add to the
+counter. (VTC has max(L, DECODE_COST * M) for U: no QUANTUM, and a pool of M tokens that has room
+for all that the running requests will ever need.) Only resumed requests go before this order, and
+they are not charged again; the age of a request counts only among the requests of its tenant.
 
-With an order of one's own within the tenants (`fair(key) > X`), each turn belongs to the least
-served: QUANTUM is then 0 in the bound.
+If another policy orders the requests within tenants (`fair(key) > X`), each turn belongs to the
+least served tenant: QUANTUM is then 0 in the bound.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from weft.scheduler.tenants.long_walk import LongWalk
 from weft.scheduler.tenants.walk import NextTenant, TenantTurn, Walk
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable, chosen
 
-DECODE_COST = 2.0  # of a generated token, in tokens of a prompt
+DECODE_COST = 2.0  # of a generated token, in prompt tokens
 NO_TENANT = 0
-FEW_NAMED = 8  # for which a look at all tenants takes less time than heaps of them
+FEW_NAMED = 8  # up to this many requests, scanning all tenants is faster than heaps
 
 
 class Fair(Policy):
-    ages = False  # here, within each tenant
+    ages = False  # this policy ages requests itself, within each tenant
     ages_within = True
 
     def __init__(self, context: PolicyContext, within: Policy | None = None) -> None:
-        """`within` each tenant; None: the longest cached prefix, also a little across tenants."""
+        """`within` orders each tenant; None: longest cached prefix, to a small extent across
+        tenants."""
         super().__init__(context)
         self._within = within
         self.reads_cache = within is None or within.reads_cache
@@ -62,34 +63,35 @@ class Fair(Policy):
         num_rows = len(context.columns.seq_len)
         shares = context.settings.tenant_shares
         self._tenants = Tenants(shares)
-        self._waiting: set[int] = set()  # arrivals of requests that have not run under this policy
-        # Whether an order within the tenants is more than that of a lane.
+        # arrival orders of requests that have not run under this policy
+        self._waiting: set[int] = set()
+        # Whether the order within tenants needs more than that of a lane.
         self._asks_within = within is not None and within.lasting_keys() is None
         keys = (LongestPrefix(context),) if within is None else within.lane_keys()
         self._lanes = TenantLanes(keys, self._waiting)
         self.names_its_own = keys is not None
-        self._floor = 0.0  # the least counter of tenants that wait, as of the last look
-        self._since_due = 0  # admissions since the last of the tenant whose turn it was
-        # Why the last order named a request, by its arrival.
+        self._floor = 0.0  # the least counter of waiting tenants when it was last computed
+        self._since_due = 0  # admissions since the last one of the least served tenant
+        # The reason for which the last order named each request, by its arrival order.
         self._turns: dict[int, TenantTurn] = {}
-        self._passed_over: Request | None = None  # the last named one, if it cannot be admitted
-        # By row.
+        self._passed_over: Request | None = None  # the last named request, if it cannot be admitted
+        # By row: the tenant.
         self._tenant_of: LongArray = np.zeros(num_rows, dtype=np.int64)
-        # Sequence length with which its request got the row.
+        # By row: length of the sequence when its request got the row.
         self._first_len: LongArray = np.zeros(num_rows, dtype=np.int64)
 
-    # A request comes and goes
+    # Events of a request
 
     def arrived(self, request: Request) -> int:
         tenants = self._tenants
         tenant = self._number(request.message.tenant)
         arrival_order = request.spec.arrival_order
         if not tenants.num_waiting[tenant]:
-            # It begins to wait, so it is lifted to the least: it may not have saved up service.
+            # The tenant begins to wait, so its counter is raised to the least: no saved-up service.
             served = self._served()
             behind = self._least() - served[tenant]
             tenants.service[tenant] += max(behind, 0.0)
-        # These two together: `dropped` undoes both, or none.
+        # These two statements belong together: `dropped` undoes both, or neither.
         tenants.num_waiting[tenant] += 1
         self._waiting.add(arrival_order)
         return tenant
@@ -110,7 +112,7 @@ class Fair(Policy):
         row = request.row
         tenant = self._number(request.message.tenant)
         arrival_order = request.spec.arrival_order
-        # A retracted request does not count again: to compute anew what it had is no service.
+        # A retracted request is not charged again: computing its tokens again is no service.
         if arrival_order in self._waiting:
             self._waiting.remove(arrival_order)
             self._charge_admission(request, tenant)
@@ -151,9 +153,10 @@ class Fair(Policy):
         indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
-        """The latest of the tenant that has most waiting for its weight, while another has more
-        than the newcomer's."""
-        tenants: LongArray = table.tag[indices]  # a copy: those that have gone are NO_TENANT
+        """The latest requests of the tenant with the most waiting requests per weight, as long as
+        it has more than the newcomer's tenant."""
+        # a copy: entries of displaced requests become NO_TENANT
+        tenants: LongArray = table.tag[indices]
         own = self._number(newcomer.message.tenant)
         num_left = np.bincount(tenants, minlength=len(self._tenants))
         while True:
@@ -161,7 +164,7 @@ class Fair(Policy):
             most = int(np.argmax(load))
             if load[most] <= load[own]:
                 return
-            # The last of them: argmax finds the first of the reversed ones.
+            # The last match: argmax finds the first one of the reversed array.
             is_theirs = tenants == most
             from_end = int(np.argmax(is_theirs[::-1]))
             last = len(indices) - 1 - from_end
@@ -178,8 +181,7 @@ class Fair(Policy):
         indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
-        """The requests at `indices` [n], which are all that have been introduced and came before
-        some moment."""
+        """The requests at `indices` [n], which must be all known requests up to some arrival."""
         end = 0
         if len(indices):
             end = int(table.arrival_order[indices[-1]]) + 1
@@ -231,9 +233,9 @@ class Fair(Policy):
         self._lanes.update(table, len(self._tenants))
 
     def _named(self, table: WaitingTable, begun: Walk) -> Iterator[Request]:
-        """As if each request that is named were admitted at once, unless it is `passed_over`."""
+        """Name requests as if each were admitted at once, unless `passed_over` is called for it."""
         self._turns = {}
-        # The walk has copies of the accounts: a request that it names may not be admitted.
+        # The walk has copies of the counters, because a named request may not be admitted.
         weight = self._tenants.weight
         since_due = self._since_due
         walk: NextTenant = begun
@@ -262,7 +264,7 @@ class Fair(Policy):
         return None if self._within is None else self._within.new_counts()
 
     def _overdue_end(self, table: WaitingTable, now: float) -> int:
-        """Whoever came before the arrival with this number is overdue."""
+        """An arrival order above those of all overdue requests."""
         aging_s = self.context.settings.aging_s
         if not aging_s:
             return 0
@@ -271,7 +273,7 @@ class Fair(Policy):
     # Service
 
     def _number(self, name: str) -> int:
-        """The number of a tenant. A new one begins with the least service of those that wait."""
+        """The number of a tenant. A new tenant begins with the least counter of waiting tenants."""
         tenant = self._tenants.number_of(name)
         if tenant is None:
             return self._tenants.add(name, self._least())
@@ -280,7 +282,7 @@ class Fair(Policy):
     def _least(self) -> float:
         """The least counter of tenants with waiting requests; it never falls.
 
-        Without such tenants it is the highest counter: all are even again.
+        If no tenant waits, it is the highest counter: all tenants are equal again.
         """
         served = self._served()
         waits = self._tenants.num_waiting > 0
@@ -292,15 +294,15 @@ class Fair(Policy):
         return self._floor
 
     def _served(self) -> DoubleArray:
-        """By tenant, the service that it has received per weight."""
+        """By tenant, the service per weight that it has received."""
         rows = self.context.running.rows
         served: DoubleArray = self._tenants.service + self._unpaid(rows)
         return served
 
     def _unpaid(self, rows: IntArray) -> DoubleArray:
-        """By tenant, the service of the tokens that its requests in `rows` have generated.
+        """By tenant, the service for the tokens that its requests in `rows` have generated.
 
-        It is added to the account when a request leaves its row, so that a step pays nothing.
+        It is added to the counter when a request leaves its row, so that steps need no update.
         """
         known_len = self.context.columns.known_len.take(rows)
         generated = known_len - self._first_len.take(rows)
@@ -321,7 +323,7 @@ NO_TURN = TenantTurn(NO_TENANT, is_due=False, is_oldest=False)
 
 
 def cost_of(table: WaitingTable, index: int) -> int:
-    """Tokens to compute of a request."""
+    """Number of tokens of a request to compute."""
     return int(table.fill_len[index] - table.cached_len[index])
 
 

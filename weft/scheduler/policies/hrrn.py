@@ -1,8 +1,8 @@
 """Highest response ratio next: (time waited + work) / work.
 
-The work of a request is the number of tokens to compute. Of requests with equal work the one that
-came first has the highest ratio, whatever the time is. So they stand in a lane for each number of
-tokens, and only the first of each lane are compared.
+The work of a request is its number of tokens to compute. Among requests with equal work, the oldest
+always has the highest ratio. So there is a lane for each number of tokens, and only the first
+request of each lane is compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ResponseRatio(KeyPolicy):
         works = self._work(table, indices).tolist()
         heap = list(zip(keys, arrivals, works, strict=True))
         heapq.heapify(heap)
-        rest: dict[int, Iterator[Entry]] = {}  # of the lanes whose first was named
+        rest: dict[int, Iterator[Entry]] = {}  # of the lanes whose first request was named
         while heap:
             _, arrival, work = heap[0]
             request = table.find(arrival)
@@ -52,7 +52,7 @@ class ResponseRatio(KeyPolicy):
             if following is None or following >= end:
                 heapq.heappop(heap)
             else:
-                # What `key` says, of one.
+                # The value of `key` for one request.
                 arrival_s = float(table.arrival_s[table.index_by_arrival(following)])
                 heapq.heapreplace(heap, ((arrival_s - now) / work, following, work))
 
@@ -61,7 +61,7 @@ class ResponseRatio(KeyPolicy):
         return table.fill_len.take(indices) - table.cached_len.take(indices)
 
     def look(self, table: WaitingTable) -> None:
-        """Note the first of each lane that has changed."""
+        """Note the first request of each lane that has changed."""
         for number in self._lanes.update(table):
             first = self._lanes.lane(number).first()
             if first is None:

@@ -1,8 +1,8 @@
-"""Classes of requests: the higher priority goes first, and takes the place of running ones that are
-far below it.
+"""Classes of requests: a higher priority goes first, and may retract running requests far below it.
 
-Within a class, retracted requests go first, then the others in the order of their arrival. When
-memory runs out, the lowest class loses its rows. `retraction.py` makes room for a waiting request.
+Within a class, retracted requests go first, then the others in order of arrival. When memory runs
+out, requests of the lowest class are retracted first. `retraction.py` makes room for a waiting
+request.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Priority(KeyPolicy):
         indices: LongArray,
         newcomer: Request,
     ) -> Iterator[Request]:
-        """Those of a lower class: the lowest, and among these the latest first."""
+        """Requests of lower classes: the lowest class first, and the latest first in each class."""
         ranks = self.key(table, indices, newcomer.spec.arrival_s)
         own_rank = self.rank(newcomer)
         while True:
-            # The last of equals: argmax finds the first of the reversed ones.
+            # The last of equal ranks: argmax finds the first one of the reversed array.
             from_end = int(np.argmax(ranks[::-1]))
             last = len(indices) - 1 - from_end
             if ranks[last] <= own_rank:

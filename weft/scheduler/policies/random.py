@@ -1,4 +1,4 @@
-"""An order that depends on the seed and on the numbers of arrival, and on nothing else."""
+"""A random order that depends only on the seed and on the arrival orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Random(KeyPolicy):
     lasts = True
 
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> LongArray:
-        # The seed in the upper half, the arrival in the lower: equal sums need equal seeds.
+        # The seed is the upper half and the arrival order the lower: equal sums need equal seeds.
         seed = self.context.settings.seed % 2**32
         upper_half = np.uint64(seed << 32)
         arrivals = table.arrival_order.take(indices)

@@ -1,4 +1,4 @@
-"""Static batching: no request joins a batch that decodes; all wait for its slowest. A baseline."""
+"""Static batching: no request joins a batch that decodes; all wait for the slowest. A baseline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Static(Policy):
         rows = self.context.running.rows
         kv_len = columns.kv_len[rows]
         prompt_len = columns.prompt_len[rows]
-        # A row beyond its prompt decodes: its batch is closed.
+        # A row with more KV than its prompt decodes, so its batch is closed.
         is_decoding = kv_len > prompt_len
         if is_decoding.any():
             return iter(())

@@ -1,1 +1,1 @@
-"""A second policy that decides on the same inputs, without effect: `--shadow-policy`."""
+"""A second policy, which decides on the same inputs without effect: `--shadow-policy`."""

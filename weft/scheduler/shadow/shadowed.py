@@ -1,9 +1,10 @@
-"""Two policies: one decides, and the other, its shadow, would have decided otherwise.
+"""Two policies: one decides, and the decisions of the other, its shadow, are only compared.
 
-The shadow sees the same requests, columns and moments. At every pass that admits somebody, its
-first choices are compared with those that were admitted; what it would have changed is written for
-each request, and counted. It is no simulation: the next pass begins where the deciding policy has
-led. Aging counts for both; resumed requests, which go first under every policy, are left out.
+The shadow sees the same requests, columns and events. In every pass that admits a request, the
+shadow's first choices are compared with the admitted requests; the differences are noted for each
+request, and counted. This is not a simulation: the next pass begins in the state that the deciding
+policy has reached. Both policies use aging. Resumed requests, which go first under every policy,
+are not compared.
 """
 
 from __future__ import annotations
@@ -22,31 +23,34 @@ from weft.scheduler.queue import AgingTurns
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import NUM_HEAD, WaitingTable
 
-MAX_NOTES = 4_096  # requests that are remembered
-SHADOW_BITS = 32  # of a tag; the lower ones belong to the policy that decides
+MAX_NOTES = 4_096  # number of notes that are kept
+SHADOW_BITS = 32  # bits of a tag; the lower ones belong to the deciding policy
 LIVE_MASK = (1 << SHADOW_BITS) - 1
 NEVER = -1.0
 
 
 @dataclass(slots=True)
 class ShadowNote:
-    """What the shadow would have changed for one request. Times are NEVER if it has not."""
+    """How the shadow would have treated one request. Times are NEVER if there is no such event."""
 
-    preferred_s: float = NEVER  # when it would first have admitted the request, though it waited
-    num_preferred: int = 0  # passes in which it would have
+    # when the shadow would first have admitted the request while it waited
+    preferred_s: float = NEVER
+    num_preferred: int = 0  # number of passes in which the shadow would have admitted it
     admitted_s: float = NEVER  # when the request was admitted
-    num_before: int = 0  # whom it would have looked at before it then; 0: it would have done so
+    # requests that the shadow would have looked at first; 0: it would have admitted it, too
+    num_before: int = 0
 
     @property
     def earlier_s(self) -> float:
-        """How much earlier it would have admitted the request; 0: no earlier, or not admitted."""
+        """How much earlier the shadow would have admitted the request; 0: no earlier, or not
+        admitted."""
         if self.preferred_s == NEVER or self.admitted_s == NEVER:
             return 0.0
         return self.admitted_s - self.preferred_s
 
 
 class Walked:
-    """One look at the queue: what the shadow would have chosen, and what was."""
+    """One walk over the queue: the shadow's choices, and the admitted requests."""
 
     def __init__(
         self,
@@ -55,12 +59,12 @@ class Walked:
     ) -> None:
         self.now = now
         self.head = head  # the shadow's first choices
-        self.passed_over: set[int] = set()  # ids; not ready
-        self.admitted: list[Request] = []  # that never ran before
+        self.passed_over: set[int] = set()  # ids of requests that were not ready
+        self.admitted: list[Request] = []  # admitted requests that never ran before
 
 
 class Shadowed(Policy):
-    """`live` decides."""
+    """The policy `live` decides; its shadow does not."""
 
     def __init__(
         self,
@@ -75,8 +79,8 @@ class Shadowed(Policy):
         self.name = name  # of the shadow
         self._shadow = shadow
         self._counters = counters
-        self._turns = AgingTurns()  # as the queue would give them under the shadow
-        self._walked: Walked | None = None  # until it is compared
+        self._turns = AgingTurns()  # as the queue would give them under the shadow policy
+        self._walked: Walked | None = None  # the last walk, until it is compared
         self._notes: OrderedDict[int, ShadowNote] = OrderedDict()  # by id
         self.ages = live.ages
         self.reads_cache = live.reads_cache or shadow.reads_cache
@@ -89,28 +93,28 @@ class Shadowed(Policy):
         return self.live.new_counts() or self._shadow.new_counts()
 
     def notes(self) -> dict[int, ShadowNote]:
-        """What the shadow would have changed, by the id of the request, as far as it is known."""
+        """The notes by the id of the request, as far as they are kept."""
         self._compare()
         return dict(self._notes)
 
     def note_of(self, id: int) -> ShadowNote | None:
-        """What the shadow would have changed for a request; None: nothing, or it is forgotten."""
+        """The note on a request; None: the policies agreed, or the note was dropped."""
         self._compare()
         return self._notes.get(id)
 
     def remember(self, before: Shadowed) -> None:
-        """Another policy decides now: keep what the same shadow would have changed before."""
+        """Keep the notes when another policy decides from now on, with the same shadow."""
         self._notes = OrderedDict(before.notes())
 
-    # It begins, or ends, while requests wait
+    # Set or removed while requests wait
 
     def introduce(
         self,
         waiting: Iterable[Request],
         tags: dict[int, int],
     ) -> dict[int, int]:
-        """Tell the shadow alone of requests that wait. `tags`, by arrival order, are those of the
-        deciding policy, for the ones that never ran. Returns the tags of both."""
+        """Introduce waiting requests to the shadow only. `tags`, by arrival order, are the tags of
+        the deciding policy for requests that never ran. Returns the tags of both policies."""
         if self._shadow.follower is None:
             return tags
         both = {}
@@ -124,7 +128,7 @@ class Shadowed(Policy):
     def tags_of_live(self, tags: dict[int, int]) -> dict[int, int]:
         return {arrival_order: tag & LIVE_MASK for arrival_order, tag in tags.items()}
 
-    # A request comes and goes
+    # Events of a request
 
     def arrived(self, request: Request) -> int:
         tag = 0
@@ -204,10 +208,10 @@ class Shadowed(Policy):
         view.tag = table.tag & LIVE_MASK
         return view
 
-    # What it would have changed
+    # Comparison
 
     def _compare(self) -> None:
-        """Write down what the shadow would have changed in the last walk, if that admitted any."""
+        """Compare the last walk with the shadow's choices, if it admitted requests."""
         walked = self._walked
         self._walked = None
         if walked is None or not walked.admitted:

@@ -1,2 +1,2 @@
-"""Several tokens of a request in one step: tokens that are guessed, computed together and compared
-with what the model says."""
+"""Speculation: several tokens of a request in one step. They are guessed, computed together and
+compared with the tokens that the model samples."""

@@ -1,12 +1,12 @@
 """Steps of a draft model between those of the model.
 
-    step n      the model computes what is known, and drafts
-    step n+1    the draft model guesses what comes behind what step n has kept
-    step n+2    the model computes the guesses
+        step n      the model computes known tokens, and drafts
+        step n+1    the draft model guesses the tokens after those that step n has kept
+        step n+2    the model computes the guesses
     ...
 
-Behind a step of the draft model the next one is always the model's, so that requests go on whatever
-the drafts are worth.
+A step of the draft model is always followed by one of the model, so that requests make progress
+even if the drafts are wrong.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DraftingPlanner(SpeculativePlanner):
     ) -> None:
         super().__init__(kv, hooks, speculator, max_tokens)
         self._guesser = guesser
-        self._has_guessed = False  # the last step was one of the draft model
+        self._has_guessed = False  # whether the last step was one of the draft model
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
         if not prefills and not self._has_guessed:

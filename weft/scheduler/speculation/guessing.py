@@ -1,15 +1,16 @@
-"""Which rows a draft model guesses for, and how far: where its guesses are worth the time that they
-take.
+"""Chooses the rows for which a draft model guesses, and the number of guesses: where they save more
+time than they take.
 
-The draft model has K and V of its own, in slots of the same numbers. It falls behind wherever a
-step runs without it, so it is noted for each slot whether it has seen what stands there, and what
-it lacks is computed before it guesses. Whatever it has seen, a wrong guess changes no answer.
+The draft model has K and V of its own, in slots with the same numbers. It falls behind whenever a
+step runs without it. So a flag per slot says whether the draft model has computed the token in the
+slot, and the missing tokens are computed before it guesses. Whatever it has computed, a wrong guess
+changes no answer.
 
     slots of a row   | seen | seen | not seen | last |     one step of the draft model computes
-                                   |____________________   the rest, and guesses behind it
+                                   |____________________   the rest, and guesses after it
 
-A row's last token, and its drafts, have no slots yet: they get those behind the KV pool that the
-draft model keeps for each row, and are computed again once the model has kept them.
+A row's last token and its drafts have no slots yet: they use slots after the KV pool that the draft
+model has for each row, and are computed again after the model has kept them.
 """
 
 from __future__ import annotations
@@ -34,39 +35,38 @@ from weft.scheduler.speculation.speculator import (
 )
 from weft.scheduler.speculation.trust import FORGET
 
-FIRST_COUNT = 4  # drafts of a row while nothing is known of what they cost
-LEAST_GAIN = 1.03  # in tokens a second, by what is expected
-# Where drafts do not pay, one row has some after so many steps: costs and texts change. A trial
-# computes all that the draft model has not seen of the row, so it is rarer after each in vain.
+FIRST_COUNT = 4  # drafts of a row while their cost is unknown
+LEAST_GAIN = 1.03  # factor by which the expected tokens per second must grow
+# Where drafts do not pay, one row gets some after this many steps, because costs and texts change.
+# Such a trial computes all tokens of the row that the draft model has not seen, so it becomes rarer
+# after each trial.
 TRY_AGAIN_STEPS = 256
 RAREST_TRIAL_STEPS = 4096
-# Where they do not pay, it is looked at again after so many, and more where steps are short: to
-# look costs something, too.
+# Where drafts do not pay, this is checked again after this many steps, or more if steps are short,
+# because the check costs time, too.
 LOOK_AGAIN_STEPS = 16
-LONGEST_PIECE = 512  # tokens that are made up for in one step, where prompts are never cut
+LONGEST_PIECE = 512  # tokens that one step may catch up, if prompts are never cut
 
 
 class Guess(NamedTuple):
-    """What the draft model does for a row."""
+    """The work of the draft model for a row."""
 
     row: int
-    start: int  # the first token that it has not seen,
-    length: int  # how many it computes from there on,
-    num_drafts: (
-        int  # and how many it guesses behind them; 0: there are still some that it has not seen
-    )
+    start: int  # the first token that it has not seen
+    length: int  # tokens to compute from there on
+    num_drafts: int  # tokens to guess after them; 0: some known tokens will still be missing
 
 
 @dataclass(frozen=True, slots=True)
 class DraftShare:
-    """What a row takes of the next steps, in seconds."""
+    """The share of a row in the time of the next steps, in seconds."""
 
     step_s: float  # of a step without drafts
     draft_s: float  # to guess and to compute one more draft
 
     def best_count(self, chance: float, most: int) -> int:
-        """How many drafts, each right with this chance if the one before is, give the most tokens a
-        second; 0 if those without drafts are as many."""
+        """The number of drafts with the most tokens per second, if each is right with this chance
+        given that the one before is; 0 if no drafts are as good."""
         best = 0
         highest = LEAST_GAIN / self.step_s
         num_tokens = 1.0
@@ -82,7 +82,7 @@ class DraftShare:
 
 
 class Guesser:
-    """Decides what the draft model does, and keeps account of what it has seen."""
+    """Decides on the work of the draft model, and tracks the slots that it has computed."""
 
     def __init__(
         self,
@@ -97,30 +97,31 @@ class Guesser:
         self._speculator = speculator
         self._source, self._drafts = _model_drafts(speculator)
         self._longest_piece = settings.chunk_len or LONGEST_PIECE
-        # Where the slots of drafts begin, and how many each row has.
+        # Where the slots of drafts begin, and the number of such slots per row.
         self._num_slots = settings.num_pages * settings.page_size
         self._num_own = settings.max_draft
-        # [num_slots] whether the draft model has seen what stands in a slot.
+        # [num_slots] whether the draft model has computed the token in a slot.
         self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
         self._num_without = 0  # steps since the last guess
-        self._next_look = 0  # as many of them as there shall be before the next
-        self._rest_len = LOOK_AGAIN_STEPS  # of a rest, in steps
-        self._next_trial = TRY_AGAIN_STEPS  # as many before one is made that is not expected to pay
-        self._num_vain = 0  # such trials, one after the other
-        self._kept_rows: set[int] = set()  # that have drafts of the last guess
+        self._next_look = 0  # value of `_num_without` before which drafts are not considered
+        self._rest_len = LOOK_AGAIN_STEPS  # steps without drafts after they did not pay
+        self._next_trial = TRY_AGAIN_STEPS  # value of `_num_without` after which a trial is made
+        self._num_vain = 0  # consecutive trials
+        self._kept_rows: set[int] = set()  # rows that have drafts of the last guess
 
     def written(self, slots: IntArray) -> None:
-        """The model puts other tokens there."""
+        """The model writes other tokens into these slots."""
         self._has_seen[slots] = False
 
     def landed(self, pages: IntArray) -> None:
-        """Pages have come from a store, which has nothing of the draft model."""
+        """Pages were read from a store, which has no KV of the draft model."""
         self._has_seen[slots_of(pages, self._kv.page_size)] = False
 
     def keep(self, guess: Guess, tokens: IntArray) -> None:
-        """The draft model has made these guesses."""
+        """Keep the drafts that the draft model has made."""
         request: Request = self._kv.columns.requests[guess.row]
-        is_unknown = tokens >= self._vocab_size  # the tables of two models may end elsewhere
+        # the vocabularies of the two models may have different sizes
+        is_unknown = tokens >= self._vocab_size
         if is_unknown.any():
             tokens = tokens[: int(is_unknown.argmax())]
         self._kept_rows.add(guess.row)
@@ -128,15 +129,15 @@ class Guesser:
         self._speculator.look_at(guess.row)
 
     def note_used(self, rows: set[int]) -> None:
-        """The drafts of these rows are computed in the next step. Others that were kept are good
-        for nothing, as those that a grammar does not allow."""
+        """The next step computes the drafts of these rows. Other kept drafts count as wrong, for
+        example those that a grammar does not allow."""
         for row in self._kept_rows - rows:
             if self._kv.columns.requests[row] is not None:
                 trust = self._speculator.trust(row)
                 trust.rates[self._source].learn(1, 0, FORGET)
 
     def guesses(self, rows: IntArray) -> list[Guess]:
-        """What the draft model does before the next step of `rows`; nothing where it does not
+        """The work of the draft model before the next step of `rows`; empty where it does not
         pay."""
         self._num_without += 1
         if self._num_without < self._next_look:
@@ -156,7 +157,7 @@ class Guesser:
 
     def slots(self, guess: Guess) -> tuple[IntArray, IntArray]:
         """The slots of the tokens that the draft model computes for a row [length], and of its
-        guesses but for the last [count - 1]. It is going to have seen those tokens."""
+        guesses except the last [count - 1]. Marks these tokens as seen."""
         row, start, length, count = guess
         end = min(start + length, int(self._kv.columns.kv_len[row]))
         known = self._kv.rows.slots_of(row, start, end)
@@ -172,8 +173,8 @@ class Guesser:
         speculator = self._speculator
         columns = self._kv.columns
         lens = columns.seq_len[rows]
-        # A row's last token must be known, and be all that the model has not computed: the draft
-        # model has one slot for such tokens.
+        # A row's last token must be known, and be the only one that the model has not computed: the
+        # draft model has one slot for such tokens.
         is_ready = columns.known_len[rows] == lens
         is_ready &= columns.kv_len[rows] == lens - 1
         ready = rows[is_ready & (columns.max_len[rows] - lens > MIN_LEFT)]
@@ -184,7 +185,7 @@ class Guesser:
         load = StepLoad(len(rows), int(lens.sum()))
         self._rest_len = LOOK_AGAIN_STEPS * (1 + steps_of_rest(model, load))
         expected = speculator.priors()[self._source]
-        # Of the rows, only the newest are not known better than by what is expected of all.
+        # A new row has only the expected rate of all rows; older rows have their own.
         share = self._share(model, load, len(rows), int(ready[0]))
         if not is_trial and len(ready) > 4 and not self._count(share, expected, self._num_own):
             self._rest()
@@ -206,7 +207,7 @@ class Guesser:
     def _share(
         self, model: CostModel, load: StepLoad, num_rows: int, row: int
     ) -> DraftShare | None:
-        """None: what drafts cost is not known yet."""
+        """None: the cost of drafts is not known yet."""
         cost = self._speculator.pace.draft_cost
         if not cost.is_known:
             return None
@@ -223,7 +224,7 @@ class Guesser:
         return share.best_count(chance, most)
 
     def _guess(self, row: int, share: DraftShare | None, room: int, is_trial: bool) -> Guess | None:
-        """What is done for a row, `room` tokens at most that the draft model has not seen."""
+        """The work for a row; the draft model computes at most `room` tokens of it."""
         speculator = self._speculator
         columns = self._kv.columns
         length = int(columns.seq_len[row])
@@ -243,11 +244,11 @@ class Guesser:
         return self._piece(row, length, count, room)
 
     def _rest(self) -> None:
-        """Guesses do not pay."""
+        """Guesses do not pay: make none for some steps."""
         self._next_look = self._num_without + self._rest_len
 
     def _is_told(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
-        """Whether another source, which is right as often, says what comes next."""
+        """Whether another source that is right as often has a draft for the next token."""
         known = Known(trust.request, self._kv.columns.packed(row, length))
         for source, chance in zip(self._speculator.sources, chances, strict=True):
             if source is self._drafts or chance < chances[self._source]:
@@ -257,7 +258,7 @@ class Guesser:
         return False
 
     def _piece(self, row: int, length: int, count: int, room: int) -> Guess | None:
-        """None: there is a token that the draft model does not know."""
+        """None: the draft model does not know one of the tokens."""
         columns = self._kv.columns
         start = length - 1
         has_seen = self._has_seen[self._kv.rows.slots_of(row, 0, start)]
@@ -270,7 +271,7 @@ class Guesser:
 
 
 def _model_drafts(speculator: Speculator) -> tuple[int, ModelDrafts]:
-    """The source whose drafts a model makes, and which one it is."""
+    """The source whose drafts a model makes, and its index."""
     for i, source in enumerate(speculator.sources):
         if isinstance(source, ModelDrafts):
             return i, source

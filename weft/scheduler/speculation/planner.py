@@ -1,17 +1,17 @@
-"""Steps with drafts: how they are listed, and what of their results counts.
+"""Plans steps with drafts, and decides how much of their results counts.
 
-    plan      tokens | known | d1 | d2 | d3 |    kv_len counts them all, known_len no draft
-    result           |  s1   | s2 | s3 | s4 |    what the model says behind each
-    settle    d1 = s1, d2 = s2, d3 is not s3     s1, s2 and s3 count; the slot of d3 is given back
+        plan      tokens | known | d1 | d2 | d3 |    kv_len counts all of them, known_len no draft
+        result           |  s1   | s2 | s3 | s4 |    the token that the model samples after each
+        settle    d1 = s1, d2 = s2, d3 is not s3     s1, s2 and s3 count; the slot of d3 is freed
 
-Each token that counts was computed behind the tokens that stand before it in the end, with the
-noise of its own position: the answer is what it would be without drafts.
+Each token that counts was computed after the tokens that precede it in the final sequence, with the
+noise of its own position: so the answer is the same as without drafts.
 
-With overlap, the next step is planned before that is known. It begins with the run s1 to s4, as if
-all of it counted, at fixed places, and the device samples behind what counts (`plan/step.py`). What
-was guessed behind the run is lost if not all of it counts.
+With overlap, the next step is planned before that result is known. It begins with the run s1 to s4,
+as if all of it counted, at fixed positions, and the device samples after the part that counts
+(`plan/step.py`). Drafts after the run are lost if not all of it counts.
 
-    plan      tokens | s1 | s2 | s3 | s4 | d5 |   seq_len counts s4 and what follows d5
+    plan      tokens | s1 | s2 | s3 | s4 | d5 |   seq_len counts s4 and the token after d5
     settle    of the step before: s3 is the last one that counts, and one token follows it here
               seq_len is that of s3 and the token, and d5 is lost
 """
@@ -34,10 +34,10 @@ from weft.scheduler.speculation.speculator import Draft, Speculator
 
 
 class Follower(NamedTuple):
-    """The next step of a row, which was planned before it was known what counts of this one."""
+    """The next step of a row, if it was planned before this one was settled."""
 
     num_drafts: int
-    counts_on_all: bool  # they are worth something only if all of this step's run counts
+    counts_on_all: bool  # its drafts can count only if all of this step's run counts
 
 
 class DraftedBatch(Batch):
@@ -56,7 +56,7 @@ class DraftedBatch(Batch):
         assert work.drafts is not None, "a batch without drafts"
         super().__init__(mode, prefills, work.rows, work.starts, work.lens, work.samples, columns)
         self.drafts = drafts
-        # By row: the drafts of its step before that were not compared when this was planned.
+        # By row: the drafts of its previous step that were not compared when this step was planned.
         self.unsettled: dict[int, int] = {}
         if work.unsettled is not None:
             pairs = zip(work.rows.tolist(), work.unsettled.tolist(), strict=True)
@@ -70,7 +70,7 @@ class DraftedBatch(Batch):
         self.kept: BoolArray = np.ones(len(self.sample_rows), dtype=np.bool_)  # [S], once settled
 
     def num_there(self, columns: Columns) -> IntArray:
-        # The drafts stand behind what is known. A row without drafts may lack its last token.
+        # Drafts follow the known tokens. A row without drafts may lack its last token.
         behind_last = np.repeat(self.counts > 1, self.counts)
         return np.where(behind_last, self.sample_lens, super().num_there(columns))
 
@@ -89,7 +89,7 @@ class SpeculativePlanner(Planner):
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
-        self._planned: DraftedBatch | None = None  # the last one, until it is settled
+        self._planned: DraftedBatch | None = None  # the last batch, until it is settled
 
     def row_released(self, request: Request) -> None:
         self._speculator.row_released(request)
@@ -132,7 +132,7 @@ class SpeculativePlanner(Planner):
                 self._speculator.learn(draft, num_right)
             elif draft is not None:
                 self._speculator.lose(draft)
-            # Where the step before was not right, this one has sampled further to the front.
+            # If drafts of the step before were wrong, this step has sampled further to the front.
             batch.sample_lens[begin] = num_known
             batch.kept[begin + num_right + 1 : end + 1] = False
             kv_len = num_known + num_right
@@ -146,7 +146,7 @@ class SpeculativePlanner(Planner):
         return result
 
     def _cut(self, row: int, kv_len: int) -> None:
-        """Leave nothing of the drafts behind the first `kv_len` tokens of a row."""
+        """Remove the drafts after the first `kv_len` tokens of a row."""
         columns = self._columns
         columns.tokens[row, kv_len : columns.kv_len[row]] = 0
         self._kv.cut(row, kv_len)
@@ -191,7 +191,7 @@ class SpeculativePlanner(Planner):
         return _first_of(drafts, int(room))
 
     def _fitting(self, rows: IntArray, drafts: list[Draft]) -> list[Draft]:
-        """The first of the drafts for which there is memory besides that of the step itself."""
+        """The first drafts for which there is memory in addition to that of the step itself."""
         kv = self._kv
         page_size = kv.page_size
         spare = kv.available - kv.decode_pages(rows) * page_size
@@ -215,7 +215,7 @@ def _first_of(drafts: list[Draft], num_tokens: int) -> list[Draft]:
 
 
 def followers(work: StepTokens) -> dict[int, Follower]:
-    """What follows in a step upon the last one of its rows, by row."""
+    """The part of a step that follows the last step of its rows, by row."""
     drafts = or_zeros(work.drafts, len(work.rows))
     unsettled = or_zeros(work.unsettled, len(work.rows))
     numbers = zip(
@@ -231,10 +231,10 @@ def followers(work: StepTokens) -> dict[int, Follower]:
 
 
 def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> StepTokens:
-    """Allocate and list what is left to compute of each decoding row, and drafts behind it.
+    """Allocate and list the pending tokens of each decoding row, and its drafts.
 
-    Ids that are known are listed as such: after a step with drafts the device may have sampled last
-    what does not count. A row whose last drafts are not compared begins with its last run:
+    Known ids are listed as ids: after a step with drafts, the device may have sampled tokens last
+    that do not count. A row whose last drafts are not compared begins with its last run:
 
         known_len            seq_len
         | -1 | -2 | -3 | drafts |
@@ -276,7 +276,7 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
     if unsettled is None:
         slots = kv.extend_running(row_of_token, positions)
     else:
-        # The run has its slots already, but for the last of its tokens.
+        # The run has its slots already, except its last token.
         is_new = positions >= allocated
         kv.extend_running(row_of_token[is_new], positions[is_new])
         slots = kv.rows.slots_at(row_of_token, positions)

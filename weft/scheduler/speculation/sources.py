@@ -1,9 +1,8 @@
-"""Where guesses of the next tokens come from: a text that the client expects, the prefix cache, the
-request's own tokens, a second model.
+"""Sources of drafts: a text that the client expects, the prefix cache, the request's own tokens,
+and a second model.
 
-A source looks at the tokens of one request and says what may follow. It decides nothing: whether
-its guesses are worth their cost is counted elsewhere (`trust.py`), and a wrong one changes no
-answer.
+A source reads the tokens of one request and returns tokens that may follow. It decides nothing:
+`trust.py` decides whether drafts are worth their cost, and a wrong draft changes no answer.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from weft.config.drafts import MODEL
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
 from weft.scheduler.request import Request
 
-LONGEST_MATCH = 4  # tokens at the end of a sequence that are looked for elsewhere
+LONGEST_MATCH = 4  # tokens at the end of a sequence that are searched for elsewhere
 SHORTEST_MATCH = 2
-# A request that has left what the cache knows is looked up again after so many tokens: meanwhile
-# another one may have gone the same way.
+# A request without a continuation in the cache searches again after this many tokens, because
+# another request may have computed the same text in the meantime.
 RETRY_TOKENS = 32
-# In the last byte of a token's id; in keys of the prefix cache there are others (`cache_key`).
+# Highest value of the last byte of a token id; keys of the prefix cache may have higher ones
+# (`cache_key`).
 MOST_OF_IDS = 127
 
 
@@ -37,19 +37,19 @@ class Known(NamedTuple):
 
 
 class DraftSource(Protocol):
-    """`option`: what options and metrics call it. `prior`: the part of its drafts that is expected
-    to be right as long as nothing is known."""
+    """`option`: its name in options and metrics. `prior`: the fraction of its drafts that is
+    expected to be right until it is known."""
 
     option: str
     prior: float
-    is_decided: bool  # its drafts were found worth their cost when they were made
+    is_decided: bool  # whether its drafts were found worth their cost when they were made
 
     def drafts(self, known: Known, num_tokens: int) -> bytes:
-        """What may follow, packed, at most `num_tokens`; nothing if the source has no idea."""
+        """Tokens that may follow, packed, at most `num_tokens`; empty if the source has none."""
         ...
 
     def forget(self, request: Request) -> None:
-        """The request has given up its row."""
+        """The request has released its row."""
         ...
 
 
@@ -68,7 +68,7 @@ class ExpectedText:
         longest = min(len(output) // TOKEN_BYTES, LONGEST_MATCH)
         if longest < LONGEST_MATCH and expected.startswith(output):
             return _behind(expected, len(output), num_tokens)
-        # Where the answer and the text part for a while, both are as long, as a rule.
+        # If the answer differs from the text for a while, both usually stay about as long.
         near = max(len(output) - 64 * TOKEN_BYTES, 0)
         for size in range(longest, SHORTEST_MATCH - 1, -1):
             pattern = output[-size * TOKEN_BYTES :]
@@ -84,8 +84,8 @@ class ExpectedText:
 
 
 class PrefixTree:
-    """What followed the same tokens in the prefix cache: another sample of the prompt, a request
-    that is sent again."""
+    """The tokens that followed the same tokens in the prefix cache: of another sample of the
+    prompt, or of a request that is sent again."""
 
     option = "tree"
     is_decided = False
@@ -113,9 +113,10 @@ class PrefixTree:
 
 
 class Repetition:
-    """What followed the last tokens when they stood in the request's own text before.
+    """The tokens that followed the last tokens where they occurred in the request's own text
+    before.
 
-    The longer the repeated piece, the better the guess: pieces of other lengths are other sources.
+    The longer the repeated piece, the better the draft. Pieces of other lengths are other sources.
     """
 
     option = "ngram"
@@ -143,15 +144,15 @@ class Repetition:
 
 
 class Kept(NamedTuple):
-    """Drafts that wait for their step."""
+    """Drafts that wait for the next step."""
 
-    num_known: int  # tokens that stand before them
+    num_known: int  # number of tokens before them
     tokens: bytes
 
 
 class ModelDrafts:
-    """What a second model has guessed, in a step of its own: only where it is better than what the
-    other sources say (`guessing.py`)."""
+    """Guesses of a second model, made in a step of its own, where it is better than the other
+    sources (`guessing.py`)."""
 
     option = MODEL
     is_decided = True
@@ -161,7 +162,7 @@ class ModelDrafts:
         self._kept: dict[int, Kept] = {}  # by request
 
     def keep(self, request: Request, num_known: int, tokens: bytes) -> None:
-        """These may follow the first `num_known` tokens of a request."""
+        """Keep tokens that may follow the first `num_known` tokens of a request."""
         self._kept[request.id] = Kept(num_known, tokens)
 
     def drafts(self, known: Known, num_tokens: int) -> bytes:
@@ -180,9 +181,9 @@ def make_sources(
     longest: int = LONGEST_MATCH,
     shortest: int = SHORTEST_MATCH,
 ) -> list[DraftSource]:
-    """The sources of these names, in the order in which they are asked: what a model has guessed is
-    there already, then the cheapest first. `longest` and `shortest`: pieces of a text that are
-    looked for in it."""
+    """The sources of these names, in the order in which they are used: the guesses of a model are
+    there already, then the cheapest source first. `longest` and `shortest`: lengths of the pieces
+    of a text that are searched for in it."""
     sources: list[DraftSource] = []
     if MODEL in names:
         sources.append(ModelDrafts())
@@ -196,7 +197,7 @@ def make_sources(
 
 
 def _repetitions(longest: int, shortest: int) -> list[DraftSource]:
-    """Sources for long pieces and for short ones, as far as there are to be such."""
+    """Sources for long pieces and for short ones, as far as the lengths allow."""
     found: list[DraftSource] = []
     if longest > SHORTEST_MATCH:
         found.append(Repetition(0.6, longest, max(shortest, SHORTEST_MATCH + 1)))
@@ -206,7 +207,7 @@ def _repetitions(longest: int, shortest: int) -> list[DraftSource]:
 
 
 def _up_to_media(tokens: bytes) -> bytes:
-    """The ids before the first one that stands for a picture, a video or a sound."""
+    """The ids before the first placeholder of a picture, a video or a sound."""
     ids = np.frombuffer(tokens, dtype=np.int32)
     first = int(np.argmax(ids < 0))
     return tokens[: first * TOKEN_BYTES]
@@ -217,9 +218,9 @@ def _behind(tokens: bytes, place: int, num_tokens: int) -> bytes:
 
 
 def _again_and_again(found: bytes, num_tokens: int) -> bytes:
-    """Up to `num_tokens` tokens: a text that has gone in a circle goes on so.
+    """Repeat the found tokens up to `num_tokens`: a text that repeats itself will go on so.
 
-    known   a b c x y x y       found behind the x y before: x y, and then the same again
+    known   a b c x y x y       found after the x y before: x y, and then the same again
     """
     num_bytes = num_tokens * TOKEN_BYTES
     while len(found) < num_bytes:
@@ -228,7 +229,7 @@ def _again_and_again(found: bytes, num_tokens: int) -> bytes:
 
 
 def _find(tokens: bytes, pattern: bytes, start: int) -> int:
-    """The first place of a pattern, where a token begins; -1 if there is none."""
+    """The first position of a pattern at the beginning of a token; -1 if there is none."""
     place = tokens.find(pattern, start)
     while place % TOKEN_BYTES and place >= 0:
         place = tokens.find(pattern, place + 1)
@@ -236,7 +237,7 @@ def _find(tokens: bytes, pattern: bytes, start: int) -> int:
 
 
 def _find_last(tokens: bytes, pattern: bytes) -> int:
-    """The last place of a pattern before the one at the end; -1 if there is none."""
+    """The last position of a pattern before the one at the end; -1 if there is none."""
     end = len(tokens) - 1
     place = tokens.rfind(pattern, 0, end)
     while place % TOKEN_BYTES and place >= 0:

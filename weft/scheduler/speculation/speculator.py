@@ -1,11 +1,10 @@
-"""Which drafts the running requests get in the next step.
+"""Chooses the drafts of the running requests for the next step.
 
-    sources ─▶ what may follow        sources.py
-    trust   ─▶ how much of it is tried: cost of a token against the chance that it is right
-    room    ─▶ what memory, and the length of the request, leave
+    sources ─▶ tokens that may follow                        sources.py
+    trust   ─▶ how many of them to compute: the cost of a token against its chance to be right
+    room    ─▶ limits of memory, and of the length of the request
 
-It decides by the tokens that are known and by the measured costs of steps alone, so a replay
-decides the same.
+It decides only by known tokens and measured costs of steps, so a replay decides the same.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from weft.scheduler.speculation.trust import (
     num_worthwhile,
 )
 
-MIN_LEFT = 4  # tokens of an output that are worth a look at what may come
-# Requests that are looked at in one step, besides those whose last guesses were right: so a step of
-# hundreds is planned in about the time of one without drafts.
+MIN_LEFT = 4  # shorter remaining outputs get no drafts
+# Requests that are considered in one step, besides those whose last drafts were right. So planning
+# a step of hundreds takes about as long as planning one without drafts.
 MAX_LOOKS = 8
-# A look at what may come takes about as long as this on the host. Where steps are short, one that
-# was in vain is followed by so many steps without that looks take this part of the time.
+# Considering drafts takes about this long on the host. After a step without drafts come so many
+# steps without a look that looks take LOOK_PART of the time.
 LOOK_S = 6e-5
 LOOK_PART = 0.015
-# Why the last step of a request had no draft.
+# Reasons why a request had no draft in its last step.
 NEAR_END = "its output is about to end"
 NOT_WORTH_IT = "guesses have not been right often enough for what they cost in this batch"
 NO_IDEA = "no source has an idea of what follows"
@@ -53,7 +52,7 @@ NO_ROOM = "neither the step nor the KV memory has room for it"
 
 
 def steps_of_rest(cost: CostModel, load: StepLoad) -> int:
-    """How many steps of this load follow a look that was in vain before there is another one."""
+    """How many steps of this load pass after a look without drafts before the next look."""
     step_s = max(cost.seconds(load), MIN_STEP_S)
     return int(LOOK_S / (LOOK_PART * step_s))
 
@@ -62,26 +61,26 @@ class Draft(NamedTuple):
     """The drafts of one row in one step."""
 
     row: int
-    source: int  # which of the sources
+    source: int  # index in the list of sources
     tokens: IntArray  # [n], n > 0
 
 
 @dataclass(slots=True)
 class RowTrust:
-    """What is known of the drafts of a request, while it has its row."""
+    """Statistics of the drafts of a request, while it has its row."""
 
     request: Request
     trace: RequestTrace
-    hindrance: str  # a feature's, that allows no drafts; "" if all do
-    cutting: list[Feature]  # its features that cut drafts
-    is_plain: bool  # it uses no feature: the device alone may know what counts of its drafts
+    hindrance: str  # why a feature allows no drafts; "" if all allow them
+    cutting: list[Feature]  # its features that shorten drafts
+    is_plain: bool  # it uses no feature, so the host need not know the run before the next step
     rates: list[HitRate]  # by source
 
 
 @dataclass(slots=True)
 class Speculator:
-    """`max_drafts`: of one request in one step. `repeats_runs`: a step may begin
-    with the runs of the one before, whose drafts are not compared yet."""
+    """`max_drafts`: limit per request and step. `repeats_runs`: a step may begin with the runs of
+    the previous one, whose drafts are not compared yet."""
 
     columns: Columns
     hooks: FeatureHooks
@@ -93,8 +92,8 @@ class Speculator:
     repeats_runs: bool = False
     _rates: list[HitRate] = field(init=False)  # by source, of all requests
     _rows: dict[int, RowTrust] = field(init=False, default_factory=dict)
-    _is_due: BoolArray = field(init=False)  # by row: it is looked at in the next step
-    _turn: int = field(init=False, default=0)  # looks at others so far
+    _is_due: BoolArray = field(init=False)  # by row: considered in the next step
+    _turn: int = field(init=False, default=0)  # number of other rows considered so far
     _num_resting: int = field(init=False, default=0)  # steps until the next look
 
     def __post_init__(self) -> None:
@@ -136,12 +135,12 @@ class Speculator:
         return drafts
 
     def look_at(self, row: int) -> None:
-        """There is a guess for the row: it is looked at in the next step."""
+        """There are drafts for the row: consider it in the next step."""
         self._is_due[row] = True
         self._num_resting = 0
 
     def trust(self, row: int) -> RowTrust:
-        """What is known of the drafts of the request in a row."""
+        """The statistics of the request in a row."""
         request: Request = self.columns.requests[row]
         trust = self._rows.get(row)
         if trust is None or trust.request is not request:
@@ -161,13 +160,13 @@ class Speculator:
         return trust
 
     def chances(self, trust: RowTrust) -> list[float]:
-        """By source: the chance that a draft is right, if the one before is."""
+        """By source: the chance that a draft is right if the draft before it is."""
         pairs = zip(trust.rates, self.priors(), strict=True)
         return [rate.value(prior, WEIGHT) for rate, prior in pairs]
 
     def most(self, row: int, length: int) -> int:
-        """How many drafts there may be behind `length` tokens of a row: the token that is sampled
-        behind the last one must fit, too."""
+        """The limit of drafts after `length` tokens of a row: the token sampled after the last
+        draft must fit, too."""
         return min(self.max_drafts, int(self.columns.max_len[row]) - length - 1)
 
     def learn(self, draft: Draft, num_right: int) -> None:
@@ -184,7 +183,7 @@ class Speculator:
         trust.trace.drafted(option, num_drafts, num_right)
 
     def lose(self, draft: Draft) -> None:
-        """The draft was guessed behind others that were wrong: that says nothing of its source."""
+        """The draft was made after others that were wrong, so it says nothing of its source."""
         num_drafts = len(draft.tokens)
         option = self.sources[draft.source].option
         self.counters.drafts[option].add(num_drafts, 0)
@@ -197,25 +196,25 @@ class Speculator:
         return self.trust(row).is_plain
 
     def drop(self, draft: Draft) -> None:
-        """The draft is not computed: there is no room for it."""
+        """The draft is not computed, because there is no room for it."""
         self._rows[draft.row].trace.no_draft = NO_ROOM
 
     def row_released(self, request: Request) -> None:
-        """The request gives up its row."""
+        """The request releases its row."""
         if self._rows.pop(request.row, None) is None:
-            return  # it was never thought of
+            return  # it was never considered
         for source in self.sources:
             source.forget(request)
 
     def priors(self) -> list[float]:
-        """By source: the part of its drafts that is expected to be right for a new request."""
+        """By source: the fraction of its drafts that is expected to be right for a new request."""
         pairs = zip(self._rates, self.sources, strict=True)
         return [rate.value(source.prior, WEIGHT_SOURCE) for rate, source in pairs]
 
     # Inside
 
     def _in_turn(self, ready: IntArray) -> IntArray:
-        """Of the rows that may have drafts, those for which there probably is one, and some of the
+        """Of the rows that may have drafts: those that probably have one, and some of the
         others."""
         is_due: BoolArray = self._is_due[ready]
         others = np.flatnonzero(~is_due)
@@ -228,7 +227,7 @@ class Speculator:
     def _draft(self, row: int, length: int, least: float, priors: list[float]) -> Draft | None:
         trust = self.trust(row)
         most = self.most(row, length)
-        # Tokens that are sampled in a step whose result is not there yet.
+        # Tokens sampled by a step whose result is not known yet.
         num_ahead = length - int(self.columns.known_len[row])
         hindrance = trust.hindrance
         if num_ahead and not trust.is_plain:
@@ -262,7 +261,7 @@ class Speculator:
         return None
 
     def _cut(self, trust: RowTrust, draft: IntArray) -> IntArray:
-        """As much of a draft as the features of its request let be computed."""
+        """The part of a draft that the features of its request allow."""
         for feature in trust.cutting:
             if not len(draft):
                 break

@@ -1,11 +1,10 @@
-"""How many drafts are worth their cost: what has become of earlier ones, and what a token of a step
-takes.
+"""How many drafts are worth their cost, from the results of earlier ones and the cost of a token.
 
-A draft is worth it while the chance that it is right, and all before it, is larger than the part of
-a token that could be computed in its time. So few drafts are made where many requests decode, none
-where they turn out wrong, and more are tried now and then, for what is known fades.
+A draft is worth its cost if the chance that it and all drafts before it are right is larger than
+the number of tokens that could be computed in its time. So there are few drafts where many requests
+decode, and none where they turn out wrong; sometimes more are tried, because old results fade.
 
-Plain Python floats: a replay on another machine must come to the same numbers.
+This module uses plain Python floats, so that a replay on another machine computes the same numbers.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import math
 
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
 
-# What was seen weighs so much less after each look.
+# The weight of earlier results falls by this factor after each result.
 FORGET = 0.9  # of a request
 FORGET_SOURCE = 0.98
-# And after each step in which the source was not asked, for it did not seem worth it.
+# And by this factor after each step in which the source was not used because it was not worth it.
 FADE = 0.99
 FADE_SOURCE = 0.998
-WEIGHT = 1.0  # of what is expected of the source, in drafts of the request
+WEIGHT = 1.0  # of the prior of the source, as a number of drafts of the request
 WEIGHT_SOURCE = 4.0
 
 
 class HitRate:
-    """The part of a source's drafts that were right, of those behind right ones."""
+    """The fraction of a source's drafts that were right, among those after right drafts."""
 
     __slots__ = ("hits", "tries")
 
@@ -47,8 +46,8 @@ class HitRate:
 
 
 def least_chance(cost: CostModel, load: StepLoad, num_rows: int, length: int) -> float:
-    """The chance that a draft behind `length` tokens must have to be worth it, in a step of
-    `num_rows` rows that has this load without drafts."""
+    """The least chance of a draft after `length` tokens to be worth its cost, in a step of
+    `num_rows` rows with this load without drafts."""
     draft_s = cost.token_s + cost.pair_s * length
     return draft_s * num_rows / cost.seconds(load)
 

@@ -1,2 +1,2 @@
 """Prefills that are split by layers (SGLang: SPLIT_PREFILL), so that running requests decode
-between the pieces. A scheduler without `--split-prefill-layers` enters nothing of it."""
+between the pieces. A scheduler without `--split-prefill-layers` does not use this package."""

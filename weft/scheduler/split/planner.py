@@ -1,13 +1,13 @@
 """Plans prefills in pieces of layers. One prefill is open at a time: all prompts, or chunks of
-prompts, that the pass before it chose.
+prompts, that the last pass chose.
 
     extend        | layers 0 .. 7                                              |
     in pieces     | layers 0 1 | decode | layers 2 3 | decode | 4 5 | decode | 6 7 |
 
-The first piece allocates all slots and takes what stands for the prompts' tokens; the last one
-computes logits, and features take part in it. Between the two nothing is shared: K and V of a token
-are whole behind the last layer. Who leaves in between gives back what the open prefill took for it.
-It chooses no request.
+The first piece allocates all slots and adds the inputs of the prompts' tokens; the last piece
+computes logits, and features take part in it. In between nothing is shared with the cache, because
+K and V of a token are complete only after the last layer. If a request leaves in between, the slots
+that the open prefill allocated for it are freed. The planner chooses no request.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ NO_STEP = -1
 
 
 class SplitPrompt(NamedTuple):
-    """A prompt, or a chunk of it, some layers of which are computed."""
+    """A prompt, or a chunk of one, of which some layers are computed."""
 
     request: Request
-    start: int  # of its tokens in the open prefill
+    start: int  # position of the first token of the piece of the prompt
     length: int
 
 
 class PieceSize(NamedTuple):
-    """How many layers the next piece computes, and what decided that."""
+    """The number of layers of the next piece, and the reason for it."""
 
     num_layers: int
-    bound: str  # an option; "" if nothing keeps it from computing all that are left
+    bound: str  # the limit that applies; "" if the piece computes all remaining layers
 
 
 class SplitPlanner(Planner):
-    """`pace` says how long a step may take; None: as long as it takes."""
+    """`pace` says how long a step may take; None: any time."""
 
-    least_tokens = MIN_TOKENS  # in all layers, whose work is worth a piece
+    least_tokens = MIN_TOKENS  # in all layers: the least work that is worth a piece
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class SplitPlanner(Planner):
         self._pace = pace
         self.open: list[SplitPrompt] = []  # in the order of their tokens
         self._next_layer = 0
-        self._left: set[int] = set()  # ids of those that have left since the last piece
-        self._last_piece = NO_STEP  # the step of it
-        self.why = ""  # the open prefill is in pieces: an option
+        self._left: set[int] = set()  # ids of requests that have left since the last piece
+        self._last_piece = NO_STEP  # its step
+        self.why = ""  # why the open prefill is split
 
     @property
     def decode_is_due(self) -> bool:
@@ -81,7 +81,8 @@ class SplitPlanner(Planner):
         return self._last_piece == self.num_steps - 1 and len(self._decoding()) > 0
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
-        """As `Planner.make_batch`; prefills are split if running requests would wait for them."""
+        """Like `Planner.make_batch`, but prefills are split if running requests would wait for
+        them."""
         if not prefills:
             return super().make_batch(prefills, decode_rows)
         assert not self.open, "a prefill is open"
@@ -124,7 +125,7 @@ class SplitPlanner(Planner):
         return self._make_piece(work, piece, kept)
 
     def leave(self, request: Request) -> None:
-        """The request gives up its row: what the open prefill took for it is given back."""
+        """The request releases its row: free the slots that the open prefill allocated for it."""
         for one in self.open:
             if one.request is request and request.id not in self._left:
                 self._kv.withdraw(request, one.start)
@@ -133,7 +134,7 @@ class SplitPlanner(Planner):
             self.reset()
 
     def reset(self) -> None:
-        """No prefill is open any more."""
+        """Close the open prefill."""
         self.open = []
         self._left = set()
 
@@ -153,8 +154,8 @@ class SplitPlanner(Planner):
         return self._columns.unfinished(self._running.rows)
 
     def _piece(self, load: StepLoad, num_left: int) -> PieceSize:
-        """How many of the layers that are left the next piece computes, where all layers are
-        `load`."""
+        """The number of layers of the next piece, of `num_left` that are left. `load` is the load
+        of all layers."""
         if not len(self._decoding()):
             return PieceSize(num_left, "")
         num_layers = self._max_layers
@@ -164,7 +165,7 @@ class SplitPlanner(Planner):
             if in_time < num_layers:
                 num_layers = int(in_time)
                 bound = "the time of a step"
-        # Less than that is not worth a step.
+        # A smaller piece is not worth a step.
         least = math.ceil(self.least_tokens * self._num_layers / load.tokens)
         num_layers = max(num_layers, least)
         if num_layers >= num_left:
@@ -172,7 +173,7 @@ class SplitPlanner(Planner):
         return PieceSize(num_layers, bound)
 
     def _waiting(self) -> Waiting:
-        """The requests whose prompts are to be computed, with those of the open prefill."""
+        """The requests whose prompts wait to be computed, including those of the open prefill."""
         orders = [one.request.spec.arrival_order for one in self.open]
         oldest = self._queue.oldest
         if oldest is not None:
@@ -181,7 +182,7 @@ class SplitPlanner(Planner):
         return Waiting(num, min(orders, default=0))
 
     def _make_piece(self, work: StepTokens, piece: PieceSize, kept: LongArray | None) -> Batch:
-        """The step that computes the next layers for these tokens, all of the open prefill."""
+        """The step that computes the next layers for all tokens of the open prefill."""
         first = self._next_layer
         layers = LayerSpan(first, first + piece.num_layers, self._num_layers, kept)
         self.why = piece.bound or self.why
@@ -192,7 +193,7 @@ class SplitPlanner(Planner):
         batch = self._batch(mode, requests if layers.is_last else [], work)
         if layers.is_last:
             inputs = self._hooks.prepare(batch, self._columns)
-            # All others were for the first piece.
+            # All other inputs were needed for the first piece only.
             inputs.inputs = [op for op in inputs.inputs if isinstance(op, MediaVectors)]
         else:
             whole = self._batch(mode, requests, work)
@@ -205,8 +206,8 @@ class SplitPlanner(Planner):
         return batch
 
     def _forget_left(self) -> LongArray | None:
-        """Leave out those that have left since the last piece. Returns the places of the tokens of
-        all others in it, if some have."""
+        """Remove the requests that have left since the last piece. Returns the indices of the
+        remaining tokens in that piece; None if no request has left."""
         if not self._left:
             return None
         lens = [one.length for one in self.open]

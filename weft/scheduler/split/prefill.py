@@ -1,7 +1,7 @@
-"""The pass before a step where prefills are split by layers: an open one goes on before any other
-begins, and running requests decode between its pieces.
+"""The pass before a step if prefills are split by layers: an open prefill continues before another
+one begins, and running requests decode between its pieces.
 
-It stands around the pass that chooses requests, and chooses none itself.
+It wraps the pass that chooses requests, and chooses none itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.scheduler.split.planner import SplitPlanner
 
 
 def unmixed(settings: SchedulerSettings) -> SchedulerSettings:
-    """The settings of the pass inside: running requests decode between pieces, not in them."""
+    """The settings of the wrapped pass: running requests decode between pieces, not in them."""
     return replace(settings, mixed_chunk=False)
 
 
 class SplitPrefills:
-    """As `PrefillScheduler`, around one. `whole` plans its batches with `planner`."""
+    """A `PrefillScheduler` that wraps another one, `whole`, whose batches `planner` plans."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class SplitPrefills:
         self._counters = counters
 
     def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
-        """The next layers of the open prefill, or the first ones of another; None if it is the
-        running requests' turn, or nothing can run."""
+        """The next layers of the open prefill, or the first layers of a new one; None if the
+        running requests have their turn, or if no prompt can be computed."""
         planner = self._planner
         if planner.decode_is_due:
             self.record_no_walk(now, Stop.LAYERS if planner.open else Stop.TURN)
@@ -57,13 +57,14 @@ class SplitPrefills:
         return batch
 
     def room_for_first(self, now: float) -> RoomForFirst:
-        """As that of `PrefillScheduler`. Nobody could come in before the open prefill is done."""
+        """Like `PrefillScheduler`. No request can be admitted before the open prefill is
+        complete."""
         if self._planner.open:
             return RoomForFirst([])
         return self._whole.room_for_first(now)
 
     def open_prompts(self) -> list[Request]:
-        """Those that are computed in part, by tokens or by layers."""
+        """The requests whose prompts are computed in part, by tokens or by layers."""
         found = self._planner.open_prompts()
         for request in self._whole.open_prompts():
             if request not in found:
@@ -71,7 +72,7 @@ class SplitPrefills:
         return found
 
     def row_released(self, request: Request) -> None:
-        """A request is about to give up its row."""
+        """A request is about to release its row."""
         self._planner.leave(request)
         self._whole.row_released(request)
 
@@ -81,14 +82,14 @@ class SplitPrefills:
         self._whole.reset()
 
     def apply(self, settings: SchedulerSettings) -> None:
-        """Go by these settings from the next pass on."""
+        """Use these settings from the next pass on."""
         self._whole.apply(unmixed(settings))
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
-        """No request is looked at before the next step, though some wait."""
+        """Record that no request is looked at before the next step, if some wait."""
         self._whole.record_no_walk(now, stop)
 
-    # What the pass inside knows
+    # State of the wrapped pass
 
     @property
     def chunked_req(self) -> Request | None:
@@ -113,7 +114,7 @@ class SplitPrefills:
     # Inside
 
     def _note(self, batch: Batch, now: float) -> None:
-        """Write a piece into the histories of its requests."""
+        """Note a piece in the histories of its requests."""
         plan = batch.plan
         assert plan.layers is not None
         which = f"{plan.layers.first} to {plan.layers.last} of {plan.layers.num_layers}"

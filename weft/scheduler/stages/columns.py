@@ -1,12 +1,12 @@
-"""Running requests that take turns, so that all stages of a model have work at once.
+"""Columns whose rows take turns, so that all pipeline stages of a model have work at once.
 
     stage 0    | 1 a | 2 b | 3 a | 4 b |        steps of requests a, and of requests b
     stage 1          | 1 a | 2 b | 3 a |
 
-A row whose next token is being sampled is left out of a step, and a step takes no more than its
-share of the rows: so there are others for the next one. Rows form groups by themselves, for
-whoever was left out is first to have a turn. Prompts need none of that: the next chunk of one does
-not depend on what is sampled.
+A row whose next token is being sampled is left out of a step, and a step takes at most its share of
+the rows, so that rows are left for the next step. Rows form groups by themselves, because the rows
+that were left out longest go first. Prompts need no turns: the next chunk of a prompt does not
+depend on a sampled token.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ class TurnColumns(Columns):
         super().__init__(num_rows, settings.context_length)
         self._num_stages = settings.num_stages
         self._most = settings.max_stage_rows or num_rows
-        # As they were when a row was looked at last: another length is a turn.
+        # Values when a row was last looked at: if they have changed, the row has had a turn.
         self._lens = np.full(num_rows, -1, np.int32)
         self._epochs = np.full(num_rows, -1, np.int32)
-        self._turns = np.zeros(num_rows, np.int64)  # the larger, the later
+        # number of the look at which each row had its last turn
+        self._turns = np.zeros(num_rows, np.int64)
         self._num_looks = 0
 
     def unfinished(self, rows: IntArray) -> IntArray:
-        """Those of the rows that the next step may take: at most its share."""
+        """The rows that the next step may take: at most its share."""
         rows = super().unfinished(rows)
         self._note_turns(rows)
         idle = rows[self.known_len[rows] >= self.seq_len[rows]]

@@ -1,2 +1,1 @@
-"""The scheduler of a model with layers that keep a state. A model without such layers enters
-nothing of it."""
+"""The scheduler of a model with layers that keep a state. Other models do not use this package."""

@@ -1,6 +1,5 @@
-"""Which waiting requests a batch takes where some layers keep a state: a request needs a slot for
-its state besides memory for K and V, and can only use a prefix up to a snapshot of the state behind
-it.
+"""Admission to a batch if some layers keep a state: a request needs a slot for its state besides
+memory for K and V, and can use a cached prefix only up to a snapshot of the state.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from weft.scheduler.states.kv import StatefulKv
 class StatefulAdder(PrefillAdder):
     """The budgets of a pass over a `StatefulKv`."""
 
-    _num_promised = 0  # slots, to requests that were picked
+    _num_promised = 0  # slots promised to picked requests
 
     def lacking(self, request: Request) -> float:
         tokens = super().lacking(request)
         if self._has_slot(request):
             return tokens
-        return max(tokens, 0.0)  # whoever goes for it leaves a slot
+        return max(tokens, 0.0)  # retracting any request frees a slot
 
     # Inside
 
@@ -57,18 +56,19 @@ class StatefulAdder(PrefillAdder):
 
 
 class SnapshotSharing(PrefixSharing):
-    """Waiting for another request's prefix pays if that one will leave a snapshot in what both have
-    in common."""
+    """A request waits for the prefix of another one only if that one will leave a snapshot in the
+    part that both have in common."""
 
     def __init__(self, kv: KvMemory) -> None:
         super().__init__(kv)
         assert isinstance(kv, StatefulKv)
         self._stateful = kv
-        self._beginnings: list[tuple[str, bytes]] = []  # of picked requests, up to a next snapshot
+        # of picked requests, up to their next snapshot
+        self._beginnings: list[tuple[str, bytes]] = []
 
     def defers(self, request: Request) -> bool:
         namespace, tokens = request.cache_key(request.packed)
-        # The last token must be computed, whatever is cached.
+        # The last token is computed even if it is cached.
         reusable = tokens[: request.reusable_len * TOKEN_BYTES]
         found = request.prefix.length * TOKEN_BYTES
         for other_namespace, beginning in self._beginnings:

@@ -1,8 +1,8 @@
-"""What a request does with memory where some layers keep a state instead of K and V.
+"""Memory of requests if some layers keep a state instead of K and V.
 
-Each row has a slot for the state behind its last token, and the prefix cache keeps snapshots of
-states; a cached prefix is found as far as there is one. K and V of all other layers are what they
-are in `KvMemory`. It knows no queue or policy.
+Each row has a slot for the state after its last token, and the prefix cache keeps snapshots of
+states; a cached prefix can be used up to a snapshot. K and V of all other layers are handled as in
+`KvMemory`. This module knows no queue or policy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.scheduler.settings import LEAST_STATE_SLOTS, StateSettings
 
 
 class FoundPrefix(NamedTuple):
-    """How much of a request the tree has, also where no snapshot makes it of use."""
+    """The length of a request's prefix in the tree, even if no snapshot makes it usable."""
 
     id: int
     length: int  # in tokens
@@ -54,23 +54,25 @@ class StatefulKv(KvMemory):
         cache.listeners.append(self.states.snapshots)
         self._border = settings.border(self.page_size)
         self._least_shared = settings.least_shared
-        self._found = NOTHING_FOUND  # by the last match
-        self._inserted = NOTHING_INSERTED  # by the last request that left its tokens to the cache
-        # Where requests leave a copy because others have the same beginning (0: nowhere), by id
-        self._before_rows: dict[int, int] = {}  # of those that are locked and have no row yet
+        self._found = NOTHING_FOUND  # by the last call of `match`
+        # by the last request that inserted its tokens into the cache
+        self._inserted = NOTHING_INSERTED
+        # Length at which a request leaves a copy because others begin the same way (0: none), by
+        # id.
+        self._before_rows: dict[int, int] = {}  # of requests that are locked and have no row yet
         self._branches: dict[int, int] = {}  # by row
 
     @property
     def capacity(self) -> int:
         """Tokens of the longest request that can run."""
         if self.states.capacity < LEAST_STATE_SLOTS:
-            return 0  # so many slots are out of circulation that none can run
+            return 0  # too many slots are quarantined to run any request
         return super().capacity
 
     # A waiting request
 
     def match(self, request: Request, most: int | None = None) -> None:
-        """Find the cached prefix of a waiting request, up to where a snapshot is."""
+        """Find the cached prefix of a waiting request, up to its last snapshot."""
         super().match(request, most)
         handle, length, _, _ = request.prefix
         self._found = FoundPrefix(request.id, length)
@@ -89,7 +91,7 @@ class StatefulKv(KvMemory):
         if handle is not None:
             self.states.snapshots.hold(handle)
         branch = 0
-        # What was found a second time will be asked for again (Marconi).
+        # A prefix that was found twice will be requested again (Marconi).
         if self._found.id == request.id and self._found.length - length >= self._least_shared:
             branch = self._found.length // self._border * self._border
         self._before_rows[request.id] = branch
@@ -112,8 +114,8 @@ class StatefulKv(KvMemory):
         self.states.begin(row, request.prefix.handle, request.id)
 
     def next_copy(self, request: Request) -> int:
-        """The length at which a picked request leaves the next copy that others may count on, in
-        tokens; 0: nowhere."""
+        """The length in tokens at which a picked request leaves the next copy on which others can
+        count; 0: none."""
         branch = self._before_rows.get(request.id, 0)
         if request.row != NO_ROW:
             branch = self._branches.get(request.row, 0)
@@ -128,13 +130,14 @@ class StatefulKv(KvMemory):
         super().release(request, keep=keep)
         handle, length, _ = self._inserted
         if handle is not None and length == num_computed:
-            # All that it computed is in the tree, so its own state is a snapshot: of no cost.
+            # All its computed tokens are in the tree, so its own state becomes a snapshot at no
+            # cost.
             self.states.snapshots.put(handle, self.states.take_slot(row))
         self.states.end(row)
         self._branches.pop(row, None)
 
     def reset(self) -> None:
-        # First of all: what the cache tells its listeners then finds nothing.
+        # First of all, so that the listeners of the cache find nothing left to do.
         self.states.reset()
         self._found = NOTHING_FOUND
         self._inserted = NOTHING_INSERTED
@@ -148,7 +151,7 @@ class StatefulKv(KvMemory):
         # Prompts also leave one on the last page before their end.
         is_crossing |= plan.lens > 1
         wanted: list[WantedCopy] = []
-        # Of the rows that decode, few come to a border in a step.
+        # Few of the decoding rows reach a border in a step.
         for place in np.flatnonzero(is_crossing).tolist():
             request = self.columns.requests[plan.rows[place]]
             if self.cache.shares and request.message.shares_kv:
@@ -170,7 +173,7 @@ class StatefulKv(KvMemory):
         }
 
     def audit(self, requests: Mapping[str, Request]) -> None:
-        # First the one that names owners: the sum below is of both pools.
+        # The audit that names owners comes first, because the sum below is of both pools.
         audit_states(self.states, self._slots_owned_by(requests))
         super().audit(requests)
 
@@ -191,13 +194,13 @@ class StatefulKv(KvMemory):
 
     @property
     def imbalance(self) -> int:
-        # Two wrong sums must not make a right one.
+        # Two wrong sums must not cancel out.
         return super().imbalance or self.states.imbalance
 
     # Inside
 
     def _copies_of(self, request: Request, start: int, end: int) -> list[int]:
-        """Where a row leaves copies of its state in a step from `start` to `end`, in tokens."""
+        """Lengths at which a row leaves copies of its state in a step from `start` to `end`."""
         last = end // self._border * self._border
         if request.state is RequestState.DECODING:
             return [last] if last > start else []
@@ -205,10 +208,10 @@ class StatefulKv(KvMemory):
         branch = self._branches.get(request.row, 0)
         last_page = 0
         if request.is_prefilled:
-            # Whoever sends the same prompt again has its last token to compute.
+            # A request with the same prompt must compute its last token.
             last = self._border_before(end)
             if last > request.cached_tokens:
-                # Where a border is crossed, that is worth the slot.
+                # A prompt that crosses a border is long enough to be worth a second slot.
                 last_page = (end - 1) // self.page_size * self.page_size
         if start < branch < last:
             lengths.append(branch)
@@ -219,7 +222,7 @@ class StatefulKv(KvMemory):
         return lengths
 
     def _border_before(self, length: int) -> int:
-        """The last border before the last of so many tokens."""
+        """The last border before the last of `length` tokens."""
         return (length - 1) // self._border * self._border
 
     def _slots_owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
@@ -230,7 +233,7 @@ class StatefulKv(KvMemory):
         self._inserted = inserted
         row = request.row
         for copy in self.states.take_kept(row, inserted.length):
-            # It splits the tree's node where the copy was made.
+            # This splits the tree's node at the position of the copy.
             key = request.cache_key(self.columns.packed(row, copy.length))
             found = self.cache.match(key)
             assert found.length == copy.length, "what was inserted is not found"

@@ -1,1 +1,1 @@
-"""Tenants under `fair`: their accounts, and whose request is next."""
+"""Tenants under `fair`: their accounts, and the choice of the next request."""

@@ -1,4 +1,4 @@
-"""What each tenant has been given, and what it has in the queue and in rows."""
+"""The accounts of tenants: the service of each, and its numbers of waiting requests and rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.scheduler.waiting_table import DoubleArray
 class Tenants:
     """The accounts of the tenants, by number from 1 on.
 
-    A tenant that waits for nothing, and is not ahead of the others, is forgotten, and another
+    A tenant without requests whose counter is not ahead of the others is forgotten, and another
     tenant gets its number.
     """
 
@@ -20,11 +20,12 @@ class Tenants:
         self._numbers: dict[str, int] = {}
         self._free: list[int] = []
         # By number; the arrays double together.
-        self.service: DoubleArray = np.zeros(1, dtype=np.float64)  # paid so far, by weight
+        # service already added, divided by the weight
+        self.service: DoubleArray = np.zeros(1, dtype=np.float64)
         self.weight: DoubleArray = np.ones(1, dtype=np.float64)
         self.num_waiting: LongArray = np.zeros(1, dtype=np.int64)  # requests that never ran
-        self.num_rows: LongArray = np.zeros(1, dtype=np.int64)  # that its requests have
-        # Admissions since the last that was overdue and the oldest.
+        self.num_rows: LongArray = np.zeros(1, dtype=np.int64)  # rows of its requests
+        # Admissions since the last one in which the tenant's oldest request was overdue.
         self.since_oldest: LongArray = np.zeros(1, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -50,7 +51,7 @@ class Tenants:
         return tenant
 
     def _forget_idle(self, least: float) -> None:
-        """Forget tenants without requests that would be lifted anyway when they come back."""
+        """Forget tenants without requests whose counters would be raised anyway at their return."""
         has_nothing = self.num_waiting + self.num_rows == 0
         is_idle = has_nothing & (self.service <= least)
         accounts = list(self._numbers.items())

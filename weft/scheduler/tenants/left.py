@@ -1,5 +1,5 @@
-"""The waiting requests of each tenant in lanes, and what is left of them while an order takes one
-after the other."""
+"""The waiting requests of each tenant in lanes, and the rest of them while an order takes one
+request after the other."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from weft.scheduler.lanes.lanes import Lanes, LastingKey
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
 
-NO_ENTRY: Entry = (math.inf, EVERYBODY)  # of a tenant who has none
+NO_ENTRY: Entry = (math.inf, EVERYBODY)  # for a tenant without requests
 
 
 class TenantLanes:
-    """The waiting requests of each tenant: as they came, and in the order within it. Arrays are by
-    tenant; a tenant that has none has EVERYBODY."""
+    """The waiting requests of each tenant: in order of arrival, and in the order within the tenant.
+    Arrays are by tenant, with EVERYBODY for a tenant without requests."""
 
     def __init__(self, keys: Sequence[LastingKey] | None, members: Set[int]) -> None:
-        """`members` are the arrivals of those that wait under the policy. Without keys, only as
-        they came."""
+        """`members` are the arrival orders of the requests that wait under the policy. Without
+        keys, there are only lanes by arrival."""
         self.by_age = Lanes((), self._tenants, members)
         self.in_order = None if keys is None else Lanes(keys, self._tenants, members)
-        self.oldest: LongArray = np.zeros(0, dtype=np.int64)  # arrival of the first that came
-        self.best: LongArray = np.zeros(0, dtype=np.int64)  # of the first in the order
-        self.best_key: DoubleArray = np.zeros(0, dtype=np.float64)  # its first key
+        self.oldest: LongArray = np.zeros(0, dtype=np.int64)  # arrival order of the oldest request
+        # arrival order of the first request in the order
+        self.best: LongArray = np.zeros(0, dtype=np.int64)
+        self.best_key: DoubleArray = np.zeros(0, dtype=np.float64)  # first key of that request
 
     def update(self, table: WaitingTable, num_tenants: int) -> None:
         num_new = num_tenants - len(self.oldest)
@@ -52,11 +53,12 @@ class TenantLanes:
 
 
 class TenantsLeft:
-    """Of each tenant the requests that are left, those before the arrival `end`.
+    """The remaining requests of each tenant: those whose arrival order is below `end`.
 
     Arrays are by tenant:
 
-        tenant        1   2   3            4 5 of tenant 1 wait, 6 of tenant 2, nobody of tenant 3;
+        tenant        1   2   3            4 and 5 of tenant 1 wait, 6 of tenant 2, none of tenant
+        3;
         oldest        4   6   -            5 has a longer cached prefix than 4
         best          5   6   -
         best_key    -64   0 inf
@@ -70,8 +72,8 @@ class TenantsLeft:
         end: int = EVERYBODY,
         order_of: Callable[[int], Iterator[Request]] | None = None,
     ) -> None:
-        """`order_of` gives the order of a tenant, which is asked for when its first request is;
-        None: that of the lanes."""
+        """`order_of` makes the order of a tenant, when its first request is needed; None: the order
+        of the lanes."""
         self.oldest = lanes.oldest.copy()
         self.best = lanes.best.copy()
         self.best_key = lanes.best_key.copy()
@@ -79,8 +81,8 @@ class TenantsLeft:
         self._lanes = lanes
         self._end = end
         self._order_of = order_of
-        self.taken: set[int] = set()  # arrivals
-        # Of the tenants of whom some were taken: the rest of their lanes, or of their orders.
+        self.taken: set[int] = set()  # arrival orders
+        # Of tenants with taken requests: the rest of their lanes, or of their orders.
         self._by_age: dict[int, Iterator[Entry]] = {}
         self._in_order: dict[int, Iterator[Entry]] = {}
         self._orders: dict[int, Iterator[Request]] = {}
@@ -88,8 +90,8 @@ class TenantsLeft:
             self._leave_out_later_ones()
 
     def next_of(self, tenant: int, best: int, oldest: int) -> int:
-        """The arrival of the next request of a tenant in the order within it: `best`, if that is
-        the order of the lanes; `oldest`, if the order that is asked names no more."""
+        """The arrival order of the next request of a tenant: `best` if the lanes have the order;
+        `oldest` if the order of `order_of` has no more requests."""
         if self._order_of is None:
             return best
         order = self._orders.get(tenant)
@@ -102,7 +104,7 @@ class TenantsLeft:
         return oldest
 
     def take(self, tenant: int, arrival: int) -> None:
-        """This request of a tenant is not left any more."""
+        """Remove this request of a tenant."""
         self.taken.add(arrival)
         if self.oldest[tenant] == arrival:
             self.oldest[tenant] = next(self.rest_by_age(tenant), NO_ENTRY)[-1]
@@ -110,17 +112,17 @@ class TenantsLeft:
             self._go_on(tenant)
 
     def key_of(self, arrival: int) -> float:
-        """The key of the longest cached prefix."""
+        """The key of the longest cached prefix for a request."""
         return -float(self._table.cached_len[self._table.index_by_arrival(arrival)])
 
     def rest_by_age(self, tenant: int) -> Iterator[Entry]:
-        """Those of a tenant that were not named yet and are left, as they came."""
+        """The remaining entries of a tenant in order of arrival, each yielded once."""
         if tenant not in self._by_age:
             self._by_age[tenant] = filter(self._is_left, self._lanes.by_age.of(tenant))
         return self._by_age[tenant]
 
     def rest_in_order(self, tenant: int) -> Iterator[Entry]:
-        """The same in the order of their lane."""
+        """The same in the order of the lane."""
         in_order = self._lanes.in_order
         assert in_order is not None
         if tenant not in self._in_order:
@@ -131,7 +133,7 @@ class TenantsLeft:
         return entry[-1] < self._end and entry[-1] not in self.taken
 
     def _go_on(self, tenant: int) -> None:
-        """The next of a tenant is the best that is left of it."""
+        """Set the next request of a tenant to the best remaining one."""
         following = next(self.rest_in_order(tenant), NO_ENTRY)
         self.best[tenant] = following[-1]
         self.best_key[tenant] = following[0]

@@ -1,7 +1,7 @@
-"""A `Walk` that goes on for long: the same requests in the same order, with the tenants in heaps.
+"""A `Walk` for many requests: the same requests in the same order, with the tenants in heaps.
 
-A tenant stands in them anew whenever something of it has changed, and its version says which entry
-counts. So a request costs as many looks as it takes to put one tenant in its place.
+A tenant is pushed again whenever its values have changed, and its version tells which entry is
+valid. So each request costs as much as moving one tenant in a heap.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from weft.scheduler.waiting_table import EVERYBODY
 
 
 class TenantPlace:
-    """What is left of a tenant: as columns have it in `TenantsLeft`."""
+    """The remaining requests of a tenant, with the columns of `TenantsLeft` as fields."""
 
     __slots__ = ("best", "best_key", "by_age", "in_order", "oldest", "service", "since", "version")
 
     def __init__(self, left: TenantsLeft, tenant: int, service: float, since: int) -> None:
-        self.by_age: Iterator[Entry] | None = None  # the rest of its lane, once it was asked for
+        self.by_age: Iterator[Entry] | None = None  # the rest of its lane, after the first use
         self.in_order: Iterator[Entry] | None = None
         self.oldest = int(left.oldest[tenant])
         self.best = int(left.best[tenant])
         self.best_key = float(left.best_key[tenant])
         self.service = service
-        self.since = since  # admissions since the last that was overdue and the oldest
+        self.since = since  # admissions since the last one in which its oldest request was overdue
         self.version = 0
 
 
 class Offer(NamedTuple):
-    """Of a tenant that may go for a longer cached prefix: the lowest goes first."""
+    """The offer of a tenant that may go first for a longer cached prefix: the lowest goes first."""
 
     key: float
-    is_oldest: bool  # it wants its oldest; that goes behind others with an equal key
-    tie: int  # its arrival, or then the tenant's number
+    is_oldest: bool  # for its oldest request; sorted after others with an equal key
+    tie: int  # arrival order of the request, or the tenant's number if `is_oldest`
     tenant: int
     version: int
 
 
 class LongWalk:
     def __init__(self, walk: Walk) -> None:
-        """Goes on where `walk` is, which is not asked any more."""
+        """Continues where `walk` is; `walk` is not used any more."""
         left = walk.left
         self._left = left
         self._overdue_end = walk.overdue_end
@@ -56,12 +56,12 @@ class LongWalk:
         service = walk.service[tenants].tolist()
         since = walk.since_oldest[tenants].tolist()
         self._places: dict[int, TenantPlace] = {}
-        # Service, oldest arrival, tenant, version: the first is due.
+        # Service, oldest arrival order, tenant, version: the first is the least served.
         self._due: list[tuple[float, int, int, int]] = []
         self._offers: list[Offer] = []
-        # Service, tenant, version of those that have had too much for an offer.
+        # Service, tenant, version of the tenants that are too far ahead for an offer.
         self._ahead: list[tuple[float, int, int]] = []
-        self._most = 0.0  # service of those that may offer; it never falls
+        self._most = 0.0  # service up to which tenants may make offers; it never falls
         for tenant, paid, admitted in zip(tenants.tolist(), service, since, strict=True):
             place = TenantPlace(left, tenant, paid, admitted)
             self._places[tenant] = place
@@ -132,7 +132,7 @@ class LongWalk:
         heapq.heappush(self._offers, offer)
 
     def _longest_offer(self) -> Offer:
-        """The best offer of those that may go; one of them is due."""
+        """The best offer of the tenants that may go; one of them is the least served."""
         places = self._places
         while self._ahead and self._ahead[0][0] <= self._most:
             _, tenant, version = heapq.heappop(self._ahead)

@@ -1,12 +1,12 @@
-"""Which request is next under `fair`: that of the tenant with least service which is the first in
-the order within it, or its oldest; or that of another one, which has a longer cached prefix.
+"""Chooses the next request under `fair`: the first or the oldest one of the least served tenant, or
+a request of another tenant with a longer cached prefix.
 
     served  least ............... least + QUANTUM ..............
             due                                   |  ahead: they wait
             |------ may go for a longer prefix ---|
 
-For each request all tenants are looked at, which is the fastest way to a few; `long_walk.py` has
-another one.
+All tenants are scanned for each request, which is the fastest way for a few requests;
+`long_walk.py` has another way for many.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from weft.scheduler.policy import TURNS
 from weft.scheduler.tenants.left import TenantsLeft
 from weft.scheduler.waiting_table import EVERYBODY, DoubleArray
 
-QUANTUM = 4_096.0  # service by which a tenant may be ahead and still go first for its cached prefix
+QUANTUM = 4_096.0  # a tenant that is ahead by at most this may go first for its cached prefix
 
 
 class TenantTurn(NamedTuple):
     """Why a request was named next."""
 
     tenant: int
-    is_due: bool  # it was the least served
-    is_oldest: bool  # it was overdue, and the tenant's turn for such a one had come
+    is_due: bool  # its tenant was the least served
+    is_oldest: bool  # it was overdue, and it was the turn of the tenant's oldest request
 
 
 class NextTenant(Protocol):
     def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
-        """The arrival of the next request; None: none is left.
+        """The arrival order of the next request; None: no request is left.
 
-        `may_leave_due`: for its cached prefix, another tenant's may go before that of the tenant
-        whose turn it is.
+        `may_leave_due`: a request of another tenant may go before that of the least served tenant
+        if its cached prefix is longer.
         """
         ...
 
     def take(self, arrival: int, turn: TenantTurn, service: float | None) -> None:
-        """This request, which was named with this turn, is not left any more. Its tenant has so
-        much more service per weight; None: it is not admitted, and costs the tenant nothing."""
+        """Remove a request that was named with this turn, and add `service` per weight to its
+        tenant; None: it is not admitted, and its tenant is not charged."""
         ...
 
 
 class Walk:
-    """`service` and `since_oldest` [tenants] are its own: it counts as if all that it names were
+    """Owns copies `service` and `since_oldest` [tenants]: it counts every named request as
     admitted."""
 
     def __init__(
@@ -59,9 +59,9 @@ class Walk:
         overdue_end: int,
         may_leave_due: bool = True,
     ) -> None:
-        """Those that came before the arrival `overdue_end` are overdue. `may_leave_due`: the first
-        key of the lanes is that of the longest cached prefix, for which another tenant's may go
-        before."""
+        """Requests with an arrival order below `overdue_end` are overdue. `may_leave_due`: the
+        first key of the lanes is the longest cached prefix, for which another tenant may go
+        first."""
         self.left = left
         self.service = service
         self.since_oldest = since_oldest
@@ -78,7 +78,7 @@ class Walk:
         # By tenant, whether its next turn is for its oldest request.
         is_turn_of_oldest = self.since_oldest >= TURNS - 1
         wants_oldest = is_turn_of_oldest & (left.oldest < self.overdue_end)
-        # Of equally served tenants, the one whose request came first.
+        # Among equally served tenants, the one with the oldest request.
         ties = np.flatnonzero(served == least)
         due = int(ties[np.argmin(left.oldest[ties])])
         tenant = due
@@ -88,7 +88,7 @@ class Walk:
             key = left.key_of(arrival)
         else:
             arrival = left.next_of(due, int(left.best[due]), int(left.oldest[due]))
-        # As a rule nobody has a longer prefix, and the tenants need not be looked at.
+        # Usually no tenant has a longer prefix, and no further scan is needed.
         if self.may_leave_due and may_leave_due and key > left.best_key.min():
             may_go = served <= least + QUANTUM
             tenant, arrival = self._rival(due, arrival, key, may_go, wants_oldest)
@@ -110,17 +110,17 @@ class Walk:
     def _rival(
         self, due: int, arrival: int, key: float, may_go: BoolArray, wants_oldest: BoolArray
     ) -> tuple[int, int]:
-        """Tenant and arrival of the longest cached prefix of the tenants that may go, if it is
-        longer than that of the request that is due.
+        """Tenant and arrival order of the longest cached prefix among the tenants that may go, if
+        it is longer than that of the least served tenant's request.
 
-        A tenant that wants its oldest offers that one alone.
+        If it is the turn of a tenant's oldest request, the tenant offers only that one.
         """
         left = self.left
         tenant = due
         keys = np.where(may_go & ~wants_oldest, left.best_key, np.inf)
         longest = keys.min()
         if longest < key:
-            # Of equals, the one that came first.
+            # Among equal ones, the oldest.
             ties = np.flatnonzero(keys == longest)
             tenant = int(ties[np.argmin(left.best[ties])])
             arrival = int(left.best[tenant])

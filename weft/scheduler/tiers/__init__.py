@@ -1,2 +1,2 @@
-"""What the scheduler does differently where KV of cached prefixes is stored outside of the pool
+"""The parts of the scheduler for KV of cached prefixes that is stored outside of the pool
 (`--cache-dir`)."""

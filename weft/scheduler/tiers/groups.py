@@ -1,5 +1,5 @@
-"""`TieredKv` for models some of whose layers have memory apart: windows with pages of their own, or
-states. What is stored of them is the ending of a sequence (`memory/tiers/endings.py`).
+"""`TieredKv` for models in which some layers have memory of their own: windows with pages of their
+own, or states. For these layers, a store has the ending of a sequence (`memory/tiers/endings.py`).
 """
 
 from __future__ import annotations

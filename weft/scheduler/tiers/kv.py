@@ -1,18 +1,18 @@
-"""KV memory some of whose pages are being read from a store, or written to one.
+"""KV memory with pages that are being read from a store or written to one.
 
-    read    reserve pages ─▶ fetch ─▶ land: into the tree, what is there twice is freed
-    write   lock in the tree ─▶ keep ─▶ unlock
+        read    reserve pages ─▶ fetch ─▶ land: insert into the tree, free duplicates
+        write   lock in the tree ─▶ keep ─▶ unlock
 
 Pages that are being read belong to their transfer alone, until the store says that it is done: the
-tree sees them when they are whole. Pages that are being written stay where they are in the tree,
-locked: a locked node may be split, but no page of it is freed. Steps that were launched before may
-still read the pages that were reserved, and are still to write those that are to be kept; so a
-transfer begins when these steps have ended.
+tree gets only complete pages. Pages that are being written stay in the tree, locked: a locked node
+may be split, but none of its pages is freed. Steps that were launched before a transfer may still
+read the pages that it reserved, or write the pages that it stores. So a transfer begins after these
+steps have ended.
 
     free + cached + owned by requests + being read + quarantined = all pages
 
-The *ending* of a sequence (`memory/tiers/endings.py`) travels with its last block, in memory of its
-own.
+The *ending* of a sequence (`memory/tiers/endings.py`) is transferred with its last block, and has
+memory of its own.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from weft.scheduler.kv import OTHER_WEIGHTS, KvMemory
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import TierSettings
 
-LARGEST_PART = 4  # at most a fourth of all pages is being read
+LARGEST_PART = 4  # at most this fraction (1/4) of all pages is being read at a time
 
 
 class Transfer:
-    """Tokens [start, end) of a sequence on their way between the pool and a store."""
+    """Tokens [start, end) of a sequence in transfer between the pool and a store."""
 
     __slots__ = (
         "behind",
@@ -66,20 +66,21 @@ class Transfer:
         self.key = key  # of all tokens up to `end`
         self.start = start
         self.end = end
-        # [(end - start) / page_size]; those being read have no other owner.
+        # [(end - start) / page_size]; the transfer is the only owner of pages that are being read.
         self.pages = pages
-        self.handle = handle  # locked: what is before `start`, or, when writing, all of it
-        self.behind = behind  # the last step that was planned before
-        self.since_s = since_s  # when it was asked for, and later when it was cancelled
+        # locked: the path up to `start` for a read, the whole path for a write
+        self.handle = handle
+        self.behind = behind  # the last step that was planned before the transfer
+        self.since_s = since_s  # when it was requested, or later when it was cancelled
         self.is_reading = is_reading
-        self.ending = NO_PAGES  # places of what its ending has; none: it does not travel
+        self.ending = NO_PAGES  # places of its ending; empty: the ending is not transferred
         self.is_started = False
         self.is_cancelled = False
-        self.is_orphan = False  # the tree has been emptied since: there is no handle any more
+        self.is_orphan = False  # the tree was emptied since, so there is no handle any more
 
 
 class TieredKv(KvMemory):
-    """`tiers` is the engine's, which sets it. `on_landing` is told which pages have come."""
+    """The engine sets `tiers`. `on_landing` is called with the pages that were read."""
 
     def __init__(
         self,
@@ -99,25 +100,25 @@ class TieredKv(KvMemory):
         self.settings = settings
         self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
         self.num_read_pages = 0  # being read
-        self.is_stale = False  # what is stored is of other weights, as far as is known
+        self.is_stale = False  # the stored KV may be of other weights
         self._num_tickets = 0
 
     # Transfers
 
     def room(self, spare: float) -> int:
-        """Tokens that may be read now, whole blocks. `spare`: those for which there is memory that
-        running requests do not need."""
+        """Tokens that may be read now, as whole blocks. `spare`: tokens of memory that running
+        requests do not need."""
         num_pages = self.allocator.num_pages // LARGEST_PART - self.num_read_pages
         num_tokens = max(int(min(num_pages * self.page_size, spare)), 0)
         return num_tokens - num_tokens % self.settings.block_len
 
     def resumable(self, key: CacheKey) -> int:
-        """Tokens of the beginning of a sequence that a request with it would find."""
+        """Tokens at the beginning of this sequence that a request could use from the cache."""
         return self.endings.resumable(self.cache.match(key))
 
     def places(self, key: CacheKey) -> list[int]:
-        """The lengths at which what is cached of a sequence can be stored so that it can be
-        resumed, the shortest first."""
+        """The lengths, shortest first, at which the cached part of a sequence can be stored so that
+        it can be resumed."""
         return self.endings.places(self.cache, key, self.settings.block_len)
 
     def read(
@@ -129,11 +130,11 @@ class TieredKv(KvMemory):
         now: float,
         ending: IntArray = NO_PAGES,
     ) -> int | None:
-        """Reserve pages for the tokens of `key` from `start` on, up to which it is cached, and
-        begin to read them, with the `ending` for which there is a place. Returns the ticket, or
-        None where memory does not allow it; then the caller has the place of the ending again.
+        """Reserve pages for the tokens of `key` from `start` on, where its cached part ends, and
+        begin to read them, with the `ending` whose places are reserved. Returns the ticket; None if
+        memory does not allow it, and then the caller owns the places of the ending again.
 
-        There is `room` for so much. `step`: the last one that was planned.
+        The caller has checked `room`. `step`: the last step that was planned.
         """
         end = len(key.tokens) // TOKEN_BYTES
         num_pages = (end - start) // self.page_size
@@ -141,7 +142,7 @@ class TieredKv(KvMemory):
         if before.length != start:
             return None
         self.cache.lock(before.handle)
-        # Sessions keep what they have pinned.
+        # Pinned memory of sessions is not taken.
         if num_pages > self.allocator.num_free + self.cache.evictable_pages:
             self.cache.unlock(before.handle)
             return None
@@ -170,7 +171,7 @@ class TieredKv(KvMemory):
         with_ending: bool = False,
     ) -> int:
         """Lock `key`, all of which is cached, and begin to write its tokens from `start` on, and
-        its ending, if it is one of `places`. Returns the ticket."""
+        its ending if `with_ending`; its length must then be one of `places`. Returns the ticket."""
         end = len(key.tokens) // TOKEN_BYTES
         found = self.cache.match(key)
         assert found.length == end, "what is to be written is not cached"
@@ -190,13 +191,13 @@ class TieredKv(KvMemory):
         return self._enter(transfer)
 
     def begin(self, num_done: int) -> None:
-        """Begin the transfers that have waited for steps: all those before step `num_done` have
+        """Begin the transfers that have waited for steps. All steps before step `num_done` have
         ended."""
         for ticket, transfer in self.transfers.items():
             if transfer.is_started or transfer.behind >= num_done:
                 continue
             transfer.is_started = True
-            # A `Mover` that is no store takes no ending, and gets none.
+            # A `Mover` that is not a store takes no ending, and gets none.
             start: Callable[..., None] = self.tiers.keep
             if transfer.is_reading:
                 start = self.tiers.fetch
@@ -206,8 +207,9 @@ class TieredKv(KvMemory):
             start(ticket, transfer.key, transfer.start, *places)
 
     def land(self, ticket: int, num_tokens: int, *, has_ending: bool = False) -> int:
-        """A read is over: put what has come into the tree, also its ending, if it `has_ending`.
-        Returns the tokens that are new there, or that requests find now for the first time."""
+        """End a read: insert the tokens that were read into the tree, with the ending if it
+        `has_ending`. Returns the number of tokens that are new in the tree, or that requests can
+        use for the first time."""
         transfer = self.transfers.get(ticket)
         if transfer is None:
             return 0  # it was given up
@@ -220,7 +222,7 @@ class TieredKv(KvMemory):
         end = transfer.start + num_tokens
         key = CacheKey(transfer.key.namespace, transfer.key.tokens[: end * TOKEN_BYTES])
         # 0 ...... start ...... present ...... end ...... transfer.end
-        # | locked   | computed since | new     | has not come |
+        # | locked   | computed since | new     | not read   |
         before = self.cache.pages_of(transfer.handle)
         inserted = self.cache.insert(key, np.concatenate([before, transfer.pages]))
         num_twice = (inserted.present - transfer.start) // page_size
@@ -239,13 +241,13 @@ class TieredKv(KvMemory):
         return num_new
 
     def written(self, ticket: int) -> None:
-        """A write is over."""
+        """End a write."""
         transfer = self.transfers.pop(ticket, None)
         if transfer is not None:
             self._let_go(transfer)
 
     def cancel(self, ticket: int, now: float) -> None:
-        """Let a transfer end soon; a write has ended with this."""
+        """Ask the store to end a transfer; a write ends at once."""
         transfer = self.transfers[ticket]
         if transfer.is_reading:
             self._cancel_read(ticket, transfer, now)
@@ -259,7 +261,7 @@ class TieredKv(KvMemory):
                 self._cancel_write(ticket, transfer)
 
     def give_up(self, ticket: int) -> None:
-        """The store does not say what has become of a read: its pages are lost."""
+        """The store does not answer about a read: quarantine its pages."""
         transfer = self.transfers.pop(ticket)
         self.num_read_pages -= len(transfer.pages)
         for page in transfer.pages.tolist():
@@ -271,14 +273,14 @@ class TieredKv(KvMemory):
 
     @property
     def writing(self) -> int | None:
-        """The ticket of the oldest write that is under way."""
+        """The ticket of the oldest write in progress."""
         for ticket, transfer in self.transfers.items():
             if not transfer.is_reading:
                 return ticket
         return None
 
     def reading(self, key: CacheKey, start: int) -> int | None:
-        """The ticket of a read that brings the block of `key` from `start` on, or its ending."""
+        """The ticket of a read that includes the block of `key` from `start` on, or its ending."""
         end = (start + self.settings.block_len) * TOKEN_BYTES
         for ticket, transfer in self.transfers.items():
             if not transfer.is_reading or transfer.is_cancelled or transfer.is_orphan:
@@ -291,7 +293,7 @@ class TieredKv(KvMemory):
                 return ticket
         return None
 
-    # What else happens to memory
+    # Other events of memory
 
     def reclaim(self) -> bool:
         for ticket, transfer in list(self.transfers.items()):
@@ -301,12 +303,12 @@ class TieredKv(KvMemory):
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         if not keep:
-            # What it computed is worth nothing, and the tree must be able to let it go.
+            # Its computed tokens are invalid, so the tree must be able to drop them.
             self.cancel_writes()
         super().release(request, keep=keep)
 
     def forget_prefix(self, key: CacheKey, keep: int) -> int:
-        # What is being written is locked.
+        # Nodes that are being written are locked.
         self.cancel_writes()
         return super().forget_prefix(key, keep)
 
@@ -331,7 +333,7 @@ class TieredKv(KvMemory):
             if transfer.is_started:
                 self.tiers.cancel(ticket)
         super().reset()
-        # All pages are free now; but into these a thread may still write.
+        # All pages are free now, but a thread may still write into the pages of these reads.
         self.num_read_pages = 0
         for transfer in self.transfers.values():
             transfer.pages = self.allocator.withhold(transfer.pages)
@@ -348,7 +350,7 @@ class TieredKv(KvMemory):
         self._renew()
 
     def reopened(self) -> None:
-        """It is known what is stored of the weights that are in use."""
+        """The store has been opened for the weights in use."""
         self.is_stale = False
 
     # Accounting
@@ -383,13 +385,13 @@ class TieredKv(KvMemory):
         self._let_go(transfer)
 
     def _let_go(self, transfer: Transfer) -> None:
-        """What was being written may go."""
+        """Release the nodes and the ending of a write."""
         if len(transfer.ending):
             self.endings.let_go(transfer.handle, transfer.ending)
         self.cache.unlock(transfer.handle)
 
     def _free(self, transfer: Transfer) -> None:
-        """What was reserved for a read is not needed."""
+        """Free the pages that were reserved for a read."""
         self.allocator.free(transfer.pages)
         if len(transfer.ending):
             self.endings.memory.give_back(transfer.ending)
@@ -408,7 +410,7 @@ class TieredKv(KvMemory):
         self.tiers.cancel(ticket)
 
     def _orphan(self, ticket: int, transfer: Transfer) -> None:
-        """The tree forgets all: what is being read has no place in it any more."""
+        """The tree has been emptied, so the pages of this read have no position in it any more."""
         transfer.is_orphan = True
         transfer.handle = None
         if not transfer.is_started:

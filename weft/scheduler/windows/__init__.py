@@ -1,2 +1,2 @@
-"""The scheduler of a model whose layers with sliding windows have pages of their own. A model with
-one kind of layers enters nothing of it."""
+"""The scheduler of a model whose layers with sliding windows have pages of their own. Other models
+do not use this package."""

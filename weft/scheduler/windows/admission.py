@@ -1,10 +1,10 @@
-"""Which waiting requests a batch takes where layers with windows have pages of their own: a request
-needs room in both pools, and is promised memory in both.
+"""Admission to a batch if layers with windows have pages of their own: a request needs room in both
+pools, and memory is reserved for it in both.
 
     windows:  | running rows | what they grow by | promised here | rem_window_tokens |
 
-A row does not grow there beyond its window and the tokens of a step. So less is promised than in
-the other pool: what is left until windows are full.
+In the pool of windows a row does not grow beyond its window and the tokens of a step. So less
+memory is reserved there: the growth until the window is full.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def expected_growth(kv: WindowedKv, rows: IntArray, ratio: float) -> int:
     columns = kv.columns
     left = columns.max_len[rows] - columns.seq_len[rows]
     left = np.clip(left, 0, CLIP_MAX_NEW_TOKENS)
-    # Whole numbers before they are added: the sum is the same on every machine.
+    # Rounded before the sum, so that the sum is the same on every machine.
     at_eos = np.ceil(left * ratio).astype(np.int64)
     expected = np.where(columns.stops_at_eos[rows], at_eos, left)
     return int(np.minimum(expected, kv.growth(rows)).sum())
@@ -38,16 +38,16 @@ def expected_growth(kv: WindowedKv, rows: IntArray, ratio: float) -> int:
 class WindowedAdder(PrefillAdder):
     """The budgets of a pass over a `WindowedKv`."""
 
-    _window_offset = 0  # tokens of windows that are promised, or taken by this very step
+    _window_offset = 0  # tokens of windows that are reserved, or taken by this step
 
     def promise(self, growth: int) -> None:
-        """Running requests are expected to grow by so much in their windows. Before any other
-        call."""
+        """Set the expected growth of running requests in their windows. Called before any other
+        method."""
         self._window_offset = self._current_offset + growth
 
     @property
     def rem_total_tokens(self) -> float:
-        """Memory left in the pool that has less."""
+        """Memory left in the pool with less memory."""
         return min(self._rem_tokens, self._rem_window_tokens)
 
     def lacking(self, request: Request) -> float:
@@ -74,13 +74,13 @@ class WindowedAdder(PrefillAdder):
         return self._windowed.windows.available - self._window_offset
 
     def _in_windows(self, request: Request, extend: int, reserve: int) -> int:
-        """Tokens that a request may take in its windows at once, computing `extend` of its prompt
-        and then `reserve` more."""
+        """The largest number of tokens that a request has in its windows at once, while it computes
+        `extend` tokens of its prompt and then generates `reserve` more."""
         full_row = self._windowed.windows.full_row
         chunk_len = self._windowed.chunk_len
         step = extend if chunk_len is None else min(extend, chunk_len)
         own = self._pages_of(extend)
-        # While its prompt is computed it has a step besides its window, and later only a window.
+        # While its prompt is computed it has a step besides its window, later only a window.
         in_prefill = min(own, full_row + self._pages_of(step))
         in_decode = min(own + reserve, full_row)
         return max(in_prefill, in_decode)
@@ -95,7 +95,7 @@ class WindowedAdder(PrefillAdder):
 
     def _take(self, request: Request, extend: int, reserve: int) -> None:
         charged = self._pages_of(extend)
-        # After this step the row gives back what its window has left behind.
+        # After this step the row frees the pages before its window.
         row_len = request.kv_len + extend
         growth = max(self._windowed.windows.full_row - row_len, 0)
         self._window_offset += charged + self._page_size + min(reserve, growth)

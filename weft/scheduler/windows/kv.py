@@ -1,8 +1,8 @@
-"""What a request does with KV memory where layers with windows have pages of their own.
+"""KV memory of requests if layers with windows have pages of their own.
 
 Each token takes a slot in both pools, at the same position of its row. The pool of all other layers
-is that of `KvMemory`, and stays what it is there; a row gives pages of the other back as they leave
-its window. It knows no queue, policy or plan.
+is that of `KvMemory`. A row frees pages of the pool of windows when they leave its window. This
+module knows no queue, policy or plan.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class WindowedKv(KvMemory):
         cache.listeners.append(self.windows.tails)
         self.chunk_len = chunk_len
         self._least_pages = settings.least_pages(self.page_size, chunk_len or 0)
-        # Pages that admitted requests hold until they have a row, by id.
+        # Pages of admitted requests without a row, by id.
         self._before_rows: dict[int, IntArray] = {}
-        self._step_slots: list[IntArray] = []  # of the tokens of the step that is planned
+        self._step_slots: list[IntArray] = []  # of the tokens of the planned step
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest request that can run. Where prompts are never cut, a prompt has all
-        its tokens in both pools at once."""
+        """Tokens of the longest request that can run. If prompts are never cut, all tokens of a
+        prompt are in both pools at once."""
         in_all = super().capacity
         in_windows = self.windows.capacity
         if self.chunk_len is None:
             return min(in_all, in_windows)
         if in_windows < self._least_pages * self.page_size:
-            return 0  # so many pages are out of circulation that none can run
+            return 0  # too many pages are quarantined to run any request
         return in_all
 
     @property
@@ -78,8 +78,8 @@ class WindowedKv(KvMemory):
     # A waiting request
 
     def match(self, request: Request, most: int | None = None) -> None:
-        """Find the cached prefix of a waiting request, up to where the window before it is
-        cached."""
+        """Find the cached prefix of a waiting request, up to a position before which a whole window
+        is cached."""
         super().match(request, most)
         handle = request.prefix.handle
         if handle is None:
@@ -138,7 +138,7 @@ class WindowedKv(KvMemory):
         return super().decode_fits(rows)
 
     def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
-        # A row stands there once for each of its tokens.
+        # A row has one entry for each of its tokens.
         is_first = positions == self.columns.kv_len[rows]
         self._give_back(rows[is_first])
         slots = super().extend_running(rows, positions)
@@ -159,11 +159,11 @@ class WindowedKv(KvMemory):
         row = request.row
         num_computed = int(self.columns.kv_len[row])
         super().release(request, keep=keep)
-        # What tails keep of it does not become free.
+        # Pages that tails use are not freed.
         self.windows.end(row, num_computed)
 
     def reset(self) -> None:
-        # First of all: what the cache tells its listeners then finds nothing.
+        # First of all, so that the listeners of the cache find nothing left to do.
         self.windows.reset()
         self._before_rows.clear()
         self._step_slots = []
@@ -181,7 +181,7 @@ class WindowedKv(KvMemory):
     # When memory runs out
 
     def growth(self, rows: IntArray) -> IntArray:
-        """[n] Tokens by which each of the rows [n] can still grow in its windows."""
+        """[n] tokens by which each of `rows` [n] can still grow in its windows."""
         return self.windows.growth(rows, self.columns.kv_len[rows])
 
     def lacking(self, rows: IntArray, num_ahead: int) -> int:
@@ -191,8 +191,8 @@ class WindowedKv(KvMemory):
         return max(in_all - self.rest, in_windows - self.windows.available)
 
     def freed_tokens(self, request: Request) -> int:
-        """Tokens that become available if this request is retracted, in the pool of which a smaller
-        part is left."""
+        """Tokens that become available in the pool with less memory left if this request is
+        retracted."""
         windows = self.windows
         num_pages = self.allocator.num_pages
         if self.rest * windows.pool.allocator.num_pages < windows.available * num_pages:
@@ -231,7 +231,7 @@ class WindowedKv(KvMemory):
             return
         for fault in in_windows:
             self.windows.pool.allocator.quarantine(fault.page, is_owned=fault.is_owned)
-        # A row that is in use has tokens.
+        # A row in use has at least one token.
         rows = np.flatnonzero(self.columns.seq_len).astype(np.int32)
         apart = list(self._held_apart().values())
         self.windows.recount(rows, self.columns.kv_len[rows], apart)
@@ -243,7 +243,7 @@ class WindowedKv(KvMemory):
 
     @property
     def imbalance(self) -> int:
-        # Two wrong sums must not make a right one.
+        # Two wrong sums must not cancel out.
         return super().imbalance or self.windows.pool.imbalance
 
     # Inside
@@ -252,7 +252,7 @@ class WindowedKv(KvMemory):
         self.windows.give_back(rows, self.columns.kv_len[rows])
 
     def _held_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
-        """The pages of windows that each of the requests holds."""
+        """The pages of windows that each request holds."""
         held = {}
         for name, request in requests.items():
             num_computed = int(self.columns.kv_len[request.row])
@@ -260,7 +260,7 @@ class WindowedKv(KvMemory):
         return held
 
     def _held_apart(self) -> dict[str, IntArray]:
-        """The pages of windows that others hold, by name."""
+        """The pages of windows that other owners hold, by name of the owner."""
         return {}
 
     def _insert(self, request: Request) -> Inserted:
