@@ -10,7 +10,7 @@ from weft.client import completion_metrics
 from weft.client.completion_metrics import CompletionRecorder
 from weft.client.front_delay import FrontDelay
 from weft.client.generation import Completion, CompletionSpec, Generation
-from weft.messages.replies import Finish
+from weft.messages.replies import WAIT_HEADER, Finish
 from weft.messages.sampling import SamplingParams
 from weft.observe.metrics import Metrics
 from weft.observe.savings import MAX_TENANTS
@@ -20,7 +20,12 @@ ENDED_S = 104.0
 
 
 def record(
-    metrics: Metrics, finish: Finish, first_token_at: float, *, tenant: str = ""
+    metrics: Metrics,
+    finish: Finish,
+    first_token_at: float,
+    *,
+    tenant: str = "",
+    has_deadline: bool = False,
 ) -> FrontDelay:
     """Record a completion of four tokens, or of none, that arrives and ends at the times above.
     Returns what that has taught of the front's part."""
@@ -38,6 +43,8 @@ def record(
     generation = Generation(stream=True, on_close=lambda generation: None)
     completion = Completion(spec, generation, byte_tokenizer().detokenizer())
     completion.first_token_at = first_token_at
+    if has_deadline:
+        completion.warnings.append((WAIT_HEADER, "5-9"))
     if first_token_at:
         for token in b"text":
             completion.push(token)
@@ -72,7 +79,7 @@ def test_stages_and_tokens_of_a_completion_are_counted() -> None:
         queue_s=0.25,
         prefill_s=0.5,
     )
-    delay = record(metrics, finish, first_token_at=ARRIVED_S + 2.0)
+    delay = record(metrics, finish, first_token_at=ARRIVED_S + 2.0, has_deadline=True)
     # From the arrival to the first token, without the engine's part.
     assert list(delay._delays_s) == [2.0 - 0.25 - 0.5]
     found = sums(metrics)
@@ -91,12 +98,17 @@ def test_stages_and_tokens_of_a_completion_are_counted() -> None:
     assert found["num_requests_total"] == 1
 
 
+def test_what_the_front_adds_is_learnt_from_requests_with_a_deadline_alone() -> None:
+    delay = record(Metrics("m"), Finish(id=1, reason="stop"), first_token_at=ARRIVED_S + 2.0)
+    assert not delay._delays_s
+
+
 def test_a_completion_that_failed_without_a_token_has_no_stages_of_the_model() -> None:
     metrics = Metrics("m")
     finish = Finish(
         id=1, reason="abort", message="too late", status=503, prompt_tokens=30, queue_s=3.0
     )
-    delay = record(metrics, finish, first_token_at=0.0)
+    delay = record(metrics, finish, first_token_at=0.0, has_deadline=True)
     assert not delay._delays_s
     found = sums(metrics)
     assert found["num_aborted_requests_total"] == 1

@@ -130,7 +130,9 @@ def test_the_same_prompt_again_is_a_hit_up_to_the_last_page_before_its_end() -> 
     assert run(world, prompt(4, 650)) == 640
 
 
-def test_a_prompt_whose_last_tokens_differ_is_a_hit_up_to_the_last_border_while_there_is_room() -> None:
+def test_a_prompt_whose_last_tokens_differ_is_a_hit_up_to_the_last_border_while_there_is_room() -> (
+    None
+):
     world = World(settings())
     first = prompt(31, 357)
     assert run(world, first) == 0

@@ -40,7 +40,8 @@ class CompletionRecorder:
         """`finish`: the engine's final word, if it had one. `is_logged`: also if it ended well."""
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
-        if "dispatch" in stages:
+        # A request without a deadline is not told its wait.
+        if completion.warnings and "dispatch" in stages:
             self.delay.learn(stages["tokenize"] + stages["dispatch"])
         self._count(completion, end, stages, now)
         if is_logged or end.reason in ("abort", "error"):

@@ -1,9 +1,9 @@
-"""What the front adds to the time of a first token: reading the request, its tokens, the ways to
-the engine and back.
+"""The time that the front adds to a first token: it reads the request, makes tokens of the prompt,
+and exchanges messages with the engine.
 
-The engine says how long a request will wait, by its own clock. What of it a client is told has the
-front's part on top, between the same quantiles: of the latest requests, one in twenty took less,
-and one in twenty more.
+The engine estimates the wait of a request by its own clock. The client gets this estimate plus the
+front's part, between the same quantiles: of the latest requests with a deadline, one in twenty took
+less and one in twenty more.
 """
 
 from __future__ import annotations

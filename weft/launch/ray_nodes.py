@@ -2,7 +2,7 @@
 a place on another machine for each node that follows it.
 
     placement group ─┬─ the replica: front, engine, ranks of node 0
-                     ├─ NodeActor ── weft serve --node-rank 1
+                     ├─ FollowingNode ── weft serve --node-rank 1
                      └─ ...
 
 Where node 0 listens and the secret of all are made here, anew for each replica. A node ends when
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -49,9 +50,8 @@ def check_machines(engine: EngineConfig) -> None:
         )
 
 
-@ray.remote
-class NodeActor:
-    """A node that follows, as a child of this process."""
+class FollowingNode:
+    """A node that follows, as a child of this process, which is an actor of Ray."""
 
     def __init__(self, words: Sequence[str], secret: str) -> None:
         command = [sys.executable, "-m", "weft", "serve", *words]
@@ -65,6 +65,9 @@ class NodeActor:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+NODE_ACTOR: Any = ray.remote(FollowingNode)
 
 
 class OtherMachines:
@@ -84,7 +87,7 @@ class OtherMachines:
                 get_current_placement_group(), placement_group_bundle_index=node
             )
             own = [*words, "--node-rank", str(node), "--dist-init-addr", address]
-            actor = NodeActor.options(num_cpus=num_cpus, scheduling_strategy=place)
+            actor = NODE_ACTOR.options(num_cpus=num_cpus, scheduling_strategy=place)
             self._actors.append(actor.remote(own, secret))
 
     async def close(self) -> None:
