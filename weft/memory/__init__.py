@@ -1,7 +1,7 @@
 """Accounting of the KV cache: rows, pages, the prefix tree. It knows keys and slot numbers, never
 a request or a tensor.
 
-A *slot* is the place of one token's K and V in every layer. A *page* is `page_size` slots side by
-side, the unit in which memory is handed out and cached: slot = page * page_size + offset. A *row*
-lists the slots of a request's tokens.
+A *slot* is the place of one token's K and V in every layer. A *page* is `page_size` consecutive
+slots, the unit of allocation and caching: slot = page * page_size + offset. A *row* lists the slots
+of a request's tokens.
 """

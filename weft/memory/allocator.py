@@ -1,8 +1,8 @@
-"""Hands out what a running request takes: a row, and pages of KV slots.
+"""Allocates the memory of running requests: a row, and pages of KV slots.
 
-`PageAllocator` is SGLang's TokenToKVPoolAllocator and its paged twin (a page of one slot is no
-special case), `RowTable` is ReqToTokenPool. They know owners by number, for the report of a fault;
-whether each page has exactly one is checked in `accounting/audit.py`.
+`PageAllocator` is SGLang's TokenToKVPoolAllocator and its paged variant (pages of one slot are not
+a special case), `RowTable` is its ReqToTokenPool. They know owners by number, for reports of
+faults; `accounting/audit.py` checks that each page has exactly one owner.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
 
-NOBODY = -1  # the owner of a page that was never given away
+NOBODY = -1  # the owner of a page that was never allocated
 
 Write = tuple[int, int, IntArray]  # row, first position, slots
 
 
 class OutOfPages(Exception):
-    """More pages were asked for than are free."""
+    """More pages were requested than are free."""
 
 
 class PageAllocator:
@@ -35,15 +35,15 @@ class PageAllocator:
         self.page_size = page_size
         self._free = _all_pages(num_pages)
         self.num_free = num_pages
-        self.quarantined: set[int] = set()  # pages that have no owner and are given to none
-        self._is_bad: BoolArray | None = None  # [num_pages], once there is one
-        # [num_pages] the owner that each page was given to last: a fault is reported with a name.
+        self.quarantined: set[int] = set()  # pages that have no owner and are never allocated
+        self._is_bad: BoolArray | None = None  # [num_pages], after the first quarantine
+        # [num_pages] the last owner of each page, so that a report of a fault can name it.
         self.last_owner: LongArray = np.full(num_pages, NOBODY)
 
     def alloc(self, n: int, owners: int | LongArray = NOBODY) -> IntArray:
-        """Take n pages [n] for one owner, or for one each.
+        """Take n pages [n] for one owner, or for one owner each.
 
-        Raises OutOfPages if fewer are free; then nothing has been taken.
+        Raises OutOfPages if fewer pages are free; then none has been taken.
         """
         if n > self.num_free:
             raise OutOfPages(f"{n} pages asked for, {self.num_free} of {self.num_pages} are free")
@@ -53,7 +53,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: IntArray) -> None:
-        """Return pages [n]. Each must have been taken, and not been returned since."""
+        """Return pages [n]. Each page must be taken."""
         if self._is_bad is not None:
             bad = self._is_bad[pages]
             self.quarantined.update(pages[bad].tolist())
@@ -64,9 +64,9 @@ class PageAllocator:
         self.num_free = end
 
     def reset(self) -> None:
-        """Free every page, whatever its owner, but for those out of circulation.
+        """Free every page, whatever its owner, except quarantined ones.
 
-        Reads nothing that a fault may have spoilt.
+        Reads no state that a fault may have damaged.
         """
         free = _all_pages(self.num_pages)
         if self._is_bad is not None:
@@ -76,7 +76,7 @@ class PageAllocator:
         self.num_free = len(free)
 
     def withhold(self, pages: IntArray) -> IntArray:
-        """Take those of these pages that are free. Returns them."""
+        """Take the free ones of these pages. Returns them."""
         free = self._free[: self.num_free]
         is_taken = np.isin(free, pages)
         taken: IntArray = free[is_taken].copy()
@@ -86,7 +86,7 @@ class PageAllocator:
         return taken
 
     def quarantine(self, page: int, *, is_owned: bool) -> None:
-        """Take a page out of circulation: now if it is free, else when its owner returns it."""
+        """Take a page out of use: now if it is free, else when its owner frees it."""
         if self._is_bad is None:
             self._is_bad = np.zeros(self.num_pages, dtype=np.bool_)
         self._is_bad[page] = True
@@ -103,13 +103,13 @@ class PageAllocator:
 
 
 class RowTable:
-    """Which pages hold the tokens of each running request, and the rows that are free.
+    """The pages of the tokens of each running request, and the free rows.
 
-    The runner keeps a table of slots on its device and follows this one from the plans. What a plan
-    does not say by itself (a cached prefix, duplicates re-pointed to the tree's pages) is logged
-    here until the next plan takes it along.
+    The runner keeps a table of slots on its device and updates it from the plans. Changes that do
+    not follow from the slots of a plan (a cached prefix, duplicates replaced by the tree's pages)
+    are logged here until the next plan takes them.
 
-    `limit` rows may be in use. It may be changed; rows in use above it are used to their end.
+    `limit` rows may be in use. It can be changed; rows in use above it are used to their end.
     """
 
     def __init__(
@@ -122,16 +122,17 @@ class RowTable:
         self.num_rows = num_rows
         self.limit = num_rows if limit is None else limit
         self.page_size = page_size
-        self.max_pages = num_pages_for(max_len, page_size)  # of a row
-        # [row, position // page size]. A table of slots is so many times as long: a step over
-        # thousands of rows then waits for memory (16 tokens a page, 4,096 rows: 60 us more).
+        self.max_pages = num_pages_for(max_len, page_size)  # pages per row
+        # [row, position // page_size]. A table of slots would be `page_size` times as long, and a
+        # step over thousands of rows would wait for memory (16 tokens per page, 4,096 rows: 60 us
+        # more).
         self.pages: IntArray = np.zeros((num_rows, self.max_pages), dtype=np.int32)
         self.reset()
 
     def reset(self) -> None:
-        """Free every row, whatever its owner, and drop the log for the runner."""
+        """Free every row, whatever its owner, and clear the log."""
         self._free = list(range(self.num_rows - 1, -1, -1))
-        # Of `point`, until the next plan takes them along.
+        # Writes of `point`, until the next plan takes them.
         self.writes: list[Write] = []
 
     @property
@@ -140,12 +141,12 @@ class RowTable:
 
     @property
     def num_free(self) -> int:
-        """Rows that may be taken now."""
+        """Number of rows that may be taken now."""
         num_used = self.num_rows - len(self._free)
         return max(self.limit - num_used, 0)
 
     def alloc(self) -> int:
-        """Take a row. The caller has looked at `num_free`."""
+        """Take a row. The caller has checked `num_free`."""
         return self._free.pop()
 
     def free(self, row: int) -> None:
@@ -153,14 +154,14 @@ class RowTable:
         self._free.append(row)
 
     def point(self, row: int, start: int, pages: IntArray) -> None:
-        """Put `pages` [n] into a row from position `start` on, a border of pages, and log their
-        slots for the next plan."""
+        """Write `pages` [n] into a row from position `start` on, a page border, and log their slots
+        for the next plan."""
         begin = start // self.page_size
         self.pages[row, begin : begin + len(pages)] = pages
         self.writes.append((row, start, slots_of(pages, self.page_size)))
 
     def pages_of(self, row: int, start: int, end: int) -> IntArray:
-        """The pages of positions start..end of a row, of which `start` is on a border."""
+        """The pages of positions start..end of a row; `start` is a page border."""
         begin = start // self.page_size
         found: IntArray = self.pages[row, begin : num_pages_for(end, self.page_size)].copy()
         return found
@@ -186,7 +187,7 @@ class RowTable:
 
 
 def _all_pages(num_pages: int) -> IntArray:
-    """Every page [num_pages], page 0 on the top of the stack."""
+    """Every page [num_pages], with page 0 on top of the stack."""
     return np.arange(num_pages - 1, -1, -1, dtype=np.int32)
 
 

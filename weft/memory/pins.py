@@ -1,10 +1,10 @@
-"""Paths of the prefix cache that stay for an owner who will come back, with no request on them.
+"""Pins: paths of the prefix cache that are kept for an owner without a request.
 
 There are two kinds. A session pins the KV of its last turn: when memory is needed, the least
-recently used of these pins goes first, before anything is refused (`KvMemory` counts their pages as
-available). A *firm* pin is a lock, so that its pages are not available: it gives way only where a
-request could otherwise not run at all, and then becomes one of the first kind. Pins know names and
-keys, never what the names belong to.
+recently used of these pins is removed first, before a request is refused (`KvMemory` counts their
+pages as available). A *firm* pin is a lock, so that its pages are not available: it becomes a pin
+of the first kind only if a request could otherwise not run at all. Pins know names and keys, but
+not the owners of the names.
 
     keep_firm ─▶ firm ── give_way ─▶ pinned ── its memory is needed ─▶ lost
                   ▲                    │
@@ -21,7 +21,7 @@ from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
 
 
 class LostPin(NamedTuple):
-    """A pin that had to go."""
+    """A pin that was removed for its memory."""
 
     name: str
     num_tokens: int
@@ -29,7 +29,7 @@ class LostPin(NamedTuple):
 
 
 class Pin:
-    """One path, of whole pages. `drop` gives it back; after it was lost that does nothing."""
+    """One path, of whole pages. `drop` releases it; after it was lost, `drop` does nothing."""
 
     def __init__(
         self, pins: Pins, name: str, handle: Handle, num_tokens: int, *, is_told: bool
@@ -38,11 +38,11 @@ class Pin:
         self.name = name
         self.handle = handle
         self.num_tokens = num_tokens
-        self.is_told = is_told  # `take_lost` tells that it was lost
-        self.why_lost = ""  # nothing: it is there
+        self.is_told = is_told  # whether `take_lost` reports its loss
+        self.why_lost = ""  # empty while it is not lost
 
     def touch(self) -> None:
-        """It is used now: others go first."""
+        """Mark the pin as used now: others are removed first."""
         self._pins.touch(self)
 
     def drop(self) -> None:
@@ -54,34 +54,34 @@ class Pins:
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._pinned: OrderedDict[Pin, None] = OrderedDict()  # the least recently used first
-        self._firm: OrderedDict[Pin, None] = OrderedDict()  # likewise
+        self._pinned: OrderedDict[Pin, None] = OrderedDict()  # least recently used first
+        self._firm: OrderedDict[Pin, None] = OrderedDict()  # least recently used first
         self._lost: list[LostPin] = []
-        self.num_given_way = 0  # firm ones, since the start
+        self.num_given_way = 0  # firm pins that became soft, since the start
 
     def __iter__(self) -> Iterator[Pin]:
-        """Those that are not firm, the least recently used first."""
+        """The pins that are not firm, least recently used first."""
         return iter(self._pinned)
 
     @property
     def firm(self) -> Iterator[Pin]:
-        """The least recently used first."""
+        """The firm pins, least recently used first."""
         return iter(self._firm)
 
     def is_firm(self, pin: Pin) -> bool:
         return pin in self._firm
 
     def keep(self, name: str, key: CacheKey) -> Pin:
-        """Pin as much of a sequence as is cached."""
+        """Pin the cached part of a sequence."""
         return self._pin(name, key, is_told=True)
 
     def keep_softly(self, name: str, key: CacheKey) -> Pin:
-        """The same, for an owner who looks at `Pin.why_lost`."""
+        """The same, for an owner who reads `Pin.why_lost`."""
         return self._pin(name, key, is_told=False)
 
     def keep_firm(self, name: str, key: CacheKey) -> Pin:
-        """Pin as much of a sequence as is cached, so that its memory is not available. Its owner
-        looks at `Pin.why_lost`."""
+        """Pin the cached part of a sequence firmly, so that its memory is not available. The owner
+        reads `Pin.why_lost`."""
         found = self._cache.match(key)
         pin = Pin(self, name, found.handle, found.length, is_told=False)
         if found.length:
@@ -90,17 +90,17 @@ class Pins:
         return pin
 
     def harden(self, pin: Pin) -> None:
-        """Let a pin that has given way be firm again. Does nothing for one that was lost."""
+        """Make a pin firm again. Does nothing for a lost one."""
         if pin in self._pinned:
-            # The lock first: between the two its pages must not become evictable.
+            # Lock first, so that its pages never become evictable in between.
             self._cache.lock(pin.handle)
             self._cache.unpin(pin.handle)
             del self._pinned[pin]
             self._firm[pin] = None
 
     def give_way(self) -> bool:
-        """Let the least recently used firm pin go where its memory is needed. Returns whether there
-        was one."""
+        """Make the least recently used firm pin soft, so that its memory can be taken. Returns
+        whether there was one."""
         if not self._firm:
             return False
         pin, _ = self._firm.popitem(last=False)
@@ -125,14 +125,13 @@ class Pins:
             self._cache.unlock(pin.handle)
 
     def unpin_for(self, num_pages: int) -> None:
-        """Drop pins, least recently used first, until `num_pages` are evictable or none is left.
-        Firm ones stay."""
+        """Drop soft pins, least recently used first, until `num_pages` are evictable or no soft pin
+        is left."""
         while self._cache.evictable_pages < num_pages and self.unpin_oldest():
             pass
 
     def unpin_oldest(self) -> bool:
-        """Drop the least recently used pin that is not firm, for its memory. Returns whether there
-        was one."""
+        """Drop the least recently used soft pin, for its memory. Returns whether there was one."""
         if not self._pinned:
             return False
         self._lose(next(iter(self._pinned)), "its memory was needed")
@@ -143,14 +142,14 @@ class Pins:
             self._lose(pin, why)
 
     def forget_all(self, why: str) -> None:
-        """The cache has been dropped as a whole: there is nothing to unpin."""
+        """The whole cache has been dropped, so there is nothing to unpin."""
         for pin in (*self._pinned, *self._firm):
             self._note_lost(pin, why)
         self._pinned.clear()
         self._firm.clear()
 
     def take_lost(self) -> list[LostPin]:
-        """The pins of `keep` that had to go since the last call."""
+        """The pins of `keep` that were removed since the last call."""
         lost = self._lost
         self._lost = []
         return lost

@@ -1,8 +1,8 @@
-"""The protocol of a prefix cache, and the twin that caches nothing.
+"""The protocol of a prefix cache, and an implementation that caches nothing.
 
-The cache owns the pages that it holds. It never evicts a page of a locked path. It evicts a page
-of a pinned path only after its owner has unpinned the path, which happens when memory is needed
-(`pins.py`). It knows keys and pages, never requests.
+The cache owns the pages in it. It never evicts a page of a locked path. It evicts a page of a
+pinned path only after the path has been unpinned, which happens when memory is needed (`pins.py`).
+It knows keys and pages, never requests.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from weft.arrays import IntArray
 from weft.memory.allocator import OutOfPages
 
 TOKEN_BYTES = 4  # of one token in a key
-Handle: TypeAlias = Any  # a place in the cache, opaque to its users; None: nothing is cached
+Handle: TypeAlias = Any  # a position in the cache, opaque to users; None: nothing is cached
 
 NO_PAGES = np.empty(0, dtype=np.int32)
 
 
 class CacheKey(NamedTuple):
-    """What the cache compares of a sequence. Sequences of different namespaces never share.
+    """The part of a sequence that the cache compares. Namespaces never share.
 
-    Python compares and slices packed bytes faster than any list or array. For text the bytes are
-    the token ids. They need not be: whatever K and V depend on besides the ids (an image in the
-    place of its tokens) has to be in the bytes, and what they depend on as a whole (an adapter,
-    a salt) in the namespace.
+    Python compares and slices packed bytes faster than any list or array. For text, the bytes are
+    the token ids. In general, everything on which K and V of single tokens depend (as on an image
+    instead of its tokens) must be in the bytes, and everything on which K and V of all tokens
+    depend (an adapter, a salt) in the namespace.
     """
 
     namespace: str
@@ -37,33 +37,33 @@ class CacheKey(NamedTuple):
 class Match(NamedTuple):
     """The longest cached prefix of a sequence, in whole pages."""
 
-    handle: Handle  # where it ends; lock it to keep it
+    handle: Handle  # end of the prefix; lock it to keep the prefix
     length: int  # in tokens
     pages: IntArray  # [length / page_size]; they belong to the cache
 
 
 class Inserted(NamedTuple):
-    """What became of a sequence that was offered to the cache."""
+    """The result of offering a sequence to the cache."""
 
-    handle: Handle  # where it ends in the cache
-    length: int  # tokens of it that the cache holds now
-    # Tokens of it that the cache had before. The caller's own pages for these are duplicates,
-    # which the caller may free.
+    handle: Handle  # end of the sequence in the cache
+    length: int  # tokens of the sequence that are in the cache now
+    # Tokens of the sequence that were in the cache before. The caller's own pages for these are
+    # duplicates, which the caller may free.
     present: int
 
 
 class CacheListener(Protocol):
-    """Follows the changes of a cache. Handles have `key` (packed tokens) and `parent`.
+    """Is notified of the changes of a cache. Handles have `key` (packed tokens) and `parent`.
 
-    At the top of a namespace stands a handle with an empty key and the name in `namespace`.
+    The top of a namespace is a handle with an empty key and the attribute `namespace`.
     """
 
     def inserted(self, leaf: Handle) -> None:
-        """A new leaf hangs below its parent."""
+        """A new leaf was added below its parent."""
         ...
 
     def split(self, upper: Handle, lower: Handle) -> None:
-        """`lower` was cut: the new `upper` has its beginning, and `lower`, below it, the rest."""
+        """`lower` was cut: the new `upper` has its beginning, and `lower`, its child, the rest."""
         ...
 
     def trimmed(self, leaf: Handle) -> None:
@@ -71,26 +71,26 @@ class CacheListener(Protocol):
         ...
 
     def removed(self, leaf: Handle) -> None:
-        """A leaf was evicted; its `parent` still says where it was."""
+        """A leaf was evicted; its `parent` is still set."""
         ...
 
     def emptied(self) -> None:
-        """The cache holds nothing any more."""
+        """The cache is empty now."""
         ...
 
 
 class Place(NamedTuple):
-    """Where the cached prefix of a sequence ends."""
+    """The end of the cached prefix of a sequence."""
 
     handle: Handle
     length: int  # of the prefix, in bytes of the key
-    is_end: bool  # at the end of what the handle holds; else inside
+    is_end: bool  # whether the prefix ends at the end of the handle's piece; else inside
 
 
 class PrefixCache(Protocol):
     page_size: int
-    listeners: list[CacheListener]  # told of each change, in this order
-    shares: bool  # whether a sequence that was inserted can be matched
+    listeners: list[CacheListener]  # notified of each change, in this order
+    shares: bool  # whether an inserted sequence can be matched
     evictable_pages: int  # cached, neither locked nor pinned
     pinned_pages: int  # cached, pinned and not locked
     protected_pages: int  # cached and locked
@@ -105,13 +105,13 @@ class PrefixCache(Protocol):
         ...
 
     def locate(self, key: CacheKey, end: int) -> Place:
-        """Where the cached prefix of the first `end` bytes of a key ends. Changes nothing."""
+        """The end of the cached prefix of the first `end` bytes of a key. Changes nothing."""
         ...
 
     def following(self, key: CacheKey, num_tokens: int) -> bytes:
-        """The packed tokens, at most `num_tokens`, that stand behind those of `key` in the cache,
-        where its last ones need not fill a page; nothing if there are none. Where several ways go
-        on, that of the last use. It counts as no use."""
+        """The packed tokens, at most `num_tokens`, that follow those of `key` in the cache; the
+        last tokens of `key` need not fill a page. Empty if there are none. If there are several
+        continuations, the most recently used one. Does not count as a use."""
         ...
 
     def insert(self, key: CacheKey, pages: IntArray) -> Inserted:
@@ -132,7 +132,7 @@ class PrefixCache(Protocol):
     def unlock(self, handle: Handle) -> None: ...
 
     def pin(self, handle: Handle) -> None:
-        """Protect as `lock` does, but count apart, until it is unpinned as many times."""
+        """Protect like `lock`, but with a separate count, until it is unpinned as many times."""
         ...
 
     def unpin(self, handle: Handle) -> None: ...
@@ -142,43 +142,44 @@ class PrefixCache(Protocol):
         ...
 
     def count_hit(self, handle: Handle) -> None:
-        """A request begins with the sequence that ends at `handle`. Nothing is decided by that."""
+        """Count a request that begins with the sequence ending at `handle`. No decision uses
+        this."""
         ...
 
     def evict(self, num_pages: int) -> IntArray:
         """Drop evictable pages, least recently used sequences first, from their ends.
 
-        Returns them [num_pages]; they belong to the caller. Raises OutOfPages if there are fewer;
-        then nothing has been dropped.
+        Returns the pages [num_pages]; they belong to the caller. Raises OutOfPages if there are
+        fewer; then nothing has been dropped.
         """
         ...
 
     def forget(self, handle: Handle) -> IntArray:
         """Drop the end of the sequence that ends at `handle`, up to the first page still in use.
 
-        In use are pages that are locked or pinned, or from which another sequence goes on.
+        Pages are in use if they are locked or pinned, or if another sequence continues after them.
         Returns the dropped pages; they belong to the caller.
         """
         ...
 
     def forget_prefix(self, key: CacheKey) -> IntArray:
-        """`forget` every sequence that begins with a key, in whole pages; where only a part of the
-        key is cached, that part. Returns the dropped pages; they belong to the caller."""
+        """`forget` every sequence that begins with a key, in whole pages; if only a part of the key
+        is cached, that part. Returns the dropped pages; they belong to the caller."""
         ...
 
     def forget_pages(self, pages: IntArray) -> IntArray:
-        """`forget` every sequence that ends where one of these pages is. Returns the dropped
+        """`forget` every sequence that ends in a node with one of these pages. Returns the dropped
         pages; they belong to the caller."""
         ...
 
     def reset(self) -> IntArray:
-        """Drop all, when nothing is locked or pinned. The pages returned are the caller's."""
+        """Drop everything; nothing may be locked or pinned. The returned pages are the caller's."""
         ...
 
     def drop(self) -> None:
-        """Forget all, locked or not, without reading any of it. No handle is valid any more.
+        """Drop everything, even if locked, without reading it. All handles become invalid.
 
-        The caller knows who owns the pages then.
+        The caller knows the owners of the pages afterwards.
         """
         ...
 
@@ -187,11 +188,11 @@ class PrefixCache(Protocol):
         ...
 
     def path_of(self, handle: Handle) -> Iterable[Any]:
-        """The nodes from `handle` up to the first one below the top; to look on."""
+        """The nodes from `handle` up to the first one below the top, for observation."""
         ...
 
     def sequences(self) -> list[CacheKey]:
-        """All sequences that are cached and are no beginning of another one, the last used
+        """All cached sequences that are not the beginning of another one, most recently used
         first."""
         ...
 
@@ -200,7 +201,7 @@ class PrefixCache(Protocol):
         ...
 
     def tops(self) -> Iterable[Any]:
-        """The nodes that stand above all others, one for each namespace; to look on."""
+        """The top nodes, one for each namespace, for observation."""
         ...
 
 

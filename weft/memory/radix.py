@@ -1,10 +1,10 @@
 """A radix tree over keys in whole pages: the prefix cache.
 
-Each node holds a piece of sequence as packed bytes (of its key, and the numbers of its pages). Its
-children are keyed by the bytes of their first page, so a step down is one dict lookup and one
-memcmp. Eviction takes leaves in the order of last use from a heap that lives across calls and is
-put right lazily: its cost grows with what is evicted, not with the tree. It knows keys and pages,
-never requests. Source: RadixAttention, arXiv:2312.07104, section 3.
+Each node has a piece of a sequence as packed bytes (its part of the key, and its page numbers).
+Children are keyed by the bytes of their first page, so a step down is one dict lookup and one
+memcmp. Eviction takes leaves, least recently used first, from a heap that persists between calls
+and is corrected lazily: its cost grows with the evicted pages, not with the tree. The tree knows
+keys and pages, never requests. Source: RadixAttention, arXiv:2312.07104, section 3.
 
     root "salt" ── [1 2 3 4] ─┬─ [5 6]        node: key, pages, locks, pins
                               └─ [7 8 9]      a request locks the path from its node to the root
@@ -31,9 +31,9 @@ from weft.memory.prefix_cache import (
     Place,
 )
 
-PAGE_BYTES = 4  # of a page number in Node.pages
-MAX_WAYS = 64  # on from one node, that `following` looks at
-# Made once: numpy takes longer to look the type up than to wrap a short sequence.
+PAGE_BYTES = 4  # of a page number in `Node.pages`
+MAX_WAYS = 64  # children per node that `following` looks at
+# Created once: looking up the type takes numpy longer than wrapping a short sequence.
 INT32 = np.dtype(np.int32)
 
 
@@ -60,24 +60,24 @@ class Node:
         self.pages = pages  # packed page numbers, PAGE_BYTES each
         self.parent = parent
         self.children = NO_CHILDREN  # by the bytes of their first page
-        self.used = used  # when it was last used, in calls of the tree
-        # When it was made, in calls of the tree: breaks ties between nodes of one path, so that
+        self.used = used  # time of its last use, in calls of the tree
+        # Time of its creation, in calls of the tree: breaks ties between nodes of one path, so that
         # eviction is deterministic.
         self.serial = serial
         self.locks = 0
         self.pins = 0
-        self.hits = 0  # requests that have begun with it
-        self.is_queued = False  # stands in the eviction heap
+        self.hits = 0  # requests that began with its sequence
+        self.is_queued = False  # it is in the eviction heap
 
 
-# Of all leaves: one empty dict instead of one each. `_adopt` makes the first child a new one.
+# Shared by all leaves, instead of one empty dict each. `_adopt` replaces it for the first child.
 NO_CHILDREN: dict[bytes, Node] = {}
 
 
 class RootNode(Node):
-    """The top of one namespace: an empty piece. The tree has it from its first child to its last.
+    """The top of one namespace: an empty piece. The tree keeps it while it has children.
 
-    It is no handle: a namespace that comes back gets another root.
+    It is not a handle: a namespace that returns gets a new root.
     """
 
     __slots__ = ("namespace",)
@@ -88,7 +88,7 @@ class RootNode(Node):
 
 
 class RadixCache:
-    """See `PrefixCache` for what its calls do. A handle is a `Node`, or None at the top."""
+    """See `PrefixCache` for the methods. A handle is a `Node`, or None at the top."""
 
     shares = True
 
@@ -102,9 +102,9 @@ class RadixCache:
         self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
         self._clock = 0
         self._roots: dict[str, RootNode] = {}
-        # Nodes that may be evicted, the least recently used first: `used` as of when it was queued,
-        # `serial`, node. New leaves stand apart, as they were made: they are in order without a
-        # heap, and an entry of it would take 72 bytes of the 620 that each has otherwise.
+        # Nodes that may be evicted, least recently used first: `used` when the node was queued,
+        # `serial`, node. New leaves are in a separate queue in order of creation: they need no
+        # heap, and a heap entry would add 72 bytes to the 620 of a leaf.
         self._heap: list[tuple[int, int, Node]] = []
         self._new_leaves: deque[Node] = deque()
 
@@ -153,7 +153,7 @@ class RadixCache:
         if place.length < whole:
             return b""
         node: Node = place.handle or root
-        rest = b""  # behind the whole pages
+        rest = b""  # bytes after the whole pages
         if not place.is_end:
             rest = node.key[_length_above(node, place.length) :]
         tail = tokens[whole:]
@@ -171,7 +171,7 @@ class RadixCache:
         return rest[len(tail) : num_bytes]
 
     def pages_of(self, handle: Node | None) -> IntArray:
-        # Written out instead of `path_up`: every match comes here.
+        # A loop instead of `path_up`, because every match comes here.
         pieces = []
         node = handle
         above = None if node is None else node.parent
@@ -199,8 +199,8 @@ class RadixCache:
         root = self._roots.get(namespace) or RootNode(namespace)
         node, present = self._walk(root, tokens, end)
         if present < end:
-            # From now on the root has a child. A root without one is not kept: a client that
-            # invents a new namespace for each request would fill the memory with them.
+            # From now on the root has a child. A root without children is not kept, because a
+            # client that invents a new namespace for each request would fill the memory with roots.
             self._roots[namespace] = root
             own_pages = pages[present // step : end // step]
             node = self._hang_leaf(node, tokens[present:end], own_pages)
@@ -208,7 +208,7 @@ class RadixCache:
         return Inserted(handle, end // TOKEN_BYTES, present // TOKEN_BYTES)
 
     # A page counts as protected if its node is locked, else as pinned, else as evictable.
-    # `lock` and `unlock` are written out instead of one loop over `path_up`: they run twice for
+    # `lock` and `unlock` have loops of their own instead of `path_up`, because they run twice for
     # each request.
 
     def lock(self, handle: Node | None) -> None:
@@ -250,7 +250,8 @@ class RadixCache:
                         self._queue(node)
             node = parent
             parent = node.parent
-        # No node has lower counts than one below it: the lowest is the first to go wrong.
+        # No node has lower counts than its descendants, so the lowest node is the first to go
+        # wrong.
         assert handle.locks >= 0, "unlocked more often than locked"
         if evictable or pinned:
             self.evictable_pages += evictable // PAGE_BYTES
@@ -285,7 +286,8 @@ class RadixCache:
     def unshared_pages(self, handle: Node | None) -> int:
         num_bytes = 0
         for node in path_up(handle):
-            # Whoever locks a node locks those above it: above a shared one all are shared.
+            # A lock of a node also locks its ancestors, so all ancestors of a shared node are
+            # shared.
             if node.locks != 1:
                 break
             num_bytes += len(node.pages)
@@ -302,9 +304,9 @@ class RadixCache:
             used, node = self._take_oldest()
             node.is_queued = False
             if node.children or node.locks or node.pins:
-                continue  # it comes back when it is a free leaf again
+                continue  # it is queued again when it becomes a free leaf
             if node.used != used:
-                self._queue(node)  # used since: back in at its true age
+                self._queue(node)  # used since: queue it again with its last use
                 continue
             num_here = len(node.pages) // PAGE_BYTES
             num_taken = min(num_here, missing)
@@ -324,9 +326,9 @@ class RadixCache:
 
     def forget_prefix(self, key: CacheKey) -> IntArray:
         """
-        0 ................................ end of the key ....................
-        | goes up to the first page in use,  | goes, in all sequences that   |
-        | or where another sequence goes on  | begin so, but what is in use  |
+        0 ................................ end of the key .....................
+        | dropped up to the first page in use | dropped in all sequences that |
+        | or shared with another sequence     | begin so, except pages in use |
         """
         end = len(key.tokens) // self._step * self._step
         node, length, is_end = self.locate(key, end)
@@ -336,13 +338,14 @@ class RadixCache:
                 if _may_go(below, gone):
                     gone[below] = None
         elif not is_end:
-            return NO_PAGES  # another sequence goes on from the midst of a node
+            return NO_PAGES  # another sequence continues inside the node
         return self._drop(_leading_to(node, gone))
 
     def forget_pages(self, pages: IntArray) -> IntArray:
         wanted = set(pages.tolist())
         dropped = [NO_PAGES]
-        # Children first: with them goes what is above them, and its pages are not wanted any more.
+        # Children first: dropping a node also drops ancestors, whose pages are then no longer
+        # wanted.
         for node in reversed(list(self.nodes())):
             if not wanted.isdisjoint(np.frombuffer(node.pages, INT32).tolist()):
                 gone = self.forget(node)
@@ -367,10 +370,10 @@ class RadixCache:
         for listener in self.listeners:
             listener.emptied()
 
-    # Looking on
+    # Observation
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents first."""
+        """Every node except the roots, parents first."""
         return _from_the_top(self._roots.values())
 
     def tops(self) -> Iterable[Node]:
@@ -425,10 +428,8 @@ class RadixCache:
     # Inside
 
     def _walk(self, root: Node, tokens: bytes, end: int) -> tuple[Node, int]:
-        """Follow the first `end` bytes of `tokens`, whole pages, down from a root, as used now;
-        split the last node where they part.
-
-        Returns the node where the shared part ends, and its length in bytes.
+        """Follow the first `end` bytes of `tokens`, whole pages, down from a root, and mark the
+        nodes as used; split the last node where the sequences differ.
         """
         self._clock += 1
         now = self._clock
@@ -451,7 +452,7 @@ class RadixCache:
         return node, length
 
     def _hang_leaf(self, parent: Node, key: bytes, pages: IntArray) -> Node:
-        """Put a new leaf with `pages`, one for each page of its key, below `parent`."""
+        """Add a new leaf with `pages`, one for each page of its key, below `parent`."""
         step = self._step
         packed = np.ascontiguousarray(pages, dtype=INT32).tobytes()
         num_pages = len(packed) // PAGE_BYTES
@@ -466,12 +467,12 @@ class RadixCache:
         return leaf
 
     def _split(self, node: Node, cut: int) -> Node:
-        """Put a new node above `node` that takes the first `cut` bytes of its key.
+        """Insert a new node above `node` that takes the first `cut` bytes of its key.
 
             parent ── node [0 ........... len]
             parent ── upper [0 .. cut] ── node [cut .. len]
 
-        `node` stays what it is for those who have it as a handle: the end of their sequences.
+        As a handle, `node` keeps its meaning: the end of its sequence.
         """
         parent = node.parent
         assert parent is not None
@@ -497,8 +498,8 @@ class RadixCache:
             heapq.heappush(self._heap, (node.used, node.serial, node))
 
     def _take_oldest(self) -> tuple[int, Node]:
-        """Take the first node out of the queue. Returns when it was last used, as of when it was
-        queued, and the node."""
+        """Remove the first node from the queue. Returns its last use when it was queued, and the
+        node."""
         heap = self._heap
         new = self._new_leaves
         if new:
@@ -509,7 +510,7 @@ class RadixCache:
         return used, node
 
     def _trim(self, leaf: Node, num_pages: int) -> None:
-        """Keep the first `num_pages` pages of a leaf."""
+        """Keep only the first `num_pages` pages of a leaf."""
         leaf.key = leaf.key[: num_pages * self._step]
         leaf.pages = leaf.pages[: num_pages * PAGE_BYTES]
         self._queue(leaf)
@@ -517,13 +518,13 @@ class RadixCache:
             listener.trimmed(leaf)
 
     def _drop(self, gone: dict[Node, None]) -> IntArray:
-        """Take nodes out of the tree, children before their parents. Returns their pages."""
+        """Remove nodes from the tree, children before their parents. Returns their pages."""
         if not gone:
             return NO_PAGES
         for node in gone:
-            node.is_queued = True  # and stays out of the heap while what is below it goes
-        # They must not be found by eviction either, and one that goes may be as old as its parent,
-        # which is queued next. This is rare: no need for a quicker way.
+            node.is_queued = True  # keeps it out of the heap while its descendants are removed
+        # Remove them from the heap, too: eviction must not find them, and a removed node may be as
+        # old as its parent, which is queued next. This is rare, so it need not be fast.
         self._heap = [entry for entry in self._heap if entry[2] not in gone]
         heapq.heapify(self._heap)
         self._new_leaves = deque(leaf for leaf in self._new_leaves if leaf not in gone)
@@ -550,15 +551,15 @@ class RadixCache:
 
 
 def _adopt(parent: Node, first_page: bytes, child: Node) -> None:
-    """Hang `child` below `parent`, which has none with this first page."""
-    # Every empty dict may be the one of all leaves, also after a state was restored.
+    """Add `child` below `parent`, which has no child with this first page."""
+    # Any empty dict may be the one that all leaves share, also after a state was restored.
     if not parent.children:
         parent.children = {}
     parent.children[first_page] = child
 
 
 def _from_the_top(tops: Iterable[Node]) -> Iterator[Node]:
-    """These nodes and all below them, parents first, but for roots."""
+    """These nodes and all below them, parents first, without roots."""
     stack = list(tops)
     while stack:
         node = stack.pop()
@@ -568,14 +569,14 @@ def _from_the_top(tops: Iterable[Node]) -> Iterator[Node]:
 
 
 def _may_go(node: Node, gone: dict[Node, None]) -> bool:
-    """Whether nobody uses a node, nor what is below it but for what is `gone`."""
+    """Whether no request uses a node or a child of it that is not in `gone`."""
     if node.locks or node.pins:
         return False
     return all(child in gone for child in node.children.values())
 
 
 def _leading_to(handle: Node | None, gone: dict[Node, None]) -> dict[Node, None]:
-    """`gone`, and behind it the nodes from a handle up that lead to nothing else."""
+    """`gone`, followed by the ancestors of a handle that lead to no other node."""
     for node in path_up(handle):
         if node not in gone and not _may_go(node, gone):
             break

@@ -1,1 +1,1 @@
-"""Looking after the accounts: who owns each page, and whether the sums hold."""
+"""Audits of the accounts: the owner of each page, and the sums."""

@@ -1,9 +1,9 @@
-"""The sum that must always hold, and each page with exactly one owner.
+"""Checks the sum that must always hold, and that each page has exactly one owner.
 
     free + cached + owned by requests + quarantined = all pages
 
-It looks at the allocator and the cache, and is given the pages of the requests; it knows no
-request.
+The audit reads the allocator and the cache, and gets the pages of requests as an argument; it knows
+no request.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from weft.memory.prefix_cache import PrefixCache
 FREE = "the free list"
 CACHE = "the prefix cache"
 QUARANTINE = "the quarantine"
-MAX_FAULTS = 1_000  # that are reported one by one
+MAX_FAULTS = 1_000  # faults that are reported one by one
 
 
 class AccountingError(AssertionError):
-    """A page is owned twice, or by nobody. The message names pages and owners."""
+    """A page has two owners, or none. The message names pages and owners."""
 
 
 class Fault(NamedTuple):
-    """A page that has not exactly one owner, or is counted wrongly."""
+    """A page that does not have exactly one owner, or whose counts are wrong."""
 
     page: int
     owners: list[str]
-    pool: str = ""  # that the page is of, where a model has more than one
-    detail: str = ""  # what else is wrong with it
+    pool: str = ""  # pool of the page, if a model has more than one
+    detail: str = ""  # what else is wrong with the page
 
     def __str__(self) -> str:
         owners = " and ".join(self.owners) or "nobody"
@@ -52,7 +52,7 @@ class Fault(NamedTuple):
 def audit(allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]) -> None:
     """Check the owner of every page. `owned` maps the name of each request to its own pages.
 
-    Raises AccountingError. Cost: proportional to the pool.
+    Raises AccountingError. Cost: linear in the pool.
     """
     for fault in find_faults(allocator, cache, owned):
         raise AccountingError(str(fault))
@@ -65,7 +65,7 @@ def audit(allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntA
 def find_faults(
     allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]
 ) -> list[Fault]:
-    """The pages that have not exactly one owner, at most MAX_FAULTS.
+    """The pages that do not have exactly one owner, at most MAX_FAULTS.
 
     Raises AccountingError for a page outside of the pool.
     """
@@ -79,7 +79,7 @@ def find_faults_among(
     *,
     pool: str = "",
 ) -> list[Fault]:
-    """As `find_faults`, of a pool of which the cache owns the pages `cached`."""
+    """Like `find_faults`, for a pool of which the cache owns the pages `cached`."""
     owners: dict[str, IntArray] = {
         FREE: allocator.free_pages(),
         CACHE: cached,

@@ -1,1 +1,2 @@
-"""Who is told of changes of the prefix cache. A server without KV events imports the twin alone."""
+"""Who is notified of changes of the prefix cache. A server without KV events uses
+`NoCacheEvents`."""

@@ -1,8 +1,8 @@
-"""What follows the changes of the prefix cache and tells others, and its twin that does not.
+"""A listener of the prefix cache that publishes its changes, and an implementation that does not.
 
     tree ─▶ inserted, split, trimmed, removed, emptied ─▶ (a step ends) publish ─▶ others
 
-No call waits, and none raises: nothing in the engine depends on who listens. Twins:
+No call waits, and none raises: nothing in the engine depends on subscribers. Implementations:
 `weft/kv_events/` (ZeroMQ), `NoCacheEvents`.
 """
 
@@ -14,21 +14,21 @@ from weft.memory.prefix_cache import CacheListener, Handle
 
 
 class CacheEvents(CacheListener, Protocol):
-    """Called from one thread."""
+    """All methods are called from one thread."""
 
-    is_on: bool  # False: it need not be told anything
+    is_on: bool  # False: it need not be notified
 
     def publish(self) -> None:
-        """What has changed since the last call is whole: others may be told."""
+        """The changes since the last call are complete and may be published."""
         ...
 
     def stop(self) -> None:
-        """Nothing more will be published."""
+        """Publish nothing more."""
         ...
 
 
 class NoCacheEvents:
-    """Nobody is told."""
+    """Publishes nothing."""
 
     is_on = False
 

@@ -1,2 +1,2 @@
-"""What the scheduler knows of KV that another server computes, or takes: a protocol, and a twin
-without another server."""
+"""The scheduler's view of KV that another server computes or takes: a protocol, and an
+implementation without another server."""

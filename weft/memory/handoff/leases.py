@@ -1,9 +1,9 @@
-"""Paths of the prefix cache that are lent to another server for a time, with no request on them.
+"""Leases: paths of the prefix cache that are lent to another server for a time, without a request.
 
-They are locked: no page of them is evicted. They give way, the oldest first, when they are more
-than their share of the pool, and all at once when running requests have no memory left. Whoever
-reads the pages is told before any of them can change. Leases know names and keys, never what the
-names belong to.
+They are locked: none of their pages is evicted. When they exceed their share of the pool, the
+oldest end first; when running requests have no memory left, all end at once. The reader of the
+pages is stopped before any of them can change. Leases know names and keys, but not the owners of
+the names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
 
 
 class Lender(Protocol):
-    """Whoever lets others read the pages."""
+    """Lets other servers read the pages."""
 
     def withdraw(self, name: str, why: str) -> None:
-        """Nobody reads the pages any more once this returns."""
+        """When this returns, the pages are not read any more."""
         ...
 
     def renew(self, why: str) -> None:
-        """What is lent from now on is of other weights."""
+        """Pages that are lent from now on have KV of other weights."""
         ...
 
 
@@ -45,7 +45,7 @@ class LeaseEnd(NamedTuple):
 
 
 class Lease:
-    """One path, of whole pages. Launched steps may still write them when it begins."""
+    """One path, of whole pages. Launched steps may still write them when the lease begins."""
 
     __slots__ = ("handle", "key", "name", "num_tokens", "pages", "until_s")
 
@@ -67,12 +67,12 @@ class Lease:
 
 
 class Leases:
-    """The leases on one cache, the oldest first. `lender` is set by whoever lends."""
+    """The leases on one cache, oldest first. The engine sets `lender`."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._by_name: OrderedDict[str, Lease] = OrderedDict()
-        self._uses: Counter[int] = Counter()  # of each page that is lent
+        self._uses: Counter[int] = Counter()  # number of leases of each lent page
         self._ended: list[LeaseEnd] = []
         self.lender: Lender = NoLender()
 
@@ -80,19 +80,19 @@ class Leases:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[Lease]:
-        """The oldest first."""
+        """The leases, oldest first."""
         return iter(self._by_name.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
     def holds(self, lease: Lease) -> bool:
-        """Whether it has not ended."""
+        """Whether the lease has not ended."""
         return self._by_name.get(lease.name) is lease
 
     @property
     def num_pages(self) -> int:
-        """Pages that are lent; one with several borrowers counts once."""
+        """Number of lent pages; a page of several leases counts once."""
         return len(self._uses)
 
     @property
@@ -101,8 +101,8 @@ class Leases:
         return min((lease.until_s for lease in self._by_name.values()), default=math.inf)
 
     def begin(self, name: str, key: CacheKey, until_s: float) -> Lease | None:
-        """Lock as much of a sequence as is cached; None if nothing is. One of this name that is
-        there ends."""
+        """Lock the cached part of a sequence; None if nothing is cached. Ends an earlier lease of
+        this name."""
         self.give_back(name, "another request of its room has ended")
         found = self._cache.match(key)
         if not found.length:
@@ -115,13 +115,13 @@ class Leases:
         return lease
 
     def renew(self, name: str, until_s: float) -> None:
-        """It is still waited for. Does nothing if it has ended."""
+        """Extend a lease that is still needed. Does nothing if it has ended."""
         lease = self._by_name.get(name)
         if lease is not None:
             lease.until_s = until_s
 
     def give_back(self, name: str, why: str = "it was given back") -> bool:
-        """It is not needed any more. Returns whether there was one."""
+        """End a lease that is not needed any more. Returns whether there was one."""
         lease = self._by_name.pop(name, None)
         if lease is None:
             return False
@@ -138,7 +138,7 @@ class Leases:
                 self._end(lease.name, "its lease was over")
 
     def shrink_to(self, num_pages: int) -> None:
-        """End the oldest, until no more than `num_pages` are lent, or one lease is left."""
+        """End the oldest leases, until at most `num_pages` are lent or one lease is left."""
         while self.num_pages > num_pages and len(self._by_name) > 1:
             self._end(next(iter(self._by_name)), "newer ones took its memory")
 
@@ -147,14 +147,14 @@ class Leases:
             self._end(name, why)
 
     def forget_all(self, why: str) -> None:
-        """The cache is dropped as a whole: there is nothing to unlock."""
+        """The whole cache is dropped, so there is nothing to unlock."""
         for lease in self._by_name.values():
             self._ended.append(LeaseEnd(lease.name, lease.num_tokens, why))
             self._forget(lease, why)
         self._by_name.clear()
 
     def take_ended(self) -> list[LeaseEnd]:
-        """The leases that had to go since the last call."""
+        """The leases that ended early since the last call."""
         ended = self._ended
         self._ended = []
         return ended
@@ -166,7 +166,7 @@ class Leases:
         self._cache.unlock(lease.handle)
 
     def _forget(self, lease: Lease, why: str) -> None:
-        """Before its pages may change: nobody reads them any more."""
+        """Called before its pages may change: stop all reads of them."""
         self.lender.withdraw(lease.name, why)
         for page in lease.pages:
             self._uses[page] -= 1

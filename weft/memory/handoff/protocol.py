@@ -1,11 +1,11 @@
-"""Handoff: one server computes prompts and lends their KV, another one takes it and goes on.
+"""Handoff: one server computes prompts and lends their KV; another one takes it and continues.
 
     prefill   expect ─▶ lend ─▶ (asked for, read) ─▶ Renewed ... Returned, or withdraw
               expect ─▶ refuse
     decode    ask ─▶ FoundKv ─▶ bind, fetch ─▶ Landed ─▶ leave
               ask ─▶ Missed
 
-No call waits for the other server, and none raises. What it says comes with `take`. Twins:
+No call waits for the other server, and none raises. `take` returns its messages. Implementations:
 `weft/handoff/` (TCP), the journal's replay, `NoHandoff`.
 """
 
@@ -33,22 +33,22 @@ class FoundKv(NamedTuple):
     """The other server has computed a prompt."""
 
     pull: int
-    num_tokens: int  # of the key that was asked for, whole pages
+    num_tokens: int  # tokens of the requested key, whole pages
 
 
 class Missed(NamedTuple):
-    """The other server gives nothing, or nothing more."""
+    """The other server has no KV, or no more."""
 
     pull: int
     reason: str  # one of `config.handoff.REASONS`
-    message: str  # for people
+    message: str  # text for users
 
 
 class HandoffNews(NamedTuple):
     """What has happened since the last call of `take`."""
 
-    renewed: tuple[str, ...] = ()  # rooms that are still waited for
-    returned: tuple[str, ...] = ()  # rooms that nobody needs any more
+    renewed: tuple[str, ...] = ()  # rooms for which the other server still waits
+    returned: tuple[str, ...] = ()  # rooms that are not needed any more
     found: tuple[FoundKv, ...] = ()
     landed: tuple[Landed, ...] = ()
     missed: tuple[Missed, ...] = ()
@@ -58,40 +58,40 @@ NOTHING_NEW = HandoffNews()
 
 
 class HandoffReport(NamedTuple):
-    """Numbers for people. Nothing is decided by them."""
+    """Numbers for users. No decision uses them."""
 
-    num_bytes: int = 0  # that were sent, or have come, since the start
+    num_bytes: int = 0  # sent or received since the start
     num_connections: int = 0  # since the start
-    faults: int = 0  # connections that were refused, or broke off, and pages that were damaged
+    faults: int = 0  # connections that were refused or broken, and damaged pages
 
 
 class Handoff(Protocol):
-    """Called from one thread."""
+    """All methods are called from one thread."""
 
-    # The server that computes prompts
+    # On the server that computes prompts
 
     def expect(self, room: str) -> None:
-        """A request of this room is open here: whoever asks is to wait."""
+        """A request of this room is open here: a server that asks for it must wait."""
         ...
 
     def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
-        """Let `pages` [n] be read, which hold the KV of `key` and do not change until they are
+        """Allow reads of `pages` [n], which have the KV of `key` and do not change until they are
         withdrawn."""
         ...
 
     def refuse(self, room: str, why: str) -> None:
-        """The prompt of a room that was expected will not be lent."""
+        """The prompt of an expected room will not be lent."""
         ...
 
     def withdraw(self, room: str, why: str) -> None:
-        """The pages of a room are read no more once this returns."""
+        """When this returns, the pages of a room are not read any more."""
         ...
 
-    # The server that takes them
+    # On the server that takes KV
 
     def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
-        """Ask for the KV of `key`, of which the first `have` tokens are here. Comes to `FoundKv` or
-        `Missed`."""
+        """Ask for the KV of `key`, of which the first `have` tokens are here. The answer is
+        `FoundKv` or `Missed`."""
         ...
 
     def bind(self, ticket: int, pull: int) -> None:
@@ -99,14 +99,14 @@ class Handoff(Protocol):
         ...
 
     def leave(self, pull: int) -> None:
-        """Nothing more of it is needed."""
+        """The rest of the pull is not needed."""
         ...
 
     def dismiss(self, place: MeetingPlace) -> None:
-        """Nothing of a room is needed, and nothing was asked."""
+        """Nothing of a room is needed, and nothing was requested."""
         ...
 
-    # As of a store (`memory/tiers/protocol.py`)
+    # Like a store (`memory/tiers/protocol.py`)
 
     def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
         """Read the tokens of `key` from `start` on into pages [n]. They belong to the ticket until
@@ -116,19 +116,19 @@ class Handoff(Protocol):
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None: ...
 
     def cancel(self, ticket: int) -> None:
-        """End a transfer: nothing is written into its pages any more once this returns. It will
-        still land."""
+        """End a transfer. When this returns, its pages are not written any more. It will still
+        land."""
         ...
 
     def flush(self) -> None:
-        """Nothing is kept that could be found later."""
+        """Does nothing: no KV is kept that could be found later."""
         ...
 
-    # Both
+    # On both servers
 
     def renew(self, why: str) -> None:
-        """The weights here are others from now on. What was asked, on either side, comes to
-        nothing; what is asked later meets the new ones. `why` is for people."""
+        """The weights here change now. Open transfers, on either side, fail; later ones use the new
+        weights. `why` is text for users."""
         ...
 
     def take(self) -> HandoffNews: ...

@@ -1,1 +1,1 @@
-"""Lookups over the prefix tree that stay true while it changes."""
+"""Lookups over the prefix tree that are updated when it changes."""

@@ -1,13 +1,13 @@
-"""Keeps the cached prefix length of sequences true while the cache changes.
+"""Keeps the cached prefix length of sequences up to date while the cache changes.
 
-An indexed sequence is attached to the node where its cached prefix ends, under the page that it
-would go on with. When a node is inserted below, only those sequences whose next page is the new
-node's first move down; when a node is evicted, those at it move up. So a change costs as much as
-there are sequences that it concerns.
+An indexed sequence is attached to the node where its cached prefix ends, filed under its next page.
+When a node is inserted below, only the sequences whose next page is the first page of the new node
+move down; when a node is evicted, its sequences move up. So the cost of a change is proportional to
+the number of sequences that it affects.
 
-When thousands of sequences would move down at once, MAX_MOVES of them do so, or FEW_MOVES where
-very many are followed, and the others with the next calls of `move_on`. Until then their lengths
-are those of before: a lower bound. The index knows numbers and keys, never requests.
+When thousands of sequences would move down at once, MAX_MOVES of them do (FEW_MOVES if very many
+are indexed), and the others with later calls of `move_on`. Until then they keep their old lengths,
+which are lower bounds. The index knows numbers and keys, never requests.
 
     [1 2] ── [3 4]      sequence 1 2 9 9: at node [1 2], next page 9 9
                         sequence 1 2 3 4 5: at node [3 4], no whole page left
@@ -23,17 +23,18 @@ from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, anchor_of
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache
 from weft.memory.radix import Node, path_up, shared_len
 
-# That an insertion makes at once, or a call of `move_on`: each takes some 10 us of a step.
+# Moves per insertion or call of `move_on`: each takes about 10 us of a step.
 MAX_MOVES = 32
-# With more than MANY sequences: then a step has much else to do, and more families to move.
+# Limit if there are more than MANY sequences: then a step has more other work and more moves.
 FEW_MOVES = 8
 MANY = 16_384
-NUM_AT_ONCE = 8  # times as many are filed anew when a node is split, if they stay as long
-NUM_FIRST = 64  # numbers of a bucket that are listed without the rest
+# when a node is split, up to this many times the limit of sequences are filed again one by one
+NUM_AT_ONCE = 8
+NUM_FIRST = 64  # numbers of a bucket that are listed before the rest
 
 
 class IndexedSequence:
-    """The first `end` bytes of a key, and where its cached prefix ends."""
+    """The first `end` bytes of a key, and the end of their cached prefix."""
 
     __slots__ = ("bucket", "end", "key", "length", "next_page", "number")
 
@@ -41,9 +42,9 @@ class IndexedSequence:
         self.number = number
         self.key = key
         self.end = end
-        self.bucket: Bucket | None = None  # where its cached prefix ends
-        self.length = 0  # of the cached prefix, in bytes
-        self.next_page = b""  # what a child of the anchor would begin with; empty: none can go on
+        self.bucket: Bucket | None = None  # bucket of the node where its cached prefix ends
+        self.length = 0  # length of the cached prefix in bytes
+        self.next_page = b""  # first page of a child that would continue it; empty: no child can
 
 
 class Bucket:
@@ -54,10 +55,10 @@ class Bucket:
     def __init__(self, anchor: Anchor) -> None:
         self.anchor = anchor
         self.members: dict[int, IndexedSequence] = {}  # by number
-        self.is_sorted = True  # their numbers rise
-        self.highest = -1  # number that was ever in it
+        self.is_sorted = True  # whether `members` is in rising order of numbers
+        self.highest = -1  # highest number that was ever in the bucket
         self.by_length: dict[int, dict[int, IndexedSequence]] = {}
-        # Those of them that end at the end of the node, and go on.
+        # Sequences whose cached prefix ends at the end of the node, and that have a next page.
         self.by_next_page: dict[bytes, dict[int, IndexedSequence]] = {}
 
     def add(self, sequence: IndexedSequence) -> None:
@@ -78,7 +79,7 @@ class Bucket:
             del self.by_length[sequence.length]
 
     def numbers(self) -> Iterator[int]:
-        """In rising order. Those that were given may leave meanwhile; the rest stay."""
+        """Numbers in rising order. Yielded ones may leave during the iteration; the others stay."""
         if not self.is_sorted:
             self.members = dict(sorted(self.members.items()))
             self.is_sorted = True
@@ -90,8 +91,8 @@ class Bucket:
 
 
 class PrefixIndex:
-    """A listener of a cache. It calls `moved(number, length)` when a sequence has got another
-    length of cached prefix, in tokens."""
+    """A listener of a cache. It calls `moved(number, length)` when the cached prefix of a sequence
+    has a new length, in tokens."""
 
     def __init__(
         self,
@@ -106,10 +107,11 @@ class PrefixIndex:
         self._step = cache.page_size * TOKEN_BYTES
         self._sequences: dict[int, IndexedSequence] = {}
         self._buckets: dict[Anchor, Bucket] = {}
-        self._late: deque[int] = deque()  # numbers of those that are still to move down
+        self._late: deque[int] = deque()  # numbers of sequences that must still move down
 
     def add(self, number: int, key: CacheKey, end: int) -> int:
-        """Follow the first `end` bytes of a key. Returns its cached prefix's length in tokens."""
+        """Index the first `end` bytes of a key. Returns the length of its cached prefix in
+        tokens."""
         sequence = IndexedSequence(number, key, end)
         self._sequences[number] = sequence
         handle, length, is_end = self._cache.locate(key, end)
@@ -130,23 +132,23 @@ class PrefixIndex:
         return self._sequences[number].length // TOKEN_BYTES
 
     def ending_at(self, anchor: Anchor) -> Iterator[int]:
-        """The numbers of those whose cached prefix ends at `anchor`, in rising order. Lazy."""
+        """The numbers of sequences whose cached prefix ends at `anchor`, in rising order. Lazy."""
         bucket = self._buckets.get(anchor)
         if bucket is None:
             return iter(())
         return bucket.numbers()
 
     def move_on(self) -> None:
-        """Let some of those move that did not do so when their prefix was inserted."""
+        """Move some of the sequences that did not move when their prefix was inserted."""
         for _ in range(min(len(self._late), self._max_moves())):
-            # Whoever has left, or moved with another change, is where the cache says.
+            # If it was removed or moved since, this has no effect, or moves it to its current end.
             sequence = self._sequences.get(self._late.popleft())
             if sequence is not None:
                 self._move(sequence)
 
     @property
     def num_late(self) -> int:
-        """How many are still to move down, at most."""
+        """Upper bound of the number of sequences that must still move down."""
         return len(self._late)
 
     # CacheListener
@@ -162,7 +164,7 @@ class PrefixIndex:
         group = bucket.by_next_page.get(key[:step])
         if not group:
             return
-        # A family of sequences shares its beginning: most share as much as the one before.
+        # Sequences of a family share their beginning: most share as much as the one before.
         shared = 0
         prefix = b""
         moving: Iterable[IndexedSequence] = group.values()
@@ -229,7 +231,7 @@ class PrefixIndex:
         return MAX_MOVES if len(self._sequences) <= MANY else FEW_MOVES
 
     def _move(self, sequence: IndexedSequence) -> None:
-        """Put a sequence where the cache has the end of its prefix now."""
+        """Move a sequence to the current end of its cached prefix."""
         handle, length, is_end = self._cache.locate(sequence.key, sequence.end)
         anchor = sequence.key.namespace if handle is None else handle
         before_len = sequence.length
@@ -245,7 +247,7 @@ class PrefixIndex:
         self._moved(sequence.number, length // TOKEN_BYTES)
 
     def _split(self, bucket: Bucket, upper: Node, lower: Node) -> None:
-        """The sequences that end above `lower` now belong to the new `upper`."""
+        """Move the sequences that end above `lower` to the new `upper`."""
         border = _depth(upper)
         above = [alike for length, alike in bucket.by_length.items() if length <= border]
         if sum(map(len, above)) <= NUM_AT_ONCE * self._max_moves():
@@ -254,7 +256,7 @@ class PrefixIndex:
                 is_end = sequence.length == border
                 self._put(sequence, upper, sequence.length, is_end)
             return
-        # Those that stay where they are are very many: the others leave, and the bucket moves.
+        # Most sequences belong to `upper`: it takes the bucket over, and the others leave it.
         below = [alike for length, alike in bucket.by_length.items() if length > border]
         self._buckets[upper] = bucket
         del self._buckets[lower]
@@ -263,11 +265,11 @@ class PrefixIndex:
             is_end = sequence.next_page != b""
             self._take_out(sequence)
             self._put(sequence, lower, sequence.length, is_end)
-        # With which page each would go on is noted later.
+        # The next page of these sequences is filed later.
         self._late.extend(bucket.by_length.get(border, ()))
 
     def _cut_off(self, bucket: Bucket, anchor: Anchor, depth: int) -> None:
-        """What the sequences of a bucket have beyond `depth`, the end of `anchor`, has gone."""
+        """Shorten the cached prefixes in a bucket to `depth`, the end of `anchor`."""
         for sequence in list(bucket.members.values()):
             if sequence.length < depth:
                 continue
@@ -278,7 +280,8 @@ class PrefixIndex:
                 self._moved(sequence.number, depth // TOKEN_BYTES)
 
     def _shares_exactly(self, sequence: IndexedSequence, key: bytes, prefix: bytes) -> bool:
-        """Whether a sequence goes on with `prefix`, the beginning of `key`, and no page more."""
+        """Whether a sequence continues with `prefix`, the beginning of `key`, and not a page
+        more."""
         length = len(prefix)
         border = sequence.length + length
         step = self._step
@@ -303,7 +306,7 @@ class PrefixIndex:
             sequence.next_page = b""
 
     def _take_out(self, sequence: IndexedSequence) -> Anchor:
-        """Returns where it was."""
+        """Remove a sequence from its bucket. Returns the anchor where it was."""
         bucket = sequence.bucket
         assert bucket is not None
         bucket.drop(sequence)
@@ -319,7 +322,7 @@ class PrefixIndex:
     def _take_out_group(
         self, anchor: Anchor, next_page: bytes, group: dict[int, IndexedSequence]
     ) -> None:
-        """Take out all at `anchor` that would go on with `next_page`."""
+        """Remove all sequences at `anchor` whose next page is `next_page`."""
         bucket = self._buckets[anchor]
         del bucket.by_next_page[next_page]
         if len(group) == len(bucket.members):

@@ -1,9 +1,9 @@
-"""How many indexed sequences pass through each node of the prefix tree, and a walk that visits
-the heaviest first.
+"""The number of indexed sequences below each node of the prefix tree, and a walk that visits the
+heaviest nodes first.
 
-The children of a node stand in buckets of equal weight: a change of one weight is two dict
-operations, and the walk sorts the few different weights (n sequences give at most sqrt(2n)),
-never the children. It knows nodes and numbers, never what the sequences are.
+The children of a node are in buckets of equal weight: changing one weight takes two dict
+operations, and the walk sorts only the few different weights (n sequences give at most sqrt(2n)),
+not the children. This module knows nodes and numbers, but not what the sequences are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from weft.memory.radix import Node, RootNode
 
-# A place in the tree: a node, or for the top of a namespace its name. The root there is no key:
-# the tree drops it with its last child, and makes another when the namespace comes back.
+# A position in the tree: a node, or the name of a namespace for its top. Root nodes are not used as
+# keys, because the tree drops a root with its last child, and makes a new one when the namespace
+# returns.
 Anchor: TypeAlias = Node | str
 
 
@@ -25,7 +26,7 @@ def anchor_of(node: Node) -> Anchor:
 
 
 def above(anchor: Anchor) -> Anchor | None:
-    """The anchor that a subtree hangs from; None above a namespace."""
+    """The parent of an anchor; None for a namespace."""
     if isinstance(anchor, str):
         return None
     assert anchor.parent is not None
@@ -33,15 +34,16 @@ def above(anchor: Anchor) -> Anchor | None:
 
 
 class SubtreeCounts:
-    """The weight of an anchor: sequences whose cached prefix ends at it or below it."""
+    """The weight of an anchor is the number of sequences whose cached prefix ends at or below
+    it."""
 
     def __init__(self) -> None:
         self._weight: dict[Anchor, int] = {}
-        # By weight, the children of an anchor; the namespaces are below None.
+        # By weight, the children of an anchor; namespaces are the children of None.
         self._children: dict[Anchor | None, dict[int, dict[Anchor, None]]] = {}
 
     def change(self, anchor: Anchor, by: int) -> None:
-        """`by` more sequences end at `anchor`: it and all above it get so much heavier."""
+        """Add `by` to the weight of `anchor`, and of all anchors above it."""
         heavier: Anchor | None = anchor
         while heavier is not None:
             parent = above(heavier)
@@ -49,7 +51,7 @@ class SubtreeCounts:
             heavier = parent
 
     def put(self, anchor: Anchor, parent: Anchor | None, weight: int) -> None:
-        """Set the weight of one anchor; those above it have counted its sequences already."""
+        """Set the weight of one anchor. The anchors above it must already include it."""
         before = self._weight.pop(anchor, 0)
         if before:
             self._drop(parent, anchor, before)
@@ -58,7 +60,7 @@ class SubtreeCounts:
             self._children.setdefault(parent, {}).setdefault(weight, {})[anchor] = None
 
     def split(self, upper: Node, lower: Node, num_at_upper: int) -> None:
-        """The new `upper` was put above `lower`, and `num_at_upper` sequences end at it now."""
+        """The new `upper` is the parent of `lower`, and `num_at_upper` sequences end at it now."""
         weight = self._weight.pop(lower, 0)
         if weight:
             parent = above(upper)
@@ -76,7 +78,7 @@ class SubtreeCounts:
     def heaviest_first(self) -> Iterator[Anchor]:
         """Every anchor with a weight: children before their parent, heavier ones first.
 
-        Equal ones come in any fixed order.
+        The order of equal ones is arbitrary but fixed.
         """
         path: list[tuple[Anchor | None, Iterator[Anchor]]] = [(None, self._below(None))]
         while path:

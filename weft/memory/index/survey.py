@@ -1,8 +1,9 @@
-"""A look at the whole prefix tree in small pieces: the heaviest nodes, with what is below them.
+"""A walk over the whole prefix tree in small pieces. It finds the heaviest nodes, each with all
+that is below it.
 
-A walk over a hundred thousand nodes takes too long between two steps, so it is made in pieces, and
-the tree may change meanwhile. Nodes that are cut or removed on the way may be counted as they were.
-It changes nothing, and knows neither requests nor what the tokens mean.
+A walk over a hundred thousand nodes would take too long between two steps, so it is done in pieces,
+and the tree may change in between. Nodes that are cut or removed in the meantime may be counted
+with their old size. The walk changes nothing, and knows neither requests nor the meaning of tokens.
 
     frames   | top: a, b, c | a: d, e | e: ... |     a child is looked at; with the last child of
                                                      a node its sum goes to the one above
@@ -18,35 +19,35 @@ from typing import NamedTuple
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.memory.radix import Node
 
-MAX_NODES = 50_000  # that one walk looks at
+MAX_NODES = 50_000  # nodes that one walk visits
 MAX_FOUND = 200
-HEAD_LEN = 32  # tokens of a node that are kept, to tell what it is
+HEAD_LEN = 32  # first tokens of a node that are returned, to identify it
 TOP = -1  # parent of the first nodes
 
 
 class SurveyedNode(NamedTuple):
-    """A node as it was when the walk came by."""
+    """A node when the walk visited it."""
 
-    node: Node  # itself, which may have been cut or removed since
-    parent: int  # index among those found; -1: none
-    num_tokens: int  # of its own
-    num_below: int  # and with all below it
-    used: int  # when it was last used, in calls of the tree
+    node: Node  # the node, which may have been cut or removed since
+    parent: int  # index in `Survey.found`; -1: none
+    num_tokens: int  # tokens of the node alone
+    num_below: int  # tokens of the node and all below it
+    used: int  # time of its last use, in calls of the tree
     locks: int
     pins: int
     head: bytes  # its first tokens
 
 
 class Survey(NamedTuple):
-    """What a walk has found."""
+    """The result of a walk."""
 
     found: tuple[SurveyedNode, ...]  # parents first
-    num_nodes: int  # that it has seen
-    is_whole: bool  # it has seen all
+    num_nodes: int  # number of visited nodes
+    is_whole: bool  # whether all nodes were visited
 
 
 class _Frame:
-    """A node whose children are being looked at."""
+    """A node whose children are being visited."""
 
     __slots__ = ("children", "next", "node", "num_below", "number", "parent")
 
@@ -58,16 +59,16 @@ class _Frame:
         parent: int,
         num_below: int,
     ) -> None:
-        self.node = node  # None above all
+        self.node = node  # None above the roots
         self.children = children
         self.next = 0
-        self.number = number  # of the node in this walk; TOP above all
+        self.number = number  # number of the node in this walk; TOP above the roots
         self.parent = parent
-        self.num_below = num_below  # tokens of the node and of what has been seen below it
+        self.num_below = num_below  # tokens of the node and of the visited nodes below it
 
 
 class TreeSurvey:
-    """One walk. `look` until it returns a survey."""
+    """One walk. Call `look` until it returns a survey."""
 
     def __init__(self, tops: Iterable[Node]) -> None:
         self._frames = [
@@ -80,13 +81,13 @@ class TreeSurvey:
             )
         ]
         self._num_nodes = 0
-        # Heap of the heaviest so far: tokens, and the number, so that of equal ones the first
-        # counts as the heavier: no child is chosen without its parent.
+        # Heap of the heaviest nodes so far: tokens, and the negative number, so that among equal
+        # ones the first is the heavier one and no child is chosen without its parent.
         self._heaviest: list[tuple[int, int, int, Node]] = []
-        self._least = 0  # tokens that a leaf must have to be among them
+        self._least = 0  # tokens that a leaf needs to be among them
 
     def look(self, num_nodes: int) -> Survey | None:
-        """Look at so many nodes more. Returns what was found, when the walk is over."""
+        """Visit up to `num_nodes` nodes more. Returns the survey when the walk has ended."""
         end = min(self._num_nodes + num_nodes, MAX_NODES)
         while True:
             frame = self._frames[-1]
@@ -102,9 +103,9 @@ class TreeSurvey:
                 self._leave()
 
     def _look_below(self, frame: _Frame, num_nodes: int) -> None:
-        """Look at the next children of a node, up to the first one that has children of its own.
+        """Visit the next children of a node, up to the first one that has children of its own.
 
-        Most nodes of a large tree are light leaves side by side: of these nothing is kept.
+        Most nodes of a large tree are light leaves side by side; nothing is stored for them.
         """
         number = self._num_nodes
         least = self._least
@@ -128,7 +129,7 @@ class TreeSurvey:
             self._enter(frame, children[num_leaves])
 
     def _enter(self, frame: _Frame, node: Node) -> None:
-        """The next child has children: they come first."""
+        """Visit the children of the next child first."""
         frame.next += 1
         below = list(islice(node.children.values(), MAX_NODES))
         num_tokens = len(node.key) // TOKEN_BYTES
@@ -136,7 +137,7 @@ class TreeSurvey:
         self._num_nodes += 1
 
     def _leave(self) -> None:
-        """All below a node has been seen."""
+        """All nodes below a node have been visited."""
         frame = self._frames.pop()
         assert frame.node is not None
         self._frames[-1].num_below += frame.num_below
@@ -156,11 +157,11 @@ class TreeSurvey:
         else:
             heapq.heappushpop(heaviest, one)
         if len(heaviest) == MAX_FOUND:
-            # A leaf that comes later has to be heavier: of equal ones the first counts.
+            # A later leaf must be heavier: among equal ones the first counts.
             self._least = heaviest[0][0] + 1
 
     def _cut_short(self) -> Survey:
-        """The walk has seen as many as it may."""
+        """End the walk at the limit of nodes."""
         while len(self._frames) > 1:
             self._leave()
         return self._survey(is_whole=False)

@@ -1,2 +1,2 @@
-"""What the prefix cache compares of pictures, videos and sounds, and where prompts with some may
+"""The cache keys of pictures, videos and sounds, and the places where prompts with such items may
 be cut."""

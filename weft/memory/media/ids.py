@@ -1,7 +1,7 @@
-"""Ids that stand in cache keys in the place of the tokens of pictures, videos and sounds.
+"""Ids that replace the tokens of pictures, videos and sounds in cache keys.
 
-They follow from the content: equal things share their K and V, also in part, and different ones
-never do. They are below 0, so no token of a vocabulary is one of them.
+They follow from the content: equal items share their K and V, also in part, and different ones
+never do. They are below 0, so they never equal a token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ COUNTER_BYTES = 8
 
 
 def content_ids(content: bytes, length: int) -> bytes:
-    """`length` ids, packed int32 below 0, that follow from `content`: SHA-256 of it and of a
-    counter, block by block. Each id has 31 bits of it."""
+    """`length` packed int32 ids below 0 that follow from `content`: SHA-256 of the content and a
+    counter, block by block. Each id has 31 bits of the digest."""
     blocks: list[bytes] = []
     for number in range(-(-length // BLOCK_IDS)):
         counter = number.to_bytes(COUNTER_BYTES, "little")

@@ -1,8 +1,8 @@
-"""The accounts of states: each slot has exactly one owner.
+"""The audit of states: each slot has exactly one owner.
 
     free + quarantined + snapshots of the cache + rows and their copies = all slots
 
-It is given the slots of the requests by name, and knows no request.
+The audit gets the slots of requests by name, and knows no request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def audit_states(group: StateGroup, owned: Mapping[str, IntArray]) -> None:
 
 
 def find_state_faults(group: StateGroup, owned: Mapping[str, IntArray]) -> list[Fault]:
-    """The slots that have not exactly one owner. Raises AccountingError for one outside of the
-    pool."""
+    """The slots that do not have exactly one owner. Raises AccountingError for a slot outside of
+    the pool."""
     cached = group.snapshots.owned_slots()
     return find_faults_among(group.allocator, cached, owned, pool=STATES)

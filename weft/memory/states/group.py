@@ -1,15 +1,16 @@
-"""The layers that keep a state as one group: the slot of each row, and the copies that it leaves.
+"""The layers that keep a state as one group: the slot of each row, and the copies of its state.
 
 A slot has the states of all these layers for one sequence. A row reads and writes its own slot in
-every step; in its first one it reads the snapshot that it begins behind, or nothing. On the way it
-leaves copies of its state at *borders*, multiples of so many tokens:
+every step; in its first step it reads the snapshot at the end of its cached prefix, or zeros.
+Between tokens it leaves copies of its state at *borders*, multiples of a fixed number of tokens:
 
     0 ....... border ....... 2 x border ....... 3 x border ... kv_len
                              ^ the last copy, replaced at the next border      ^ the row's own slot
 
 The copies belong to the row until its tokens are in the prefix cache, which then keeps them
-(`snapshots.py`). A row's own slot it must have; copies are taken where there is room, at the cost
-of snapshots that were not used for long. It knows rows and numbers of tokens, never a request.
+(`snapshots.py`). A row needs its own slot; copies are made only if there is room, perhaps by
+evicting snapshots that were not used for long. This module knows rows and numbers of tokens, never
+a request.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from weft.memory.pins import Pins
 from weft.memory.radix import Node
 from weft.memory.states.snapshots import StateSnapshots
 
-NO_SLOT = -1  # in `reads`: all zeros; of a row: it has none
+NO_SLOT = -1  # in `reads`: a state of zeros; of a row: it has no slot
 
 
 class WantedCopy(NamedTuple):
-    """A copy that a row of a step may leave."""
+    """A copy that a row may leave in a step."""
 
-    place: int  # of the row in the step
-    length: int  # tokens of its sequence up to there
+    place: int  # index of the row in the step
+    length: int  # number of tokens of its sequence before the copy
     owner: int
 
 
 class KeptCopy(NamedTuple):
-    """A copy that a row has left, and the cache does not have yet."""
+    """A copy that a row has left, and that the cache does not have yet."""
 
-    length: int  # tokens of its sequence up to there
+    length: int  # number of tokens of its sequence before the copy
     slot: int
 
 
@@ -58,34 +59,36 @@ class StateGroup:
         self.allocator = PageAllocator(num_slots, page_size=1)
         self.snapshots = StateSnapshots(self.allocator)
         self.slots: IntArray = np.full(num_rows, NO_SLOT, dtype=np.int32)  # [row]
-        self._sources: IntArray = np.full(num_rows, NO_SLOT, dtype=np.int32)  # [row] read next
-        self._begun: list[Node] = []  # snapshots that rows begin behind in the planned step
+        # [row] slot to read in the next step
+        self._sources: IntArray = np.full(num_rows, NO_SLOT, dtype=np.int32)
+        self._begun: list[Node] = []  # snapshots that rows read in the planned step
         self._kept: dict[int, list[KeptCopy]] = {}  # by row
         self.num_kept = 0  # copies of all rows
-        self.num_lent = 0  # slots that states are being read into
+        self.num_lent = 0  # slots into which states are being read
         self._pins = pins
 
-    # How much there is
+    # Capacity
 
     @property
     def capacity(self) -> int:
-        """Slots in circulation."""
+        """Slots that are not quarantined."""
         return self.allocator.num_pages - len(self.allocator.quarantined)
 
     @property
     def available(self) -> int:
-        """Rows that could begin now: all slots but those that rows need, or begin behind."""
+        """Number of rows that could begin now: all slots except those that rows need or will
+        read."""
         return self.allocator.num_free + self.snapshots.num_evictable + self.num_kept
 
     @property
     def num_rows(self) -> int:
-        """Rows that have a slot."""
+        """Number of rows that have a slot."""
         return int(np.count_nonzero(self.slots != NO_SLOT))
 
     # Rows
 
     def begin(self, row: int, behind: Node | None, owner: int) -> None:
-        """Let a row begin behind a snapshot that is held, or behind nothing."""
+        """Let a row begin after a snapshot that is held, or without one."""
         slot = self._take(owner)
         self.slots[row] = slot
         if behind is None:
@@ -95,8 +98,8 @@ class StateGroup:
             self._begun.append(behind)
 
     def plan(self, rows: IntArray, starts: IntArray, wanted: Iterable[WantedCopy]) -> StateMoves:
-        """What a step of `rows` [R], from `starts` [R] on, does with states. Called once for each
-        step, behind all that takes slots for rows."""
+        """The reads, writes and copies of states in a step of `rows` [R] from `starts` [R] on.
+        Called once for each step, after all slots for rows have been taken."""
         reads = self._sources[rows]
         writes = self.slots[rows]
         kept_rows: list[int] = []
@@ -114,7 +117,7 @@ class StateGroup:
             kept_lens.append(length - start)
             kept_slots.append(slot)
         self._sources[rows] = writes
-        # Later steps run behind this one: what it reads may be overwritten by them.
+        # Later steps run after this one, so they may overwrite what it reads.
         for node in self._begun:
             self.snapshots.let_go(node)
         self._begun = []
@@ -127,7 +130,7 @@ class StateGroup:
         )
 
     def take_kept(self, row: int, length: int) -> list[KeptCopy]:
-        """The copies of a row up to so many tokens, for the cache. The caller owns their slots."""
+        """The copies of a row up to `length` tokens, for the cache. The caller owns their slots."""
         taken = []
         left = []
         for copy in self._kept.pop(row, []):
@@ -147,51 +150,51 @@ class StateGroup:
         return slot
 
     def end(self, row: int) -> None:
-        """The row is given up."""
+        """Free the slots of a row."""
         slots = [copy.slot for copy in self._kept.pop(row, [])]
         self.num_kept -= len(slots)
         if self.slots[row] != NO_SLOT:
             slots.append(self.take_slot(row))
         self.allocator.free(np.array(slots, dtype=np.int32))
 
-    # Slots for states that come from elsewhere
+    # Slots for states that are read from a store
 
     def lend(self) -> IntArray | None:
-        """A slot [1] for a state that is to come; None if rows need all."""
+        """Reserve a slot [1] for a state that will be read; None if rows need all slots."""
         if self.available < 2:
             return None
         if not self.allocator.num_free:
             self.snapshots.evict()
         if not self.allocator.num_free:
-            return None  # sessions have them
+            return None  # pinned snapshots have them
         self.num_lent += 1
         return self.allocator.alloc(1, NOBODY)
 
     def arrived(self, node: Node, slots: IntArray) -> None:
-        """The state has come, that of the sequence that ends at `node`."""
+        """The state of the sequence that ends at `node` has been read."""
         self.num_lent -= len(slots)
         for slot in slots.tolist():
             self.snapshots.put(node, slot)
 
     def give_back(self, slots: IntArray) -> None:
-        """What was lent is not needed any more."""
+        """Free slots that `lend` reserved."""
         self.num_lent -= len(slots)
         self.allocator.free(slots)
 
     def lose(self, slots: IntArray) -> None:
-        """What was lent does not come back."""
+        """Quarantine slots that `lend` reserved: they may still be written."""
         self.num_lent -= len(slots)
         for slot in slots.tolist():
             self.allocator.quarantine(slot, is_owned=False)
 
     def withhold(self, slots: IntArray) -> IntArray:
-        """Lend those of these slots that are free. Returns them."""
+        """Reserve the free ones of these slots. Returns them."""
         taken = self.allocator.withhold(slots)
         self.num_lent += len(taken)
         return taken
 
     def reset(self) -> None:
-        """Take all slots back. Reads nothing that a fault may have spoilt."""
+        """Free all slots. Reads no state that a fault may have damaged."""
         self.snapshots.forget()
         self.allocator.reset()
         self.slots[:] = NO_SLOT
@@ -214,8 +217,8 @@ class StateGroup:
 
     @property
     def imbalance(self) -> int:
-        """free + quarantined + snapshots + copies + rows + lent - all: slots counted twice, or,
-        below 0, not at all."""
+        """free + quarantined + snapshots + copies + rows + lent - all: slots that are counted
+        twice, or, if negative, not at all."""
         allocator = self.allocator
         not_free = len(allocator.quarantined) + len(self.snapshots) + self.num_kept + self.num_rows
         not_free += self.num_lent
@@ -224,29 +227,29 @@ class StateGroup:
     # Inside
 
     def _take(self, owner: int) -> int:
-        """A slot for a row, whatever has to go for it. Admission has made sure that there is
+        """A slot for a row, evicting what is necessary. Admission has made sure that there is
         one."""
         while not self.allocator.num_free:
             if not (self.snapshots.evict() or self._drop_copy() or self._pins.unpin_oldest()):
-                break  # the allocator says what is missing
+                break  # the allocator raises an error
         return int(self.allocator.alloc(1, owner)[0])
 
     def _slot_for_copy(self, row: int, start: int, owner: int) -> int | None:
-        """Where a row leaves a copy: in place of one that it left before this step, which begins at
-        `start`, or else in a slot that nobody needs; None if there is none."""
+        """The slot for a copy of a row: that of its oldest copy from before this step, which begins
+        at `start`; or else a slot that is free or can be evicted; None if there is none."""
         copies = self._kept.get(row)
         if copies and copies[0].length <= start:
             self.num_kept -= 1
             return copies.pop(0).slot
         if not self.allocator.num_free:
             self.snapshots.evict()
-        # What goes out of circulation when it is freed leaves no slot.
+        # A slot in quarantine does not become free when it is evicted.
         if not self.allocator.num_free:
             return None
         return int(self.allocator.alloc(1, owner)[0])
 
     def _drop_copy(self) -> bool:
-        """Free a copy of a row. Returns whether there was one."""
+        """Free a copy of some row. Returns whether there was one."""
         for row, copies in self._kept.items():
             slot = copies.pop().slot
             if not copies:

@@ -1,21 +1,21 @@
-"""What the prefix cache keeps of layers with a state.
+"""The snapshots that the prefix cache keeps of layers with a state.
 
-The state behind a prefix is all that these layers need of it, and it cannot be had from that of
-another length. So a cached prefix can be resumed where a copy of the state behind it is there, its
-*snapshot*. Snapshots stand at nodes of the radix tree, always at their ends:
+To continue after a prefix, these layers need only the state after it, and it cannot be derived from
+the state after another length. So a cached prefix can be resumed only where there is a copy of the
+state after it, its *snapshot*. Snapshots belong to nodes of the radix tree, always to their ends:
 
     node A ── node B ─┬─ node C          one slot: the state behind the last token of B
                       └─ node D
 
-There are two kinds of them, and when slots are needed, all *spare* ones go first.
+There are two kinds, and when slots are needed, all *spare* ones are evicted first.
 
-- An *end*: of prompts and outputs, and places where sequences part. The one that was used least
-  recently goes first.
-- A spare one: a sequence goes on behind it to another end, and nothing else does.
+- An *end*: the end of a prompt or an output, or a place where sequences diverge. The least recently
+  used end is evicted first.
+- A *spare* one: exactly one sequence continues after it, to another end.
 
-A row that begins behind a snapshot reads it in its first step. Until that is planned the snapshot
-is *held*, and stays. It follows the changes of the tree as a listener, and knows no rows. Source of
-the rule what to keep: Marconi, arXiv:2411.19379.
+A row that begins after a snapshot reads it in its first step. Until that step is planned, the
+snapshot is *held* and is not evicted. This listener follows the changes of the tree, and knows no
+rows. Source of the rule what to keep: Marconi, arXiv:2411.19379.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.memory.radix import Node, path_up
 
-Slots: TypeAlias = OrderedDict[Node, int]  # the least recently used first
+Slots: TypeAlias = OrderedDict[Node, int]  # least recently used first
 
 
 class StateSnapshots:
-    """The `CacheListener` of a radix tree. A node is in `ends` or in `spare`, or has none."""
+    """The `CacheListener` of a radix tree. A node is in `ends` or in `spare`, or has no
+    snapshot."""
 
     def __init__(self, allocator: PageAllocator) -> None:
         self._allocator = allocator
         self.ends: Slots = OrderedDict()
         self.spare: Slots = OrderedDict()
-        self._held: dict[Node, int] = {}  # how many rows are to begin behind each
+        self._held: dict[Node, int] = {}  # number of rows that will begin after each node
         self.total_evicted = 0  # since the start
 
     def __len__(self) -> int:
@@ -48,14 +49,14 @@ class StateSnapshots:
 
     @property
     def num_evictable(self) -> int:
-        """Those that nobody holds. What sessions pin gives way."""
+        """Snapshots that no row holds. Pins are removed if necessary."""
         return len(self) - len(self._held)
 
     # Lookup
 
     def deepest(self, handle: Node | None, length: int) -> tuple[Node | None, int]:
         """The longest prefix of a cached sequence, of `length` tokens up to `handle`, that can be
-        resumed: where it ends, and its tokens. It counts as used now."""
+        resumed: its end, and its number of tokens. Counts as a use."""
         end = length
         for node in path_up(handle):
             if self._use(node):
@@ -64,8 +65,8 @@ class StateSnapshots:
         return None, 0
 
     def hold(self, node: Node) -> None:
-        """A row is to begin behind this snapshot. So a sequence goes on here: it is worth being
-        kept."""
+        """A row will begin after this snapshot. So a sequence continues here, and the snapshot
+        becomes an end."""
         self._held[node] = self._held.get(node, 0) + 1
         slot = self.spare.pop(node, None)
         if slot is not None:
@@ -81,10 +82,10 @@ class StateSnapshots:
             return self.ends[node]
         return self.spare[node]
 
-    # What rows leave
+    # Snapshots of rows
 
     def put(self, node: Node, slot: int) -> None:
-        """Keep the state in `slot` at this node. The slot is the cache's from now on."""
+        """Keep the state in `slot` at this node. The cache owns the slot from now on."""
         if self._use(node):
             self._free(slot)  # it has the same state already
             return
@@ -94,23 +95,23 @@ class StateSnapshots:
     # Eviction
 
     def evict(self) -> bool:
-        """Drop one snapshot. Returns whether there was one that may go."""
+        """Drop one snapshot. Returns whether there was one that may be dropped."""
         for slots in (self.spare, self.ends):
             for node in slots:
-                # What a session pins goes when the session loses it.
+                # A pinned snapshot is dropped after its session has lost the pin.
                 if node not in self._held and not self._is_pinned(node):
                     self._free(slots.pop(node))
                     self.total_evicted += 1
                     return True
         return False
 
-    # The tree changes
+    # Changes of the tree
 
     def inserted(self, leaf: Node) -> None:
         pass
 
     def split(self, upper: Node, lower: Node) -> None:
-        pass  # `lower` still ends where it did
+        pass  # `lower` still has the same end
 
     def trimmed(self, leaf: Node) -> None:
         self.removed(leaf)
@@ -127,12 +128,12 @@ class StateSnapshots:
                 self._free(slots.popitem()[1])
 
     def forget(self) -> None:
-        """Every slot has been taken back: drop all, without reading any of it."""
+        """Every slot has been freed: drop all snapshots, without reading them."""
         self.ends.clear()
         self.spare.clear()
         self._held.clear()
 
-    # Looking on
+    # Observation
 
     def owned_slots(self) -> IntArray:
         """The slots of all snapshots, for the audit."""
@@ -141,7 +142,7 @@ class StateSnapshots:
     # Inside
 
     def _use(self, node: Node) -> bool:
-        """Mark what is kept at a node as used now. Returns whether there is something."""
+        """Mark the snapshot of a node as used now. Returns whether there is one."""
         for slots in (self.ends, self.spare):
             if node in slots:
                 slots.move_to_end(node)
@@ -152,8 +153,8 @@ class StateSnapshots:
         self._allocator.free(np.array([slot], dtype=np.int32))
 
     def _demote_above(self, end: Node) -> None:
-        """Snapshots above a new end, between which and the next one no sequence parts, are not
-        needed any more."""
+        """Make snapshots above a new end spare, if no sequence diverges between them and the next
+        one."""
         parts = False
         for node in path_up(end):
             if node is end:
@@ -165,7 +166,7 @@ class StateSnapshots:
                 parts = False
 
     def _is_pinned(self, node: Node) -> bool:
-        """Whether a pinned sequence ends here, or below with no snapshot between."""
+        """Whether a pinned sequence ends here, or below without a snapshot in between."""
         num_pins = node.pins
         below = list(node.children.values())
         while below and num_pins:

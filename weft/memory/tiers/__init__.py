@@ -1,2 +1,2 @@
-"""What the scheduler knows of KV that is not in the pool: a protocol, and a twin that stores
+"""The scheduler's view of KV outside of the pool: a protocol, and an implementation that stores
 nothing."""

@@ -1,12 +1,12 @@
-"""Endings: what must be there besides K and V so that a sequence can be resumed where it ends, on
-its way between memory and a store.
+"""Endings: what a sequence needs besides K and V to be resumed at its end, in transfer between
+memory and a store.
 
-    states     the snapshot behind the last token             one slot
-    windows    the tail before the end of the last page       pages of one window
-    neither    a sequence can be resumed behind every page    nothing
+        states     the snapshot after the last token              one slot
+        windows    the tail before the end of the last page       pages of one window
+        neither    a sequence can be resumed after every page     nothing
 
-A store has endings behind whole blocks alone. It knows nodes of the radix tree and numbers of
-tokens, never a request.
+    A store has endings only after whole blocks. This module knows nodes of the radix tree and
+    numbers of tokens, never a request.
 """
 
 from __future__ import annotations
@@ -24,51 +24,52 @@ from weft.memory.states.group import StateGroup
 from weft.memory.window.group import WindowGroup
 from weft.memory.window.tails import Tail
 
-LARGEST_PART = 4  # a fourth of the memory for endings is being read into, or one ending
+LARGEST_PART = 4  # one ending, or a fourth of the memory for endings, may be in use for reads
 
 
 class EndingMemory(Protocol):
-    """Where endings are that are being read: `StateGroup`, or `WindowPool`."""
+    """The memory into which endings are read: `StateGroup`, or `WindowPool`."""
 
     def give_back(self, taken: IntArray, /) -> None:
-        """What was reserved is not needed."""
+        """Free memory that was reserved."""
         ...
 
     def lose(self, taken: IntArray, /) -> None:
-        """What was reserved will never be free again."""
+        """Memory that was reserved will never be free again."""
         ...
 
     def withhold(self, taken: IntArray, /) -> IntArray:
-        """All memory has been freed. Returns what is reserved again of this."""
+        """After all memory was freed, reserve the free part of this again. Returns that part."""
         ...
 
 
 class Endings(Protocol):
     @property
     def memory(self) -> EndingMemory:
-        """What `reserve` takes from."""
+        """The memory that `reserve` takes."""
         ...
 
     def resumable(self, found: Match) -> int:
-        """Tokens of a cached prefix up to where it can be resumed."""
+        """Number of tokens of a cached prefix after which it can be resumed."""
         ...
 
     def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
-        """The lengths, whole blocks, at which what is cached of a sequence can be resumed and is
-        worth being stored, the shortest first."""
+        """The lengths in whole blocks, shortest first, at which the cached part of a sequence can
+        be resumed and should be stored."""
         ...
 
     def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
-        """Take memory for the ending of a sequence of so many tokens. `spare`: tokens for which
-        there is memory that running requests do not need. None: there is too little."""
+        """Reserve memory for the ending of a sequence of `num_tokens` tokens. `spare`: tokens of
+        memory that running requests do not need. None: there is too little memory."""
         ...
 
     def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
-        """What was reserved has the ending of the sequence that ends at `node`."""
+        """The reserved memory has the ending of the sequence that ends at `node`."""
         ...
 
     def hold(self, node: Node) -> IntArray:
-        """Where the ending of the sequence that ends at `node` is; it stays until `let_go`."""
+        """The place of the ending of the sequence that ends at `node`; it is kept until
+        `let_go`."""
         ...
 
     def let_go(self, node: Node, held: IntArray) -> None: ...
@@ -86,7 +87,7 @@ class NoEndingMemory:
 
 
 class NoEndings:
-    """A sequence can be resumed wherever it is cached."""
+    """For models without endings: a sequence can be resumed wherever it is cached."""
 
     def __init__(self) -> None:
         self.memory = NoEndingMemory()
@@ -112,7 +113,7 @@ class NoEndings:
 
 
 class StateEndings:
-    """The snapshots of layers that keep a state."""
+    """The endings of layers that keep a state: snapshots."""
 
     def __init__(self, states: StateGroup) -> None:
         self._states = states
@@ -151,12 +152,12 @@ class StateEndings:
 
 
 class WindowEndings:
-    """The tails of layers with windows."""
+    """The endings of layers with windows: tails."""
 
     def __init__(self, windows: WindowGroup, block_len: int) -> None:
         self._windows = windows
         self.memory = windows.pool
-        # So that an end that lies behind the last whole block has the window before that, too.
+        # So that an end after the last whole block also has the window before that block's end.
         windows.tails.more = max(block_len // windows.page_size, 1)
 
     def resumable(self, found: Match) -> int:
@@ -183,7 +184,7 @@ class WindowEndings:
         if missing > 0:
             windows.tails.evict(missing)
         if num_pages > windows.pool.allocator.num_free:
-            return None  # rows and sessions have them
+            return None  # rows and pinned tails have them
         return windows.pool.alloc(num_pages, NOBODY)
 
     def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
@@ -200,8 +201,8 @@ class WindowEndings:
 
 
 class CachedNode(NamedTuple):
-    """A node that has some of a sequence, and the tokens of it: up to where the node begins and
-    ends, and up to where it has those of the sequence."""
+    """A node with a part of a sequence. Numbers of tokens: where the node begins, where it ends,
+    and where its part of the sequence ends."""
 
     node: Node
     begin: int
@@ -210,7 +211,7 @@ class CachedNode(NamedTuple):
 
 
 def _cached_nodes(cache: PrefixCache, key: CacheKey) -> Iterator[CachedNode]:
-    """The nodes that have what is cached of a sequence, the last one first."""
+    """The nodes with the cached part of a sequence, the last node first."""
     place = cache.locate(key, len(key.tokens))
     cached = place.length // TOKEN_BYTES
     path = list(path_up(place.handle))

@@ -1,18 +1,18 @@
 """Tiers: KV of cached prefixes that outlives the pool, stored in blocks of tokens.
 
-    seek    ─▶ how much of a sequence is stored, and how long it takes to read
-    fetch   ─▶ read it into pages that the caller has reserved      ─▶ Landed
-    keep    ─▶ write it from pages that nobody changes meanwhile    ─▶ Written
-    cancel  ─▶ soon Landed, with what was read until then; of what was to be written, nothing more
-    take    ─▶ what has come to its end since
+        seek    ─▶ how much of a sequence is stored, and how long it takes to read
+        fetch   ─▶ read it into pages that the caller has reserved      ─▶ Landed
+        keep    ─▶ write it from pages that do not change meanwhile     ─▶ Written
+        cancel  ─▶ a fetch lands soon with what was read; a keep writes no more
+        take    ─▶ the transfers that have ended
 
-No call waits for the store, and none raises: whatever goes wrong there is less that lands. A block
-is found by its key: all tokens up to its end, their namespace, and everything else that K and V
-depend on. Twins: `weft/tiers/disk.py` (files in a folder), the journal's replay, `NoTiers`.
+No call waits for the store, and none raises: after a fault, fewer tokens land. A block is found by
+its key: all tokens up to its end, their namespace, and everything else on which K and V depend.
+Implementations: `weft/tiers/disk.py` (files in a folder), the journal's replay, `NoTiers`.
 
-Where some layers have windows in a pool of their own, or keep a state, a sequence can be resumed
-only where an *ending* is stored behind a block: the pages of the window before its end, or the
-state behind it. Models without such layers have none, and can be resumed behind every block.
+If some layers have windows in a pool of their own, or keep a state, a sequence can be resumed only
+where an *ending* is stored with a block: the pages of the window before its end, or the state after
+it. Models without such layers have no endings, and sequences can be resumed after every block.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from weft.memory.prefix_cache import NO_PAGES, CacheKey
 
 
 class Sought(NamedTuple):
-    """How much of the beginning of a sequence is stored."""
+    """The stored part of the beginning of a sequence."""
 
-    num_tokens: int  # whole blocks, counted from the first token, up to where it can be resumed
-    read_s: float  # to read what the caller lacks of it, by the rate so far
+    num_tokens: int  # whole blocks, from the first token to where it can be resumed
+    read_s: float  # expected time to read the part that the caller lacks
 
 
 NOT_STORED = Sought(0, 0.0)
 
 
 class Present(NamedTuple):
-    """What is stored of a sequence, or is being written."""
+    """The part of a sequence that is stored or being written."""
 
     num_tokens: int  # of its beginning, whole blocks
-    can_resume: bool = True  # at its end, as far as endings are concerned
+    can_resume: bool = True  # whether an ending allows to resume it there
 
 
 NOTHING_PRESENT = Present(0)
 
 
 class Landed(NamedTuple):
-    """A `fetch` is over: its pages are the caller's again."""
+    """A `fetch` has ended: its pages are the caller's again."""
 
     ticket: int
-    num_tokens: int  # that the pages hold now, from the first one on; the rest holds anything
-    seconds: float  # since it was asked for
-    has_ending: bool = False  # all has come, also the ending that it asked for
-    num_from_host: int = 0  # of these tokens, those that were in the memory of the host
+    num_tokens: int  # tokens that the pages have now, from the first one on; the rest is undefined
+    seconds: float  # since the call of `fetch`
+    has_ending: bool = False  # everything was read, and the ending that was requested
+    num_from_host: int = 0  # of these tokens, those from the memory of the host
 
 
 class Written(NamedTuple):
-    """A `keep` is over: nobody reads its pages any more."""
+    """A `keep` has ended: its pages are not read any more."""
 
     ticket: int
-    num_bytes: int  # that were written
+    num_bytes: int  # written bytes
 
 
 class TierNews(NamedTuple):
@@ -65,7 +65,7 @@ class TierNews(NamedTuple):
 
     landed: tuple[Landed, ...] = ()
     written: tuple[Written, ...] = ()
-    # It is known what is stored, after `renew` of the new weights: it may be asked from now on.
+    # Whether the store has opened for the new weights after `renew`, and may be used from now on.
     has_opened: bool = False
 
 
@@ -73,18 +73,18 @@ NO_NEWS = TierNews()
 
 
 class TierReport(NamedTuple):
-    """Numbers for people. Nothing is decided by them."""
+    """Numbers for users. No decision uses them."""
 
     state: str  # "open", or why nothing is read and written
     folder: str = ""
-    num_blocks: int = 0  # that may be found
-    num_bytes: int = 0  # of all files, also those of other models
+    num_blocks: int = 0  # blocks that can be found
+    num_bytes: int = 0  # of all files, including those of other models
     max_bytes: int = 0
     read_bytes: int = 0  # since the start
     written_bytes: int = 0
-    dropped_blocks: int = 0  # for lack of room
+    dropped_blocks: int = 0  # for lack of space
     faults: int = 0  # blocks that could not be read or written, or were damaged
-    # In the memory of the host, for pools that lie elsewhere.
+    # In the memory of the host, for pools on another device.
     host: str = "this server was started without --cache-host-gb"
     host_blocks: int = 0
     host_bytes: int = 0
@@ -95,7 +95,7 @@ class TierReport(NamedTuple):
 
 
 class Mover(Protocol):
-    """Moves KV between the pool and somewhere else: what memory knows of a store."""
+    """Moves KV between the pool and another place: the part of a store that memory knows."""
 
     def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None: ...
 
@@ -104,28 +104,28 @@ class Mover(Protocol):
     def cancel(self, ticket: int) -> None: ...
 
     def flush(self) -> None:
-        """Find nothing any more of what is in memory. Files stay."""
+        """Find nothing any more that is in memory. Files stay."""
         ...
 
     def renew(self, why: str) -> None:
-        """The weights are others from now on: nothing that was stored before is of use. `why` is
-        for people."""
+        """The weights change now: KV that was stored before is of no use. `why` is text for
+        users."""
         ...
 
 
 class Tiers(Mover, Protocol):
-    """Called from one thread."""
+    """All methods are called from one thread."""
 
     def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         """How much of a sequence is stored, for a request `id` that has K and V of the first `have`
-        tokens, and can begin behind the first `since` of them.
+        tokens, and can resume after the first `since` of them.
 
-        Looks into memory alone. A sequence of which nothing is stored costs one digest.
+        Reads memory only. If nothing of a sequence is stored, the cost is one digest.
         """
         ...
 
     def lacks(self, key: CacheKey) -> Present:
-        """What of a sequence, whole blocks, need not be written any more."""
+        """The part of a sequence, in whole blocks, that need not be written."""
         ...
 
     def fetch(
@@ -137,8 +137,8 @@ class Tiers(Mover, Protocol):
         ending: IntArray = NO_PAGES,
     ) -> None:
         """Read the tokens of `key` from `start` on into pages [n], a whole number of blocks, and
-        what its ending has into places of their own [m]; none: it is not wanted. All of them belong
-        to the ticket until it has landed."""
+        its ending into places [m] of their own (empty: no ending). All of them belong to the ticket
+        until it has landed."""
         ...
 
     def keep(
@@ -150,34 +150,34 @@ class Tiers(Mover, Protocol):
         ending: IntArray = NO_PAGES,
     ) -> None:
         """Write the tokens of `key` from `start` on from pages [n], a whole number of blocks, and
-        behind them its ending from places [m]; none: it is not written."""
+        after them its ending from places [m] (empty: no ending)."""
         ...
 
     def cancel(self, ticket: int) -> None:
         """End a transfer early.
 
-        A `fetch` will still land. A `keep` will not be told of any more; its pages are free from
-        now on, for whatever they hold later is not stored.
+        A `fetch` will still land. A `keep` is not reported any more; its pages are free from now
+        on, because their later content is not stored.
         """
         ...
 
     def take(self) -> TierNews: ...
 
     def clear(self) -> None:
-        """Forget all that is stored, of this model and of others."""
+        """Delete everything that is stored, of this model and of others."""
         ...
 
     def renew(self, why: str) -> None:
-        """Find nothing of the weights so far, and nothing at all until the store has opened again,
-        with what it has of the new ones. What is under way goes on under the old ones."""
+        """Find nothing of the old weights, and nothing at all until the store has opened again for
+        the new weights. Transfers in progress continue with the old ones."""
         ...
 
     def stop(self, why: str) -> None:
-        """Find and store nothing any more: `why` is for people."""
+        """Find and store nothing any more. `why` is text for users."""
         ...
 
     def settle(self) -> None:
-        """Wait until no transfer is under way, and forget what they were."""
+        """Wait until no transfer is in progress, and forget the transfers."""
         ...
 
     def report(self) -> TierReport: ...

@@ -1,2 +1,2 @@
-"""KV of the layers with a sliding window: a page space of its own, in which a row keeps what its
-next tokens can see, and the prefix cache keeps what a resumed request needs."""
+"""KV of the layers with a sliding window: a pool of pages of its own. A row keeps the pages that
+its next tokens can see, and the prefix cache keeps the pages that a resumed request needs."""

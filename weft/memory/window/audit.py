@@ -1,8 +1,8 @@
-"""The accounts of pages that rows and tails share: each is counted as often as it is used.
+"""The audit of pages that rows and tails share: each page must be counted once per user.
 
     free + quarantined + held by rows + kept by tails alone = all pages
 
-It is given the pages of the requests by name, and knows no request.
+The audit gets the pages of requests by name, and knows no request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WINDOWS = "window "  # the pool, in the report of a fault
 def audit_windows(group: WindowGroup, held: Mapping[str, IntArray]) -> None:
     """Check all counts of pages. `held` maps the name of each request to the pages that it holds.
 
-    Raises AccountingError. Cost: proportional to the pool.
+    Raises AccountingError. Cost: linear in the pool.
     """
     for fault in find_window_faults(group, held):
         raise AccountingError(str(fault))
@@ -43,8 +43,7 @@ def audit_windows(group: WindowGroup, held: Mapping[str, IntArray]) -> None:
 
 
 def find_window_faults(group: WindowGroup, held: Mapping[str, IntArray]) -> list[Fault]:
-    """The pages that are free and used, or neither, or not counted as often as they are used; at
-    most MAX_FAULTS.
+    """The pages that are free and used, or neither, or whose counts are wrong; at most MAX_FAULTS.
 
     Raises AccountingError for a page outside of the pool.
     """
@@ -70,7 +69,7 @@ def find_window_faults(group: WindowGroup, held: Mapping[str, IntArray]) -> list
 
 
 def _count(pieces: list[IntArray], num_pages: int, name: str) -> IntArray:
-    """[num_pages] How often each page is in the pieces."""
+    """[num_pages] how often each page is in the pieces."""
     pages = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < num_pages):
         raise AccountingError(f"{name} has a page outside of the pool of windows")

@@ -1,15 +1,17 @@
-"""The layers with windows as one group: their pages, which row has which, and what the cache keeps.
+"""The layers with windows as one group: their pages, the pages of each row, and the tails in the
+cache.
 
-Positions are those of the whole sequence. A row holds the pages from `first` on; those before lie
-wholly outside of every window that its next tokens see:
+Positions are those of the whole sequence. A row holds the pages from `first` on; earlier pages are
+completely outside of every window that its next tokens see:
 
     0 ............ first ............ end - window + 1 ........ end ......... kv_len
-    | given back   | page that is seen in part | seen behind `end` | page that is begun |
+        | freed        | page that is seen in part | seen after `end`  | page that is begun |
 
-`end` is the last border of a page before the last token: up to there a row can leave its tokens to
-the cache, so it holds the window before it until the next page is full.
+`end` is the last page border before the last token: up to there the row can insert its tokens into
+the cache, so it holds the window before `end` until the next page is full.
 
-Layers whose windows differ share the group: it keeps what the widest of them sees. It knows rows
+Layers with different windows share the group: it keeps what the widest window sees. This module
+knows rows and keys, never a request.
 and keys, never a request.
 """
 
@@ -44,33 +46,34 @@ class WindowGroup:
         self.pool = WindowPool(PageAllocator(num_pages, page_size))
         self.tails = WindowTails(self.pool, window, page_size)
         self.slots: IntArray = np.zeros(shape, dtype=np.int32)  # [row, position]
-        self.first: IntArray = np.zeros(shape[0], dtype=np.int32)  # [row] position, on a page
-        self.writes: list[Write] = []  # of cached tails, until the next plan takes them along
+        # [row] first position that the row holds, a page border
+        self.first: IntArray = np.zeros(shape[0], dtype=np.int32)
+        self.writes: list[Write] = []  # slots of cached tails, until the next plan takes them
         self._pins = pins
 
-    # What a row may need
+    # Capacity
 
     @property
     def capacity(self) -> int:
-        """Tokens that the pool has room for, without pages that are out of circulation."""
+        """Tokens that fit into the pool, without its quarantined pages."""
         allocator = self.pool.allocator
         return (allocator.num_pages - len(allocator.quarantined)) * self.page_size
 
     @property
     def available(self) -> int:
-        """Tokens that could be allocated now. What sessions pin gives way."""
+        """Tokens that could be allocated now. Pins are removed if necessary."""
         return self.pool.available_pages * self.page_size
 
     @property
     def full_row(self) -> int:
-        """Tokens that the pages of a decoding row have room for, however long it gets."""
-        # The window before `end`, the page that is begun, and the next one, which is taken before
-        # the step that fills it makes another one superfluous.
+        """Tokens that fit into the pages of a decoding row, whatever its length."""
+        # The window before `end`, the partly filled page, and the next page, which is taken before
+        # the step that fills it frees another one.
         return (self.tails.span + 2) * self.page_size
 
     def growth(self, rows: IntArray, kv_len: IntArray) -> IntArray:
-        """[n] How many tokens more rows [n] of `kv_len` [n] tokens can hold before they begin to
-        give back as many as they take."""
+        """[n] how many more tokens rows [n] of `kv_len` [n] tokens can hold before they free as
+        many as they take."""
         held = kv_len - self.first[rows]
         left: IntArray = np.maximum(self.full_row - held, 0)
         return left
@@ -87,7 +90,7 @@ class WindowGroup:
             self.writes.append((row, start, slots))
 
     def extend(self, row: int, start: int, end: int, owner: int) -> IntArray:
-        """Allocate the slots [end - start] of the next tokens of a row; start is on a page
+        """Allocate the slots [end - start] of the next tokens of a row; `start` is a page
         border."""
         pages = self._alloc(num_pages_for(end - start, self.page_size), owner)
         slots = slots_of(pages, self.page_size)[: end - start]
@@ -95,9 +98,9 @@ class WindowGroup:
         return slots
 
     def extend_running(self, rows: IntArray, positions: IntArray, ids: LongArray) -> IntArray:
-        """Allocate the slots [T] of T tokens of decoding rows, as `KvMemory.extend_running`.
+        """Allocate the slots [T] of T tokens of decoding rows, like `KvMemory.extend_running`.
 
-        `ids` are the owners of those that begin a page.
+        `ids` are the owners of the tokens that begin a page.
         """
         in_page = positions % self.page_size
         first = positions - in_page
@@ -109,19 +112,20 @@ class WindowGroup:
         return taken
 
     def cut(self, row: int, kv_len: int, before: int) -> None:
-        """A row of `before` tokens keeps the first `kv_len`: take back the pages behind them."""
+        """Keep the first `kv_len` of a row's `before` tokens: free the pages after them."""
         begin = num_pages_for(kv_len, self.page_size) * self.page_size
         if begin < before:
             self.pool.give_back(self._pages(row, begin, before))
 
     def withdraw(self, row: int, start: int, end: int) -> None:
-        """Take back what a row holds from `start` on, a border of pages, to its `end`."""
+        """Free the pages of a row from `start`, a page border, to `end`."""
         self.pool.give_back(self._pages(row, start, end))
 
     def give_back(self, rows: IntArray, kv_len: IntArray) -> None:
-        """Give back what lies before `first` of rows [n] of `kv_len` [n] tokens.
+        """Free the pages before the windows of rows [n] of `kv_len` [n] tokens.
 
-        Not between the planning of a step and its launch: steps read what the plan was made for.
+        Not between the planning of a step and its launch, because steps read the pages of their
+        plan.
         """
         end = kv_len - 1
         end -= end % self.page_size
@@ -141,7 +145,7 @@ class WindowGroup:
 
     def leave(self, row: int, handle: Node | None, length: int, since: int) -> None:
         """The first `length` tokens of a row, whole pages, are in the cache now, up to `handle`;
-        the first `since` of them were before. Keep what the row holds of them."""
+        the first `since` of them were there before. Keep the row's pages for them as tails."""
         first = int(self.first[row])
         if length <= first:
             return
@@ -149,7 +153,7 @@ class WindowGroup:
         self.tails.leave(handle, held, since // self.page_size)
 
     def end(self, row: int, kv_len: int) -> None:
-        """Take back what a row holds."""
+        """Free the pages of a row."""
         self.pool.give_back(self.pages_of(row, kv_len))
         self.first[row] = 0
 
@@ -158,15 +162,15 @@ class WindowGroup:
         return self._pages(row, int(self.first[row]), kv_len)
 
     def reset(self) -> None:
-        """Take all pages back from rows and cache. Reads nothing that a fault may have spoilt."""
+        """Free all pages of rows and cache. Reads no state that a fault may have damaged."""
         self.tails.forget()
         self.pool.reset()
         self.first[:] = 0
         self.writes = []
 
     def recount(self, rows: IntArray, kv_len: IntArray, apart: Sequence[IntArray]) -> None:
-        """Count anew who has which page, of rows [n] of `kv_len` [n] tokens, of others that hold
-        pages `apart`, and of tails."""
+        """Count the users of pages again, from rows [n] of `kv_len` [n] tokens, other holders of
+        the pages `apart`, and tails."""
         held = list(apart)
         for row, length in zip(rows.tolist(), kv_len.tolist(), strict=True):
             held.append(self.pages_of(row, length))
@@ -179,11 +183,11 @@ class WindowGroup:
         return self.slots[row, start : end : self.page_size] // self.page_size
 
     def _alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
-        """Allocate pages, evicting what the free ones lack. Admission has made sure that it
-        fits."""
+        """Allocate pages, evicting tails if too few are free. Admission has made sure that there
+        are enough."""
         missing = num_pages - self.pool.allocator.num_free
         while missing > 0:
             missing -= self.tails.evict(missing)
             if missing > 0 and not self._pins.unpin_oldest():
-                break  # the allocator says what is missing
+                break  # the allocator raises an error
         return self.pool.alloc(num_pages, owners)

@@ -1,8 +1,9 @@
-"""The pages of layers with windows, which several may share, with a count of those who do.
+"""The pages of layers with windows, which several users may share, with counts of the users.
 
 A page is *held* by the rows that read it, and *kept* by the tails of the prefix cache (`tails.py`).
-It is free again when neither is left. So a row that begins behind a cached prefix needs no lock on
-the cache: it holds the pages itself, whatever becomes of the tail. It knows neither rows nor tails.
+It becomes free when it has no user. So a row that begins after a cached prefix needs no lock on the
+cache: it holds the pages itself, even if the tail is evicted. This module knows neither rows nor
+tails.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ class WindowPool:
     def __init__(self, allocator: PageAllocator) -> None:
         self.allocator = allocator
         num_pages = allocator.num_pages
-        self.held: IntArray = np.zeros(num_pages, dtype=np.int32)  # rows that read each page
-        self.kept: IntArray = np.zeros(num_pages, dtype=np.int32)  # tails that it is part of
-        self.num_held = 0  # pages that some row holds
-        self.evictable_pages = 0  # that tails keep and no row holds
+        # number of rows that read each page
+        self.held: IntArray = np.zeros(num_pages, dtype=np.int32)
+        self.kept: IntArray = np.zeros(num_pages, dtype=np.int32)  # number of tails with each page
+        self.num_held = 0  # pages that rows hold
+        self.evictable_pages = 0  # pages that only tails keep
 
     @property
     def available_pages(self) -> int:
@@ -30,21 +32,21 @@ class WindowPool:
         return self.allocator.num_free + self.evictable_pages
 
     def alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
-        """Take free pages, each for one row. Raises OutOfPages; then nothing has been taken."""
+        """Take free pages, each for one row. Raises OutOfPages; then none has been taken."""
         pages = self.allocator.alloc(num_pages, owners)
         self.held[pages] = 1
         self.num_held += num_pages
         return pages
 
     def hold(self, pages: IntArray) -> None:
-        """One row more reads these pages, all of which are kept or held."""
+        """One more row reads these pages, all of which are kept or held."""
         num_new = int(np.count_nonzero(self.held[pages] == 0))
         self.held[pages] += 1
         self.num_held += num_new
         self.evictable_pages -= num_new
 
     def give_back(self, pages: IntArray) -> None:
-        """A row less reads each of these pages. A page may occur for several rows."""
+        """One row less reads each of these pages. A page may be listed for several rows."""
         np.subtract.at(self.held, pages, 1)
         unheld = np.unique(pages[self.held[pages] == 0])
         is_kept = self.kept[unheld] > 0
@@ -53,11 +55,11 @@ class WindowPool:
         self.allocator.free(unheld[~is_kept])
 
     def keep(self, pages: IntArray) -> None:
-        """One tail more has these pages, all of which are held or kept."""
+        """One more tail has these pages, all of which are held or kept."""
         self.kept[pages] += 1
 
     def drop(self, pages: IntArray) -> int:
-        """A tail has these pages no more. Returns how many of them became free."""
+        """A tail drops these pages. Returns how many of them became free."""
         self.kept[pages] -= 1
         is_free = (self.kept[pages] == 0) & (self.held[pages] == 0)
         free = pages[is_free]
@@ -66,11 +68,11 @@ class WindowPool:
         return len(free)
 
     def is_evictable(self, pages: IntArray) -> bool:
-        """Whether no row holds one of these pages, so that dropping them may free it."""
+        """Whether some of these pages are held by no row, so that dropping a tail may free them."""
         return bool((self.held[pages] == 0).any())
 
     def recount(self, held: Iterable[IntArray], kept: Iterable[IntArray]) -> None:
-        """Count anew: the pages of each row, and of each tail."""
+        """Count the users again, from the pages of each row and of each tail."""
         self.held[:] = 0
         self.kept[:] = 0
         for pages in held:
@@ -81,21 +83,21 @@ class WindowPool:
         self.evictable_pages = int(np.count_nonzero((self.held == 0) & (self.kept > 0)))
 
     def lose(self, pages: IntArray) -> None:
-        """Take pages out of circulation that one holder alone has, who will not return them."""
+        """Quarantine pages whose only holder will never return them."""
         self.held[pages] -= 1
         self.num_held -= len(pages)
         for page in pages.tolist():
             self.allocator.quarantine(page, is_owned=False)
 
     def withhold(self, pages: IntArray) -> IntArray:
-        """Hold those of these pages that are free. Returns them."""
+        """Hold the free ones of these pages. Returns them."""
         taken = self.allocator.withhold(pages)
         self.held[taken] = 1
         self.num_held += len(taken)
         return taken
 
     def reset(self) -> None:
-        """Free all pages, whoever has them. Reads nothing that a fault may have spoilt."""
+        """Free all pages, whatever their users. Reads no state that a fault may have damaged."""
         self.held[:] = 0
         self.kept[:] = 0
         self.num_held = 0
@@ -104,8 +106,8 @@ class WindowPool:
 
     @property
     def imbalance(self) -> int:
-        """free + quarantined + evictable + held - all: pages counted twice, or, below 0, not at
-        all."""
+        """free + quarantined + evictable + held - all: pages that are counted twice, or, if
+        negative, not at all."""
         allocator = self.allocator
         num_free = allocator.num_free + len(allocator.quarantined)
         return num_free + self.evictable_pages + self.num_held - allocator.num_pages

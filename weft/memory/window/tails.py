@@ -1,24 +1,25 @@
-"""What the prefix cache keeps of layers with windows.
+"""The tails that the prefix cache keeps of layers with windows.
 
-The next token of a sequence sees the window before it, and nothing else. So a cached prefix can be
-resumed where the pages of one window before its end are there, its *tail*. Tails stand at nodes of
-the radix tree, always at their ends:
+The next token of a sequence sees only the window before it. So a cached prefix can be resumed if
+the pages of one window before its end are cached, its *tail*. Tails belong to nodes of the radix
+tree, always to their ends:
 
     node A ── node B ─┬─ node C          A tail of B: |...[ window ]|
                       └─ node D                       ^ 0           ^ the end of B
 
-There are two kinds of them, and when pages are needed, all *spare* ones go first.
+There are two kinds, and when pages are needed, all *spare* ones are evicted first.
 
-- An *end* has one window, and a page more (`more`), so that a request which needs its last page
-  computed finds what it needs. Ends are prompts, outputs, and places where sequences part. The one
-  that was used least recently goes first, always as a whole: half of a tail is worth nothing. (vLLM
-  frees them page by page as soon as requests end, and then nobody finds anything: vllm #48435.)
-- A spare one is what a row held when it came there, which is longer: a prompt that parts from
-  another inside of it still finds its window. Where a sequence goes on behind an end, and nothing
-  else does, the end becomes spare.
+- An *end* has one window, and one page more (`more`), for a request that must compute its last
+  page. Ends are prompts, outputs, and places where sequences diverge. The least recently used end
+  is evicted first, always as a whole, because half of a tail is useless. (vLLM frees them page by
+  page as soon as requests end, and then no request finds a whole window: vllm #48435.)
+- A *spare* tail has all pages that the row held at that time, which are more: a prompt that
+  diverges from another one inside the tail still finds its window. If exactly one sequence
+  continues after an end, the end becomes spare.
 
-Tails share pages, so the pool counts them (`pool.py`). No lock is taken on a tail: whoever goes on
-behind one holds its pages. It follows the changes of the tree as a listener, and knows no rows.
+Tails share pages, so the pool counts their users (`pool.py`). Tails are not locked: a row that
+continues after a tail holds its pages. This listener follows the changes of the tree, and knows no
+rows.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Tail(NamedTuple):
     """Pages of the sequence that ends with a node: first, first + 1 .. end - 1."""
 
     pages: IntArray  # [end - first]
-    end: int  # pages of the whole sequence
+    end: int  # number of pages of the whole sequence
 
     @property
     def first(self) -> int:
         return self.end - len(self.pages)
 
 
-Tails: TypeAlias = OrderedDict[Node, Tail]  # the least recently used first
+Tails: TypeAlias = OrderedDict[Node, Tail]  # least recently used first
 
 
 class WindowTails:
@@ -52,8 +53,9 @@ class WindowTails:
 
     def __init__(self, pool: WindowPool, window: int, page_size: int) -> None:
         self._pool = pool
-        # The first token behind a prefix sees window - 1 tokens of it.
-        self.span = -(-(window - 1) // page_size)  # pages of a prefix that are needed behind it
+        # The first token after a prefix sees window - 1 tokens of it.
+        # pages of a prefix that the first token after it needs
+        self.span = -(-(window - 1) // page_size)
         self._page_bytes = page_size * TOKEN_BYTES
         self.more = 1  # pages that an end keeps besides its window
         self.ends: Tails = OrderedDict()
@@ -64,7 +66,7 @@ class WindowTails:
 
     def deepest(self, handle: Node | None, num_pages: int) -> tuple[Node | None, int]:
         """The longest prefix of a cached sequence, of `num_pages` up to `handle`, that can be
-        resumed: where it ends, and its pages. It counts as used now."""
+        resumed: its end, and its number of pages. Counts as a use."""
         end = num_pages
         for node in path_up(handle):
             if self._use(node):
@@ -73,8 +75,8 @@ class WindowTails:
         return None, 0
 
     def window_before(self, node: Node) -> IntArray:
-        """The pages [at most span] that a request needs which goes on behind a node. It goes on:
-        the tail is worth being kept."""
+        """The pages [at most span] that a request needs to continue after a node. As a request
+        continues here, the tail becomes an end."""
         tail = self._at(node)
         assert tail is not None, "a prefix without its window was matched"
         if node not in self.ends:
@@ -83,13 +85,13 @@ class WindowTails:
         return tail.pages[len(tail.pages) - needed :]
 
     def can_resume(self, node: Node, num_pages: int) -> bool:
-        """Whether a sequence can be resumed behind `num_pages`, by what is kept at `node`, where
-        those pages end or behind which they do."""
+        """Whether a sequence can be resumed after `num_pages`, with the tail at `node`, whose end
+        is at or after these pages."""
         tail = self._at(node)
         return tail is not None and num_pages <= tail.end and self._covers(tail, num_pages)
 
     def ending_pages(self, num_pages: int) -> int:
-        """How many of the last pages of a sequence of so many a store has of it."""
+        """How many of the last pages of a sequence of `num_pages` pages a store has."""
         return max(min(self.span, num_pages), 1)
 
     def ending_at(self, node: Node) -> IntArray:
@@ -98,17 +100,17 @@ class WindowTails:
         assert tail is not None, "an ending is asked for where there is none"
         return tail.pages[len(tail.pages) - self.ending_pages(tail.end) :]
 
-    # What rows leave
+    # Tails of rows
 
     def bring(self, node: Node, tail: Tail) -> None:
-        """Keep a tail of a sequence that ends at `node`; the pool holds its pages for another."""
+        """Keep a tail of the sequence that ends at `node`; its pages are held in the pool."""
         if not self._use(node):
             self._put(self.ends, node, tail)
             self._demote_above(node)
 
     def leave(self, handle: Node | None, held: Tail, since: int) -> None:
-        """A row has put its sequence into the tree up to `handle`, and holds `held` of it, which
-        ends there. Keep it, and a tail wherever the tree has an end behind the first `since`
+        """A row has inserted its sequence into the tree up to `handle`, and holds `held` of it,
+        which ends there. Keep it, and a tail wherever the tree has an end after the first `since`
         pages."""
         if handle is None:
             return
@@ -126,8 +128,8 @@ class WindowTails:
     # Eviction
 
     def evict(self, num_pages: int) -> int:
-        """Drop tails until `num_pages` are free, or none is left that may go. Returns how many have
-        become free."""
+        """Drop tails until `num_pages` are free, or no tail is left that may be dropped. Returns
+        the number of pages that became free."""
         num_freed = self._evict_of(self.spare, num_pages)
         if num_freed < num_pages:
             num_freed += self._evict_of(self.ends, num_pages - num_freed)
@@ -139,7 +141,8 @@ class WindowTails:
         skipped: list[tuple[Node, Tail]] = []
         while tails and num_freed < num_pages:
             node, tail = tails.popitem(last=False)
-            # What rows hold cannot be freed. What a session pins goes when the session loses it.
+            # Pages that rows hold cannot be freed. A pinned tail is dropped after its session lost
+            # the pin.
             is_pinned = tails is self.ends and _is_pinned(node)
             if is_pinned or not self._pool.is_evictable(tail.pages):
                 skipped.append((node, tail))
@@ -150,13 +153,13 @@ class WindowTails:
             tails.move_to_end(node, last=False)
         return num_freed
 
-    # The tree changes
+    # Changes of the tree
 
     def inserted(self, leaf: Node) -> None:
         pass
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Sequences part here: that is an end, if the window before it is there."""
+        """Sequences diverge here, so this is an end, if the window before it is cached."""
         tail = self._at(lower)
         if tail is None:
             return
@@ -169,7 +172,7 @@ class WindowTails:
         if tail is None:
             return
         end = sum(map(self._num_pages, path_up(leaf)))
-        # Kept by its new name before the old one lets go of the pages.
+        # The shorter tail takes its pages before the old one drops them.
         shorter = Tail(tail.pages[: end - tail.first], end)
         covers = self._covers(tail, end)
         if covers:
@@ -191,11 +194,11 @@ class WindowTails:
                 self._pool.drop(tail.pages)
 
     def forget(self) -> None:
-        """Every page has been taken back: drop all, without reading any of it."""
+        """Every page has been freed: drop all tails, without reading them."""
         self.ends.clear()
         self.spare.clear()
 
-    # Looking on
+    # Observation
 
     def all(self) -> Iterator[tuple[Node, Tail]]:
         yield from self.ends.items()
@@ -204,11 +207,11 @@ class WindowTails:
     # Inside
 
     def _at(self, node: Node) -> Tail | None:
-        """The tail at a node, the longer one if there are two."""
+        """The tail of a node, the longer one if there are two."""
         return self.spare.get(node) or self.ends.get(node)
 
     def _use(self, node: Node) -> bool:
-        """Mark what is kept at a node as used now. Returns whether there is something."""
+        """Mark the tails of a node as used now. Returns whether there are any."""
         found = False
         for tails in (self.ends, self.spare):
             if node in tails:
@@ -221,7 +224,8 @@ class WindowTails:
         return tail.first <= max(end - self.span, 0) and end > tail.first
 
     def _lean(self, tail: Tail, end: int) -> Tail:
-        """Of a tail, the window before the page `end`, and a page more if it is there."""
+        """The part of a tail with the window before the page `end`, and one more page if
+        possible."""
         first = max(end - self.span - self.more, tail.first)
         return Tail(tail.pages[first - tail.first : end - tail.first], end)
 
@@ -233,7 +237,7 @@ class WindowTails:
             self._pool.drop(before.pages)
 
     def _demote_above(self, handle: Node) -> None:
-        """What ends above a new end, and goes on nowhere else, is not needed any more."""
+        """Make ends above a new end spare, if exactly one sequence continues after them."""
         for node in path_up(handle):
             goes_on_once = node is not handle and len(node.children) == 1
             if not goes_on_once or node not in self.ends or _is_pinned(node):
@@ -249,7 +253,7 @@ class WindowTails:
 
 
 def _is_pinned(node: Node) -> bool:
-    """Whether a pinned sequence ends here. Every node above one is pinned, too."""
+    """Whether a pinned sequence ends here. Every ancestor of a pinned node is pinned, too."""
     if not node.pins:
         return False
     pinned_below = sum(child.pins for child in node.children.values())
