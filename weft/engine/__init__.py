@@ -1,1 +1,1 @@
-"""The engine process: what surrounds the scheduler there."""
+"""The parts of the engine process around the scheduler."""

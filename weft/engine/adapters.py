@@ -1,12 +1,12 @@
-"""Loading and unloading adapters (LoRA) while the engine serves: which place each gets, which one
-has to go for another, and what waits for open requests to end.
+"""Loading and unloading adapters (LoRA) while the engine serves: the place of each adapter, which
+adapter is unloaded for another, and unloads that wait for open requests.
 
-    load    ─▶ a free place, or that of the one not used for longest
-            ─▶ it is read while steps go on ─▶ device job: it is put in ─▶ reply
+    load    ─▶ a free place, or that of the least recently used adapter
+            ─▶ the adapter is read while steps run ─▶ device job: it is loaded ─▶ reply
     unload  ─▶ refuses new requests ─▶ the open ones end ─▶ device job ─▶ reply
 
-Which requests may run together is decided in `scheduler/features/adapters.py`. No file is seen
-here: what is wrong with one, the device says.
+`scheduler/features/adapters.py` decides which requests may run together. This module reads no
+files: the device reports errors in them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 
 
 class Reading(NamedTuple):
-    """An adapter that is being read, and has its place."""
+    """An adapter that is being read, and its place."""
 
     message: LoadLoraAdapter
     place: int
-    evicted: list[str]  # uids of those that went for it
+    evicted: list[str]  # uids of the adapters that were unloaded for it
     pending: Pending
 
 
 class Unloading:
-    """An adapter whose open requests have to end first."""
+    """An adapter that will be unloaded after its open requests have ended."""
 
     __slots__ = ("call", "num_requests")
 
@@ -44,7 +44,7 @@ class Unloading:
 
 
 class AdapterService(Service):
-    """Attached while an adapter is read, or waits for its requests to end."""
+    """Attached while an adapter is being read, or waits for its requests to end."""
 
     name = "adapters"
 
@@ -56,8 +56,9 @@ class AdapterService(Service):
         self._jobs = jobs
         self.feature = feature
         self._loading: dict[str, int] = {}  # place by uid
-        self._num_pinned = 0  # of these
-        self._reading: deque[Reading] = deque()  # those of these that are not put in yet
+        self._num_pinned = 0  # number of pinned ones among these
+        # of these, the adapters that are not read completely
+        self._reading: deque[Reading] = deque()
         self._leaving: dict[str, Unloading] = {}  # by uid
 
     @property
@@ -68,8 +69,8 @@ class AdapterService(Service):
         return SOON if self._reading else math.inf
 
     def load(self, message: LoadLoraAdapter) -> AdapterReply | None:
-        """Begin to load an adapter. Returns the reply if there is nothing to do, or nothing can
-        be done."""
+        """Begin to load an adapter. Returns the reply if the adapter is loaded already or cannot be
+        loaded."""
         feature = self.feature
         uid = message.uid
         why_not = self._why_not(message)
@@ -103,7 +104,7 @@ class AdapterService(Service):
         return None
 
     def unload(self, message: UnloadLoraAdapter) -> AdapterReply | None:
-        """Let an adapter take no more requests, and unload it behind the open ones."""
+        """Refuse new requests for an adapter, and unload it after the open ones have ended."""
         adapter = self.feature.loaded.get(message.uid)
         if adapter is None:
             return _refused(404, "the adapter is not loaded")
@@ -120,14 +121,14 @@ class AdapterService(Service):
         self._unload_idle()
 
     def _put_in_read(self) -> None:
-        """Go on with those that have been read; they are in their order."""
+        """Load the adapters that have been read, in order."""
         while self._reading and self._reading[0].pending.done():
             self._put_in(self._reading.popleft())
         if not self._reading:
             self._core.hooks.end_work(self)
 
     def _put_in(self, reading: Reading) -> None:
-        """Put in one that has been read, or say why that cannot be."""
+        """Load an adapter that has been read, or report why it cannot be loaded."""
         reply = reading.pending.result()
         if not reply.ok:
             self._core.send(self._loaded(reading, reply))
@@ -141,7 +142,7 @@ class AdapterService(Service):
         self._jobs.submit(DeviceJob(request, answer))
 
     def _loaded(self, reading: Reading, reply: DeviceReply) -> AdapterReply:
-        """It is in its place now, or cannot be; the answer to who wanted it."""
+        """The adapter has been loaded or cannot be loaded: returns the reply to the call."""
         message = reading.message
         del self._loading[message.uid]
         self._num_pinned -= message.pinned
@@ -198,7 +199,7 @@ def _refused(status: int, why: str) -> AdapterReply:
 
 
 def _no_reply(result: JobResult) -> None:
-    """Whoever asked for the place gets the reply to that."""
+    """Unloading for another adapter has no reply of its own: the call to load gets one."""
 
 
 def _of_device(

@@ -1,11 +1,11 @@
-"""Taking requests in: from a message to an open request, or to its refusal.
+"""Arrivals: from a message to an open request, or to its refusal.
 
-    refuses   services that hold requests off ▸ the features that the request uses ▸ its session
-    open      in the scheduler, which may refuse it too; its features hear of it
-    opened    its session and grammar ▸ services that keep it waiting
+    refuses   services that refuse requests ▸ the features that the request uses ▸ its session
+    open      in the scheduler, which may refuse it, too; then its features are notified
+    opened    its session and grammar ▸ services that make it wait
 
-A request visits only the services that it concerns. How the scheduler orders requests is not known
-here.
+A request visits only the services that it concerns. This module does not know how the scheduler
+orders requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Arrivals:
         self._grammars = grammars
 
     def take_in(self, message: GenerateRequest, now: float) -> None:
-        """Open a request, or refuse it. If anything raises, it ends alone."""
+        """Open a request, or refuse it. If anything raises, only this request ends."""
         is_new = message.id not in self._core.scheduler.requests
         try:
             self._open(message, now, is_new=is_new)
@@ -46,14 +46,14 @@ class Arrivals:
                 self._core.guard.note(type(message).__name__, exc)
 
     def take_in_batch(self, batch: BatchGenerate, now: float) -> None:
-        """Take in each member by itself: a bad one ends with an error, which the others do not
-        see."""
+        """Open each member separately: an invalid one ends with an error and does not affect the
+        others."""
         for member in batch.members():
             self.take_in(member, now)
 
     def _open(self, message: GenerateRequest, now: float, *, is_new: bool) -> None:
-        """`is_new`: no open request has its id. Of another one, the scheduler only counts that it
-        came."""
+        """`is_new`: no open request has its id. Otherwise the scheduler only counts the
+        duplicate."""
         scheduler = self._core.scheduler
         features = scheduler.hooks.used_by(message)
         refusal = self._refusal(message, features, now)
@@ -61,7 +61,7 @@ class Arrivals:
             opened = self._sessions.with_history(message)
         else:
             opened = message
-        # Also a refused request: the scheduler says its final word, and its history has it.
+        # Refused requests, too: the scheduler sends their final reply and adds them to its history.
         scheduler.add_request(opened, now, refusal, features=features)
         if is_new and message.id in scheduler.requests:
             self._opened(message, now)

@@ -1,4 +1,4 @@
-"""Tells those who follow the prefix cache when a step has ended. Attached where there are such."""
+"""Publishes the changes of the prefix cache after each step. Attached if changes are published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.memory.prefix_cache import PrefixCache
 
 
 class CacheEventService(Service):
-    """What changes the cache is part of a step, or a step follows it."""
+    """All changes of the cache are made in a step, or are followed by one."""
 
     name = "the events of the cache"
 

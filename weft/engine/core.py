@@ -1,7 +1,6 @@
-"""What all services of an engine share: scheduler, loop, clock, and the messages that are to be
-sent.
+"""The state that all services of an engine share: scheduler, loop, clock, and the messages to send.
 
-Knows which hooks there are, and none of the services behind them.
+It knows the hooks, but not the services that use them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from weft.scheduler.scheduler import Scheduler
 
 
 class EngineCore:
-    """`depth`: steps that are planned while one runs."""
+    """`depth`: steps that are planned while another one runs."""
 
     def __init__(self, scheduler: Scheduler, around: Surroundings, depth: int) -> None:
         self.scheduler = scheduler
@@ -33,18 +32,18 @@ class EngineCore:
             on_failure=self.guard.on_failure,
             on_fault=self.guard.on_fault,
         )
-        # What the present step, or the next one, returns. Everything that is to be sent goes
-        # through this one list, so that its order is the order in which it came up.
+        # The messages that the current step, or the next one, returns. All messages go through this
+        # one list, so that they are sent in the order of their creation.
         self.outbox: list[FromEngine] = []
-        # Sent behind all that. It is apart because it says nothing of work: an engine that sends
+        # Sent after all messages. It is separate because it is no work: an engine that sends
         # nothing else may sleep.
         self.load_report: Stats | None = None
-        # Of the present call of `Engine.step`, or the last one.
+        # Times of the current call of `Engine.step`, or of the last one.
         self.began_s = 0.0
         self.ended_s = 0.0
-        self.had_work = False  # when it began
-        self.has_sent = False  # it returned something beside the load
-        # A message has come since then, or the step raised: the next one may find something to do.
+        self.had_work = False  # when the call began
+        self.has_sent = False  # it returned something besides the load report
+        # Since then a message came, or the step raised, so the next step may find work.
         self.has_news = False
 
     @property
@@ -53,11 +52,11 @@ class EngineCore:
         return self.loop.has_work or bool(self.outbox) or self.hooks.has_work
 
     def send(self, message: FromEngine) -> None:
-        """Let the step return this message, behind those that are there."""
+        """Let the step return this message, after those that are there."""
         self.outbox.append(message)
 
     def send_output(self, output: StepOutput | None) -> None:
-        """Let the step return what of this output is for the front."""
+        """Let the step return the part of this output that is for the front."""
         for service in self.hooks.filter_output:
             if output is None:
                 return
@@ -66,7 +65,7 @@ class EngineCore:
             self.outbox.append(output)
 
     def take_outbox(self) -> list[FromEngine]:
-        """All that is to be sent, in order. The step returns it."""
+        """All messages to send, in order. The step returns them."""
         taken = self.outbox
         self.outbox = []
         self.has_sent = bool(taken)
@@ -76,13 +75,13 @@ class EngineCore:
         return taken
 
     def settle(self) -> None:
-        """Take in all that is in flight."""
+        """Wait for all steps in flight, and process their results."""
         for output in self.loop.settle():
             self.send_output(output)
 
     def repair_if_in_doubt(self) -> None:
-        """Compute anew if something was left half way; report what was raised when a request
-        ended."""
+        """Recompute if an operation was interrupted; report exceptions that were raised when
+        requests ended."""
         if self.scheduler.outbox.is_in_doubt:
             self.loop.repair()
         if self.scheduler.outbox.faults:
@@ -90,6 +89,6 @@ class EngineCore:
                 self.guard.on_fault(fault)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float) -> None:
-        """Write an event into the history of a request."""
+        """Record an event in the history of a request."""
         step = self.scheduler.planner.num_steps
         self.scheduler.history.note(id, kind, detail, now, step)

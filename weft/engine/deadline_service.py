@@ -1,11 +1,11 @@
-"""Requests with a deadline for their first token: refused at once if they cannot meet it, and told
-how long they will wait if they can.
+"""Requests with a deadline for their first token: a request that cannot meet it is refused at once;
+otherwise its client gets the expected wait.
 
-    arrives ─▶ expected from what steps cost (`scheduler/estimate/`), with a band around it
-                 later than the deadline ─▶ 503, and when to come again
-                 in time ─▶ waits ─▶ first token: the band learns how far it was off
+    arrives ─▶ expected time, from the cost of steps (`scheduler/estimate/`), with a band around it
+                 later than the deadline ─▶ 503, with a time to retry
+                 in time ─▶ waits ─▶ first token: the band learns from the error
 
-Its estimates stand in `GET /requests/{rid}` for every request that waits.
+`GET /requests/{rid}` shows the estimate for every waiting request.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ REST_S = 3e-4
 
 @dataclass(slots=True)
 class Promise:
-    """What was expected of a request."""
+    """The expected time of a request's first token."""
 
     made_s: float
-    expected_s: float  # from then on, before what earlier ones have taught
+    expected_s: float  # from then on, without the calibration
     band: WaitBand
 
 
@@ -111,7 +111,7 @@ class DeadlineService(Service):
         expected_s: float | None,
         now: float,
     ) -> list[RequestWarning]:
-        """Refuse the request, or return what its client is told."""
+        """Refuse the request, or return the message for its client."""
         self._open[request.id] = not request.message.sampling.ignore_eos
         if expected_s is None:
             return []
@@ -163,7 +163,7 @@ class DeadlineService(Service):
         return self._estimator.first_tokens_s(wanted, now, open_prompts, in_flight)
 
     def filter_output(self, output: StepOutput) -> StepOutput | None:
-        """Look who has a first token, and who has ended."""
+        """Note the requests that get their first token or end in this output."""
         if self._promises and output.ids:
             ids = np.frombuffer(output.ids, dtype=np.int64)
             self._came += [id for id in set(ids.tolist()) if id in self._promises]
@@ -190,7 +190,7 @@ class DeadlineService(Service):
         found: Explanation,
         now: float,
     ) -> Explanation:
-        """An explanation, with the wait that is expected, if the request waits."""
+        """An explanation, with the expected wait if the request waits."""
         request = self._core.scheduler.requests.get(found.id)
         if request is None or request.row != NO_ROW:
             return found
@@ -208,7 +208,8 @@ def _left_s(request: Request, now: float) -> float:
 
 
 def _milliseconds(band: WaitBand, waited_s: float) -> str:
-    """The bounds as a client reads them: from its arrival on, when it has waited so long."""
+    """The bounds for the client, counted from the arrival of a request that has waited
+    `waited_s`."""
     low_ms = math.floor((waited_s + band.low_s) * 1_000)
     high_ms = math.ceil((waited_s + band.high_s) * 1_000)
     return f"{low_ms}-{high_ms}"

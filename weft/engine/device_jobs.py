@@ -1,10 +1,10 @@
-"""Work for the device that is no step, one job at a time: new weights, memory released and resumed.
+"""Work of the device besides steps, one job at a time: new weights, memory released and resumed.
 
     submit ─▶ jobs ── nothing in flight ─▶ runner.control ── done ─▶ requests, cache ─▶ reply
 
-No step runs while a job is under way or memory is released. Messages are taken in all the while;
-requests wait in the queue, and end by their deadlines. No tensor is seen here: what the scheduler
-has to know stands in a `DeviceReply`, which the journal records.
+No step runs while a job is in progress or memory is released. Messages are processed all the time;
+requests wait in the queue, and end by their deadlines. This module sees no tensor: the scheduler
+learns the result from a `DeviceReply`, which the journal records.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ log = EventLog("engine")
 
 
 class JobResult(NamedTuple):
-    """What came of a job, for its answer."""
+    """The result of a job, for its answer."""
 
     reply: DeviceReply
-    weight_version: str  # in force from now on
-    num_requests: int  # that were aborted or are computed anew
+    weight_version: str  # in use from now on
+    num_requests: int  # aborted, or computed again
 
 
-Answer: TypeAlias = Callable[[JobResult], FromEngine | None]  # None: nobody waits for one
+Answer: TypeAlias = Callable[[JobResult], FromEngine | None]  # None: no call waits for an answer
 
 
 class DeviceJob(NamedTuple):
-    """A request to the device, and what follows from it."""
+    """A request to the device, and its consequences."""
 
     request: DeviceRequest
     answer: Answer
-    needs_idle: bool = False  # refused while a request holds KV memory; the cache is emptied
+    needs_idle: bool = False  # refused while a request owns KV memory; the cache is emptied
     weight_version: str | None = None
     aborts: bool = False  # open requests end if it succeeds
-    from_checkpoint: bool = False  # the weights can be loaded again from where these come
-    is_logged: bool = True  # what is asked again and again is not
+    from_checkpoint: bool = False  # whether the weights can be loaded again from the same place
+    is_logged: bool = True  # false for frequent requests
 
 
 class DeviceJobs(Service):
@@ -63,12 +63,12 @@ class DeviceJobs(Service):
         self._core = core
         self._runner = runner
         self._pause = pause
-        self.released: tuple[str, ...] = ()  # kinds of memory
+        self.released: tuple[str, ...] = ()  # released kinds of memory
         self.weight_version = FIRST_VERSION
-        self._checkpoint_version = FIRST_VERSION  # of the weights where they can be loaded again
+        self._checkpoint_version = FIRST_VERSION  # version of the weights that can be loaded again
         self._jobs: deque[DeviceJob] = deque()
         self._current: tuple[DeviceJob, Pending] | None = None
-        # Goes out behind the output of the present step: what was computed before comes first.
+        # Sent after the output of the current step, because that was computed before.
         self._reply: FromEngine | None = None
 
     @property
@@ -81,7 +81,7 @@ class DeviceJobs(Service):
         return not self.is_busy and not self.released
 
     def submit(self, job: DeviceJob) -> None:
-        """Do this behind the jobs that are there. Its answer is sent after a later step."""
+        """Run this job after those that are queued. Its answer is sent after a later step."""
         self._jobs.append(job)
         self._core.hooks.begin_work(self)
 
@@ -94,7 +94,7 @@ class DeviceJobs(Service):
         return Refusal(f"{WHY} ({', '.join(self.released)})", 503)
 
     def before_step(self, now: float) -> None:
-        """End the job that is done, or begin the next one."""
+        """End a job that is done, or begin the next one."""
         if self._current is None:
             self._begin_next()
             return
@@ -117,7 +117,7 @@ class DeviceJobs(Service):
 
     def _begin_next(self) -> None:
         if not self._jobs:
-            return  # memory is released
+            return  # no job is left, but memory is released
         self._core.settle()
         job = self._jobs.popleft()
         self._current = job, self._begin(job)
@@ -134,7 +134,7 @@ class DeviceJobs(Service):
         return Done(DeviceReply(ok=False, message=message, released=self.released))
 
     def _take_in(self, job: DeviceJob, reply: DeviceReply) -> JobResult:
-        """What follows for requests, cache and version from a job that is done."""
+        """Update requests, cache and version after a job. Returns its result."""
         scheduler = self._core.scheduler
         self.released = reply.released
         if reply.is_reloaded:
@@ -149,7 +149,7 @@ class DeviceJobs(Service):
             scheduler.recompute(set(), "", "the weights were updated")
         elif reply.is_reloaded:
             scheduler.kv.weights_reloaded()
-        # An update that failed half way makes the KV stale, too, but it is no new version.
+        # An update that failed halfway makes the KV stale, too, but it is not a new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version
             if job.from_checkpoint:

@@ -1,11 +1,11 @@
-"""The engine: submit messages, step, send what comes out.
+"""The engine: submit messages, run steps, send the results.
 
     submit(request) ─▶ arrivals ─▶ scheduler
     submit(message) ─▶ a handler ─▶ scheduler and services
     step()          ─▶ before_step ─▶ plan, launch, commit ─▶ after_step ─▶ messages to send
 
-Used by the engine process and, in one process, by `weft.LLM`. Knows no socket and no tensor: the
-runner and the clock are handed in.
+It is used by the engine process and, without a process of its own, by `weft.LLM`. It knows no
+socket and no tensor: the runner and the clock are arguments.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ log = EventLog("engine")
 
 
 class Engine:
-    """`overlap`: steps that are planned while one runs: none (False), one (True), or more.
+    """`overlap`: steps that are planned while another one runs: none (False), one (True), or more.
 
-    `on_failure` gets each exception that a step of the device, or the scheduler, raised.
+    `on_failure` gets each exception that a step of the device or the scheduler raises.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Engine:
         self.services = Services(settings, self.surroundings, self.depth)
         self.core = self.services.core
 
-    # A journal begins here, and what is measured: behind the warm-up.
+    # Journals and measurements begin here, after the warm-up.
 
     def start_over(self) -> None:
-        """Forget all that was done: cache, counters, history. Only while nothing is open."""
+        """Forget everything that was done: cache, counters, history. No request may be open."""
         assert not self.has_work, "requests are open"
         self.surroundings.tiers.settle()
         self._begin(self.scheduler.settings)
@@ -95,38 +95,38 @@ class Engine:
 
     @property
     def is_stopped(self) -> bool:
-        """A message has asked the engine to end, and it has nothing left to do."""
+        """Whether a message has asked the engine to end, and no work is left."""
         return self.services.shutdown.is_complete
 
     @property
     def wait_s(self) -> float:
-        """The caller of `step` may sleep so long if no message comes: 0 if a step may find
-        something to do, infinite without work."""
+        """How long the caller of `step` may sleep if no message comes: 0 if a step may find work,
+        infinite without work."""
         return self.services.idle.wait_s
 
     @property
     def min_step_s(self) -> float:
-        """The caller of `step` lets so much time pass from one step to the next."""
+        """The time that the caller of `step` must let pass from one step to the next."""
         return self.services.idle.min_step_s
 
     @property
     def last_mode(self) -> ForwardMode | None:
-        """What the last step ran, if there was one and there is work."""
+        """The mode of the last step; None if there was none, or if there is no work."""
         batch = self.scheduler.last_batch
         if batch is None or not self.has_work:
             return None
         return batch.mode
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        """Take a message in. Returns the reply if there is one at once.
+        """Process a message. Returns the reply if there is one at once.
 
-        A message without a handler is dropped. One whose handler raises ends what it brought, and
-        nothing else (`guard.py`). Raises EngineBroken.
+        A message without a handler is dropped. If a handler raises, only the requests of its
+        message end (`guard.py`). Raises EngineBroken.
         """
         core = self.core
         core.has_news = True
         try:
-            # Almost all messages are requests: they need no reply and no table of handlers.
+            # Almost all messages are requests: they need neither a reply nor the table of handlers.
             if isinstance(message, GenerateRequest):
                 self.services.arrivals.take_in(message, core.clock())
                 return None
@@ -154,7 +154,7 @@ class Engine:
         return answer(self.services, handler, message)
 
     def lose(self, ids: tuple[int, ...], message: str) -> None:
-        """A reply that was about the requests `ids` could not be sent: they end with an error."""
+        """A reply about the requests `ids` could not be sent: end them with an error."""
         self.core.has_news = True
         try:
             self.core.guard.lose(ids, message)
@@ -162,10 +162,9 @@ class Engine:
             self.core.repair_if_in_doubt()
 
     def step(self) -> list[FromEngine]:
-        """Run one step, if there is work. Returns what is to be sent, in order.
+        """Run one step, if there is work. Returns the messages to send, in order.
 
-        What the scheduler or a service raises ends no more than the requests concerned. Raises
-        EngineBroken.
+        If the scheduler or a service raises, only the requests concerned end. Raises EngineBroken.
         """
         core = self.core
         try:
@@ -188,8 +187,8 @@ class Engine:
         core.had_work = core.loop.has_work
         if core.has_news:
             core.has_news = False
-            core.loop.num_stuck = 0  # steps were in vain until now: this one need not be
-        # Of a job that ends in `before_step`, the reply goes out before any other step is planned.
+            core.loop.num_stuck = 0  # earlier steps found no work, but this one may
+        # If a job ends in `before_step`, its reply is sent before another step is planned.
         is_held = hooks.holds_steps
         for service in hooks.before_step:
             try:

@@ -1,7 +1,8 @@
-"""Where requests are, what happened to them, and why: the scheduler's history in words.
+"""Explains in words where requests are, what happened to them, and why, from the scheduler's
+history.
 
-Changes nothing. `explain` costs a few milliseconds with thousands of requests in memory, and
-nothing without a question.
+It changes nothing. `explain` takes a few milliseconds with thousands of requests in memory; without
+a call, nothing is computed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.shadow.shadowed import Shadowed
 
-MAX_PASSES_SHOWN = 48  # of one request; the latest
+MAX_PASSES_SHOWN = 48  # of one request: the latest passes
 NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
 
 log = EventLog("scheduler")
@@ -88,7 +89,7 @@ def list_requests(
 
 
 def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
-    """The queue, the next first; then the requests that the policy has not put in order yet."""
+    """The queue in its order; then the requests that the policy does not name."""
     seen: set[int] = set()
     for request in scheduler.waiting_queue.order(now):
         seen.add(request.id)
@@ -99,14 +100,14 @@ def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
 
 
 def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
-    """All requests with exactly this name that are open or remembered, the newest first."""
+    """All open or remembered requests with exactly this name, newest first."""
     found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
     found.sort(key=lambda trace: -trace.arrival_order)
     return [_explain(scheduler, trace, now) for trace in found]
 
 
 def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
-    """What happened to one request, with the reason of every pass in which it waited."""
+    """The events of one request, and the reason of every pass in which it waited."""
     trace = scheduler.history.trace(id)
     if trace is None:
         return None
@@ -114,7 +115,7 @@ def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
 
 
 def stage_times(trace: RequestTrace, now: float) -> StageTimes:
-    """How long a request took for each stage so far. A stage that has not begun is None."""
+    """The time of a request in each stage so far. A stage that has not begun is None."""
     finished_s = now if trace.finished_s == NEVER else trace.finished_s
     if trace.admitted_s == NEVER:
         waited_s = finished_s - trace.arrived_s
@@ -179,7 +180,7 @@ def row_of(
 
 
 def shadow_words(scheduler: Scheduler, id: int) -> str:
-    """What the shadow policy would have changed for a request; nothing without one."""
+    """How the shadow policy would have treated a request; empty without a shadow policy."""
     policy = scheduler.waiting_queue.policy
     if not isinstance(policy, Shadowed):
         return ""
@@ -212,13 +213,13 @@ class Reasons:
         self._scheduler = scheduler
         self.compiling = compiling
         self._last = scheduler.history.last_pass
-        self._behind = ""  # what holds for all behind the place where the last pass stopped
+        self._behind = ""  # the reason for all requests after the one where the last pass stopped
 
     def of(self, request: Request) -> str:
-        """Never empty for one that waits, empty for one that runs.
+        """The reason; never empty for a waiting request, empty for a running one.
 
-        For a request that waits, it is what the last walk over the queue has found, or why there
-        was no walk; for an open prompt that got no piece of the last step, what it lacked.
+        For a waiting request it comes from the last walk over the queue, or says why there was no
+        walk; for an open prompt without a piece in the last step, it is what the prompt lacked.
         """
         if request.id in self.compiling:
             return "its grammar is being compiled"
@@ -234,7 +235,7 @@ class Reasons:
         last = self._last
         if last is not None and not trace.waits[-1].has_seen(last):
             last = None
-        # Passed over for its own sake, in the last walk or after it.
+        # The request itself was passed over, in the last walk or after it.
         if event.kind in PASSED_OVER and (last is None or event.last_walk >= last.last_walk):
             return event.detail
         if last is not None:
@@ -278,7 +279,7 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
     )
     request = scheduler.requests.get(trace.id)
     if request is None or request.spec.arrival_order != trace.arrival_order:
-        return explanation  # it has ended; another request may have its id
+        return explanation  # it has ended; another request may have the same id
     return msgspec.structs.replace(
         explanation,
         state=request.state.value,
@@ -289,7 +290,7 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
 
 
 def _drafts(scheduler: Scheduler, trace: RequestTrace) -> str:
-    """What became of guesses of its tokens; for an open request also why its last step had none."""
+    """The results of drafts of a request; for an open one also why its last step had none."""
     if not scheduler.settings.draft_sources:
         return "nothing is guessed (--speculative)"
     found = []
@@ -335,7 +336,7 @@ def _event_entry(trace: RequestTrace, event: Event) -> TimelineEntry:
 
 
 def _cut_entry(trace: RequestTrace, before: Event, what: str) -> TimelineEntry:
-    """In the place of what is not remembered, or not shown."""
+    """An entry in the place of events that are not remembered or not shown."""
     return TimelineEntry(
         at_s=before.time_s - trace.arrived_s,
         first_step=before.step,
@@ -346,9 +347,9 @@ def _cut_entry(trace: RequestTrace, before: Event, what: str) -> TimelineEntry:
 
 
 def _waiting_entries(scheduler: Scheduler, trace: RequestTrace) -> list[TimelineEntry]:
-    """The latest passes that left a request waiting, and before them what is left out.
+    """The latest passes that left a request waiting, after an entry for what is left out.
 
-    Walks in which it was passed over for its own sake are events, and not repeated.
+    Walks that passed over the request itself are events, and are not repeated here.
     """
     found: list[tuple[Wait, SchedulingPass]] = []
     for wait in trace.waits:
@@ -368,7 +369,7 @@ def _waiting_entries(scheduler: Scheduler, trace: RequestTrace) -> list[Timeline
 
 
 def _left_out(scheduler: Scheduler, trace: RequestTrace, num_cut: int) -> list[str]:
-    """What of a request's waiting is not shown, or not remembered."""
+    """The parts of a request's waiting that are not shown or not remembered."""
     left_out = []
     if num_cut:
         left_out.append(f"{num_cut:,} earlier reasons for waiting")
@@ -383,7 +384,7 @@ def _left_out(scheduler: Scheduler, trace: RequestTrace, num_cut: int) -> list[s
 
 
 def _is_explained(trace: RequestTrace, one: SchedulingPass) -> bool:
-    """Whether events of its own say already why it waited in all walks of this pass."""
+    """Whether events of the request explain why it waited in all walks of this pass."""
     return any(
         event.explains(one.first_walk) and event.explains(one.last_walk) for event in trace.events
     )
@@ -392,7 +393,7 @@ def _is_explained(trace: RequestTrace, one: SchedulingPass) -> bool:
 def _waiting_entry(
     scheduler: Scheduler, trace: RequestTrace, others: _Others, wait: Wait, one: SchedulingPass
 ) -> TimelineEntry:
-    """A pass in words. One that began before the wait counts from the wait on."""
+    """A pass in words. If it began before the wait, only the part in the wait counts."""
     at_s = max(one.first_s, wait.since_s)
     first_step = max(one.first_step, wait.since_step)
     times = one.times
@@ -412,7 +413,7 @@ def _waiting_entry(
 
 
 class _Others:
-    """When the requests that came before this one waited."""
+    """The times in which earlier requests waited."""
 
     def __init__(self, scheduler: Scheduler, trace: RequestTrace) -> None:
         spans: list[tuple[float, float]] = []
@@ -422,14 +423,14 @@ class _Others:
         self._waits = np.array(spans, dtype=np.float64).reshape(-1, 2)  # [n, 2] since, until
 
     def num_before(self, time_s: float) -> int:
-        """How many of them waited at that time."""
+        """How many of them waited at this time."""
         has_begun = self._waits[:, 0] <= time_s
         has_not_ended = self._waits[:, 1] > time_s
         return int(np.count_nonzero(has_begun & has_not_ended))
 
 
 def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> str:
-    """Why requests at the place where this pass stopped, and behind it, waited."""
+    """Why the request at which this pass stopped, and the requests after it, waited."""
     name = "it" if one.id == trace.id else scheduler.history.name(one.id)
     settings = scheduler.settings
     match one.stop:

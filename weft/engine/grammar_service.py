@@ -1,5 +1,5 @@
-"""Grammars between the engine's messages and `scheduler/features/grammar.py`: which requests wait
-for one, which wait no more, and which ask for one that does not exist."""
+"""Connects the engine's messages with `scheduler/features/grammar.py`: requests that wait for their
+grammar, that continue, and whose grammar is refused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class GrammarService(Service):
         self.feature = feature
 
     def compile(self, message: GenerateRequest, now: float) -> None:
-        """A request with a grammar is open, and the feature compiles it: the request waits."""
+        """A request with a grammar is open and waits while the feature compiles it."""
         grammar = message.sampling.grammar
         self._core.note(message.id, EventKind.GRAMMAR, f"{grammar}: it is being compiled", now)
         self._core.hooks.attach(self)
 
     def before_step(self, now: float) -> None:
-        """Let requests go on whose grammar is ready, end those whose grammar is refused."""
+        """Let requests continue whose grammar is ready; end requests whose grammar is refused."""
         warned: list[RequestWarning] = []
         for result in self.feature.take():
             if result.constraint is None:

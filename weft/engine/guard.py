@@ -1,15 +1,16 @@
-"""What is raised ends what it concerns, is counted and logged, and the engine goes on.
+"""After an exception, only the requests concerned end; it is counted and logged, and the engine
+continues.
 
     a handler raises        ─▶ the message's requests that are not open end with status 500,
                                a control request gets `CallFailed`
     a reply cannot be sent  ─▶ the requests in it end, a control request gets `CallFailed`
-    a hook raises           ─▶ it is called again with the next step
-    the scheduler raises    ─▶ the loop computes anew; here it is reported
+    a hook raises           ─▶ it is called again in the next step
+    the scheduler raises    ─▶ the loop recomputes; the guard reports it
     the device raises       ─▶ the loop ends the requests of the step; after `MAX_FAILURES_IN_A_ROW`
                                steps the engine ends, too
 
-The log has a failure once, with its traceback. Of a request that was taken in by half, nothing is
-left: the scheduler opens one as a whole or not at all (`Scheduler.add_request`).
+Each failure is logged once, with its traceback. No request stays partly open: the scheduler opens a
+request completely or not at all (`Scheduler.add_request`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from weft.scheduler.scheduler import Scheduler
 
 MAX_FAILURES_IN_A_ROW = 3
 
-# A request is opened as a whole or not at all; the others only read. After a fault in the handler
-# of any other message, the scheduler's state is computed anew.
+# A request is opened completely or not at all; the other messages only read. After a fault in the
+# handler of any other message, the scheduler's state is reset and recomputed.
 LEAVES_STATE_INTACT = (
     GenerateRequest,
     BatchGenerate,
@@ -43,11 +44,11 @@ log = EventLog("engine")
 
 
 class EngineBroken(RuntimeError):
-    """The device failed on several steps in a row: there is no point in going on."""
+    """The device failed on several steps in a row, so the engine must end."""
 
 
 class Guard:
-    """Counts failures of one engine. `report` gets every exception of the device and of the
+    """Counts the failures of one engine. `report` gets every exception of the device and of the
     scheduler."""
 
     def __init__(self, scheduler: Scheduler, report: Callable[[Exception], None]) -> None:
@@ -55,13 +56,13 @@ class Guard:
         self._report = report
         self._failing_hooks: set[str] = set()  # names of services whose hooks have raised before
         self.num_turns = 0  # calls of `Engine.step`
-        self._failures_in_a_row = 0  # of the device, with one in each turn
-        self._failed_turn = 0  # the last one with such a failure
+        self._failures_in_a_row = 0  # of the device, in consecutive turns
+        self._failed_turn = 0  # the last turn with such a failure
 
     # Messages
 
     def message_failed(self, message: ToEngine, exc: BaseException) -> FromEngine | None:
-        """The handler of `message` raised `exc`. Returns the reply, if one is due."""
+        """The handler of `message` raised `exc`. Returns the reply, if the message needs one."""
         kind = type(message).__name__
         self.note(kind, exc)
         if isinstance(message, GenerateRequest):
@@ -90,7 +91,7 @@ class Guard:
                 self._scheduler.fail(id, message)
 
     def note(self, what: str, exc: BaseException) -> None:
-        """Count a failure, and write it to the log."""
+        """Count and log a failure."""
         self._scheduler.counters.num_failed += 1
         _log(what, exc)
 
@@ -102,7 +103,7 @@ class Guard:
                 scheduler.fail(message.id, describe_failure("this request", exc))
 
     def _end_matching(self, message: Abort, exc: BaseException) -> None:
-        """End the requests that were to be aborted and are still open."""
+        """End the requests of an abort that are still open."""
         for id in matching_ids(self._scheduler.requests, message):
             if id in self._scheduler.requests:
                 self._scheduler.fail(id, describe_failure("the end of this request", exc))
@@ -110,8 +111,8 @@ class Guard:
     # Steps
 
     def hook_failed(self, name: str, exc: Exception) -> None:
-        """A hook of the service `name` raised `exc`. It ends nothing: calls that wait for the
-        service wait on. Raises EngineBroken if `exc` is that."""
+        """A hook of the service `name` raised `exc`. No request ends; calls that wait for the
+        service keep waiting. Raises EngineBroken if `exc` is one."""
         if isinstance(exc, EngineBroken):
             raise exc
         if name in self._failing_hooks:
@@ -119,20 +120,20 @@ class Guard:
             log.seldom("step_failed", what=name, error=type(exc).__name__)
             return
         self._failing_hooks.add(name)
-        # Only the first time: with each step computed anew, no request would ever end.
+        # Only the first time: if each step were recomputed, no request would ever end.
         self._scheduler.outbox.doubt()
         self.note(name, exc)
 
     def on_fault(self, exc: Exception) -> None:
-        """The scheduler raised. This is no failure in a row: a request that brings the fault along
-        is ended when it comes again."""
+        """The scheduler raised. This does not count as a failure in a row: if one request causes
+        the fault, it ends when the fault comes again."""
         self._report(exc)
         self._scheduler.counters.num_faults += 1
 
     def on_failure(self, exc: Exception) -> None:
-        """A step failed on the device. Raises EngineBroken if too many did in a row."""
+        """A step failed on the device. Raises EngineBroken after too many failures in a row."""
         self._report(exc)
-        # A turn without a failure ends the row. Two steps may fail in one turn: both count.
+        # A turn without a failure ends the series. If two steps fail in one turn, both count.
         if self.num_turns > self._failed_turn + 1:
             self._failures_in_a_row = 0
         self._failed_turn = self.num_turns
@@ -144,7 +145,7 @@ class Guard:
 
 
 def describe_failure(what: str, exc: BaseException) -> str:
-    """For the user. What exactly was raised is for the log alone."""
+    """The message for the user. Details of the exception are only logged."""
     return f"the engine failed on {what} ({type(exc).__name__})"
 
 
@@ -153,8 +154,8 @@ def replace_unsent(
 ) -> list[FromEngine]:
     """A reply could not be sent. Returns the messages to send instead.
 
-    `lose` ends the requests that the reply was about, by their ids and a message for the user. It
-    is the engine's, or that of an engine that keeps a journal: the journal must have what changes.
+    `lose` ends the requests of the reply, by their ids and a message for the user. It is a method
+    of the engine, or of the engine that keeps a journal, because a journal must record the change.
     """
     kind = type(reply).__name__
     _log(kind, exc)
@@ -163,7 +164,7 @@ def replace_unsent(
     if isinstance(reply, StepOutput):
         ended = {finish.id for finish in reply.finished}
         still_open = ids_of(reply) - ended
-    # For these the scheduler says the final word. Of those that have ended it knows nothing more.
+    # The scheduler sends the final replies of open requests. It no longer knows the ended ones.
     why = describe_failure("this request's output", exc)
     lose(tuple(sorted(still_open)), why)
     if isinstance(reply, StepOutput):
@@ -175,7 +176,7 @@ def replace_unsent(
 
 
 def _final_words(ids: Sequence[int], message: str) -> list[FromEngine]:
-    """One output that ends these requests with an error; nothing if there are none."""
+    """One output that ends these requests with an error; empty if there are none."""
     if not ids:
         return []
     finished = []

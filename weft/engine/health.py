@@ -1,8 +1,8 @@
-"""Health checks: does the engine compute? They never queue behind work.
+"""Health checks: does the engine compute? They never wait for other work.
 
-While requests run, the next result of a step is the answer. Where nothing runs, one token is
-generated for it, by a request of the engine's own (the probe) that goes before all others and whose
-output leaves no engine. An engine that is paused could compute, and says so at once.
+While requests run, the next result of a step is the answer. If no request runs, the engine
+generates one token for a request of its own (the probe), which goes before all others and whose
+output is not sent. A paused engine could compute, and answers at once.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PROMPT_ONLY_PROBE = msgspec.structs.replace(PROBE, sampling=SamplingParams(max_n
 
 
 class HealthChecks(Service):
-    """Attached while calls wait for an answer, and while the probe is open."""
+    """Attached while calls wait for an answer, or the probe is open."""
 
     name = "health checks"
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._calls: list[int] = []  # that wait for an answer
-        self._num_results = 0  # of the loop, when the last of them came
-        self._has_probe = False  # the probe is open
+        self._calls: list[int] = []  # calls that wait for an answer
+        self._num_results = 0  # results of the loop when the last call came
+        self._has_probe = False  # whether the probe is open
 
     def ask(self, call: int, now: float) -> None:
-        """Answer this call with the next result of a step."""
+        """Answer this call after the next result of a step."""
         self._calls.append(call)
         self._core.hooks.begin_work(self)
         self._num_results = self._core.loop.num_results
@@ -53,15 +53,15 @@ class HealthChecks(Service):
             elif self._core.loop.num_results > self._num_results:
                 self._answer(True)
             else:
-                self._open_probe(now)  # the request that was to bring the result may have ended
+                self._open_probe(now)  # the request that would have given a result may have ended
         if not self._calls and not self._has_probe:
             self._core.hooks.detach(self)
 
     def filter_output(self, output: StepOutput) -> StepOutput | None:
-        """The output without that of the probe; a probe that failed answers all calls."""
+        """Remove the output of the probe; if the probe failed, answer all calls."""
         if not self._has_probe:
             return output
-        # The probe may be one of many in this step: other requests may have come since.
+        # Other requests may have come since, so the probe may be one of many in this step.
         others = []
         for finish in output.finished:
             if finish.id != PROBE.id:
@@ -83,7 +83,7 @@ class HealthChecks(Service):
         return None if is_empty else rest
 
     def _open_probe(self, now: float) -> None:
-        """Compute a token, unless a request runs whose result will do."""
+        """Open the probe, unless a running request will give a result."""
         scheduler = self._core.scheduler
         num_running = len(scheduler.requests) - len(scheduler.waiting_queue)
         if num_running or self._has_probe:

@@ -1,9 +1,10 @@
-"""The moments at which the engine asks its services, and which services are asked at present.
+"""The hooks of services, and the list of the services that are attached at present.
 
-A service is what the engine does beside running steps: it pauses generation, changes weights,
-closes sessions, answers health checks. It overrides the hooks that it needs. It attaches itself
-when there is something to do and detaches itself afterwards, so a step visits only services with
-work at hand.
+A service is work of the engine besides running steps: it pauses generation, changes weights, closes
+sessions, or answers health checks. It overrides the hooks that it needs. It attaches itself when it
+has work and detaches itself afterwards, so a step visits only services with work.
+
+    message ─▶ handler ─▶ service ── attach, or begin_work if the engine must step for it
 
     message ─▶ handler ─▶ service ── attach, or begin_work if the engine is to step for it
                              │
@@ -27,53 +28,52 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.limits import Refusal
 
-SOON = -math.inf  # `wake_at` of a service that must be asked again to find out
+SOON = -math.inf  # value of `wake_at` if the service must be asked again
 
 
 class Service:
-    """Override what is needed. No hook waits for anything; times are in seconds of the engine's
-    clock.
+    """Override the hooks that the service needs. No hook may wait; times are seconds of the
+    engine's clock.
 
-    A hook that raises ends no request: the guard counts it, and it is called again with the next
-    step.
+    A hook that raises ends no request: the guard counts the exception, and the hook is called again
+    in the next step.
     """
 
-    name = "a service"  # in log lines
+    name = "a service"  # for log lines
     holds_steps = False  # no step may be planned while the service is attached
 
     def wake_at(self) -> float:
-        """When a step will find something to do here: a time, `SOON`, or infinite (not before a
-        message)."""
+        """When a step will find work here: a time, `SOON`, or infinite (not before a message)."""
         return math.inf
 
     def refuses(self, message: GenerateRequest, now: float) -> Refusal | None:
-        """A request has come. Returns why it cannot be opened, if it cannot."""
+        """A request has come. Returns why it cannot be opened; None if it can."""
         return None
 
     def opened(self, message: GenerateRequest, now: float) -> None:
-        """The request of this message has been opened: it stands in the waiting queue."""
+        """The request of this message has been opened and is in the waiting queue."""
 
     def before_step(self, now: float) -> None:
         """A step begins."""
 
     def after_step(self, now: float) -> None:
-        """A step has ended, and its output is on the way."""
+        """A step has ended, and its output will be sent."""
 
     def filter_output(self, output: StepOutput) -> StepOutput | None:
-        """Output is about to be sent. Returns what of it is for the front."""
+        """Called before output is sent. Returns the part of it that is for the front."""
         return output
 
 
 class ServiceHooks:
-    """The attached services by hook. Tuples are replaced, never changed: a service may detach
-    itself while it is being asked.
+    """The attached services by hook. Tuples are replaced, never changed, because a service may
+    detach itself while it is called.
 
-    Services are asked in their order, but `after_step` in the opposite one: the first to see a step
-    begin is the last to see it end.
+    Services are called in their order, except `after_step`, which is called in reverse order: the
+    first service of `before_step` is the last of `after_step`.
     """
 
     def __init__(self) -> None:
-        self._services: tuple[Service, ...] = ()  # all, in their order
+        self._services: tuple[Service, ...] = ()  # all services, in order
         self.attached: tuple[Service, ...] = ()
         self.refuses: tuple[Service, ...] = ()
         self.opened: tuple[Service, ...] = ()
@@ -81,7 +81,7 @@ class ServiceHooks:
         self.after_step: tuple[Service, ...] = ()
         self.filter_output: tuple[Service, ...] = ()
         self.holds_steps = False
-        self._working: set[Service] = set()  # attached, and the engine is to step for them
+        self._working: set[Service] = set()  # attached services for which the engine must step
 
     @property
     def has_work(self) -> bool:
@@ -89,34 +89,34 @@ class ServiceHooks:
         return bool(self._working)
 
     def arrange(self, services: Sequence[Service]) -> None:
-        """All services of the engine, in the order in which they are asked. None is attached."""
+        """Set all services of the engine, in the order of their calls. None is attached."""
         self._services = tuple(services)
 
     def attach(self, service: Service) -> None:
-        """Ask this service from now on. Does nothing if it is attached."""
+        """Call this service from now on. Does nothing if it is attached."""
         if service not in self.attached:
             self._replace([*self.attached, service])
 
     def detach(self, service: Service) -> None:
-        """Ask this service no more. Does nothing if it is not attached."""
+        """Stop calling this service. Does nothing if it is not attached."""
         self._working.discard(service)
         if service in self.attached:
             self._replace([other for other in self.attached if other is not service])
 
-    # A service says when its work begins and ends, so that no step has to ask.
+    # A service reports the beginning and the end of its work, so that steps need not ask.
 
     def begin_work(self, service: Service) -> None:
-        """Attach this service; the engine steps without waiting for a message until `end_work` or
-        `detach`."""
+        """Attach this service and let the engine step without waiting for messages, until
+        `end_work` or `detach`."""
         self._working.add(service)
         self.attach(service)
 
     def end_work(self, service: Service) -> None:
-        """The service stays attached, and the engine need not step for it."""
+        """The service stays attached, but the engine no longer steps for it."""
         self._working.discard(service)
 
     def _replace(self, attached: Sequence[Service]) -> None:
-        # Made anew on each change, which is rare, so that a step only walks over tuples.
+        # Built again on each change, which is rare, so that a step only iterates over tuples.
         in_order = [service for service in self._services if service in attached]
         self.attached = tuple(in_order)
         self.refuses = self._overriding("refuses")
@@ -127,7 +127,7 @@ class ServiceHooks:
         self.holds_steps = any(service.holds_steps for service in self.attached)
 
     def _overriding(self, hook: str) -> tuple[Service, ...]:
-        """The attached services with a hook of their own of this name."""
+        """The attached services that override this hook."""
         empty = getattr(Service, hook)
         found = []
         for service in self.attached:

@@ -1,8 +1,7 @@
-"""Blocking the input: requests that come while it is blocked are kept, and looked at when it is
-open again.
+"""Blocking the input: requests that come while it is blocked are kept until it is open again.
 
-They stand in the waiting queue like any other request, so limits, deadlines, aborts and
-explanations hold for them; the queue only does not offer them. Control requests are not blocked.
+They are in the waiting queue like other requests, so limits, deadlines, aborts and explanations
+apply to them; the queue only does not offer them to a pass. Control requests are not blocked.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ class InputGate(Service):
         self.state: Literal["unblocked", "blocked"] = "unblocked"
 
     def block(self) -> None:
-        """Keep requests that come from now on. Those that are kept already stay so."""
+        """Block requests that come from now on. Blocked ones stay blocked."""
         scheduler = self._core.scheduler
         self.state = "blocked"
         self._core.hooks.attach(self)
         scheduler.waiting_queue.block(scheduler.counters.num_requests)
 
     def unblock(self, now: float) -> None:
-        """Offer the requests that were kept, and those that come."""
+        """Offer the blocked requests to the next pass, and block no more."""
         if self.state == "unblocked":
             return
         scheduler = self._core.scheduler
         released = list(scheduler.waiting_queue.blocked())
         scheduler.waiting_queue.unblock()
-        # Last: what raises before it leaves an input that can be opened again.
+        # Last, so that after an exception before it the input can still be opened.
         self.state = "unblocked"
         self._core.hooks.detach(self)
         for request in released:
@@ -48,6 +47,6 @@ class InputGate(Service):
             )
 
     def opened(self, message: GenerateRequest, now: float) -> None:
-        """The history of a request says why it waits."""
+        """Record in the history of a request why it waits."""
         scheduler = self._core.scheduler
         scheduler.history.waits_for(message.id, WHY, now, scheduler.planner.num_steps)

@@ -1,11 +1,11 @@
-"""Taking messages in, from the front and from the RPC socket, and sending replies to the sender.
+"""Receives messages from the front and from the RPC socket, and sends replies to their senders.
 
     front  ─▶ Intake.recv_requests ─▶ Engine ─▶ Intake.send ─▶ front
     RPC    ─▶          │                            └────────▶ RPC, if the call came from there
                        └─ not in every step, if `--recv-interval` says so (RecvSkipper)
 
-No call waits, and one call takes in a limited number of messages. Intake knows neither sockets nor
-what messages mean: the two sources are handed in.
+No call waits, and one call receives a limited number of messages. Intake knows neither sockets nor
+the meaning of messages: the two sources are arguments.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from weft.messages.weights import WeightsReply
 from weft.observe.log import EventLog
 from weft.plan.step import ForwardMode
 
-# A message takes 50 to 100 µs, so a flood of them delays the running requests by some 10 ms a step;
-# the rest is taken in at the next step.
+# A message takes 50 to 100 µs, so many messages delay running requests by about 10 ms per step; the
+# rest is received in the next step.
 MAX_RECV_PER_POLL = 128
 
 log = EventLog("intake")
@@ -36,9 +36,9 @@ class MessageSource(Protocol):
 
 
 class CallSource(Protocol):
-    """The RPC socket, to which any number of clients connect: `messages.channel.RpcSocket`.
+    """The RPC socket for any number of clients: `messages.channel.RpcSocket`.
 
-    Its calls have numbers below 0, by which `send` finds the client.
+    Its calls have negative numbers, by which `send` finds the client.
     """
 
     num_dropped: int
@@ -49,11 +49,11 @@ class CallSource(Protocol):
 
 
 class RecvSkipper:
-    """Whether to look for messages in this step.
+    """Decides whether to receive messages in a step.
 
-    Each step counts by its mode (`weights`, 1 for a mode without a weight); it is time when the sum
-    reaches `interval`. Looking costs little, but a larger interval leaves steps undisturbed.
-    Without a running step there is nothing to disturb: then it is always time.
+    Each step adds the weight of its mode (`weights`; 1 for a mode without a weight); messages are
+    received when the sum reaches `interval`. Receiving costs little, but with a larger interval
+    steps are not disturbed. If no step runs, messages are always received.
     """
 
     def __init__(self, interval: int = 1, weights: Mapping[ForwardMode, int] | None = None) -> None:
@@ -62,7 +62,7 @@ class RecvSkipper:
         self._counted = 0
 
     def handle(self, last_mode: ForwardMode | None) -> bool:
-        """`last_mode`: what the last step ran; None if nothing."""
+        """`last_mode`: mode of the last step; None if no step ran. Returns whether to receive."""
         if last_mode is None:
             self._counted = 0
             return True
@@ -74,7 +74,7 @@ class RecvSkipper:
 
 
 class Intake:
-    """`send` takes replies to the front, and everything that is no reply."""
+    """`send` takes replies to the front, and all messages that are not replies."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class Intake:
         self._front = front
         self._rpc = rpc
         self._skipper = skipper or RecvSkipper()
-        self._num_dropped = 0  # that have been reported
+        self._num_dropped = 0  # dropped messages that have been reported
 
     def recv_requests(self, last_mode: ForwardMode | None = None) -> list[ToEngine]:
         """The messages that have come, RPC calls first.
 
-        At most `MAX_RECV_PER_POLL` of each source, and nothing if it is not time.
+        At most `MAX_RECV_PER_POLL` of each source; none if the skipper says so.
         """
         if not self._skipper.handle(last_mode):
             return []
@@ -111,13 +111,12 @@ class Intake:
             self._send(message)
             return
         self._rpc.send(message)
-        # The front tells its clients which weights are in use, also if an RPC client has changed
-        # them.
+        # The front tells clients which weights are in use, even if an RPC client has changed them.
         if isinstance(message, WeightsReply):
             self._send(message)
 
     def _newly_dropped(self) -> int:
-        """Messages that could not be read since the last time."""
+        """Number of unreadable messages since the last call."""
         total = self._front.num_dropped
         if self._rpc is not None:
             total += self._rpc.num_dropped

@@ -1,9 +1,9 @@
-"""The accounting of KV memory in service: a fault is reported, its pages are quarantined, and the
-server goes on.
+"""The accounting of KV memory in service: faults are reported, their pages are quarantined, and the
+server continues.
 
-The sum of all pages is checked after every step, in a few additions. Who owns each page is looked
-up when the sum is wrong, when a call asks for it, and when the engine becomes idle. (In tests
-`Scheduler.audit` raises instead.)
+The sum of all pages is checked after every step, which takes a few additions. The owner of each
+page is checked when the sum is wrong, when a call asks for it, and when the engine becomes idle.
+(In tests, `Scheduler.audit` raises instead.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.memory.allocator import NOBODY
 from weft.messages.control import AuditReply
 from weft.observe.log import EventLog
 
-AUDIT_INTERVAL_S = 5.0  # between audits of an engine that becomes idle again and again
+AUDIT_INTERVAL_S = 5.0  # minimum time between audits of an engine that often becomes idle
 
 log = EventLog("kv_audit")
 
@@ -30,8 +30,8 @@ class KvAuditor(Service):
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._scheduler = core.scheduler
-        self._calls: list[int] = []  # that wait for an audit
-        self._known_gap = (0, 0)  # pages and rows that could not be repaired: reported once
+        self._calls: list[int] = []  # calls that wait for an audit
+        self._known_gap = (0, 0)  # pages and rows that could not be repaired; reported once
         self._audited_at = 0.0
 
     def ask(self, call: int) -> None:
@@ -40,8 +40,8 @@ class KvAuditor(Service):
         self._core.hooks.begin_work(self)
 
     def after_step(self, now: float) -> None:
-        # The sums cost a few microseconds, a look at every page many more: only an idle engine has
-        # the time, and not each time that it becomes idle.
+        # The sums take a few microseconds, a check of every page many more. So it is made only when
+        # the engine is idle, and not each time.
         is_wrong = self.gap() != self._known_gap
         is_due = now - self._audited_at >= AUDIT_INTERVAL_S and not self._core.loop.has_work
         if self._calls or is_wrong or is_due:
@@ -54,17 +54,18 @@ class KvAuditor(Service):
     # and of all rows: requests that are not in the queue = rows in use.
 
     def gap(self) -> tuple[int, int]:
-        """Pages and rows that the sums lack; (0, 0) if all are accounted for."""
+        """Pages and rows that are missing in the sums; (0, 0) if all are accounted for."""
         scheduler = self._scheduler
         num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
         return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def audit(self, now: float) -> list[str]:
-        """Look up the owner of every page, repair what is wrong. Returns the faults. No step is in
+        """Check the owner of every page, and repair faults. Returns the faults. No step may be in
         flight.
 
-        A page without an owner, or free and owned at once, is quarantined. A page with two owners
-        holds the K and V of neither: both requests end with an error, all others are computed anew.
+        A page without an owner, or one that is free and owned, is quarantined. A page with two
+        owners has the K and V of neither: both requests end with an error, and all others are
+        computed again.
         """
         self._audited_at = now
         try:
@@ -109,8 +110,7 @@ class KvAuditor(Service):
         )
 
     def _repair(self) -> list[str]:
-        """Quarantine the pages with a fault, and give up what was computed on a page with two
-        owners."""
+        """Quarantine faulty pages, and end the requests of a page with two owners."""
         scheduler = self._scheduler
         faults = scheduler.find_faults()
         reports = [self._report(fault) for fault in faults]
@@ -118,7 +118,7 @@ class KvAuditor(Service):
         doubly_owned = [fault for fault in faults if len(fault.users) > 1]
         if doubly_owned:
             self._give_up(doubly_owned)
-            # With that all pages were given out anew: look again.
+            # All pages were allocated again, so check again.
             scheduler.kv.quarantine(scheduler.find_faults())
         if faults:
             self._scheduler.shrink()

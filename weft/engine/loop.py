@@ -1,16 +1,16 @@
 """One loop with a depth: choose a step, launch it, commit the oldest.
 
 Depth 0 waits for each step before it plans the next. Depth 1 overlaps: while the device runs step
-n, step n+1 is planned and launched; its input tokens are on the device, the scheduler learns them
-one step late. After a step that blocks overlap (`Batch.blocks_overlap`) nothing is planned before
-its result is known: the next mask of a grammar depends on it.
+n, step n+1 is planned and launched; its input tokens are on the device, and the scheduler learns
+them one step later. After a step that blocks overlap (`Batch.blocks_overlap`), no step is planned
+before its result is known, for example because the next mask of a grammar depends on it.
 
     depth 0   plan 1 ▸ launch 1 ▸ commit 1 ▸ plan 2 ▸ launch 2 ▸ commit 2
     depth 1   plan 1 ▸ launch 1 ▸ plan 2 ▸ launch 2 ▸ commit 1 ▸ plan 3 ▸ launch 3 ▸ commit 2
 
-After an exception of the device or the scheduler, the scheduler's state is made anew, and what is
-known of the requests is computed again. The requests of the step end with an error. Where no step
-can be named, the requests that were planned for end if it was not their first time.
+After an exception of the device or the scheduler, the scheduler's state is reset, and the known
+tokens of the requests are computed again. The requests of the failed step end with an error. If no
+step is to blame, the requests that were being planned end if this was not their first fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAN_FAILED = "the engine failed twice while it planned for this request"
 
 
 class LaunchedStep(NamedTuple):
-    """A step that the device computes."""
+    """A step that the device is computing."""
 
     batch: Batch
     step: Step
@@ -38,8 +38,8 @@ class LaunchedStep(NamedTuple):
 
 
 class Loop:
-    """`clock` gives seconds. `on_failure` gets each exception that a step of the device raised,
-    `on_fault` each that the scheduler raised."""
+    """`clock` gives seconds. `on_failure` gets each exception that a step of the device raises,
+    `on_fault` each exception of the scheduler."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Loop:
         self._depth = depth
         self._on_failure = on_failure
         self._on_fault = on_fault
-        self._in_flight: deque[LaunchedStep] = deque()  # the oldest first
+        self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._now = 0.0  # when the last step was planned
-        self._done_s = 0.0  # when the result of the last step came
-        self.num_results = 0  # that have come
-        # The last calls of `step` that found nothing to plan, and nothing in flight.
+        self._done_s = 0.0  # when the result of the last step was known
+        self.num_results = 0  # number of results so far
+        # The latest consecutive calls of `step` without a step to plan or in flight.
         self.num_stuck = 0
 
     @property
@@ -71,11 +71,11 @@ class Loop:
 
     @property
     def first_in_flight(self) -> int | None:
-        """The number of the oldest step whose result is not known, if there is one."""
+        """The number of the oldest step whose result is not known; None if there is none."""
         return self._in_flight[0].batch.plan.step if self._in_flight else None
 
     def step(self) -> StepOutput | None:
-        """Launch the next step, if there is one, and commit the oldest when enough are in
+        """Launch the next step, if there is one, and commit the oldest step if enough are in
         flight."""
         scheduler = self._scheduler
         if scheduler.outbox.is_in_doubt:
@@ -85,8 +85,8 @@ class Loop:
         except Exception as exc:
             self.begin_anew(exc)
             return scheduler.outbox.take_output()
-        # Planning ends requests whose time is over; what raised on the way was kept for this
-        # moment.
+        # Planning also ends requests whose deadline is over. Exceptions of their hooks are handled
+        # here.
         if scheduler.outbox.is_in_doubt:
             self.repair()
             return scheduler.outbox.take_output()
@@ -98,7 +98,7 @@ class Loop:
         return scheduler.outbox.take_output()
 
     def rest(self) -> StepOutput | None:
-        """Plan nothing; end the requests whose deadlines are over. Nothing is in flight."""
+        """Plan no step; end the requests whose deadlines are over. No step may be in flight."""
         self.num_stuck += 1
         self._scheduler.expire(self._clock())
         return self._scheduler.outbox.take_output()
@@ -113,7 +113,7 @@ class Loop:
         return outputs
 
     def begin_anew(self, exc: Exception) -> None:
-        """The scheduler raised `exc`, and no request can be named for it: its state is in doubt."""
+        """The scheduler raised `exc`, and no request is known as the cause: reset its state."""
         self._on_fault(exc)
         self._drain()
         self.num_stuck = 0
@@ -121,8 +121,8 @@ class Loop:
         self._scheduler.recompute(suspects, PLAN_FAILED, "a fault was found", in_doubt=True)
 
     def repair(self) -> None:
-        """The scheduler's state is in doubt: something was left half way, and the requests that it
-        was about have ended."""
+        """Reset the scheduler's state, because an operation was interrupted. The requests that it
+        concerned have ended."""
         self._drain()
         self.num_stuck = 0
         self._scheduler.recompute(set(), "", "a fault was found", in_doubt=True)
@@ -132,7 +132,8 @@ class Loop:
         known."""
         in_flight = self._in_flight
         self._now = self._clock()
-        # Nothing was planned behind a step that blocks overlap: it is the last one, if any is.
+        # No step was planned after one that blocks overlap, so that one is the last, if there is
+        # one.
         if in_flight and in_flight[-1].batch.blocks_overlap:
             self.num_stuck = 0
             return None
@@ -152,7 +153,7 @@ class Loop:
         return True
 
     def _commit(self, flight: LaunchedStep) -> StepOutput | None:
-        """Wait for the result of a step, and let the scheduler take it in."""
+        """Wait for the result of a step, and let the scheduler process it."""
         scheduler = self._scheduler
         batch = flight.batch
         try:
@@ -161,7 +162,7 @@ class Loop:
             self._give_up(batch, exc)
             return scheduler.outbox.take_output()
         self.num_results += 1
-        # The device computes one step after the other: this one began when the one before was done.
+        # The device computes steps one after the other: this one began when the previous one ended.
         began_s = max(flight.launched_s, self._done_s)
         self._done_s = self._clock()
         try:
@@ -177,14 +178,13 @@ class Loop:
             return scheduler.outbox.take_output()
 
     def _give_up(self, batch: Batch, exc: Exception) -> None:
-        """The device failed on a step: its requests end."""
+        """The device failed on a step: end its requests."""
         self._on_failure(exc)
         self._drain()
         self._scheduler.process_batch_failure(batch, DEVICE_FAILED)
 
     def _drain(self) -> None:
-        """Wait for the other steps in flight when one failed. What they computed is worth
-        nothing."""
+        """After a failed step, wait for the other steps in flight. Their results are discarded."""
         while self._in_flight:
             flight = self._in_flight.popleft()
             try:

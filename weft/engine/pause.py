@@ -1,9 +1,9 @@
-"""Pausing generation: no step runs until it goes on; requests still come, end by their deadlines,
-and can be aborted.
+"""Pausing generation: no step runs until it is continued; requests can still come, end by their
+deadlines, and be aborted.
 
-The three modes differ in what becomes of open requests. `abort` ends them. `retract` takes those
-that run back to the queue: then the KV memory is free and may be flushed, and the weights may
-change. `in_place` leaves everything where it is.
+The three modes treat open requests differently. `abort` ends them. `retract` moves running ones to
+the queue, so that the KV memory is free and may be flushed, and the weights may change. `in_place`
+changes nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Pause(Service):
             for request in list(scheduler.requests.values()):
                 if request.row != NO_ROW:
                     scheduler.retract(request, "generation is paused")
-        # No step walks over the queue now: the reasons that the last walk found are of the past.
+        # No step walks over the queue now, so the reasons of the last walk no longer apply.
         scheduler.history.begin_walk()
         for id in scheduler.requests:
             self._core.note(id, EventKind.WAITING_REASON, WHY, now)
 
     def end(self, now: float) -> None:
-        """Go on, if generation is paused."""
+        """Continue, if generation is paused."""
         if self.mode is None:
             return
         self.mode = None
@@ -55,5 +55,5 @@ class Pause(Service):
             self._core.note(id, EventKind.RELEASED, "generation goes on", now)
 
     def opened(self, message: GenerateRequest, now: float) -> None:
-        """The history of a request says why it does not run."""
+        """Record in the history of a request why it does not run."""
         self._core.note(message.id, EventKind.WAITING_REASON, WHY, now)

@@ -1,11 +1,11 @@
-"""Pins between the engine's steps: when their time is over, when they have to give way, and how
-they come back.
+"""Pins between the engine's steps: their expiry, their removal when memory is needed, and their
+return.
 
-    a step          ─▶ pin what has been computed; let go what is too old
-    nothing can run ─▶ one pin gives way, and so on, until something can
-    nothing is open ─▶ what has given way is firm again; what was lost is read from the store
+    a step               ─▶ pin computed beginnings; remove expired pins
+    no request can run   ─▶ a firm pin becomes soft, one by one, until a request can run
+    no request is open   ─▶ soft pins become firm again; lost KV is read from the store
 
-Requests that mark nothing never come here.
+Requests without pins do not use this service.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = EventLog("cache")
 
 
 class PinService(Service):
-    """Attached while there are pins, or requests that want some, or want to know of the caches."""
+    """Attached while there are pins, or requests that pin or ask about the caches."""
 
     name = "pins"
 
@@ -42,7 +42,7 @@ class PinService(Service):
         self._core = core
         self.feature = feature
         self._tiers = tiers
-        # When it is looked again for lost KV in the store, and how long after that.
+        # Time of the next attempt to read lost KV from the store, and the interval after that.
         self._retry_at_s = 0.0
         self._retry_s = FIRST_RETRY_S
         feature.wake = self.wake
@@ -85,7 +85,7 @@ class PinService(Service):
             self._core.hooks.detach(self)
 
     def filter_output(self, output: StepOutput) -> StepOutput | None:
-        """With what requests that end in it have got of the caches."""
+        """Add the use of the caches by requests that end in this output."""
         ended = self.feature.ended
         if not ended:
             return output
@@ -99,7 +99,7 @@ class PinService(Service):
     # Calls
 
     def unpin(self, name: str) -> int:
-        """Returns the tokens of the pin; 0 if there is none of this name."""
+        """Remove a pin. Returns its tokens; 0 if there is no pin of this name."""
         return self.feature.book.remove(name)
 
     def told(
@@ -107,7 +107,7 @@ class PinService(Service):
         reply: GetCacheReply,
         now: float,
     ) -> GetCacheReply:
-        """The reply, with the pins."""
+        """The reply with the pins."""
         kv = self._core.scheduler.kv
         book = self.feature.book
         return msgspec.structs.replace(
@@ -122,7 +122,7 @@ class PinService(Service):
         now: float,
         most: int | None = None,
     ) -> list[PinStatus]:
-        """The pins, the least recently used first; `most`: so many of those that were used last."""
+        """The pins, least recently used first; `most`: only the last of them."""
         kv = self._core.scheduler.kv
         book = self.feature.book
         entries = list(book.by_name.values())
@@ -148,7 +148,7 @@ class PinService(Service):
         return bool(len(feature.book) or feature.has_users or feature.ended)
 
     def _lacks_memory(self) -> bool:
-        """Whether nothing can run for want of memory."""
+        """Whether no request can run for lack of memory."""
         scheduler = self._core.scheduler
         if scheduler.prefills.open_prompts():
             return True
@@ -166,13 +166,13 @@ class PinService(Service):
             log.warning("pin_gives_way", reason="a request could not run otherwise")
 
     def _store(self) -> None:
-        """Let what is newly pinned be written, where there is a store."""
+        """Let new pins be written, if there is a store."""
         for key in self.feature.book.take_fresh():
             if self._tiers is not None:
                 self._tiers.store(key)
 
     def _restore(self, now: float) -> None:
-        """Nothing is open: let pins that had to give way come back."""
+        """No request is open: make soft and lost pins firm again."""
         block_len = 1
         if self._tiers is not None:
             block_len = self._tiers.block_len

@@ -1,7 +1,7 @@
-"""The services of an engine, put together: what handlers of control requests use and change.
+"""All services of an engine: the objects that handlers of control requests use and change.
 
-To add one: a `Service` (`hooks.py`), an attribute here, its place in the order. It is the only
-module that knows all of them.
+To add a service: a `Service` (`hooks.py`), an attribute here, and a place in the order. This is the
+only module that knows all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 class Services:
-    """`depth`: steps that are planned while one runs."""
+    """`depth`: steps that are planned while another one runs."""
 
     def __init__(self, settings: SchedulerSettings, around: Surroundings, depth: int) -> None:
         features = Features(settings, around.grammars, around.processors, around.handoff)
@@ -77,7 +77,7 @@ class Services:
         self._attach(self._followers(around))
 
     def _followers(self, around: Surroundings) -> list[Service]:
-        """What tells others of the prefix cache, where somebody follows it."""
+        """The services that publish changes of the prefix cache, if they are published."""
         if not around.cache_events.is_on:
             return []
         return [CacheEventService(self.scheduler.kv.cache, around.cache_events)]
@@ -85,7 +85,7 @@ class Services:
     def _handoff(
         self, settings: SchedulerSettings, around: Surroundings
     ) -> LendService | PullService | None:
-        """What works with another server, where there is one."""
+        """The service that works with another server, if there is one."""
         feature = self.features.handoff
         if settings.handoff is None or feature is None:
             return None
@@ -95,10 +95,10 @@ class Services:
         return PullService(self.core, feature, around.handoff, settings.handoff)
 
     def _attach(self, followers: Sequence[Service]) -> None:
-        """Arrange the services, and attach those that look at every step."""
+        """Arrange the services, and attach those that visit every step."""
         hooks = self.core.hooks
-        # Before a step in this order, after it in the opposite one: a job of the device is answered
-        # first, and the load is counted when all others have ended what they end.
+        # `before_step` has this order, `after_step` the reverse: the reply of a device job comes
+        # first, and the load is counted after all other services have ended requests.
         stored: list[Service] = []
         if self.tiers is not None:
             stored = [self.tiers]
@@ -106,7 +106,7 @@ class Services:
             stored = [*stored, self.handoff]
         hooks.arrange(
             [
-                # Last of all after a step: it sees what the others have done.
+                # The last one after a step, so that it sees the effects of all others.
                 self.pictures,
                 *followers,
                 self.load,
@@ -122,7 +122,7 @@ class Services:
                 self.input_gate,
                 self.pause,
                 *stored,
-                self.pins,  # behind a step before the store: what it pins is written
+                self.pins,  # after a step it comes before the store, so that new pins are written
             ]
         )
         hooks.attach(self.load)
@@ -139,5 +139,5 @@ class Services:
         return self.core.clock()
 
     def stats(self) -> Stats:
-        """All counters and gauges as they are now."""
+        """All current counters and gauges."""
         return self.load.stats()

@@ -1,5 +1,5 @@
-"""Sessions between the engine's messages and `scheduler/features/sessions.py`: who opens and closes
-them, which requests belong to one, and when one has been idle for too long."""
+"""Connects the engine's messages with `scheduler/features/sessions.py`: opening and closing
+sessions, requests of sessions, and timeouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SessionService(Service):
     def __init__(self, core: EngineCore, feature: Sessions) -> None:
         self._core = core
         self.feature = feature
-        # The turn that a request will be: from `begin_turn` to `enter_turn`, while it is taken in.
+        # The turn of the request that is being opened, from `begin_turn` to `enter_turn`.
         self._begun: Begun | None = None
 
     def wake_at(self) -> float:
@@ -58,7 +58,7 @@ class SessionService(Service):
         return CloseSessionReply(success=True, message=later)
 
     def begin_turn(self, message: GenerateRequest, now: float) -> Refusal | None:
-        """Find out which turn of its session a request is. Returns why it cannot be one."""
+        """Find the turn of a request in its session. Returns why there is none."""
         assert message.session is not None
         self._begun = None
         self._close_late(now)
@@ -71,13 +71,12 @@ class SessionService(Service):
         return None
 
     def with_history(self, message: GenerateRequest) -> GenerateRequest:
-        """The request with the history of its session in front of its prompt. It was not
-        refused."""
+        """The request with the history of its session before its prompt. It must not be refused."""
         assert self._begun is not None, "the request was not looked at"
         return self._begun.message
 
     def enter_turn(self, message: GenerateRequest, now: float) -> None:
-        """The request is open, and so the turn of its session. Turns that it replaces end."""
+        """The request is open: enter its turn. Turns that it replaces end."""
         begun = self._begun
         self._begun = None
         assert begun is not None, "the request was not looked at"
@@ -89,7 +88,7 @@ class SessionService(Service):
             self._core.scheduler.abort(Abort(ids=replaced, message=why))
 
     def after_step(self, now: float) -> None:
-        """Close what has been idle for too long, and take note of KV that had to go."""
+        """Close sessions that have been idle for too long, and note KV that was evicted."""
         self._close_late(now)
         scheduler = self._core.scheduler
         for lost in scheduler.kv.pins.take_lost():
@@ -103,7 +102,7 @@ class SessionService(Service):
 
 
 def _describe(begun: Begun, now: float) -> str:
-    """The turn, for the history of its request."""
+    """The turn in words, for the history of its request."""
     turn = begun.turn
     session = turn.session
     detail = (

@@ -1,8 +1,8 @@
-"""What an engine is handed and does not own: device, clock, profiler, grammars, logit processors,
-the store of KV, another server, and whoever follows the prefix cache.
+"""The objects that an engine gets and does not own: device, clock, profiler, grammars, logit
+processors, the store of KV, another server, and the listener of the prefix cache.
 
-Each is a protocol, so that tests, simulation and replay put others in their place. None of it is
-state of the engine: a snapshot names these things and does not hold them.
+Each is a protocol, so that tests, simulation and replay can replace it. They are not part of the
+engine's state: a snapshot names them and does not contain them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from weft.scheduler.features.processors import ProcessorChecks
 
 
 class NoProcessors:
-    """For engines that have no logit processors."""
+    """For engines without logit processors."""
 
     def wrong(self, name: str, params: Mapping[str, Any]) -> str:
         return f"there is no logit processor {name!r}: this engine has none"
 
 
 class ProfileReport(Protocol):
-    """How far a profile is, and what it has found: `executor/profile/profile.py`."""
+    """The progress of a profile, and its results: `executor/profile/profile.py`."""
 
     @property
     def state(self) -> Literal["none", "writing", "done", "failed"]: ...
@@ -41,7 +41,7 @@ class ProfileReport(Protocol):
 
 
 class Profiler(Protocol):
-    """Records what the device does in the steps between `start` and `stop`. Neither waits for the
+    """Records the device's work in the steps between `start` and `stop`. Neither waits for the
     device."""
 
     def start(
@@ -55,21 +55,21 @@ class Profiler(Protocol):
         folder: str,
         prefix: str,
     ) -> str | None:
-        """Record from the next step on, `num_steps` of them if not None.
+        """Record from the next step on, `num_steps` steps if not None.
 
         Returns the path of the trace below the profiler's folder, "" if none is written, or None
-        while the profiler is being prepared beside the steps: call again. Raises ValueError for a
-        setting that is not possible, with those that are.
+        while the profiler is being prepared during steps: call again. Raises ValueError for an
+        impossible setting, with the possible ones.
         """
         ...
 
     def stop(self) -> ProfileReport:
-        """Stop, if it still records, and report how far it is. Call again while it is "writing"."""
+        """Stop recording, and report the progress. Call again while it is "writing"."""
         ...
 
 
 class NoProfiler:
-    """For engines without a device to look at."""
+    """For engines without a device to profile."""
 
     def start(self, **how: object) -> str | None:
         raise ValueError("this engine has no profiler")
@@ -79,7 +79,7 @@ class NoProfiler:
 
 
 class Surroundings(NamedTuple):
-    """All of it, of one engine. `report_failure` gets each exception of the device and the
+    """The surroundings of one engine. `report_failure` gets each exception of the device and the
     scheduler."""
 
     runner: Runner

@@ -1,12 +1,12 @@
-"""The store of KV outside of the pool, between the engine's steps: what of a request is read, for
-how long the request waits, and what is written.
+"""The store of KV outside of the pool, between the engine's steps: what is read for a request, how
+long the request waits, and what is written.
 
     a request opens ─▶ seek ── worth it, and memory for it? ─▶ read ─▶ the request waits
-    before a step   ─▶ take ─▶ land in the tree ─▶ the request goes on: a hit like any other
-                       a deadline is over       ─▶ the request goes on, and computes
-    after a step    ─▶ write what was used twice, one transfer at a time
+    before a step   ─▶ take ─▶ land in the tree ─▶ the request continues: a hit like any other
+                       its wait is over         ─▶ the request continues, and computes
+    after a step    ─▶ write sequences that were used twice, one transfer at a time
 
-Nothing here waits for a disk, and whatever goes wrong there is a prompt that is computed.
+No call waits for a disk, and after a fault the prompt is computed.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from weft.scheduler.request import Request
 from weft.scheduler.settings import TierSettings
 from weft.scheduler.tiers.kv import TieredKv
 
-# Of bytes that are being written at once: so much memory is locked for it.
+# Bytes that are written at once: this much memory is locked for a write.
 WRITE_BYTES = 64_000_000
-# A request waits for twice the time that its pages should take, and this; or for half the time that
-# it would take to compute them.
+# A request waits for twice the expected time of its read plus this; or for half the time that
+# computing the tokens would take.
 PATIENCE_S = 0.05
-# A transfer that takes longer is cancelled; where that is not answered either, its pages are lost.
+# A longer transfer is cancelled; if the store does not confirm that either, its pages are lost.
 HUNG_S = 30.0
 # Steps with fewer prompt tokens say little about how fast prompts are computed.
 LEAST_MEASURED = 64
 LEARNING_RATE = 0.3
-# Where less than a fourth of the pool is free, so many sequences are written before they are
-# evicted, and it is looked for more after a while.
+# If less than a fourth of the pool is free, this many sequences are written before they are
+# evicted, and more are looked for after a while.
 LOW_PART = 4
 MAX_OLDEST = 8
 LOOK_EVERY_S = 0.05
-MAX_LOOKS = 8  # at sequences that are worth writing, in one step
+MAX_LOOKS = 8  # sequences that are considered for writing in one step
 
 log = EventLog("cache")
 
 
 class PendingSave(NamedTuple):
-    """A call that waits until all is written."""
+    """A call that waits until everything is written."""
 
     call: int
     until_s: float
-    num_bytes: int  # that had been written before
+    num_bytes: int  # bytes that had been written before
 
 
 class UnstoredPart(NamedTuple):
-    """What is to be written of a sequence."""
+    """The part of a sequence to write."""
 
-    key: CacheKey  # up to its end
+    key: CacheKey  # of all tokens up to the end of the part
     start: int
     with_ending: bool
 
@@ -72,7 +72,7 @@ class UnstoredPart(NamedTuple):
 
 
 class TierService(Service):
-    """Attached all the time, where there is a store."""
+    """Attached all the time, if there is a store."""
 
     name = "the stored cache"
 
@@ -86,26 +86,26 @@ class TierService(Service):
         self.tiers = tiers
         self._counters = core.scheduler.counters
         self._has_opened = False
-        self._is_shut = False  # for good
-        self._token_s = 0.0  # to compute a token of a prompt; 0: not known yet
-        self._num_prefilled = 0  # tokens, before the present step
-        self._next_look_s = -math.inf  # for what is going to be evicted
-        # What is worthy, a part of which was begun last, and up to where that goes.
+        self._is_shut = False  # the store is not used any more
+        self._token_s = 0.0  # time to compute one token of a prompt; 0: not known yet
+        self._num_prefilled = 0  # prefilled tokens before the current step
+        self._next_look_s = -math.inf  # time of the next look for sequences that will be evicted
+        # The sequence that was written last in part, and the end of that part.
         self._writing: CacheKey | None = None
         self._writing_end = 0
-        self._oldest: set[CacheKey] = set()  # what was going to be evicted at the last look
+        self._oldest: set[CacheKey] = set()  # sequences that would be evicted next at the last look
         self.saves: list[PendingSave] = []
         self.num_bytes_written = 0
-        self.num_landed = 0  # tokens that were read and not computed
+        self.num_landed = 0  # tokens that were read instead of computed
 
     @property
     def block_len(self) -> int:
-        """Tokens of a block: only whole ones are stored."""
+        """Tokens per block: only whole blocks are stored."""
         return self._settings.block_len
 
     @property
     def _is_open(self) -> bool:
-        """Whether what is stored is known, and of the weights in use."""
+        """Whether the store is open, for the weights in use."""
         return self._has_opened and not self._is_shut and not self._kv.is_stale
 
     @property
@@ -130,7 +130,7 @@ class TierService(Service):
         if self._is_open and self._settings.wait_s:
             self._look_for(self._core.scheduler.requests[message.id], now)
 
-    # As a rule nothing is under way: then these two must take no time.
+    # Usually no transfer is in progress: then these two must take almost no time.
 
     def before_step(self, now: float) -> None:
         self._num_prefilled = self._counters.num_prefilled_tokens
@@ -156,8 +156,8 @@ class TierService(Service):
     # Reading
 
     def _look_for(self, request: Request, now: float, before: TierWait | None = None) -> None:
-        """Let a request wait if more of its prompt is stored than is cached, and it pays. `before`:
-        how it has waited until now, for a part of that."""
+        """Let a request wait if more of its prompt is stored than cached, and reading is faster.
+        `before`: its wait so far, if a part has been read."""
         block_len = self._settings.block_len
         usable = request.reusable_len // block_len * block_len
         if not usable:
@@ -175,7 +175,7 @@ class TierService(Service):
             return
         ticket = self._read(key, have, end, now)
         if ticket is None:
-            return  # no memory for it
+            return  # there is no memory for it
         if before is None:
             patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
             patience_s = min(patience_s, self._settings.wait_s)
@@ -185,10 +185,10 @@ class TierService(Service):
         self.feature.waiting[request.id] = before._replace(ticket=ticket, num_tokens=end)
 
     def _read(self, key: CacheKey, have: int, end: int, now: float) -> int | None:
-        """Read the tokens of `key` from `have` to `end`, or, where there is room for less, the
-        first of them. Returns the ticket, also that of who reads them already."""
+        """Read the tokens of `key` from `have` to `end`, or the first of them if there is room for
+        fewer. Returns the ticket, also of a transfer that reads them already."""
         block_len = self._settings.block_len
-        # Of what is cached as a whole, only the ending may be missing.
+        # If all tokens are cached, only the ending may be missing.
         start = min(have // block_len * block_len, end)
         whole = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
         ticket = self._kv.reading(whole, start)
@@ -214,7 +214,7 @@ class TierService(Service):
         return ticket
 
     def _begin(self) -> None:
-        """Begin the transfers for which no launched step has to be waited for any more."""
+        """Begin the transfers that need not wait for a launched step any more."""
         first = self._core.loop.first_in_flight
         if first is None:
             first = self._core.scheduler.planner.num_steps
@@ -252,7 +252,8 @@ class TierService(Service):
             where = self._settings.where
             detail = f"{landed.num_tokens:,} tokens came from {where} after {took_ms:,.0f} ms"
             self._core.note(id, EventKind.STORED, detail, now)
-            # There may be more: where there was no room for all, or what came is another's.
+            # There may be more to read, if there was no room for all, or another request read this
+            # part.
             if self._is_open and num_new and now < wait.until_s:
                 self._look_for(requests[id], now, wait)
 
@@ -261,7 +262,7 @@ class TierService(Service):
         return [id for id, wait in waiting if wait.ticket == ticket]
 
     def _end_waits(self, now: float) -> None:
-        """Let requests go on whose time to wait is over."""
+        """Let requests continue whose time to wait is over."""
         for id, wait in list(self.feature.waiting.items()):
             if now < wait.until_s and wait.ticket in self._kv.transfers:
                 continue
@@ -274,8 +275,8 @@ class TierService(Service):
                 self._kv.cancel(wait.ticket, now)
 
     def _end_hung(self, now: float) -> None:
-        """End transfers that take too long. Of a read that does not end even so, the pages are out
-        of circulation, and the store is not asked any more."""
+        """Cancel transfers that take too long. If a read does not end even then, its pages are
+        quarantined, and the store is not used any more."""
         for ticket, transfer in list(self._kv.transfers.items()):
             if now < transfer.since_s + HUNG_S:
                 continue
@@ -291,13 +292,13 @@ class TierService(Service):
                 self._core.scheduler.shrink()
 
     def _shut(self, why: str) -> None:
-        """Ask the store no more."""
+        """Stop using the store."""
         self._is_shut = True
         self.feature.worthy.clear()
         self.tiers.stop(why)
 
     def _learn(self, now: float) -> None:
-        """Learn from the step that has ended how fast prompts are computed."""
+        """Learn the speed of prefills from the step that has ended."""
         num_tokens = self._counters.num_prefilled_tokens - self._num_prefilled
         token_s = (now - self._core.began_s) / num_tokens
         if not self._token_s:
@@ -307,8 +308,8 @@ class TierService(Service):
     # Writing
 
     def _write(self, now: float) -> None:
-        """Write the next piece of what is worth it: one at a time, and none while requests wait
-        for the disk."""
+        """Write the next part of a sequence worth storing: one at a time, and none while requests
+        wait for reads."""
         feature = self.feature
         if self._is_shut:
             feature.worthy.clear()
@@ -319,7 +320,7 @@ class TierService(Service):
         for _ in range(min(MAX_LOOKS, len(feature.worthy))):
             key = next(iter(feature.worthy))
             part = self._unstored(key)
-            # Where there is no room for all of it, its beginning may be lost again.
+            # If there is no room for all of it, writing may have dropped its beginning again.
             is_again = key == self._writing
             is_in_vain = is_again and part is not None and part.end <= self._writing_end
             if part is None or is_in_vain:
@@ -333,7 +334,7 @@ class TierService(Service):
             return
 
     def _save_oldest(self, now: float) -> None:
-        """Where memory is nearly used up, write what will be evicted next, before that happens."""
+        """If memory is nearly used up, write the sequences that will be evicted next."""
         kv = self._kv
         feature = self.feature
         if feature.worthy or kv.writing is not None or now < self._next_look_s:
@@ -343,13 +344,13 @@ class TierService(Service):
         self._next_look_s = now + LOOK_EVERY_S
         oldest = kv.cache.sequences()[-MAX_OLDEST:]
         for key in reversed(oldest):
-            # Once: where the store has no room for all of them, they would drive out each other.
+            # Once only: if the store has no room for all, they would evict each other there.
             if key not in self._oldest:
                 feature.is_worthy_now(key)
         self._oldest = set(oldest)
 
     def _unstored(self, key: CacheKey) -> UnstoredPart | None:
-        """What of a sequence is to be written next; None: nothing."""
+        """The next part of a sequence to write; None: there is none."""
         block_len = self._settings.block_len
         most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
         for place in self._kv.places(key):
@@ -362,15 +363,15 @@ class TierService(Service):
             return UnstoredPart(part, present.num_tokens, with_ending=end == place)
         return None
 
-    # What pins ask for
+    # For pins
 
     def store(self, key: CacheKey) -> None:
-        """Write a sequence that is cached, before all others."""
+        """Write a cached sequence before all others."""
         if self._settings.write != "off":
             self.feature.is_worthy_now(key)
 
     def bring(self, key: CacheKey, now: float) -> None:
-        """Read what is stored of a sequence and not cached, where there is memory for it."""
+        """Read the stored part of a sequence that is not cached, if there is memory for it."""
         if not self._is_open:
             return
         since = self._kv.resumable(key)
@@ -379,10 +380,10 @@ class TierService(Service):
         if found.num_tokens - since >= self.block_len:
             self._read(key, have, found.num_tokens, now)
 
-    # Looking on
+    # Observation
 
     def numbers(self) -> dict[str, int]:
-        """By the names that they have in `Stats`."""
+        """The numbers by their names in `Stats`."""
         report = self.tiers.report()
         return {
             "disk_blocks": report.num_blocks,
@@ -399,7 +400,7 @@ class TierService(Service):
         }
 
     def told(self, reply: GetCacheReply) -> GetCacheReply:
-        """The reply, with what there is to say of the store."""
+        """The reply with the numbers of the store."""
         report = self.tiers.report()
         num_reading = sum(one.is_reading for one in self._kv.transfers.values())
         num_hits = self.feature.num_hits
@@ -432,7 +433,7 @@ class TierService(Service):
     # Calls
 
     def left_by_flush(self) -> str:
-        """What is still stored when memory has been emptied, for people."""
+        """What is still stored after memory was flushed, in words for users."""
         report = self.tiers.report()
         if not report.num_blocks:
             return ""
@@ -442,7 +443,7 @@ class TierService(Service):
         )
 
     def clear(self) -> int:
-        """Forget all that is stored. Returns how many blocks of this model those were."""
+        """Delete everything that is stored. Returns the number of deleted blocks of this model."""
         num_blocks = self.tiers.report().num_blocks
         self.feature.worthy.clear()
         self._kv.cancel_writes()
@@ -450,7 +451,8 @@ class TierService(Service):
         return num_blocks
 
     def save(self, call: int, until_s: float) -> None:
-        """Write all that is cached, the last used first, until then. Answered when it is done."""
+        """Write all cached sequences, most recently used first. Answered when done, or at
+        `until_s`."""
         self.saves.append(PendingSave(call, until_s, self.num_bytes_written))
         if self._settings.write != "off":
             for key in self._kv.cache.sequences():
@@ -481,8 +483,8 @@ class TierService(Service):
 
 
 def _id_of_pin(key: CacheKey) -> int:
-    """What a pin asks a store by, in place of a request's id. A journal has only what was found, so
-    pins that ask one after the other must not look the same."""
+    """The id by which a pin asks a store, instead of a request's id. A journal records only
+    results, so successive pins must have different ids."""
     namespace = key.namespace.encode()
     checksum = zlib.crc32(namespace)
     checksum = zlib.crc32(key.tokens, checksum)

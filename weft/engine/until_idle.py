@@ -1,5 +1,5 @@
-"""What waits until the engine is idle, or until a deadline: flushes of the cache, and the engine's
-end."""
+"""Services that wait until the engine is idle, or until a deadline: flushes of the cache, and the
+shutdown."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class CacheFlushes(Service):
         return min((deadline for deadline, _ in self._waiting), default=math.inf)
 
     def ask(self, call: int, deadline: float) -> None:
-        """Flush after the next step if the engine is idle then, else when it is."""
+        """Flush after the next step if the engine is idle then, or else when it is idle."""
         self._waiting.append((deadline, call))
         self._core.hooks.begin_work(self)
 
     def after_step(self, now: float) -> None:
-        # One after the other: if a flush raises, the calls behind it wait on, and no call is
-        # answered twice.
+        # One after the other: if a flush raises, later calls keep waiting, and no call is answered
+        # twice.
         for entry in tuple(self._waiting):
             reply = self._reply(*entry)
             if reply is not None:
@@ -58,7 +58,7 @@ class CacheFlushes(Service):
 
 
 class EngineShutdown(Service):
-    """Ends the engine: open requests have time until a deadline, then they are aborted."""
+    """Ends the engine: open requests have time until a deadline, and are aborted then."""
 
     name = "the end of the engine"
 
@@ -68,7 +68,7 @@ class EngineShutdown(Service):
 
     @property
     def is_complete(self) -> bool:
-        """The engine is to end, and no request is open."""
+        """Whether the engine is to end, and no request is open."""
         return self._deadline is not None and not self._core.loop.has_work
 
     def begin(self, deadline: float) -> None:

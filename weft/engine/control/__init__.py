@@ -1,1 +1,1 @@
-"""Control requests: what changes, asks or stops a running engine."""
+"""Control requests: they change, inspect or stop a running engine."""

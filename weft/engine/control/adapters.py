@@ -1,4 +1,4 @@
-"""Handlers of control requests about adapters. They are answered when the device is done."""
+"""Handlers of control requests about adapters. The reply comes when the device is done."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def clear_cache(services: Services, message: ClearCache) -> ClearCacheReply:
 
 
 def save_cache(services: Services, message: SaveCache) -> SaveCacheReply | None:
-    """Answered when all is written, or the time is over."""
+    """Answered when everything is written, or at the time limit."""
     if services.tiers is None:
         return SaveCacheReply(success=False, message=NO_STORE)
     services.tiers.save(message.call, services.clock() + message.timeout_s)

@@ -1,5 +1,5 @@
-"""Handlers that record which experts tokens get. Each is a job for the device, which counts; no
-tensor is seen here."""
+"""Handlers that count the tokens of each expert. Each is a job for the device, which counts; this
+module sees no tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.messages.control import (
 )
 from weft.plan.device import RecordExperts
 
-NOTHING = (2, 0, 0)  # counts of a replayed engine, whose journal has none
+NOTHING = (2, 0, 0)  # shape of the counts in a replay, because a journal has none
 
 
 def start_record(services: Services, message: StartExpertDistributionRecord) -> None:

@@ -1,10 +1,10 @@
-"""The table from messages to their handlers, and the handlers of requests about the state of the
-engine: its numbers, its requests, its books.
+"""The table from messages to handlers, and the handlers of requests about the state of the engine:
+its numbers, its requests, its accounts of memory.
 
-To add a control request: a message in `messages/control.py`, a handler in this room, its line in
-`HANDLERS`. A handler gets the services of the engine and the message, and returns the reply, or
-None if the reply comes with a later step; the number of the call is put in here. It never waits,
-and reads the time from them alone, so that a journal with its message can be replayed.
+To add a control request: a message in `messages/control.py`, a handler in this folder, its line in
+`HANDLERS`. A handler gets the services of the engine and the message. It returns the reply, or None
+if the reply comes with a later step; `answer` adds the number of the call. A handler never waits,
+and reads the time only from the services, so that a journal with its message can be replayed.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class IncompleteTable(LookupError):
     """There are messages without a handler; the error names them."""
 
 
-# ---- cache, collector, books
+# ---- cache, garbage collector, audit
 
 
 def flush_cache(services: Services, message: FlushCache) -> None:
-    """Answered behind a step in which the engine is idle, or when the time is over."""
+    """Answered after a step in which the engine is idle, or at the time limit."""
     services.flushes.ask(message.call, services.clock() + message.timeout_s)
 
 
@@ -95,7 +95,7 @@ def freeze_gc(services: Services, message: FreezeGC) -> FreezeGCReply:
 
 
 def audit_kv(services: Services, message: AuditKv) -> None:
-    """Answered after the next step, when nothing is in flight."""
+    """Answered after the next step, when no step is in flight."""
     services.kv_auditor.ask(message.call)
 
 
@@ -143,7 +143,7 @@ def log_request_times(services: Services, message: LogRequestTimes) -> LogReques
 
 
 def watch(services: Services, message: Watch) -> None:
-    """Answered behind the step that runs, or at once without work."""
+    """Answered after the running step, or at once without work."""
     services.pictures.ask(message)
 
 
@@ -225,7 +225,7 @@ require_all(HANDLERS, set(get_args(ToEngine)) - {GenerateRequest, BatchGenerate}
 
 
 def answer(services: Services, handler: Handler, message: ToEngine) -> ControlReply | None:
-    """Let `handler` do what the message asks for. Returns the reply, if there is one at once."""
+    """Call the handler of a message. Returns the reply, if there is one at once."""
     reply = handler(services, message)
     if reply is None or not isinstance(message, ControlRequest):
         return None

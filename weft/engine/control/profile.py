@@ -1,5 +1,4 @@
-"""Handlers that start and stop the device's profiler. It stands behind a protocol: no torch
-here."""
+"""Handlers that start and stop the device's profiler, through a protocol without torch."""
 
 from __future__ import annotations
 

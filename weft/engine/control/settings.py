@@ -1,10 +1,9 @@
-"""What can be changed while the engine runs: the options that are declared `changeable`
-(`config/scheduling.py`) and the level of the log. Anything else is refused. The handlers of these
-requests.
+"""Settings that can be changed while the engine runs: the options that are declared `changeable`
+(`config/scheduling.py`) and the log level. Others are refused. Also the handlers of these requests.
 
-A change is all or nothing, and takes effect with the next step; what runs goes on. Limits for which
-memory was laid out when the engine started can be lowered, and raised again up to their first
-values.
+A request changes all of its settings or none. Changes take effect in the next step; running
+requests continue. Limits for which memory was allocated at the start can be lowered, and raised
+again up to their first values.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from weft.messages.control import (
 from weft.observe import log
 from weft.scheduler.settings import SchedulerSettings
 
-LOG_LEVEL = "log_level"  # the one that is no setting of the scheduler
+LOG_LEVEL = "log_level"  # the only one that is not a setting of the scheduler
 
-# Of a value and the settings in force: what is expected, or nothing if this value is allowed.
+# From a value and the current settings: what is expected, or "" if the value is allowed.
 Check: TypeAlias = Callable[[Setting, SchedulerSettings], str]
 Bound: TypeAlias = Callable[[SchedulerSettings], int]
 
 
 class BadSetting(ValueError):
-    """Nothing was changed, because of the setting `name`; the message says what is allowed."""
+    """No setting was changed, because of the setting `name`; the message says what is allowed."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +50,7 @@ def _one_of(names: tuple[str, ...]) -> Check:
 
 
 def _words(option: Option) -> Check:
-    """What an option says of its words."""
+    """The check of an option for words."""
 
     def expected(value: Setting, settings: SchedulerSettings) -> str:
         return option.wrong_word(value)
@@ -80,7 +79,7 @@ def _number(low: float, high: float | None) -> Check:
 def _whole(low: Bound, high: Bound | None = None) -> Check:
     """A whole number from `low` up to `high`.
 
-    `low` looks at the settings in force, `high` at those that memory was laid out for.
+    `low` gets the current settings, `high` the settings for which memory was allocated.
     """
 
     def expected(value: Setting, settings: SchedulerSettings) -> str:
@@ -97,7 +96,7 @@ def _whole(low: Bound, high: Bound | None = None) -> Check:
 
 
 def _check_of(option: Option) -> Check:
-    """What the declaration of an option allows."""
+    """The check that follows from the declaration of an option."""
     low = option.low or 0
     if option.choices or option.judge:
         return _words(option)
@@ -109,8 +108,8 @@ def _check_of(option: Option) -> Check:
     return _whole(lambda settings: int(low))
 
 
-# What the declaration does not say: in these, 0 and -1 are words of the command line, and memory
-# was laid out for the values of the start.
+# Checks that do not follow from a declaration: in these options 0 and -1 are words of the command
+# line, and memory was allocated for the first values.
 SIZED: dict[str, Check] = {
     "max_running_requests": _whole(
         lambda settings: 1, lambda sized_for: sized_for.max_running_requests
@@ -139,7 +138,7 @@ CHANGEABLE = _changeable()
 
 
 def current(settings: SchedulerSettings) -> dict[str, Setting]:
-    """The values in force. A chunked_prefill_size of -1: prompts are never cut."""
+    """The current values. A chunked_prefill_size of -1: prompts are never cut."""
     values: dict[str, Setting] = {}
     for name in CHANGEABLE:
         if name != LOG_LEVEL:
@@ -203,7 +202,7 @@ def configure_logging(services: Services, message: ConfigureLogging) -> Configur
 
 
 def slow_down(services: Services, message: SlowDown) -> SlowDownReply:
-    """The caller of `Engine.step` lets the time pass: the engine itself does not wait."""
+    """The caller of `Engine.step` lets the time pass; the engine itself does not wait."""
     before = services.idle.min_step_s
     services.idle.min_step_s = message.forward_sleep_time or 0.0
     return SlowDownReply(before_s=before or None)

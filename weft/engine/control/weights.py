@@ -1,7 +1,7 @@
 """Handlers of control requests about weights and memory.
 
-Each becomes a job for the device, and is answered when that is done (`device_jobs.py`). No tensor
-is seen here.
+Each becomes a job for the device, and is answered when the job is done (`device_jobs.py`). This
+module sees no tensor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Handlers of work: requests end, wait and go on. (They come in through `engine/arrivals.py`.)
+"""Handlers that end, hold or continue requests. (New requests come through `engine/arrivals.py`.)
 
-What becomes of a request inside the scheduler is not known here, nor how a session keeps its turns.
+This module does not know the states of a request in the scheduler, or how a session keeps its
+turns.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _input_reply(services: Services) -> InputReply:
 
 
 def pause_generation(services: Services, message: PauseGeneration) -> GenerationReply:
-    """What is in flight is taken in first."""
+    """The results of steps in flight are processed first."""
     services.core.settle()
     services.pause.begin(message.mode, services.clock())
     return _generation_reply(services)
@@ -93,7 +94,7 @@ def _generation_reply(services: Services) -> GenerationReply:
 
 
 def health_check(services: Services, message: HealthCheck) -> HealthCheckReply | None:
-    """Answered by the next result, or at once where none can come."""
+    """Answered after the next result, or at once if there can be none."""
     if services.pause.mode is not None:
         return HealthCheckReply(success=True, message="generation is paused")
     if not services.device_jobs.is_free:

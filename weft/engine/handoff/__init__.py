@@ -1,1 +1,1 @@
-"""Handoff between the steps of the engine: what is lent to another server, and what is taken."""
+"""Handoff between the steps of the engine: KV that is lent to another server, or taken from one."""

@@ -1,10 +1,10 @@
-"""A server that computes prompts for others: for how long their KV is kept.
+"""On a server that computes prompts for others: how long their KV is kept.
 
     a request with a room ends ─▶ its path is locked, and lent (`LendFeature`)
-    it is asked for            ─▶ the lease is renewed
-    given back, or over        ─▶ unlocked
+    the other server asks      ─▶ the lease is renewed
+    returned, or expired       ─▶ unlocked
 
-Who reads what is not known here.
+This service does not know the reader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.scheduler.settings import HandoffSettings
 
 
 class LendService(Service):
-    """Attached all the time, where prompts are computed for others."""
+    """Attached all the time, if prompts are computed for others."""
 
     name = "what is lent"
 
@@ -39,12 +39,13 @@ class LendService(Service):
         self._settings = settings
         self._leases = core.scheduler.kv.leases
         self._leases.lender = handoff
-        self._begun: list[tuple[int, Lease]] = []  # and the last step that was planned before
-        self.num_ended = 0  # leases that were never given back
+        # leases with the last step that was planned before them
+        self._begun: list[tuple[int, Lease]] = []
+        self.num_ended = 0  # leases that ended before they were returned
 
     @property
     def waiting(self) -> dict[int, int]:
-        """Requests that wait for another server: none do here."""
+        """Requests that wait for another server: none on this server."""
         return {}
 
     def wake_at(self) -> float:
@@ -68,7 +69,7 @@ class LendService(Service):
         self._leases.expire(now)
         for ended in self._leases.take_ended():
             self.num_ended += 1
-            if ended.name not in self._leases:  # else it is another request's by now
+            if ended.name not in self._leases:  # otherwise the room is another request's now
                 self._let_go(ended.name, f"its KV is not lent any more: {ended.why}")
         step = self._core.scheduler.planner.num_steps
         for id, detail in self.feature.notes:
@@ -77,7 +78,7 @@ class LendService(Service):
         self._lend()
 
     def _lend(self) -> None:
-        """Let others read the leases whose pages no launched step writes any more."""
+        """Lend the leases whose pages no launched step writes any more."""
         num_steps = self._core.scheduler.planner.num_steps
         for lease in self.feature.begun:
             self._begun.append((num_steps - 1, lease))
@@ -101,7 +102,7 @@ class LendService(Service):
         self._core.scheduler.memory_came_back()
 
     def numbers(self) -> dict[str, int]:
-        """By the names that they have in `Stats`."""
+        """The numbers by their names in `Stats`."""
         report = self._handoff.report()
         page_size = self._core.scheduler.settings.page_size
         return {

@@ -1,11 +1,11 @@
-"""A server that continues prompts which another one computes.
+"""On a server that continues prompts of another one: the transfer of their KV.
 
     a request opens ─▶ ask ─▶ FoundKv ─▶ memory for it? ─▶ fetch ─▶ the request waits
-    before a step   ─▶ landed, in the tree            ─▶ the request goes on: a hit like any other
-                       missed, or its time is over    ─▶ the request computes its prompt, or fails
+    before a step   ─▶ landed, in the tree       ─▶ the request continues: a hit like any other
+                       missed, or its wait over  ─▶ the request computes its prompt, or fails
 
-Memory is reserved before anything is sent, with room left for running requests. Nothing here waits
-for the other server.
+Memory is reserved before KV is sent, with room left for running requests. No call waits for the
+other server.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from weft.scheduler.request import Request
 from weft.scheduler.settings import HandoffSettings
 from weft.scheduler.tiers.kv import LARGEST_PART, TieredKv
 
-# A transfer that was cancelled lands at once. Where it does not, its pages are lost.
+# A cancelled transfer lands at once. If it does not within this time, its pages are lost.
 HUNG_S = 30.0
 
 log = EventLog("handoff")
 
 
 class PullService(Service):
-    """Attached all the time, where prompts are continued that others compute."""
+    """Attached all the time, if prompts of another server are continued."""
 
     name = "what comes from another server"
 
@@ -56,11 +56,11 @@ class PullService(Service):
         self._settings = settings
         self._num_pulls = 0
         self.num_landed = 0  # tokens
-        self.num_missed = Counter[str]()  # requests that were not helped, by the reason
+        self.num_missed = Counter[str]()  # requests without KV from the other server, by reason
 
     @property
     def waiting(self) -> dict[int, int]:
-        """Requests that wait for another server."""
+        """Number of the pull, by id of the requests that wait for another server."""
         return self.feature.waiting
 
     def wake_at(self) -> float:
@@ -103,10 +103,10 @@ class PullService(Service):
         self._forget_ended(now)
         self._fetch(now)
 
-    # From a request to its KV
+    # Transfers of a request's KV
 
     def _look_for(self, request: Request, place: MeetingPlace, now: float) -> None:
-        """Let a request wait if another server has more of its prompt than is cached here."""
+        """Let a request wait if another server has more of its prompt than the cache."""
         page_size = self._kv.page_size
         usable = request.reusable_len // page_size * page_size
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
@@ -131,18 +131,18 @@ class PullService(Service):
         self._core.note(request.id, EventKind.HANDOFF, detail, now)
 
     def _same(self, place: MeetingPlace, key: CacheKey) -> int | None:
-        """A pull of the same prompt: that of another completion of it."""
+        """A pull of the same prompt for another completion; None if there is none."""
         for number, pull in self.feature.pulls.items():
             if pull.place == place and pull.key == key:
                 return number
         return None
 
     def _fetch(self, now: float) -> None:
-        """Begin the transfers for which there is memory, the oldest first, and for which no
-        launched step has to be waited for."""
+        """Begin transfers for which there is memory, oldest first, and that need not wait for a
+        launched step."""
         for number, pull in list(self.feature.pulls.items()):
             if pull.num_found and pull.ticket is None and not self._reserve(number, pull, now):
-                break  # those behind it do not overtake
+                break  # later pulls must not overtake it
         if self._kv.transfers:
             first = self._core.loop.first_in_flight
             if first is None:
@@ -150,15 +150,15 @@ class PullService(Service):
             self._kv.begin(first)
 
     def _reserve(self, number: int, pull: Pull, now: float) -> bool:
-        """Reserve pages for what comes next, or end the pull if nothing does. Returns whether that
-        was possible."""
+        """Reserve pages for the next part of a pull, or end the pull if it is complete. Returns
+        whether that was possible."""
         page_size = self._kv.page_size
         start = self._kv.cache.peek(pull.key)
         end = min(pull.num_found, len(pull.key.tokens) // TOKEN_BYTES)
         if start >= end:
             self._end(number, now)
             return True
-        # Of a prompt that is longer than what may be on its way at once, a part.
+        # Only a part, if the prompt is longer than a transfer may be.
         most = self._kv.allocator.num_pages // LARGEST_PART * page_size
         num_tokens = min(end - start, max(most, page_size))
         pull.needed = num_tokens
@@ -176,7 +176,7 @@ class PullService(Service):
         return True
 
     def _land(self, landed: Landed) -> None:
-        """What has come is in the tree; what is still lacking is fetched next."""
+        """Put the received tokens into the tree; the rest is fetched next."""
         self.num_landed += self._kv.land(landed.ticket, landed.num_tokens)
         for pull in self.feature.pulls.values():
             if pull.ticket == landed.ticket:
@@ -186,7 +186,7 @@ class PullService(Service):
     # Ends
 
     def _end(self, number: int, now: float, reason: str = "", why: str = "") -> None:
-        """Let the requests of a pull go on. With a `reason` something is missing."""
+        """Let the requests of a pull continue. With a `reason`, KV is missing."""
         pull = self.feature.pulls.pop(number, None)
         if pull is None:
             return
@@ -205,9 +205,9 @@ class PullService(Service):
         self._core.scheduler.memory_came_back()
 
     def _miss(self, ids: list[int], reason: str, why: str, now: float) -> None:
-        """Requests get nothing, or nothing more, from another server."""
+        """Requests get no KV, or no more, from another server."""
         self.num_missed[reason] += len(ids)
-        if reason != "refused":  # then there is a line already
+        if reason != "refused":  # a refusal is logged elsewhere
             log.seldom("missed", reason=reason, why=why, requests=len(ids))
         for id in ids:
             if self._settings.fallback == "fail":
@@ -219,7 +219,7 @@ class PullService(Service):
         self._core.scheduler.memory_came_back()
 
     def _forget_ended(self, now: float) -> None:
-        """Requests have ended while they waited."""
+        """Remove requests that have ended while they waited."""
         left = self.feature.left
         self.feature.left = []
         for id in left:
@@ -240,7 +240,7 @@ class PullService(Service):
                 self._end(number, now, "late", why)
 
     def _end_hung(self, now: float) -> None:
-        """Of a transfer that does not land though it was cancelled, the pages are lost."""
+        """Give up the pages of cancelled transfers that do not land."""
         for ticket, transfer in list(self._kv.transfers.items()):
             if not transfer.is_cancelled or now < transfer.since_s + HUNG_S:
                 continue
@@ -249,10 +249,10 @@ class PullService(Service):
             self._core.settle()
             self._core.scheduler.shrink()
 
-    # Looking on
+    # Observation
 
     def numbers(self) -> dict[str, int]:
-        """By the names that they have in `Stats`."""
+        """The numbers by their names in `Stats`."""
         report = self._handoff.report()
         pulls = self.feature.pulls.values()
         num_moving = sum(one.ticket is not None for one in pulls)

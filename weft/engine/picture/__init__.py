@@ -1,1 +1,1 @@
-"""The engine's pictures for the live page, made while somebody looks."""
+"""Pictures of the engine for the live page, made only while a client watches it."""

@@ -1,4 +1,4 @@
-"""Numbers as the messages of pictures have them: packed, in the byte order of the machine."""
+"""Numbers in the format of picture messages: packed, in the byte order of the machine."""
 
 from __future__ import annotations
 

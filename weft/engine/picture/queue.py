@@ -1,7 +1,7 @@
-"""The first requests that wait, with their reasons, for a picture.
+"""The first waiting requests with their reasons, for a picture.
 
-A reason is looked for in what is remembered of the request, which is far from what steps use: those
-of the same requests are looked for again after a while only.
+Finding a reason reads memory that steps do not use. So reasons of the same requests are found again
+only after some time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 
 MAX_QUEUED = 50
-REASONS_S = 0.5  # for which reasons are shown, while the same requests wait
+REASONS_S = 0.5  # how long reasons are shown while the same requests wait
 
 
 class QueueWatch:
-    """As they came. The policy is not asked for its order: some keep accounts of what they were
-    asked."""
+    """The requests in order of arrival. The policy's order is not used, because some policies keep
+    accounts of the requests that they have named."""
 
     def __init__(self, scheduler: Scheduler, features: Features) -> None:
         self._scheduler = scheduler
         self._features = features
         self._first: list[Request] = []
-        self._read_s = 0.0  # when their reasons were looked for
+        self._read_s = 0.0  # when their reasons were found
         self._arrived_s = np.empty(0, dtype=np.float64)  # [Q]
         self._rids: list[str] = []
         self._reasons: list[str] = []

@@ -1,7 +1,7 @@
-"""The requests that have a row, for a picture.
+"""The requests with a row, for a picture.
 
-What a request keeps while it has its row is read once; the rest comes from the scheduler's columns
-in a few vector operations, however many rows there are.
+Values that do not change while a request has its row are read once; the others come from the
+scheduler's columns in a few vector operations, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class RowWatch:
         columns = scheduler.kv.columns
         num_rows = len(columns.known_len)
         self._is_taken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
-        self._epoch: IntArray = columns.epoch.copy()  # of each row: another with another request
-        # By row, what does not change:
+        self._epoch: IntArray = columns.epoch.copy()  # of each row when its request was read
+        # By row, values that do not change:
         self._rids: list[str] = [""] * num_rows
         self._tenants: list[str] = [""] * num_rows
         self._arrived_s = np.zeros(num_rows, dtype=np.float64)
@@ -28,7 +28,7 @@ class RowWatch:
         self._cached_len = np.zeros(num_rows, dtype=np.int32)
         self._fill_len = np.zeros(num_rows, dtype=np.int32)
         self._max_len = np.zeros(num_rows, dtype=np.int32)
-        # The rows that are taken, by the arrival of their requests, and whose they are:
+        # The used rows in order of arrival, with names and tenants of their requests:
         self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
         self._rids_told: list[str] = []  # [R]
         self._tenants_told: list[str] = []  # [R]
@@ -41,7 +41,7 @@ class RowWatch:
         known_len = columns.known_len.take(rows)
         kv_len = columns.kv_len.take(rows)
         num_output = known_len - prompt_len
-        # Who was sent back to the queue has output, and computes what comes before it anew.
+        # A retracted request has output, but computes the tokens before it again.
         is_decoding = (num_output > 0) & (kv_len >= known_len - 1)
         age_s = (now - self._arrived_s.take(rows)).astype(np.float32)
         return RowColumns(
@@ -58,7 +58,7 @@ class RowWatch:
         )
 
     def _look(self) -> None:
-        """Read the requests of rows that had others, or none, when last looked at."""
+        """Read the requests of rows that have changed since the last look."""
         columns = self._scheduler.kv.columns
         is_taken = columns.known_len > 0
         is_other = (columns.epoch != self._epoch) | (is_taken != self._is_taken)

@@ -1,11 +1,12 @@
-"""The engine's picture for the live page: made while somebody looks, and costing nothing otherwise.
+"""The engine's picture for the live page: made only while a client watches, and free of cost
+otherwise.
 
-    Watch ─▶ ask ─▶ (the step that runs ends) ─▶ after_step ─▶ Picture
+    Watch ─▶ ask ─▶ (the running step ends) ─▶ after_step ─▶ Picture
 
 The first question attaches the service. From then on it notes each step, which takes a microsecond,
-and answers every question behind a step; when none has come for `WATCH_S`, it goes. No decision
-depends on it, and it reads no clock of its own: journals leave its questions out, and a replay
-makes the same pictures from a journal.
+and answers every question after a step; when no question has come for `WATCH_S`, it detaches
+itself. No decision depends on it, and it reads no clock of its own: journals do not record its
+questions, and a replay can make the same pictures from a journal.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from weft.messages.picture import GetPrefixReply, Picture, Watch
 from weft.scheduler.features.registry import Features
 from weft.scheduler.request import adapter_and_salt
 
-WATCH_S = 10.0  # without a question, after which nobody looks any more
-MAX_PINS = 50  # in a picture, those that were used last
+WATCH_S = 10.0  # after this time without a question, nobody watches
+MAX_PINS = 50  # in a picture: the most recently used pins
 
 
 class Pictures(Service):
-    """Attached while somebody looks."""
+    """Attached while a client watches."""
 
     name = "the pictures"
 
@@ -48,16 +49,16 @@ class Pictures(Service):
         self._pins = pins
         self._pause = pause
         self._input_gate = input_gate
-        self._asked: list[Watch] = []  # that wait for the end of a step
+        self._asked: list[Watch] = []  # questions that wait for the end of a step
         self._steps = StepWatch(core)
         self._rows = RowWatch(core.scheduler)
         self._queue = QueueWatch(core.scheduler, features)
         self._tree = TreeWatch(core)
-        self._stays = False  # whoever asks
+        self._stays = False  # keep attached without questions
         self._asked_s = 0.0  # when the last question was answered
 
     def ask(self, question: Watch) -> None:
-        """Answer behind the next step; without work there is one at once."""
+        """Answer after the next step; without work there is a step at once."""
         if self not in self._core.hooks.attached:
             self._steps = StepWatch(self._core)
             self._tree = TreeWatch(self._core)
@@ -65,8 +66,8 @@ class Pictures(Service):
         self._core.hooks.begin_work(self)
 
     def stay(self) -> None:
-        """Note every step from now on, though nobody asks: whoever runs the engine takes the
-        pictures (`take`)."""
+        """Note every step from now on, even without questions, for a caller that runs the engine
+        and takes pictures (`take`)."""
         self._stays = True
         self._core.hooks.attach(self)
 
@@ -75,7 +76,7 @@ class Pictures(Service):
         return self._picture(question, now)
 
     def prefix(self, number: int) -> GetPrefixReply:
-        """A node of the last tree, and who uses it."""
+        """A node of the last tree, and the requests and pins that use it."""
         node = self._tree.node(number)
         if node is None:
             return GetPrefixReply()

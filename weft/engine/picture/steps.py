@@ -1,4 +1,4 @@
-"""Notes the steps of an engine while somebody looks. A note costs the step a few microseconds."""
+"""Notes the steps of an engine while a client watches. A note takes a few microseconds per step."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from weft.engine.picture.columns import floats, ints, longs
 from weft.messages.picture import StepColumns
 from weft.scheduler.batch import Batch
 
-MAX_STEPS = 2_048  # that are remembered
+MAX_STEPS = 2_048  # number of steps that are remembered
 
-# A step in the order of `StepColumns`; the last number is when it was planned, and once it is done,
-# how long it took. A plain tuple: named ones take several times as long to make.
+# A step in the order of `StepColumns`. The last number is the time when it was planned, and after
+# its end its duration. A plain tuple, because creating a named one takes several times as long.
 StepMark = tuple[int, int, int, int, int, int, float]
 
 
 class StepWatch:
-    """From the first step on that is planned while it looks."""
+    """Notes all steps from the first one planned after its creation."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._planned: deque[StepMark] = deque()  # that run
+        self._planned: deque[StepMark] = deque()  # steps that are running
         self._done: deque[StepMark] = deque(maxlen=MAX_STEPS)
         self._last: Batch | None = core.scheduler.last_batch
-        self._done_s = 0.0  # when the last step was done
+        self._done_s = 0.0  # when the last step ended
 
     def look(self, now: float) -> None:
-        """A turn of the engine is over: note the step that it planned, and those that are done."""
+        """After a call of `Engine.step`: note the step that it planned, and the steps that have
+        ended."""
         core = self._core
         batch = core.scheduler.last_batch
         if batch is not None and batch is not self._last:
@@ -39,7 +40,7 @@ class StepWatch:
             if in_flight is not None and mark[0] >= in_flight:
                 return
             self._planned.popleft()
-            # The device computes one step after the other.
+            # The device computes one step after another.
             began_s = max(mark[-1], self._done_s)
             self._done_s = now
             self._done.append((*mark[:-1], now - began_s))
@@ -57,7 +58,7 @@ class StepWatch:
         )
 
     def columns(self, since: int) -> StepColumns:
-        """The steps behind number `since`, as far as they are remembered."""
+        """The remembered steps with a number above `since`."""
         marks: list[StepMark] = []
         for mark in reversed(self._done):
             if mark[0] <= since:

@@ -10,23 +10,23 @@ from weft.memory.index.survey import Survey, TreeSurvey
 from weft.memory.radix import Node
 from weft.messages.picture import TreeColumns
 
-PIECE_S = 0.02  # from one piece of a walk to the next, at least
-NODES_PER_S = 800  # that are looked at, so that the share of time is the same for all models
+PIECE_S = 0.02  # least time between two pieces of a walk
+NODES_PER_S = 800  # visited nodes per second, so that the share of time is the same for all models
 MAX_NODES_AT_ONCE = 256
-ROUND_S = 1.0  # from one walk to the next, at least
+ROUND_S = 1.0  # least time between two walks
 
 
 class TreeWatch:
-    """Walks over the prefix tree between steps: nodes lie anywhere in memory, so that each costs a
-    microsecond or two."""
+    """Walks over the prefix tree between steps. Nodes are scattered in memory, so visiting one
+    takes a microsecond or two."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._walk: TreeSurvey | None = None
         self._begun_s = -ROUND_S
         self._looked_s = -ROUND_S
-        self.columns = TreeColumns()  # of the last walk that is over
-        # Of the same walk. A node has its number for as long as each walk finds it.
+        self.columns = TreeColumns()  # of the last complete walk
+        # Numbers of the nodes in that walk. A node keeps its number while each walk finds it.
         self._numbers: dict[Node, int] = {}
         self._num_named = 0
 
@@ -35,7 +35,7 @@ class TreeWatch:
         if passed_s < PIECE_S:
             return
         if self._walk is None:
-            # What is cached first is seen at once.
+            # Until a node has been found, walks follow each other at once.
             if now - self._begun_s < ROUND_S and self.columns.num_nodes:
                 return
             self._begun_s = now
@@ -52,7 +52,7 @@ class TreeWatch:
             )
 
     def node(self, number: int) -> Node | None:
-        """The node that has this number, if it is still cached."""
+        """The node with this number, if it is still cached."""
         cache = self._core.scheduler.kv.cache
         for node, its_number in self._numbers.items():
             if its_number == number:
