@@ -1,7 +1,7 @@
-"""The steps that the builds of all devices share: KV pool, weights, and the store that changes
-them.
+"""The parts of a runner that the builds of all devices share: KV pool, weights, and the store that
+changes them.
 
-`cpu/build.py`, `gpu/build.py` and `plain/build.py` put a runner together; this knows no device.
+`cpu/build.py`, `gpu/build.py` and `plain/build.py` build the runners; this module knows no device.
 """
 
 from __future__ import annotations
@@ -47,42 +47,43 @@ from weft.ops.protocol import Ops
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """A smaller model beside it that guesses what comes next."""
+    """A smaller model that guesses the next tokens."""
 
     engine: EngineConfig
-    model: ModelConfig  # as that of `RunnerSpec`
+    model: ModelConfig  # as in `RunnerSpec`
     folder: Path
 
 
 @dataclass(frozen=True)
 class RunnerSpec:
-    """The model to run, and the sizes that the scheduler plans with."""
+    """The model to run, and the sizes that the scheduler uses."""
 
     engine: EngineConfig
-    model: ModelConfig  # with the types in which weights and KV are kept
+    model: ModelConfig  # with the types in which weights and KV are stored
     folder: Path  # of the checkpoint
     kv_tokens: int
-    window_tokens: int  # slots of layers with windows; 0: they have those of all layers
-    num_state_slots: int  # of layers that keep a state; 0: there are none
+    window_tokens: int  # slots of layers with windows; 0: they use the slots of all layers
+    num_state_slots: int  # of layers that keep a state; 0: there are no such layers
     max_rows: int
     context_length: int
     thread: Executor  # the thread of all of the runner's calls of torch
     processors: Processors | None = None  # logit processors that requests may name
     draft: DraftSpec | None = None  # None: there is no draft model
-    ranks: Ranks | None = None  # that hold the model together; None: this process has all of it
-    # The engines that have its experts between them; None: this one has all of them.
+    ranks: Ranks | None = None  # processes that share the model; None: this process has all of it
+    # The engines that share its experts; None: this engine has all of them.
     experts: ExpertGroup | None = None
 
     @property
     def attended(self) -> ModelConfig:
-        """The model with the heads that this process has, of attention and of the KV pool."""
+        """The model with the heads that this process has, for attention and the KV pool."""
         if self.ranks is None:
             return self.model
         return of_rank(self.model, self.ranks.place.size)
 
     @property
     def keeps_runs(self) -> bool:
-        """Whether steps with drafts are planned before those of the last one are compared."""
+        """Whether steps with drafts are planned before the drafts of the previous step are
+        compared."""
         return bool(self.engine.overlap) and self.engine.speculative != OFF
 
     @property
@@ -93,7 +94,7 @@ class RunnerSpec:
 
     @property
     def adapter_dtype(self) -> torch.dtype:
-        """In which adapters are kept, which are never quantised."""
+        """The type in which adapters are stored; they are never quantised."""
         return torch.float32 if adapter_item_bytes(self.model) == 4 else torch.bfloat16
 
     @property
@@ -129,7 +130,7 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
 
 
 def make_state_pool(spec: RunnerSpec, device: torch.device) -> StatePool | None:
-    """Room for the states of layers that keep one, if there are any."""
+    """Room for the states of the layers that keep a state, if there are any."""
     if not spec.model.state_bytes:
         return None
     assert spec.num_state_slots, f"{spec.model.name} keeps states, and has no slots for them"
@@ -137,7 +138,7 @@ def make_state_pool(spec: RunnerSpec, device: torch.device) -> StatePool | None:
 
 
 def tensors_of(pool: KVPool, states: StatePool | None) -> list[Tensor]:
-    """All that requests leave on the device."""
+    """All tensors on the device that depend on requests."""
     if states is None:
         return pool.tensors
     return [*pool.tensors, *states.tensors]
@@ -152,12 +153,13 @@ class BuiltTower:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All in which its weights are kept, once they have their content."""
+        """All tensors of its weights, after they have been filled."""
         return self.backend.ops.tensors
 
 
 def build_tower(spec: RunnerSpec, make_backend: Callable[[], TowerBackend]) -> BuiltTower | None:
-    """The tower of the model, without content yet; None: it has none, or is served without."""
+    """The tower of the model, without weights yet; None: the model has none, or is served
+    without."""
     if spec.model.vision is None:
         return None
     backend = make_backend()
@@ -170,7 +172,7 @@ def fill_weights(
     device: torch.device,
     tower: BuiltTower | None = None,
 ) -> None:
-    """Give the model its weights, and the tower beside it. Raises ModelError."""
+    """Fill the weights of the model, and of its tower. Raises ModelError."""
     weights = model.weights()
     if tower is not None:
         weights = chain(weights, tower.tower.weights())
@@ -204,8 +206,7 @@ def make_weight_store(
     adapters: AdapterTable | None = None,
     tower: BuiltTower | None = None,
 ) -> WeightStore:
-    """The store of a model whose weights and KV cache lie in these tensors, and of the tower beside
-    it."""
+    """The store of a model whose weights and KV cache are in these tensors, and of its tower."""
     memory = ModelMemory(
         model=model,
         config=spec.model,
@@ -224,7 +225,7 @@ def make_weight_store(
 def make_adapter_table(
     spec: RunnerSpec, model: DecoderModel, ops: AdapterOps | None
 ) -> AdapterTable | None:
-    """The table of a model whose weights have their content; None without places."""
+    """The table of adapters for a model with filled weights; None without places."""
     if ops is None:
         return None
     return AdapterTable(
@@ -238,7 +239,7 @@ def make_adapter_table(
 
 
 def with_adapters(steps: ModelSteps, table: AdapterTable | None) -> ModelSteps:
-    """The steps, of requests that may have adapters."""
+    """The steps, extended by adapters if there is a table."""
     return steps if table is None else AdapterSteps(steps, table)
 
 
@@ -249,7 +250,7 @@ def with_media(
     rows: DeviceRowTable,
     tower: BuiltTower | None,
 ) -> tuple[ModelSteps, DeviceStore]:
-    """The steps and the store of a model beside its tower."""
+    """The steps and the store of a model, extended by its tower if there is one."""
     if tower is None:
         return steps, store
     device = rows.slots.device

@@ -1,8 +1,8 @@
-"""The seam of attention: what a step says to the backend, and what a backend promises to the
-models.
+"""The interface of attention: what a step passes to the backend, and what a backend guarantees to
+the models.
 
-A backend owns how K and V are stored and read. `ATTENTION_BACKENDS` (`config/engine.py`) names the
-class of each; docs/contribute/attention-backend.md adds one for GPUs.
+A backend decides how K and V are stored and read. `ATTENTION_BACKENDS` (`config/engine.py`) names
+the class of each; docs/contribute/attention-backend.md shows how to add one for GPUs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from weft.models.layers.attention import PagedAttention
 
 
 class StepSize(NamedTuple):
-    """The lengths of the arrays of a step that is laid out for a GPU. All launches depend on these
-    numbers alone."""
+    """The lengths of the arrays of a step in the layout for a GPU. All launches depend only on
+    these numbers."""
 
     num_requests: int  # R
     num_tokens: int  # T
     num_decodes: int  # D, requests with one token
     num_tiles: int  # N, pieces of the queries of the other requests
-    num_splits: int  # parts into which the cached tokens of a decoding request are cut
+    num_splits: int  # parts into which the cached tokens of a decoding request are divided
 
     def holds(self, other: StepSize) -> bool:
         """Whether a step of the other size can be laid out in this one."""
@@ -32,10 +32,10 @@ class StepSize(NamedTuple):
 
 
 class DeviceLayout(NamedTuple):
-    """A step as it was laid out on the host, in arrays on the device, and its size.
+    """The layout of a step, made on the host, in arrays on the device, and its size.
 
-    While a decode step is captured as a graph, and whenever that graph is replayed, this alone is
-    true of the `AttentionBatch`.
+    While a decode step is captured as a graph, and whenever this graph is replayed, only this part
+    of the `AttentionBatch` is valid.
     """
 
     arrays: tuple[Tensor, ...]  # int32, in the order of `gpu/layout.py`'s StepLayout
@@ -43,7 +43,7 @@ class DeviceLayout(NamedTuple):
 
 
 class WindowBatch(NamedTuple):
-    """The slots of layers with windows, where they have a pool of their own."""
+    """The slots of layers with windows, if they have a pool of their own."""
 
     slots: Tensor  # [T] int64, for K and V of this step's tokens
     table: Tensor  # [max_rows, context_length] int32; positions outside of windows have no meaning
@@ -59,13 +59,13 @@ class AttentionBatch:
     positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64, slots for K and V of this step's tokens
     table: Tensor  # [max_rows, context_length] int32, slot of each token, with this step's
-    layout: DeviceLayout | None = None  # of the backend's own `tiling`, on a GPU
+    layout: DeviceLayout | None = None  # for the backend's own `tiling`, on a GPU
     window: WindowBatch | None = None  # None: `slots` and `table` are those of all layers
-    # [3, T] int32, positions in time, height and width by which tokens are rotated; None: they are
+    # [3, T] int32, positions in time, height and width by which tokens are rotated; None:
     # `positions`
     rotation: IntArray | None = None
-    # [T] int32, position behind the last token that each one sees, rising in a request, at least
-    # its own and at most that of the last in the step; None: each sees up to itself
+    # [T] int32, end (exclusive) of the positions that each token sees, rising within a request, at
+    # least its own position + 1 and at most the end of the step; None: each sees up to itself
     sees_to: IntArray | None = None
 
     def seen_by(self, window: int) -> AttentionBatch:
@@ -79,6 +79,6 @@ class AttentionBackend(PagedAttention, Protocol):
     """Attention over the KV pool of one model."""
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Plan attention over `batch`, once for all layers. Calls of `forward` until the next call
-        of this belong to that batch."""
+        """Prepare attention over `batch`, once for all layers. Later calls of `forward` belong to
+        this batch, until the next call of `prepare`."""
         ...

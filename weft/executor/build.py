@@ -1,4 +1,4 @@
-"""From settings to a runner: chooses the device, whose own `build.py` puts the runner together."""
+"""From settings to a runner: chooses the device, whose own `build.py` builds the runner."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def load_runner(
     """Load the model in `folder` and make room for `kv_tokens` slots and `max_rows` requests.
 
     Slots are 0 to kv_tokens - 1, rows 0 to max_rows - 1. With `window_tokens`, layers with windows
-    have as many slots of their own. Layers that keep a state have slots 0 to num_state_slots - 1.
-    Adapters have places 0 to `engine.max_loaded_loras` - 1. A `draft` model beside it is for a CPU.
-    `ranks`: the processes that hold the model together; None: this one has all of it. `peers`: the
-    engines that have its experts between them.
+    have this many slots of their own. Layers that keep a state have slots 0 to num_state_slots - 1.
+    Adapters have places 0 to `engine.max_loaded_loras` - 1. A `draft` model is possible on a CPU
+    only. `ranks`: the processes that share the model; None: this process has all of it. `peers`:
+    the engines that share its experts.
     Raises `ModelError` if the weights cannot be used, ValueError for an unknown attention backend.
     """
     assert kv_tokens % page_size == 0, "the KV pool consists of whole pages"

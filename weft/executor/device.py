@@ -1,7 +1,7 @@
-"""What a runner asks of its device: on which thread a step is computed, and how its result comes
-back.
+"""The interface of a runner to its device: the thread that computes a step, and the return of its
+result.
 
-Knows neither models nor plans: a step is a function to call, and its output a few tensors.
+It knows neither models nor plans: a step is a function to call, and its output a few tensors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class DeviceOutput(Protocol):
-    """What a step has computed, in tensors on the device that computed it."""
+    """The output of a step, in tensors on the device that computed it."""
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> DeviceOutput:
         """The same output, with `move` applied to each of its tensors."""
         ...
 
     def result(self) -> Result:
-        """The output as the scheduler reads it. Waits for the device if the tensors are there."""
+        """The output for the scheduler. Waits for the device if the tensors are on one."""
         ...
 
 
@@ -34,17 +34,17 @@ class StepDevice(Protocol):
     """Computes steps in the order in which they are launched."""
 
     def launch(self, run: Callable[[Plan], DeviceOutput], plan: Plan) -> Step:
-        """Begin `run(plan)`. If that raises, the step's `result` raises the same."""
+        """Begin `run(plan)`. If it raises, the step's `result` raises the same exception."""
         ...
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on the thread that computes steps, after the launched steps and before any
+        """Run `work` on the thread that computes steps, after the launched steps and before any
         other."""
         ...
 
     def run_exclusive(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on a thread of its own, and wait there for everything that it asks of the
-        device. No step is in flight, and the caller launches none before the work is done."""
+        """Run `work` on a thread of its own, which waits for all its work on the device. No step is
+        in flight, and the caller launches none before the work is done."""
         ...
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class StepDevice(Protocol):
 
 
 def do_here(work: Callable[[], T]) -> Future[T]:
-    """Do `work` in the thread that calls. If it raises, the future's `result` raises the same."""
+    """Run `work` in the calling thread. If it raises, the future's `result` raises the same."""
     future: Future[T] = Future()
     try:
         future.set_result(work())
@@ -65,9 +65,9 @@ def do_here(work: Callable[[], T]) -> Future[T]:
 def worker_thread(num_threads: int) -> ThreadPoolExecutor:
     """An executor with one thread, on which torch computes with `num_threads` threads.
 
-    0 leaves the number to torch. The steps of a runner belong on one such thread: OpenMP
-    keeps a team of threads for each thread that calls it, and two teams on the same cores wait
-    for each other.
+    0 leaves the number to torch. The steps of a runner must all run on one such thread: OpenMP has
+    a team of threads for each thread that calls it, and two teams on the same cores wait for each
+    other.
     """
     return ThreadPoolExecutor(
         1,

@@ -1,6 +1,6 @@
 """From a Plan to the tensors of a step, with the tables that stay on the device between steps.
 
-Knows no request: rows and slots are numbers that the scheduler has given out.
+It knows no request: rows and slots are numbers from the scheduler.
 
     tokens      | request 0 | request 1 | ...    [T]
     starts             s0          s1            cached tokens of each request
@@ -29,56 +29,56 @@ from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.runs import has_runs
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
 
-NUM_COLUMNS = 7  # of every step, that `DeviceRowTable.apply` sends
+NUM_COLUMNS = 7  # columns that `DeviceRowTable.apply` sends for every step
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """One step, ready to run. S tokens are sampled."""
 
-    # [T] int64, below 0 where a vector stands for the token: -1 - its place in `vectors`
+    # [T] int64; below 0 if a vector replaces the token: -1 - its index in `vectors`
     tokens: Tensor
     positions: Tensor  # [T] int64
     batch: AttentionBatch
-    last: Tensor  # [S] int64, where the token stands in the step behind which one is sampled
+    last: Tensor  # [S] int64, index in the step of the token before the sampled one
     sampling_rows: Tensor  # [S] int64
-    last_tokens: Tensor  # [S] int64, that token
-    # [V, hidden] float32; wider where an encoder adds to later layers, too (`models/vision`)
+    last_tokens: Tensor  # [S] int64, id of that token
+    # [V, hidden] float32; wider if an encoder also adds to later layers (`models/vision`)
     vectors: Tensor | None = None
-    draws: StagedSampling | None = None  # how they sample, if the device has been told
-    runs: StepRuns | None = None  # the requests that sample several tokens, where runs are kept
+    draws: StagedSampling | None = None  # how tokens are sampled, if this was copied to the device
+    runs: StepRuns | None = None  # the requests that sample several tokens, if runs are kept
 
 
 class StagedStep(NamedTuple):
-    """The numbers of a step on the device."""
+    """The arrays of a step on the device."""
 
     columns: Sequence[Tensor]  # int64
-    layout: DeviceLayout | None  # of the arrays that attention reads, if the host lays them out
+    layout: DeviceLayout | None  # of the arrays that attention reads, if the host makes the layout
     draws: StagedSampling | None  # None: every request is greedy
 
 
 class StepStager(Protocol):
-    """Copies the numbers of steps to a device that is not the CPU."""
+    """Copies the arrays of steps to a device that is not the CPU."""
 
     def stage(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> StagedStep:
-        """Copy the columns, the layout of `plan` for attention, and its draws, all at once."""
+        """Copy the columns, the layout of `plan` for attention, and its draws, in one copy."""
         ...
 
     def to_device(self, arrays: Sequence[IntArray | LongArray]) -> Sequence[Tensor]:
-        """Copy the arrays at once; they become int64."""
+        """Copy the arrays in one copy; they become int64."""
         ...
 
 
 class EncodedMedia(Protocol):
-    """Where vectors of pictures, videos and sounds are (`media/store.py`)."""
+    """The vectors of pictures, videos and sounds (`media/store.py`)."""
 
     def take(self, op: MediaVectors) -> Tensor:
-        """Do what a plan says. Returns the vectors [V, ..], float32."""
+        """Drop, encode and take as a plan says. Returns the vectors [V, ..], float32."""
         ...
 
 
 class DeviceRowTable:
-    """What the device knows of each row: the slots of its tokens, and the token sampled last."""
+    """The device's data of each row: the slots of its tokens, and the token sampled last."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DeviceRowTable:
         *,
         has_windows: bool = False,
     ) -> None:
-        """`stager` copies the numbers of a step to a GPU. `has_windows`: layers with windows have
+        """`stager` copies the arrays of a step to a GPU. `has_windows`: layers with windows have
         slots of their own."""
         self._stager = stager
         shape = (max_rows, context_length)
@@ -99,19 +99,19 @@ class DeviceRowTable:
             self.window_slots = zeros(shape, torch.int32, device)
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._flat_slots = self.slots.view(-1)
-        self.media: EncodedMedia | None = None  # of a model with an encoder
-        # Where steps are planned before the drafts of the last one are compared.
+        self.media: EncodedMedia | None = None  # for a model with an encoder
+        # If steps are planned before the drafts of the previous step are compared.
         self.runs: DeviceRuns | None = None
 
     def beside(self) -> DeviceRowTable:
-        """The table for another model that computes the same rows: the slots are the same, the
-        tokens sampled last its own."""
+        """A table for another model that computes the same rows: it shares the slots, but has its
+        own last sampled tokens."""
         table = copy(self)
         table.last_tokens = torch.zeros_like(self.last_tokens)
         return table
 
     def apply(self, plan: Plan) -> Inputs:
-        """Write the plan's slots into the table and lay out its tokens."""
+        """Write the plan's slots into the table, and make the inputs of its tokens."""
         assert plan.lens.min(initial=1) > 0, "a request without tokens"
         assert int(plan.lens.sum()) == plan.num_tokens == len(plan.slots), (
             "lens, tokens and slots disagree"
@@ -131,7 +131,8 @@ class DeviceRowTable:
         )
         if self.runs is not None and has_runs(plan):
             columns = (*columns, *run_columns(plan))
-        # All columns go to the device in one copy: each copy costs as much as a small kernel.
+        # All columns go to the device in one copy, because each copy costs as much as a small
+        # kernel.
         layout = None
         draws = None
         if self._stager is None:
@@ -141,7 +142,7 @@ class DeviceRowTable:
         given, places, slots, where, of_row, last, rows_there = there[:NUM_COLUMNS]
         self._flat_slots.index_copy_(0, where, slots.int())
         tokens = given
-        # A token that was sampled in a step whose result nobody has read yet is known here alone.
+        # A token of a step whose result has not been read yet is known only here.
         if plan.tokens.min(initial=0) <= LAST_SAMPLED:
             tokens = self.with_sampled(given, of_row)
         runs, last, draws = self.begin_runs(there[NUM_COLUMNS:], last, draws)
@@ -175,7 +176,7 @@ class DeviceRowTable:
         )
 
     def with_sampled(self, given: Tensor, of_row: Tensor) -> Tensor:
-        """The tokens [T] of a step of the rows `of_row` [T], with those that the device alone may
+        """The tokens [T] of a step of the rows `of_row` [T], with those that only the device may
         know."""
         sampled = self.last_tokens.take(of_row)
         tokens = torch.where(given == LAST_SAMPLED, sampled, given)
@@ -184,8 +185,8 @@ class DeviceRowTable:
     def begin_runs(
         self, columns: Sequence[Tensor], last: Tensor, draws: StagedSampling | None
     ) -> tuple[StepRuns | None, Tensor, StagedSampling | None]:
-        """The runs of a step that has these `run_columns`, if any: behind which tokens `last` [S]
-        one is sampled, and how."""
+        """The runs of a step with these `run_columns`, if any, the tokens `last` [S] after which it
+        samples, and how it samples."""
         if not columns:
             return None, last, draws
         assert self.runs is not None, "nothing is kept of runs"
@@ -193,20 +194,20 @@ class DeviceRowTable:
         return runs, *self.runs.begin(runs, last, draws)
 
     def keep_sampled(self, inputs: Inputs, sampled: Tensor) -> None:
-        """A step has sampled these tokens [S]: the next one may be launched before the scheduler
-        knows them."""
+        """Keep the tokens [S] that a step has sampled: the next step may be launched before the
+        scheduler knows them."""
         self.last_tokens.index_copy_(0, inputs.sampling_rows, sampled)
         if inputs.runs is not None and self.runs is not None:
             self.runs.settle(inputs.runs, inputs.tokens, sampled, self.last_tokens)
 
     def _with_vectors(self, tokens: Tensor, inputs: Sequence[InputOp]) -> tuple[Tensor, Tensor]:
-        """The tokens that vectors stand for become their places."""
+        """Replace the tokens that have a vector by the index of the vector."""
         places: list[IntArray] = []
         found: list[Tensor] = []
         for op in inputs:
             match op:
                 case InputVectors(index, rows):
-                    # A copy: the rows may lie in memory that nobody may write to.
+                    # A copy, because the rows may be in read-only memory.
                     own = torch.from_numpy(np.array(rows, dtype=np.float32))
                     found.append(own.to(tokens.device))
                 case MediaVectors(index=index):
@@ -236,7 +237,7 @@ class DeviceRowTable:
         return rotation
 
     def write(self, plan: Plan) -> None:
-        """Change the tables by what does not follow from a plan's own slots."""
+        """Apply the changes of the tables that do not follow from a plan's own slots."""
         if plan.table is not None:
             self._write(self._flat_slots, plan.table)
         if plan.window is not None and plan.window.table is not None:
@@ -248,21 +249,21 @@ class DeviceRowTable:
         return self.window_slots.view(-1)
 
     def _windows(self, window: WindowSlots, where: LongArray) -> WindowBatch:
-        """Write a step's slots of layers with windows into their table, at these places."""
+        """Write a step's slots of layers with windows into their table, at these indices."""
         slots, places = self._to_device(window.slots, where)
         table = self._flat_window_slots
         table.index_copy_(0, places, slots.int())
         return WindowBatch(slots, table.view(self.slots.shape))
 
     def _write(self, table: Tensor, writes: TableWrites) -> None:
-        """Change a table. Where two writes meet the later one counts: a scatter has no order, so
-        the earlier ones are left out."""
+        """Change a table. Of two writes to the same index the later one counts: a scatter has no
+        order, so earlier ones are left out."""
         rows, columns, _ = tokens_of(writes.rows, writes.starts, writes.lens)
         where = self.where(rows, columns)
         slots = writes.slots
         num_rows = len(set(writes.rows.tolist()))
         if num_rows < len(writes.rows):
-            # `unique` finds the first of equal values: of the reversed ones, the last.
+            # `unique` finds the first of equal values: in reversed order, that is the last one.
             _, from_end = np.unique(where[::-1], return_index=True)
             keep = len(where) - 1 - from_end
             where = where[keep]
@@ -271,14 +272,14 @@ class DeviceRowTable:
         table.index_copy_(0, index, values.int())
 
     def where(self, rows: IntArray, columns: IntArray | LongArray) -> LongArray:
-        """Places in the table, counted from its beginning."""
+        """Indices in the flattened table."""
         max_rows, context_length = self.slots.shape
         assert rows.max(initial=0) < max_rows, "a row beyond the table"
         assert columns.max(initial=0) < context_length, "a token beyond the context length"
         return rows.astype(np.int64) * context_length + columns
 
     def _to_device(self, *arrays: IntArray | LongArray) -> Sequence[Tensor]:
-        """As int64, in one transfer."""
+        """The arrays on the device as int64, in one transfer."""
         if self._stager is not None:
             return self._stager.to_device(arrays)
         packed = np.concatenate(arrays, dtype=np.int64)
@@ -288,7 +289,7 @@ class DeviceRowTable:
 
 
 def _sees_to(plan: Plan, positions: IntArray) -> IntArray | None:
-    """A plan may say nothing of a token that sees up to itself."""
+    """The plan may leave out tokens that see up to themselves; the result has all tokens."""
     if plan.sees_to is None:
         return None
     assert len(plan.sees_to) == plan.num_tokens, "one position for each token"
@@ -301,8 +302,8 @@ def _sees_to(plan: Plan, positions: IntArray) -> IntArray | None:
 def tokens_of(
     rows: IntArray, starts: IntArray, lens: IntArray
 ) -> tuple[IntArray, IntArray, LongArray]:
-    """Row and position of each token, and where the tokens of each request end."""
-    # A step that only decodes, which is most of them, repeats nothing.
+    """Row and position of each token, and the end of each request's tokens."""
+    # A decode step, the most frequent kind, repeats nothing.
     if (lens == 1).all():
         return rows, starts, np.arange(1, len(lens) + 1)
     ends = np.cumsum(lens, dtype=np.int64)
@@ -310,9 +311,9 @@ def tokens_of(
 
 
 def before_sampled(plan: Plan, ends: LongArray) -> tuple[LongArray, IntArray]:
-    """Where in the step the tokens stand behind which one is sampled [S], and their rows [S].
+    """Index in the step of each token after which one is sampled [S], and their rows [S].
 
-    `ends` [R]: where the tokens of each request end.
+    `ends` [R]: end of each request's tokens.
     """
     if plan.drafts is None:
         return ends[plan.samples] - 1, plan.rows[plan.samples]

@@ -1,5 +1,5 @@
-"""The tensors that hold K and V, and the states of layers that keep one in their place. Which slot
-belongs to whom is decided elsewhere (`memory/`), in numpy."""
+"""The tensors with K and V, and those with the states of layers that keep a state instead. The
+owners of slots are tracked elsewhere (`memory/`), in numpy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def zeros(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Zeros from a multiple of 64 bytes on, which take no memory until they are written to:
-    torch.zeros writes them, numpy asks the system for them."""
+    """Zeros aligned to 64 bytes, which take no memory until they are written: torch.zeros would
+    write them, numpy only asks the system for them."""
     if device.type != "cpu":
         return torch.zeros(
             shape,
@@ -41,12 +41,12 @@ def zeros(
 
 class KVPool:
     """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a
-    scale for each slot and head, in fp8 divided by `layer_scales`, of K and of V (1 if not
-    given).
+    scale for each slot and head, in fp8 divided by `layer_scales`, one for K and one for V (default
+    1).
 
-    Layers with windows have `num_window_slots` of their own instead; 0: they have no others than
-    all layers. `make` makes the tensors, in the order of `tensors`. Layers outside of `here` have
-    no slots, for another process computes them; None: all are computed here.
+    Layers with windows have `num_window_slots` slots of their own instead; 0: they use the same
+    slots as all layers. `make` makes the tensors, in the order of `tensors`. Layers outside of
+    `here` have no slots, because another process computes them; None: all layers are computed here.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class KVPool:
         for layer in range(num_layers):
             keeps_state = config.decoder.layer(layer).state is not None
             if keeps_state or (here is not None and layer not in here):
-                lens[layer] = 0  # it keeps neither K nor V
+                lens[layer] = 0  # it has neither K nor V
         head = (config.num_kv_heads, config.head_dim)
         self.k = [make((length, *head), dtype, device) for length in lens]
-        # Of a latent, keys are values.
+        # With latents, the values are the keys.
         self.has_values = config.latent is None
         self.v = self.k
         if self.has_values:
             self.v = [make((length, *head), dtype, device) for length in lens]
         self.k_scale: list[Tensor] = []
         self.v_scale: list[Tensor] = []
-        # Only int8 has a scale for each slot and head; the scales of fp8 are of whole layers.
+        # Only int8 has a scale for each slot and head; fp8 has one for each layer.
         if dtype == torch.int8:
             self.k_scale = [make((length, head[0]), torch.float32, device) for length in lens]
             self.v_scale = self.k_scale
@@ -97,8 +97,8 @@ class KVPool:
 
 
 class StatePool:
-    """States of `num_slots` requests for every layer that keeps one, in float32: for each of the
-    spec's `state_shapes` a tensor [slots, *shape]."""
+    """States of `num_slots` requests for every layer that keeps a state, in float32: a tensor
+    [slots, *shape] for each of the spec's `state_shapes`."""
 
     def __init__(self, config: ModelConfig, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots

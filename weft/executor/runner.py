@@ -1,10 +1,10 @@
 """Runs plans on one device: rows and slots in, tokens out. It knows nothing of requests.
 
     TorchRunner.launch ─▶ StepDevice.launch ─▶ ModelSteps.run ─▶ DeviceOutput ─▶ Result
-                          which thread         what is computed
+                          which thread         the computation
 
 `DecoderSteps` computes the steps of a model that generates, `EncoderSteps` those of a model without
-KV. A device may put steps of its own before them, as the CPU does (`cpu/fused_step.py`).
+KV. A device may wrap them with steps of its own, as the CPU does (`cpu/fused_step.py`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ModelSteps(Protocol):
 
 
 class DeviceStore(Protocol):
-    """Carries out what is no step, one request at a time."""
+    """Carries out requests to the device that are not steps, one at a time."""
 
     def do(self, request: DeviceRequest) -> DeviceReply:
-        """Carry it out. Raises nothing: what went wrong stands in the reply."""
+        """Carry out a request. Raises nothing: the reply has the error."""
         ...
 
 
@@ -56,7 +56,7 @@ class TorchRunner:
     """The `Runner` of every model: plans in, results out, in the order of launches.
 
     The arrays of a plan are read when the step runs: they must not change before its result is
-    there.
+    known.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class TorchRunner:
         device: StepDevice,
         kernels: Library | None = None,
     ) -> None:
-        self.kernels = kernels  # the CPU kernels, if they compute
-        # Called behind each launch. While nobody counts steps, nothing is called: a profiler that
-        # stood around the runner would be on the way of every step.
+        self.kernels = kernels  # the CPU kernels, if they are used
+        # Called after each launch, if a profiler counts steps. A profiler that wrapped the runner
+        # would slow down every step.
         self.on_launch: Callable[[], None] | None = None
         self._steps = steps
         self._store = store
         self._device = device
-        # Torch computes there with one thread, so that steps keep theirs. It begins when it is
-        # needed first.
+        # Torch uses one thread there, so that steps keep theirs. The thread starts at its first
+        # use.
         self._reader = worker_thread(1)
 
     @property
     def parts(self) -> tuple[ModelSteps, DeviceStore, StepDevice]:
-        """What it was put together from."""
+        """The objects of which the runner consists."""
         return self._steps, self._store, self._device
 
     def launch(self, plan: Plan) -> Step:
@@ -95,11 +95,12 @@ class TorchRunner:
         return self._device.run_exclusive(partial(self._store.do, request))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` on the thread that runs steps, after the launched steps, before any other."""
+        """Run `work` on the thread that runs steps, after the launched steps and before any
+        other."""
         return self._device.submit(work)
 
     def close(self) -> None:
-        """Finish what is launched and end the threads."""
+        """Finish the launched steps and end the threads."""
         self._reader.shutdown()
         self._device.close()
 
@@ -122,7 +123,7 @@ class DecoderOutput(NamedTuple):
 
 
 class CapturedStep(Protocol):
-    """Launches that were recorded for steps of up to some size."""
+    """The launches of a step up to some size, recorded to be replayed."""
 
     def run(self, plan: Plan) -> tuple[Inputs, Tensor]:
         """Replay them for a step. Returns its inputs and hidden states."""
@@ -131,21 +132,21 @@ class CapturedStep(Protocol):
 
 class CapturedSteps(Protocol):
     def fitting(self, plan: Plan) -> CapturedStep | None:
-        """The captured step that can hold this one, if there is one."""
+        """The captured step that is large enough for this step; None if there is none."""
         ...
 
 
 class StepStates(LayerStates, Protocol):
-    """The states of the layers that keep one, of the requests of a step."""
+    """The states of the requests of a step, in the layers that keep a state."""
 
     def prepare(self, lens: IntArray, slots: StateSlots) -> None:
-        """Begin a step of requests with `lens` [R] tokens. Calls until the next call of this belong
-        to that step."""
+        """Begin a step of requests with `lens` [R] tokens. Later calls belong to this step, until
+        the next call of `prepare`."""
         ...
 
 
 def slots_of_states(plan: Plan) -> StateSlots:
-    """Those of a plan for a model with states."""
+    """The slots for states of a plan; for a model with states."""
     assert plan.states is not None, "the model keeps states, and the plan has no slots for them"
     assert len(plan.states.reads) == len(plan.states.writes) == len(plan.rows)
     return plan.states
@@ -154,8 +155,8 @@ def slots_of_states(plan: Plan) -> StateSlots:
 class DecoderSteps:
     """The `ModelSteps` of a model that generates.
 
-    It computes with torch, or with programs and kernels behind the same seams. A step that raises
-    leaves its tokens without K and V; later steps are not affected.
+    It computes with torch, or with programs and kernels that implement the same protocols. If a
+    step raises, its tokens have no K and V; later steps are not affected.
     """
 
     def __init__(
@@ -198,14 +199,15 @@ class DecoderSteps:
         return self.finish(plan, inputs, hidden)
 
     def finish(self, plan: Plan, inputs: Inputs, hidden: Tensor) -> DecoderOutput:
-        """What a step gives, from what the last layer left of its tokens, `hidden` [T, hidden]."""
+        """The output of a step, from the output of the last layer for its tokens, `hidden` [T,
+        hidden]."""
         outputs: tuple[AuxOutput, ...] = ()
         if plan.outputs:
             step = ComputedStep(plan, hidden, self._model, self._sampler, self._pooler)
             outputs = compute_aux_outputs(step)
         if not len(inputs.last):
             return DecoderOutput(None, outputs)
-        # Logits only where a token is sampled: the head is the widest matrix of a model.
+        # Logits only for sampled tokens, because the head is the widest matrix of a model.
         logits = self._model.logits(hidden, inputs.last)
         sampled = sample(
             self._sampler,
@@ -232,18 +234,18 @@ class EncoderOutput(NamedTuple):
 
 
 class EncoderAttention(BidirectionalAttention, Protocol):
-    """`BidirectionalAttention` that is planned once for all layers of a step."""
+    """`BidirectionalAttention` that is prepared once for all layers of a step."""
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:
-        """Plan for prompts of `lens` [R] tokens, which stand one behind the other."""
+        """Prepare for prompts of `lens` [R] tokens, one after another."""
         ...
 
 
 class EncoderSteps:
     """The `ModelSteps` of a model without KV: whole prompts in, one vector for each out.
 
-    No request samples. Nothing stays on the device from one step to the next; slots and rows are
-    the scheduler's own accounts.
+    No request samples. Nothing stays on the device between steps; slots and rows exist only in the
+    accounts of the scheduler.
     """
 
     def __init__(

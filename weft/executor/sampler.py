@@ -1,8 +1,8 @@
 """From logits to tokens.
 
-The operations of a plan change the logits in the order that `plan/logits.py` fixes, then log
-probabilities are taken, then a token is chosen. What choosing means is defined in `ops/sampling.py`
-and has a twin for each kind of device. No row depends on another. To add an operation: a function
+The operations of a plan change the logits in the order of `plan/logits.py`; then log probabilities
+are taken, and a token is chosen. `ops/sampling.py` defines how a token is chosen, with an
+implementation for each kind of device. No row depends on another. To add an operation: a function
 here, and its line in `APPLY`.
 """
 
@@ -41,7 +41,7 @@ class SamplerStep:
     logits: Tensor  # [S, V] float32
     last_tokens: Tensor  # [S] int64, the last token of each sequence
     processors: Processors | None
-    # Which rows cannot be sampled, and the error that their requests end with.
+    # Rows that cannot be sampled, with the error that ends their requests.
     faults: dict[int, str] = field(default_factory=dict)
 
 
@@ -50,7 +50,7 @@ def add_bias(step: SamplerStep, bias: LogitBias) -> None:
     index = on(logits, bias.index)
     values = on(logits, bias.values)
     if bias.after is not None:
-        # A bias that holds only behind one token: the last one, which the device alone may know.
+        # A bias that applies only after one token: the last one, which only the device may know.
         after = on(logits, bias.after)
         applies = (after == ANY) | (after == step.last_tokens[index])
         values = torch.where(applies, values, 0)
@@ -77,7 +77,8 @@ def allow_tokens(step: SamplerStep, allowed: AllowedTokens) -> None:
 
 def apply_grammar_mask(step: SamplerStep, mask: GrammarMask) -> None:
     logits = step.logits
-    # A thread may still be filling the words while the layers run: this waits for it.
+    # A thread may still be filling the words while the layers run: this waits until they are
+    # complete.
     words = moved(mask.bitmask.words, logits.device)
     index = on(logits, mask.index)
     step.sampler.mask(logits, words, index)
@@ -105,12 +106,12 @@ APPLY: dict[type[LogitOp], Apply] = {
 
 
 class SamplerOutput(NamedTuple):
-    """What the sampler has found, in tensors where it was computed."""
+    """The output of the sampler, in tensors on the device."""
 
     tokens: Tensor  # [S] int64
     invalid: Tensor  # [S] bool
     logprobs: tuple[Tensor, ...] | None  # the fields of `SampledLogprobs`
-    faults: tuple[tuple[int, str], ...] = ()  # which of the invalid ones have an error with a name
+    faults: tuple[tuple[int, str], ...] = ()  # errors of some of the invalid rows
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> SamplerOutput:
         logprobs = None
@@ -124,7 +125,7 @@ class SamplerOutput(NamedTuple):
         )
 
     def result(self, outputs: tuple[AuxOutput, ...] = ()) -> Result:
-        """As the scheduler wants it, with what else the step has given."""
+        """The result for the scheduler, with the other outputs of the step."""
         tokens = self.tokens.numpy(force=True)
         invalid = self.invalid.numpy(force=True)
         if self.logprobs is not None:

@@ -1,1 +1,1 @@
-"""Processes that work together."""
+"""Communication between processes that work together."""

@@ -1,8 +1,8 @@
-"""What ranks of one model do together, over the libraries that come with torch.
+"""Collective operations of the ranks of one model, with the libraries that come with torch.
 
-gloo joins processes on CPUs, nccl those that have a GPU each. Ranks meet in a file, or where rank 0
-listens; both are made by whoever starts them. Neither gloo nor nccl asks who connects: what they
-listen on is for networks of the operator alone.
+gloo joins processes on CPUs, nccl processes with one GPU each. Ranks meet through a file, or at an
+address where rank 0 listens; the process that starts them creates both. Neither gloo nor nccl
+authenticates connections: their ports must be reachable from the operator's network only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.ops.sharding import RankLost
 
-KEY = "weft"  # before all keys of the store
+KEY = "weft"  # prefix of all keys of the store
 
 
 class TorchComm:
@@ -33,8 +33,8 @@ class TorchComm:
         backend: str = "gloo",
         address: str = "127.0.0.1",
     ) -> None:
-        """Join, which waits for all others, at most `timeout_s`; so does each later call. `address`
-        of this machine is where gloo listens. Raises RankLost."""
+        """Join the group. This and each later call wait for all other ranks, at most `timeout_s`.
+        gloo listens on `address` of this machine. Raises RankLost."""
         self.rank = rank
         self.size = size
         self._timeout = timedelta(seconds=timeout_s)
@@ -66,7 +66,7 @@ class TorchComm:
         return found
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         self._group = None
 
     def _wait(self, what: str, begin: Any) -> None:
@@ -96,15 +96,16 @@ class TorchComm:
 
 
 def file_store(path: Path, size: int) -> Any:
-    """Where ranks of one machine meet: a file that does not exist yet, in a private folder."""
+    """The meeting point of ranks on one machine: a file that does not exist yet, in a private
+    folder."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     return FileStore(str(path), size)
 
 
 def listening_store(host: str, size: int, timeout_s: float) -> tuple[Any, int]:
-    """Where ranks of several machines meet: this one listens on one of its addresses, and on no
-    other. Returns the store and its port. Raises OSError."""
+    """The meeting point of ranks on several machines, for rank 0: it listens on one address of this
+    machine only. Returns the store and its port. Raises OSError."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -124,7 +125,7 @@ def listening_store(host: str, size: int, timeout_s: float) -> tuple[Any, int]:
 
 
 def calling_store(host: str, port: int, size: int, timeout_s: float) -> Any:
-    """The same for all other ranks. Raises RankLost."""
+    """The same meeting point for all other ranks. Raises RankLost."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = timedelta(seconds=timeout_s)
@@ -135,7 +136,7 @@ def calling_store(host: str, port: int, size: int, timeout_s: float) -> Any:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine from which `host` is reached. Nothing is sent."""
+    """The address of this machine from which `host` is reached. No data is sent."""
     family, kind, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

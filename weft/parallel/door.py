@@ -1,16 +1,17 @@
-"""Where the nodes of one model find each other: what they say, and the sockets for it.
+"""The connection between the nodes of one model: the messages, and the sockets for them.
 
     node 1 ── Greeting ──▶ node 0   one TCP port, ZeroMQ with CURVE
-           ◀─ NodeWelcome ─         settings, and where the ranks of the node get their plans
-           ◀─ Serving ─────         all ranks have loaded
-           ◀── NodeBeat ──▶         twice a second: a node that is silent is gone
-           ── LostRank ───▶
-           ◀─ Farewell ────
+                      ◀─ NodeWelcome ─         settings, and ports from which the node's ranks get
+                      plans
+                      ◀─ Serving ─────         all ranks have loaded
+                      ◀── NodeBeat ──▶         twice a second: a silent node is considered lost
+                      ── LostRank ───▶
+                      ◀─ Farewell ────
            ── Parting ────▶
 
-All keys follow from one secret (`keys_of`). The public key of node 0 is never sent, and without it
-no handshake begins; so whoever does not know the secret gets no further than a connection. Messages
-are typed msgpack. It imports no torch: a node waits here before it loads anything.
+All keys are derived from one secret (`keys_of`). The public key of node 0 is never sent, and no
+handshake begins without it; so a client without the secret can only open a connection. Messages are
+typed msgpack. This module imports no torch, because a node waits here before it loads anything.
 """
 
 from __future__ import annotations
@@ -43,49 +44,49 @@ ZmqSocket: TypeAlias = "zmq.Socket[bytes]"
 
 
 class Greeting(msgspec.Struct, frozen=True, tag=True):
-    """The first word of a node."""
+    """The first message of a node."""
 
     node: int
-    facts: dict[str, str]  # what has to be the same on all nodes, by its name in an error
+    facts: dict[str, str]  # facts that must be equal on all nodes, by their names in errors
     settings: bytes  # the `EngineConfig` that the node was given, as JSON
 
 
 class NodeWelcome(msgspec.Struct, frozen=True, tag=True):
-    """The node belongs to the model."""
+    """The node is accepted."""
 
     settings: bytes  # the `EngineConfig` of node 0, resolved, as JSON
-    plans: list[int]  # ports at which the ranks of the node get their plans
+    plans: list[int]  # ports from which the ranks of the node get their plans
     store: int  # port at which all ranks meet
 
 
 class NodeDeclined(msgspec.Struct, frozen=True, tag=True):
-    """The node does not belong to the model."""
+    """The node is refused."""
 
     reason: str
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True):
-    """The sender is there, and all ranks have loaded."""
+    """The sender is alive, and all ranks have loaded."""
 
 
 class NodeBeat(msgspec.Struct, frozen=True, tag=True):
-    """The sender is there."""
+    """The sender is alive."""
 
 
 class LostRank(msgspec.Struct, frozen=True, tag=True):
-    """A rank of the sender's has ended, or the whole node ends."""
+    """A rank of the sender has ended, or its node ends."""
 
     reason: str
 
 
 class Farewell(msgspec.Struct, frozen=True, tag=True):
-    """Node 0 ends; `reason`: why, unless somebody has asked it to."""
+    """Node 0 ends. `reason`: why; empty if it was asked to."""
 
     reason: str
 
 
 class Parting(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a farewell: a connection that ends first may take it along."""
+    """The answer to a farewell, without which a closing connection might lose the farewell."""
 
 
 Word: TypeAlias = (
@@ -101,18 +102,18 @@ class CurveKey(NamedTuple):
 
 
 class CurveKeys(NamedTuple):
-    """Of node 0, which listens, and of all others."""
+    """The keys of node 0, which listens, and of all other nodes."""
 
     listener: CurveKey
     caller: CurveKey
 
 
 class DoorError(Exception):
-    """The address is of no use; the message says why."""
+    """The address cannot be used; the message says why."""
 
 
 def keys_of(secret: str) -> CurveKeys:
-    """What a secret stands for. Slow on purpose: a tenth of a second for each guess."""
+    """The keys derived from a secret. Slow on purpose: a tenth of a second for each guess."""
     data = hashlib.scrypt(
         secret.encode("utf-8", "surrogatepass"),
         salt=SALT,
@@ -155,28 +156,28 @@ def _limit(socket: ZmqSocket) -> None:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    # What is sent to a peer that is not there yet would be lost with it.
+    # Messages to a peer that is not connected yet would be lost with it.
     socket.setsockopt(zmq.IMMEDIATE, 1)
 
 
 def address(host: str, port: int) -> str:
-    """As ZeroMQ writes it."""
+    """The address in the format of ZeroMQ."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def resolved(host: str) -> str:
-    """The address of a host in numbers: on all nodes of the same family. Raises DoorError."""
+    """The numeric address of a host, of the same family on all nodes. Raises DoorError."""
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
         raise DoorError(f"{host[:200]!r} is no host that is known here") from exc
-    # IPv4 first: a name may have an address of the other family on some nodes alone.
+    # IPv4 first, because only some nodes may have an IPv6 address for a name.
     found.sort(key=lambda one: one[0] != sockets.AF_INET)
     return str(found[0][4][0])
 
 
 def bind(socket: ZmqSocket, host: str, port: int = 0) -> int:
-    """Listen on an address of this machine; port 0 takes a free one. Returns the port. Raises
+    """Listen on an address of this machine; port 0 selects a free port. Returns the port. Raises
     DoorError."""
     try:
         if port:
@@ -188,25 +189,25 @@ def bind(socket: ZmqSocket, host: str, port: int = 0) -> int:
 
 
 class Heard(NamedTuple):
-    """A word, and who has said it."""
+    """A received message and its sender."""
 
     peer: bytes
     word: Word
 
 
 class Door:
-    """Node 0's side. Used by one thread at a time."""
+    """The side of node 0. Used by one thread at a time."""
 
     def __init__(self, context: ZmqContext, keys: CurveKeys, host: str, port: int) -> None:
-        """Raises DoorError where it cannot listen."""
+        """Raises DoorError if it cannot listen."""
         self._socket = listening(context, zmq.ROUTER, keys)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILED)
-        self.num_strangers = 0  # connections of those who do not know the secret
+        self.num_strangers = 0  # connections without the secret
         bind(self._socket, host, port)
 
     def hear(self, timeout_ms: int = POLL_MS) -> Heard | None:
-        """The next word, if one comes in time."""
+        """The next message; None if none comes in time."""
         self.num_strangers += _num_events(self._monitor)
         if not self._socket.poll(timeout_ms):
             return None
@@ -215,29 +216,29 @@ class Door:
         return None if word is None else Heard(peer, word)
 
     def say(self, peer: bytes, word: Word) -> None:
-        """What is said to somebody who has gone is dropped."""
+        """Send a message. It is dropped if the peer is gone."""
         self._socket.send_multipart([peer, _encoder.encode(word)])
 
     def close(self) -> None:
-        """What was said last still leaves."""
+        """Close; messages in the queue are still sent."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
 
 
 class DoorClosed(Exception):
-    """Node 0 is gone."""
+    """The connection to node 0 is lost."""
 
 
 class DoorLocked(DoorClosed):
-    """Node 0 does not let this node in."""
+    """Node 0 refuses this node."""
 
 
 class DoorCaller:
     """The side of another node. Used by one thread."""
 
     def __init__(self, context: ZmqContext, keys: CurveKeys, host: str, port: int) -> None:
-        """Knock until somebody opens."""
+        """Connect, and keep trying until node 0 listens."""
         self._socket = calling(context, keys)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         events = HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED
@@ -249,7 +250,7 @@ class DoorCaller:
             raise DoorClosed(f"--dist-init-addr {self._where}: {exc.strerror}") from exc
 
     def say(self, word: Word) -> bool:
-        """False if nobody is there yet, or any more."""
+        """Send a message. Returns False if node 0 is not connected."""
         try:
             self._socket.send(_encoder.encode(word), zmq.NOBLOCK)
         except zmq.Again:
@@ -257,7 +258,7 @@ class DoorCaller:
         return True
 
     def hear(self, timeout_ms: int = POLL_MS) -> Word | None:
-        """The next word, if one comes in time. Raises DoorClosed, DoorLocked."""
+        """The next message; None if none comes in time. Raises DoorClosed, DoorLocked."""
         if self._socket.poll(timeout_ms):
             return _word(self._socket.recv_multipart())
         while self._monitor.poll(0):
@@ -268,19 +269,19 @@ class DoorCaller:
                     "(WEFT_DIST_SECRET), or is no weft"
                 )
             if self._socket.poll(0):
-                return _word(self._socket.recv_multipart())  # its last
+                return _word(self._socket.recv_multipart())  # its last message
             raise DoorClosed(f"the connection to node 0 at {self._where} broke")
         return None
 
     def close(self) -> None:
-        """What was said last still leaves."""
+        """Close; messages in the queue are still sent."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
 
 
 def _word(frames: list[bytes]) -> Word | None:
-    """None for what is no word."""
+    """The message; None for invalid bytes."""
     if len(frames) != 1:
         return None
     try:
@@ -299,8 +300,8 @@ def _num_events(monitor: ZmqSocket) -> int:
 
 
 class Silence:
-    """Whether somebody has said nothing for too long. A machine that stood still hears nothing
-    either: a tick that comes late begins anew."""
+    """Whether a peer has been silent for too long. If this machine was suspended, it could not
+    receive either: after a late tick the count begins again."""
 
     def __init__(self, now_s: float) -> None:
         self._last_s = now_s
@@ -310,7 +311,7 @@ class Silence:
         self._num_ticks = 0
 
     def tick(self, now_s: float, limit_s: float) -> bool:
-        """To be called once every `BEAT_S`; whether it is longer than `limit_s` by now."""
+        """Call it once every `BEAT_S`. Returns whether the peer has been silent for `limit_s`."""
         if now_s - self._last_s > 2 * BEAT_S:
             self._num_ticks = 0
         self._last_s = now_s

@@ -1,9 +1,9 @@
-"""Messages between the rank that decides and one that follows it, in order, each whole.
+"""Messages between rank 0 and one rank that follows it: in order, and complete.
 
 On one machine a link is a pair of sockets that only the two processes have: the follower inherits
-its end, so nobody else can write to it, and nothing is left of it when they are gone. The end of
+its end, so no other process can write to it, and nothing is left when both are gone. The end of
 either process ends the link at once. To another machine it is a ZeroMQ socket with CURVE
-(`door.py`); that a rank there is gone is said by whoever watches it.
+(`door.py`); the process that watches that rank reports its end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Link(Protocol):
     """One end. Used by one thread at a time."""
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Raises RankLost if nobody is there any more."""
+        """Raises RankLost if the other process is gone."""
         ...
 
     def recv(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
-        """Kind and content of the next message. Raises RankLost if nobody is there any more,
+        """Kind and content of the next message. Raises RankLost if the other process is gone,
         TimeoutError after `timeout_s`."""
         ...
 
@@ -40,7 +40,7 @@ class Link(Protocol):
 
 
 class Loss:
-    """Why a rank is lost: the first that is said of it. Any thread may say it."""
+    """Why a rank was lost: the first reported reason. Any thread may report one."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -53,7 +53,7 @@ class Loss:
         self._said.set()
 
     def wait(self, timeout_s: float) -> str:
-        """The reason, as soon as there is one; "" if none comes."""
+        """The reason, as soon as it is known; "" after the timeout."""
         self._said.wait(timeout_s)
         return self.reason
 
@@ -97,7 +97,7 @@ class SocketLink:
 
 
 def socket_links() -> tuple[SocketLink, socket.socket]:
-    """A link, and the socket of its other end, which the other process inherits."""
+    """A link, and the socket for its other end, which the other process inherits."""
     mine, theirs = socket.socketpair()
     return SocketLink(mine), theirs
 
@@ -106,8 +106,8 @@ class NodeLink:
     """A `Link` to a rank of another node."""
 
     def __init__(self, end: ZmqSocket, loss: Loss, context: ZmqContext | None = None) -> None:
-        """`end` has one peer, which may still have to come. `loss`: what is known of its end.
-        `context`: that of the socket, where it has no other."""
+        """`end` has one peer, which may not be connected yet. `loss`: knows if the rank is lost.
+        `context`: that of the socket, if this link is its only user."""
         self._socket = end
         self._loss = loss
         self._context = context
@@ -134,7 +134,7 @@ class NodeLink:
         return kind, data
 
     def close(self) -> None:
-        """What was sent last still leaves."""
+        """Close; messages in the queue are still sent."""
         self._socket.close()
         if self._context is not None:
             self._context.term()

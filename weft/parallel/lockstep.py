@@ -1,4 +1,4 @@
-"""Steps that several processes take together, each with work of its own or with none.
+"""Steps that several processes run together, some of them without work of their own.
 
     rank 0   wants  prefill  decode   decode   -        decode
     rank 1   wants  decode   decode   decode   prefill  -
@@ -7,10 +7,10 @@
     rank 0   runs   its own  its own  its own  idle     its own
     rank 1   runs   idle     its own  its own  its own  idle
 
-Before each step all tell what they want, and all draw the same conclusion: nobody decides for the
-others, and nothing is left out. Who does not run a step of its own runs an idle one, in which it
-computes for the others. Prefills and decodes keep apart, so that a decode of one does not take as
-long as a prefill of another; kinds that are both wanted take turns.
+Before each step, all processes announce what they want, and all draw the same conclusion, without a
+leader. A process without its own step in a round runs an idle one, in which it computes for the
+others. Prefills and decodes run in separate rounds, so that a decode of one process does not take
+as long as a prefill of another; if both are wanted, they alternate.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from weft.parallel.peers import Peers
 
 
 class StepWish(IntEnum):
-    """What a process would do next."""
+    """The kind of step that a process wants to run next."""
 
     NOTHING = 0
     DECODE = 1
     PREFILL = 2
-    TOGETHER = 3  # something that all do at once, or nobody
+    TOGETHER = 3  # an operation that all processes run at once, or none does
 
 
 def agree(wanted: Sequence[StepWish], last: StepWish) -> StepWish:
-    """What is done, as all find it: `last` is the step that was taken last. NOTHING if those that
-    want something all want to do it together, and some do not want it yet."""
+    """The kind of the next round, the same in all processes; `last` is the last kind. NOTHING if
+    some processes want to run an operation TOGETHER, but others do not yet."""
     if all(one is StepWish.TOGETHER for one in wanted):
         return StepWish.TOGETHER
     kinds = {one for one in wanted if one in (StepWish.DECODE, StepWish.PREFILL)}
@@ -46,10 +46,10 @@ def agree(wanted: Sequence[StepWish], last: StepWish) -> StepWish:
 
 
 class Lockstep:
-    """One process's side. Used by one thread."""
+    """The side of one process. Used by one thread."""
 
     def __init__(self, peers: Peers, idle: Callable[[], None]) -> None:
-        """`idle` computes a step for the others alone."""
+        """`idle` computes a step for the other processes only."""
         self._peers = peers
         self._idle = idle
         self._last = StepWish.NOTHING
@@ -60,18 +60,18 @@ class Lockstep:
         return self._peers
 
     def take_turn(self, kind: StepWish) -> None:
-        """Return when a step of this kind is to run here, as the next thing that is done. Raises
-        RankLost."""
+        """Return when the next operation is a step of this kind here. Raises RankLost."""
         while self._round(kind) is not kind:
             pass
 
     def join(self) -> None:
-        """Take part in what others have begun. Raises RankLost."""
+        """Take part in a round that others have begun. Raises RankLost."""
         self._round(StepWish.NOTHING)
 
     def meet(self, timeout_s: float) -> bool:
-        """Wait until all others want to meet, too; their steps run meanwhile. False if nothing was
-        heard of them for so long: then all who wait find the same. Raises RankLost."""
+        """Wait until all other processes want to meet, too; their steps run in the meantime. False
+        if no round began for `timeout_s`; then all waiting processes get the same answer. Raises
+        RankLost."""
         until_s = time.monotonic() + timeout_s
         while True:
             agreed = self._round(StepWish.TOGETHER)
@@ -83,14 +83,14 @@ class Lockstep:
                 return False
 
     def is_common(self, ok: bool) -> bool:
-        """Whether all have the same to say, behind something that was done together. Raises
+        """Whether all processes have the same result of an operation that they ran together. Raises
         RankLost."""
         told = self._peers.call(bytes([ok]))
         return all(bool(one[0]) is ok for one in told.values())
 
     def fail(self, exc: Exception) -> None:
-        """A step of this process broke off, and others may wait for the rest of it: nothing more
-        is done together."""
+        """A step of this process was interrupted, and others may wait for the rest of it: end all
+        common work."""
         if not isinstance(exc, RankLost):
             self._peers.leave("a step of this engine broke off")
 

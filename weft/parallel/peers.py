@@ -1,7 +1,7 @@
-"""Processes that each have a link to every other one, and do the same things in the same order.
+"""Processes that have a link to each other, and run the same operations in the same order.
 
-A pair of sockets joins two of them, which nobody else has: whoever starts the processes makes them,
-and they inherit their ends. When one is gone, all others see it at once.
+Each two are joined by a private pair of sockets: the process that starts them creates the pairs,
+and they inherit their ends. When one process ends, all others notice it at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from weft.ops.sharding import RankLost
 
-HEADER = struct.Struct("<QQ")  # number of the swap, bytes behind it
+HEADER = struct.Struct("<QQ")  # number of the swap, bytes after it
 MAX_BYTES = 1 << 40
 WAKEUP_BYTES = 1 << 16
 
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 class Peers:
-    """One process's end of the links to all others. One thread uses it, but for `wake`."""
+    """One process's ends of the links to all others. Used by one thread, except `wake`."""
 
     def __init__(self, rank: int, ends: Mapping[int, socket.socket], timeout_s: float) -> None:
-        """`ends`: of each other process, by its number. `timeout_s`: for which they wait for each
-        other."""
+        """`ends`: by the number of the other process. `timeout_s`: for which processes wait for
+        each other."""
         self.rank = rank
         self.size = len(ends) + 1
         self._ends = dict(sorted(ends.items()))
@@ -44,20 +44,21 @@ class Peers:
         return list(self._ends)
 
     def call(self, word: bytes) -> dict[int, bytearray]:
-        """Say a few bytes to all others, and hear of each what it has to say. Who waits for the
-        others (`wait`) hears that somebody calls. Raises RankLost, now and ever after one was
-        lost."""
+        """Send a few bytes to all other processes, and receive those of each. A process that is in
+        `wait` returns from it when another one calls. Raises RankLost, also in every call after a
+        process was lost."""
         self._begin()
         for other, end in self._ends.items():
             self._with(other, self._give, end, word)
         return {other: self._with(other, self._take, end) for other, end in self._ends.items()}
 
     def swap(self, messages: Mapping[int, bytes]) -> dict[int, bytearray]:
-        """Give each other process its message of any size, and get one of each: all do so, behind a
-        call. Raises RankLost.
+        """Send each other process its message of any size, and receive one from each. All processes
+        must do so, after a call. Raises RankLost.
 
-        Two that swap large messages would wait for each other if both gave first: the one with the
-        lower number does. All go through the pairs in one order, so that nobody waits in a ring.
+        Two processes that swap large messages would wait for each other if both sent first, so the
+        one with the lower number does. All go through the pairs in one order, so that there is no
+        circular wait.
         """
         self._begin()
         found: dict[int, bytearray] = {}
@@ -71,8 +72,8 @@ class Peers:
         return found
 
     def wait(self) -> bool:
-        """Until another process calls, or one is gone, or somebody says `wake` here. Returns
-        whether it was a process."""
+        """Wait until another process calls, or one is gone, or `wake` is called here. Returns
+        whether another process was the reason."""
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         numbers = set()
@@ -86,25 +87,25 @@ class Peers:
         return has_called
 
     def wake(self) -> None:
-        """Let `wait` return. Any thread may say so."""
-        with suppress(BlockingIOError):  # it is full: `wait` returns anyway
+        """Let `wait` return. May be called on any thread."""
+        with suppress(BlockingIOError):  # the buffer is full: `wait` returns anyway
             self._wakeup_end.send(b"!")
 
     def wait_for(self, timeout_s: float) -> bool:
-        """The same, for at most so long and for the others alone."""
+        """Wait until another process calls, at most `timeout_s`. Returns whether one has."""
         if self._lost:
             raise RankLost(self._lost)
         ready, _, _ = select.select(list(self._ends.values()), [], [], timeout_s)
         return bool(ready)
 
     def close(self) -> None:
-        """Leave, and call nothing more."""
+        """Leave, and release everything. No other method may be called afterwards."""
         self.leave("this engine has ended")
         self._wakeup.close()
         self._wakeup_end.close()
 
     def leave(self, why: str) -> None:
-        """Take part in nothing any more, for this reason: all others see it."""
+        """Close all links for this reason: all other processes notice it."""
         self._lost = self._lost or why
         for end in self._ends.values():
             end.close()
@@ -115,7 +116,7 @@ class Peers:
         self._num_swaps += 1
 
     def _with(self, other: int, do: Callable[..., T], *args: object) -> T:
-        """Raises RankLost where the other one is to blame."""
+        """Call `do`. Raises RankLost if the link to the other process fails."""
         try:
             return do(*args)
         except TimeoutError:

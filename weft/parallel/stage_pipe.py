@@ -1,5 +1,5 @@
-"""What one stage leaves of a step's tokens, on its way to the next: numbers over a pair of sockets
-that only the two processes have. The end of either ends the pipe at once."""
+"""Sends the activations of a step's tokens from one stage to the next, over a pair of sockets that
+only the two processes have. The end of either process closes the pipe at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HEADER = struct.Struct("<Q")  # bytes that follow
 
 
 class SocketPipe:
-    """One stage's ends: of the stage before it, and of the one behind it."""
+    """One stage's ends of the pipes to the previous stage and to the next one."""
 
     def __init__(
         self, before: socket.socket | None, behind: socket.socket | None, timeout_s: float
     ) -> None:
-        """`timeout_s`: for which this waits for a neighbour."""
+        """`timeout_s`: how long a call waits for a neighbour."""
         self._before = before
         self._behind = behind
         for end in (before, behind):
@@ -48,7 +48,7 @@ class SocketPipe:
             raise RankLost("the stage before has not come with a step") from exc
 
     def wake(self) -> None:
-        """From any thread: a neighbour is lost, so nobody waits for it any more."""
+        """A neighbour is lost: end all waits for it. May be called on any thread."""
         for end in (self._before, self._behind):
             if end is not None:
                 end.shutdown(socket.SHUT_RDWR)

@@ -1,14 +1,13 @@
 """A group of processes in which a trainer, rank 0, sends weights to engines.
 
-It is a group of its own beside torch's default one. Its ranks meet in a TCP store that rank 0
-opens, under the keys that `torch.distributed.distributed_c10d._new_process_group_helper` gives to a
-group whose store has the prefix of its name; so trainers that make such groups for other engines
-can send to this one.
+It is separate from torch's default group. Its ranks meet in a TCP store that rank 0 opens, under
+the keys that `torch.distributed.distributed_c10d._new_process_group_helper` uses for a group whose
+store has the prefix of its name; so trainers that make such groups for other engines can send to
+this one.
 
     TCPStore at host:port ── "<name>" ── "<name>/" ── "cpu/" or "cuda/" ── the backend's own keys
 
-An engine only connects to the store. What gloo opens to be connected to, it opens on the address
-that leads to rank 0.
+An engine only connects to the store. gloo listens on the address from which rank 0 is reached.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from torch import Tensor
 
 from weft.parallel.comm import address_towards
 
-BACKENDS = {"gloo": "cpu", "nccl": "cuda"}  # and the kind of device that it sends from and to
-RETRY_S = 0.1  # between two looks whether rank 0 is there
+BACKENDS = {"gloo": "cpu", "nccl": "cuda"}  # with the device type of its tensors
+RETRY_S = 0.1  # between two attempts to reach rank 0
 
 
 class GroupError(Exception):
-    """The group cannot be made, or has broken. The message names no address."""
+    """The group cannot be created, or has failed. The message names no address."""
 
 
 class UpdateGroup:
@@ -45,13 +44,13 @@ class UpdateGroup:
         backend: str,
         timeout_s: float,
     ) -> None:
-        """Join, which waits for all others, at most `timeout_s`. Raises GroupError."""
+        """Join the group; waits for all others, at most `timeout_s`. Raises GroupError."""
         self.name = name
         self.device = torch.device(BACKENDS[backend])
         self._timeout = timedelta(seconds=timeout_s)
         try:
             if rank:
-                # Torch would wait, too, but fill the log meanwhile.
+                # Torch would wait, too, but fill the log in the meantime.
                 _await_listener(host, port, timeout_s)
             self._store, self._group = self._join(
                 host,
@@ -70,8 +69,8 @@ class UpdateGroup:
             ) from exc
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Send a tensor (rank 0) or receive into it. Raises GroupError: the group is of no use any
-        more then."""
+        """Send a tensor (rank 0) or receive into it. Raises GroupError; then the group cannot be
+        used any more."""
         from torch.distributed import BroadcastOptions
 
         options = BroadcastOptions()
@@ -87,13 +86,13 @@ class UpdateGroup:
             ) from exc
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         self._group = self._store = None
 
     def _join(
         self, host: str, port: int, rank: int, world_size: int, backend: str
     ) -> tuple[Any, Any]:
-        """The store, which the group comes back to as long as it lives, and the group."""
+        """The store, which the group uses as long as it exists, and the group."""
         from torch import distributed as dist
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -119,7 +118,7 @@ class UpdateGroup:
 
 
 def _await_listener(host: str, port: int, timeout_s: float) -> None:
-    """Wait until somebody listens there. Raises OSError after `timeout_s`."""
+    """Wait until a process listens there. Raises OSError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

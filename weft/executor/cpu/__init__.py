@@ -1,1 +1,1 @@
-"""Steps on a CPU with our kernels."""
+"""Steps on a CPU with weft's own kernels."""

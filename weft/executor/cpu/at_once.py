@@ -1,7 +1,7 @@
-"""The CPU kernels for models whose Python runs at every step: matrix products and attention that
-are computed where they are called, instead of being recorded.
+"""The CPU kernels for models whose Python code runs in every step: matrix products and attention
+are computed when they are called, instead of being recorded.
 
-Input and output are tensors of the caller's; the kernels get their addresses.
+Inputs and outputs are tensors of the caller; the kernels get their addresses.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from weft.ops.protocol import Matrix
 
 
 class MatrixCall(NamedTuple):
-    """The operations of a product; their addresses of activations are set at each call."""
+    """The operations of a product; the addresses of activations are set in each call."""
 
     program: Program
     args: list[Any]  # abi.LinearArgs of each piece of the weight
-    columns: list[int]  # of the output, where each piece begins
+    columns: list[int]  # output column where each piece begins
 
 
 class CppProducts:
@@ -105,7 +105,7 @@ class CppProducts:
         return x
 
     def _scratch_for(self, num_bytes: int) -> int:
-        """The address of so much memory, which all products share."""
+        """The address of `num_bytes` of memory, which all products share."""
         if num_bytes + 64 > len(self._scratch):
             self._scratch = torch.empty(2 * num_bytes + 64, dtype=torch.uint8)
         return -(-self._scratch.data_ptr() // 64) * 64
@@ -126,7 +126,7 @@ def _matrix_call(packed: PackedMatrix) -> MatrixCall:
 
 
 class CppPagedAtOnce:
-    """The `AttentionBackend` of the CPU kernels that attends where it is called."""
+    """The `AttentionBackend` of the CPU kernels that computes when it is called."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class CppPagedAtOnce:
         library: Library,
         context_length: int,
     ) -> None:
-        """As `CppPaged`."""
+        """Like `CppPaged`."""
         # Records a layer's operations, once.
         self._ops = CppOps(library, WeightFormat.F32)
         self._attention = CppPaged(config, pool, self._ops, context_length)
@@ -152,7 +152,7 @@ class CppPagedAtOnce:
         heads: Heads,
         layer: int,
     ) -> Tensor:
-        """As `PagedAttention.forward`; the heads of a layer are those of its first call."""
+        """Like `PagedAttention.forward`; each layer keeps the heads of its first call."""
         qkv = qkv.float()
         num_tokens = len(qkv)
         program = self._programs.get(layer)

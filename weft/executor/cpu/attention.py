@@ -1,4 +1,4 @@
-"""Paged attention by the CPU kernels: reads the slot table itself, gathers nothing.
+"""Paged attention by the CPU kernels: they read the slot table themselves, without a gather.
 
 `forward` records; the recorded program runs on `step`, which `prepare` fills.
 """
@@ -28,7 +28,7 @@ FORMATS = {
 
 
 class RotaryTable(NamedTuple):
-    """What a rotation does at each position."""
+    """The factors of a rotation at each position."""
 
     cos: Tensor  # [context, rotary_dim / 2]
     sin: Tensor
@@ -37,7 +37,7 @@ class RotaryTable(NamedTuple):
 
 
 class CppPaged:
-    """The `AttentionBackend` of programs."""
+    """The `AttentionBackend` for recorded programs."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class CppPaged:
         ops: CppOps,
         context_length: int,
     ) -> None:
-        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels
-        do not read."""
+        """Positions must be below `context_length`. Raises ValueError for a type of KV that the
+        kernels cannot read."""
         dtype = pool.k[0].dtype
         if dtype not in FORMATS:
             raise ValueError(
@@ -59,7 +59,7 @@ class CppPaged:
         self._ops = ops
         self._context_length = context_length
         self._tables: dict[Rope, RotaryTable] = {}
-        # `step` and the caches hold plain addresses: these attributes keep the memory alive.
+        # `step` and the caches have plain addresses: these attributes keep the memory alive.
         self._batch: AttentionBatch | None = None
         format = FORMATS[dtype]
         self._caches = [self._cache(layer, format) for layer in range(config.num_layers)]
@@ -140,7 +140,7 @@ class CppPaged:
         return cache
 
     def _rotate_by(self, rope: Rope, args: abi.RotaryStoreArgs) -> None:
-        # For all positions at once: a step then looks angles up instead of computing sines, and
+        # For all positions at once: a step then reads angles instead of computing sines, and
         # programs keep the address of the table.
         if rope not in self._tables:
             positions = torch.arange(self._context_length)

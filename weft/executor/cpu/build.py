@@ -1,4 +1,4 @@
-"""Runners on a CPU: by our kernels, or by torch where the kernels cannot be had."""
+"""Builds runners on a CPU: with weft's kernels, or with torch if the kernels are not available."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ log = EventLog("engine")
 
 
 class KernelsUnavailable(ModelError):
-    """The user asked for kernels by name, and they cannot be had."""
+    """The user asked for kernels by name, but they are not available."""
 
 
 def make_rows(spec: RunnerSpec) -> DeviceRowTable:
@@ -79,8 +79,8 @@ def make_rows(spec: RunnerSpec) -> DeviceRowTable:
 
 
 def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
-    """A runner of programs, with this table. Steps that our kernels compute whole run as one call
-    of the library."""
+    """A runner of programs with this table. A step that our kernels can compute completely runs as
+    one call of the library."""
     library = find_kernels(spec)
     if library is None:
         if spec.model.kv_dtype == "int8":
@@ -164,10 +164,10 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:
-    """A runner of a model whose code is that of transformers: its translation into programs, or,
-    where its code cannot be written down, the code itself with our products and attention."""
-    # torch's threads and ours would wait for each other on the same cores: torch, which has the
-    # small work between products, gets one. This is the thread that computes.
+    """A runner of a model with the code of transformers: its translation into programs, or, if the
+    code cannot be translated, the code itself with our products and attention."""
+    # torch's threads and ours would wait for each other on the same cores. torch does only the
+    # small work between products, so it gets one thread, the thread that computes.
     torch.set_num_threads(1)
     pool = make_kv_pool(spec, CPU)
     products = CppProducts(library, _weight_format(spec), keeps_codes=spec.model.keeps_codes)
@@ -233,8 +233,8 @@ def build_encoder(spec: RunnerSpec) -> TorchRunner:
 
 
 def find_kernels(spec: RunnerSpec) -> Library | None:
-    """The kernel library, if it is to compute. Raises `KernelsUnavailable` if the user asked for it
-    by name and it cannot be had."""
+    """The kernel library, if it should compute. Raises `KernelsUnavailable` if the user asked for
+    it by name and it is not available."""
     engine = spec.engine
     if engine.kernels == "torch" or engine.attention_backend != "auto":
         return None
@@ -246,7 +246,7 @@ def find_kernels(spec: RunnerSpec) -> Library | None:
     try:
         return load("" if engine.kernels == "auto" else engine.kernels)
     except Unavailable as exc:
-        # A choice by name is a promise about speed; "auto" only wants an engine that starts.
+        # The user expects the speed of kernels that are named; with "auto", the engine must start.
         if engine.kernels != "auto":
             raise KernelsUnavailable(f"--kernels is {engine.kernels}, but {exc}") from exc
         log.warning(f"torch computes, several times slower than our own kernels would: {exc}")
@@ -262,7 +262,7 @@ def _weight_format(spec: RunnerSpec) -> WeightFormat:
 
 
 def _device(spec: RunnerSpec) -> StepDevice:
-    """Without overlap the caller's thread computes: it would only wait for the other one."""
+    """Without overlap the caller's thread computes, because it would only wait for another one."""
     if spec.engine.overlap:
         return CpuDevice(spec.thread)
     return InlineCpuDevice(spec.thread)

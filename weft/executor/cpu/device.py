@@ -1,4 +1,4 @@
-"""The CPU as a device: on which thread a step is computed."""
+"""The CPU as a device: the thread on which a step is computed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class CpuDevice:
 
 
 class InlineCpuDevice:
-    """The `StepDevice` that computes a step in the thread that launches it; work that is no step is
-    done on `thread`.
+    """The `StepDevice` that computes a step in the thread that launches it; other work is done on
+    `thread`.
 
-    To hand a step to another thread and be woken by it costs a tenth of a millisecond. This saves
-    it for steps that are not planned ahead and are computed by our own kernels: these have one
-    team of threads, whichever thread calls, and leave the settings of the caller's thread alone.
+    Passing a step to another thread and being woken by it takes a tenth of a millisecond. This
+    device saves that time for steps that are not planned ahead and are computed by our own kernels,
+    which have one team of threads for all calling threads and do not change the settings of the
+    calling thread.
     """
 
     def __init__(self, thread: Executor) -> None:
@@ -48,7 +49,7 @@ class InlineCpuDevice:
         try:
             step.set_result(run(plan).result())
         except Exception as exc:
-            # As from another thread: the loop learns of a failed step where it takes its result.
+            # As with another thread: the loop gets the exception when it reads the result.
             step.set_exception(exc)
         return step
 

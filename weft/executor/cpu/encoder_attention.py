@@ -1,5 +1,5 @@
-"""Attention within whole prompts by the CPU kernels. Their cache is the output of the projection:
-slots are places in the step.
+"""Attention within whole prompts by the CPU kernels. The output of the projection is their cache: a
+slot is the index of a token in the step.
 
 `forward` records; the recorded program runs on `step`, which `prepare` fills.
 """
@@ -20,20 +20,20 @@ from weft.ops.cpp.ops import CppOps
 
 
 class CppBidirectional:
-    """The `EncoderAttention` of programs."""
+    """The `EncoderAttention` for recorded programs."""
 
     def __init__(self, num_heads: int, head_dim: int, ops: CppOps) -> None:
         self.step = abi.StepArgs()
         self._num_heads = num_heads
         self._head_dim = head_dim
         self._ops = ops
-        # 0, 1, ..: the slot table; the line of a prompt begins where the prompt does.
+        # 0, 1, ..: the slot table; the row of a prompt begins at its first token.
         self._places = np.empty(0, np.int32)
         self._arrays: list[IntArray] = []  # `step` points to them
         self._caches: list[abi.KvCache] = []  # programs point to them
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:
-        """`lens` [R]: tokens of each prompt, which stand one behind the other."""
+        """`lens` [R]: tokens of each prompt, one after another."""
         ends = np.cumsum(lens, dtype=np.int32)
         if ends[-1] > len(self._places):
             self._places = np.arange(2 * ends[-1], dtype=np.int32)
@@ -59,7 +59,7 @@ class CppBidirectional:
             v=qkv[:, 2 * size :].data_ptr(),
             stride=qkv.stride(0),
         )
-        # One cache for each layer that is recorded: k and v lie in the layer's own buffer.
+        # One cache for each recorded layer: k and v are in the layer's own buffer.
         self._caches.append(cache)
         recorder = self._ops.recorder
         out = recorder.buffer(size)

@@ -1,12 +1,13 @@
 """Steps that are one call of the library of CPU kernels, from the plan's numbers to the tokens.
 
-These are all steps whose tokens are chosen from the model's output as it is, or as grammars leave
-it, greedily or drawn. A mask that a thread is still filling is waited for first: the kernels take
-all cores. Between two large matrices Python finds its code and data out of the caches, and each
-function of torch or numpy costs some microseconds: a handful of them is left here.
+They serve all steps whose tokens are chosen greedily or drawn from the unchanged output of the
+model, or from that output under grammar masks. A mask that a thread is still filling is waited for
+first, because the kernels use all cores. Between two large matrices, Python finds its code and data
+outside of the caches, and each function of torch or numpy takes some microseconds; so only a few
+calls are left here.
 
-`DeviceRowTable.apply` and `sample` are the specification, and compute all other steps. Both ways
-share the row table and the model's programs.
+`DeviceRowTable.apply` and `sample` are the specification, and compute all other steps. Both use the
+same row table and the model's programs.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class HostResult(NamedTuple):
 
 
 class SamplingBuffers:
-    """The fixed memory in which the head of a fused step leaves its tokens, and from which it
+    """The fixed memory into which the head of a fused step writes its tokens, and from which it
     draws."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity  # tokens that are sampled in one step
+        self.capacity = capacity  # tokens that one step can sample
         self.chosen = np.empty(capacity, np.int64)
         self.max_logits = np.empty(capacity, np.float32)
         self.tokens = np.empty(capacity, np.int32)
@@ -76,8 +77,8 @@ class CpuFusedSteps:
         *,
         num_state_slots: int = 0,
     ) -> None:
-        """`otherwise` computes the steps that these kernels do not. `num_state_slots` of layers
-        that keep a state; 0: none does."""
+        """`otherwise` computes the steps that these kernels cannot compute. `num_state_slots` of
+        layers that keep a state; 0: there are none."""
         self._otherwise = otherwise
         self._model = model
         self._rows = rows
@@ -95,14 +96,14 @@ class CpuFusedSteps:
         # The arrays that `_mask` points to.
         self._masked_rows = np.empty(0)
         self._words = np.empty(0)
-        # What the library reads. Adapters of its tokens are told by whoever has them.
+        # The arguments of the library. The adapters of tokens are set by `executor/lora`.
         self.step = abi.FusedStep(
             table=rows.slots.data_ptr(),
             num_rows=num_rows,
             table_stride=context_length,
             last_tokens=rows.last_tokens.data_ptr(),
         )
-        # Numbers of a token: its id, and its slot in each pool.
+        # Numbers per token: its id, and its slot in each pool.
         self._num_of_token = 2
         if rows.window_slots is not None:
             self._num_of_token = 3
@@ -110,7 +111,7 @@ class CpuFusedSteps:
         self.step.num_state_slots = num_state_slots
 
     def takes(self, plan: Plan) -> bool:
-        """Whether a step is one call of the kernels."""
+        """Whether one call of the kernels can compute the step."""
         if plan.outputs or plan.inputs or not plan.num_tokens or plan.sees_to is not None:
             return False
         if not plan.logits:
@@ -130,7 +131,7 @@ class CpuFusedSteps:
         step.num_requests = num_requests
         step.num_sampling = num_sampling
         self._make_room(plan.num_tokens, num_sampling)
-        # One array for the library: a pointer to each would cost an attribute of ctypes a column.
+        # One array for the library: a pointer to each column would cost a ctypes attribute each.
         columns: tuple[IntArray | BoolArray, ...] = (
             plan.rows,
             plan.starts,
@@ -163,8 +164,8 @@ class CpuFusedSteps:
         step.head = head.address
         step.num_head = len(head.args)
         self._library.run_fused(step)
-        # Copies: the next step writes to the same memory, and may be launched before this result
-        # is read.
+        # Copies, because the next step writes to the same memory and may be launched before this
+        # result is read.
         invalid = self._buffers.invalid[:num_sampling].copy() if step.num_invalid else None
         result = Result(self._buffers.tokens[:num_sampling].copy(), invalid=invalid)
         if mask is not None:

@@ -1,7 +1,7 @@
-"""The memory of a KV pool, page by page, for whoever reads files into it and writes files from it.
+"""The memory of a KV pool by pages, for reading files into it and writing files from it.
 
-On a CPU, a page is so many rows of each tensor of the pool: of K and V of each layer, and of their
-scales where there are some.
+On a CPU, a page is a number of rows of each tensor of the pool: of K and V of each layer, and of
+their scales if there are some.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from torch import Tensor
 
 
 class KvPages:
-    """Pages of `page_size` slots of tensors [slots, ...] on a CPU. It keeps them alive."""
+    """Pages of `page_size` slots of tensors [slots, ...] on a CPU. Keeps the tensors alive."""
 
     def __init__(self, tensors: Sequence[Tensor], page_size: int) -> None:
         self._tensors = tensors
-        self._memory: list[tuple[memoryview, int]] = []  # of a tensor, and bytes of a page of it
+        # for each tensor: its bytes, and the bytes per page
+        self._memory: list[tuple[memoryview, int]] = []
         for tensor in tensors:
             num_slots = len(tensor)
             if not num_slots:
@@ -28,5 +29,5 @@ class KvPages:
         self.page_bytes = sum(size for _, size in self._memory)
 
     def pieces(self, page: int) -> list[memoryview]:
-        """Where the bytes of a page are, one piece for each tensor."""
+        """The bytes of a page, one piece for each tensor."""
         return [memory[page * size : (page + 1) * size] for memory, size in self._memory]

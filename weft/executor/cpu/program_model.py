@@ -1,8 +1,8 @@
-"""Models that run as recorded programs: the forward pass is Python once, and one call at every
-step.
+"""Models that run as recorded programs: the Python of the forward pass runs once, and each step is
+one call.
 
-A program is recorded for a number of tokens. A step with more tokens records it anew, for at least
-twice as many.
+A program is recorded for a number of tokens. For a step with more tokens it is recorded again, for
+at least twice as many.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FIRST_CAPACITY = 64  # tokens of the first program
 
 
 class LayerOps(NamedTuple):
-    """Where a layer ends in a program."""
+    """The end of a layer in a program."""
 
-    end: int  # of its operations
+    end: int  # index after its operations
     output: Tensor  # [capacity, hidden]
 
 
@@ -51,11 +51,11 @@ class SizedProgram:
         self.capacity = capacity
         self.input = input
         self.output = output
-        self.layers = layers  # of the body of a model
+        self.layers = layers  # of the model's body
 
     def run(self, library: Library, rows: Tensor, step: StepArgs | None = None) -> Tensor:
-        """Run it on `rows`, which `step` may say more about. The output is good until the next
-        run."""
+        """Run the program on `rows`; `step` has further arguments. The output is valid until the
+        next run."""
         self.input[: len(rows)].copy_(rows)
         step = step or StepArgs()
         step.num_tokens = len(rows)
@@ -64,7 +64,8 @@ class SizedProgram:
 
 
 class GrowingProgram:
-    """The program of one function. It grows: `record` makes one with room for so many rows."""
+    """The program of one function. It can grow: `record` makes one with room for a number of
+    rows."""
 
     def __init__(self, record: Callable[[int], SizedProgram]) -> None:
         self._record = record
@@ -83,7 +84,7 @@ class GrowingProgram:
 
 
 class ProgramModel:
-    """The `LayeredModel` of the CPU kernels around one that is written against `Ops`."""
+    """The `LayeredModel` of the CPU kernels, which wraps a model that is written against `Ops`."""
 
     def __init__(
         self,
@@ -93,12 +94,12 @@ class ProgramModel:
         hidden_size: int,
         num_layers: int = 0,
     ) -> None:
-        """`num_layers` of a `LayeredModel`; 0: the model is none, and nor is this one."""
+        """`num_layers` of a `LayeredModel`; 0: neither the model nor this wrapper is one."""
         self._model = model
         self._num_layers = num_layers
         self._ops = ops
         self._attention = attention
-        # From tokens to hidden states. It reads nothing but its step.
+        # From tokens to hidden states. It reads only its step.
         self.body = GrowingProgram(self._record_body)
         # From hidden states to logits.
         self.head = GrowingProgram(partial(record_behind, ops, model.logits, hidden_size))

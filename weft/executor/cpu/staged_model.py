@@ -1,11 +1,11 @@
-"""Models by the code of transformers that run as recorded programs, with steps of torch between
-their parts: what the code does was written down, and most of it said in the words of `Ops`.
+"""Models with the code of transformers that run as recorded programs, with steps of torch between
+them: the code was traced, and most of it was translated into calls of `Ops`.
 
     table, norm, product, attention, product, ..   | a program of our kernels
-    something that only this model does            | torch
+    an operation that only this model has          | torch
     norm, product, gate, product, ..               | a program
 
-Of a model that says everything in those words, one program is left, and `ProgramModel` runs it.
+If all of a model's code can be translated, one program is left, and `ProgramModel` runs it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from weft.ops.cpp.program import Program
 
 
 class Stages:
-    """Programs, and steps of torch between them, with room for `capacity` tokens. As a `Host`, it
-    is recorded."""
+    """Programs, and steps of torch between them, with room for `capacity` tokens. It is the `Host`
+    of the recording."""
 
     def __init__(self, ops: CppOps, capacity: int) -> None:
         self.capacity = capacity
@@ -59,7 +59,7 @@ class Stages:
         self._stages.append(self._ops.finish())
 
     def run(self, step: StepArgs, values: Values) -> Tensor:
-        """The output of so many tokens, good until the next run."""
+        """The output for the tokens of the step, valid until the next run."""
         num_tokens: int = step.num_tokens
         for stage in self._stages:
             if isinstance(stage, Program):
@@ -91,8 +91,8 @@ class StagedModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether our kernels compute all of it. Once the weights have their content: until then
-        they may move."""
+        """Whether our kernels compute the whole model. Call it after the weights have been filled,
+        because they may move before."""
         stages = (self._record_body(1), self._record_head(1))
         return not any(each.has_host_steps for each in stages)
 
@@ -145,7 +145,7 @@ class StagedModel:
 
 
 def _with_room(recorded: Stages | None, num_rows: int, record: Callable[[int], Stages]) -> Stages:
-    """Stages with room for so many rows: those, or larger ones."""
+    """The given stages if they have room for `num_rows`, or larger new ones."""
     if recorded is not None and num_rows <= recorded.capacity:
         return recorded
     capacity = FIRST_CAPACITY if recorded is None else 2 * recorded.capacity
@@ -181,7 +181,7 @@ class WholeModel:
 
 
 class _NoHost:
-    """The `Host` of a model that needs none."""
+    """The `Host` of a model without steps of torch."""
 
     def add(self, step: HostStep) -> None:
         raise AssertionError("torch would have to compute a part of this model")

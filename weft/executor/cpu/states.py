@@ -18,7 +18,7 @@ from weft.plan.step import StateSlots
 
 
 class CppStates:
-    """The `LayerStates` of programs."""
+    """The `LayerStates` for recorded programs."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class CppStates:
         ops: CppOps,
         step: abi.StepArgs,
     ) -> None:
-        """`step`: what the programs run on."""
+        """`step`: the arguments of the programs."""
         self._config = config
         self._pool = pool
         self._ops = ops
         self._step = step
-        # `step` holds plain addresses: this keeps the memory alive.
+        # `step` has plain addresses: this attribute keeps the memory alive.
         self._slots: StateSlots | None = None
 
     def prepare(self, lens: IntArray, slots: StateSlots) -> None:

@@ -1,4 +1,4 @@
-"""Computes towers by the CPU kernels: each part becomes a program when it is first run."""
+"""Computes towers with the CPU kernels: each part becomes a program in its first run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from weft.ops.cpp.program import Program
 
 Part = Callable[..., Tensor]
 
-ALL_OPS = 1 << 30  # of a program
+ALL_OPS = 1 << 30  # more than any program has
 
 
 class PausePoint(NamedTuple):
-    """Where in a program something else is done, with rows that it has computed."""
+    """A point in a program at which other work is done, with rows that it has computed."""
 
-    end: int  # of its operations before
+    end: int  # index after the operations before it
     rows: Tensor
     do: Callable[[Tensor], None]
 
 
 class PartProgram(NamedTuple):
-    """A part, recorded with room for `capacity` rows."""
+    """A part of a tower, recorded with room for `capacity` rows."""
 
     program: Program
     pauses: tuple[PausePoint, ...]
@@ -43,7 +43,7 @@ class PartProgram(NamedTuple):
 
 
 class CppTowerAttention:
-    """The `TowerAttention` of programs."""
+    """The `TowerAttention` for recorded programs."""
 
     def __init__(
         self, num_heads: int, head_dim: int, ops: CppEncoderOps, rotation: PlaneRotation | None
@@ -52,7 +52,7 @@ class CppTowerAttention:
         self._ops = ops
         self._rotation = rotation
         self._places: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
-        # Queries and keys are rotated where they are: all are as queries, and nothing is stored.
+        # Queries and keys are rotated in place: all are treated as queries, and nothing is stored.
         self._heads = 2 * num_heads
         self._nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
         self._axes = torch.empty(0)
@@ -99,7 +99,7 @@ class CppTowerBackend:
         self._library = library
         self._attention: CppTowerAttention | None = None
         self._programs: dict[Part, PartProgram] = {}
-        self._pauses: list[PausePoint] = []  # of what is being recorded
+        self._pauses: list[PausePoint] = []  # of the part that is being recorded
 
     def make_attention(
         self, num_heads: int, head_dim: int, rotation: PlaneRotation | None = None
@@ -119,7 +119,7 @@ class CppTowerBackend:
         return self._pieces(part, rows, 1)
 
     def _pieces(self, part: Part, rows: Sequence[Tensor], num_ops: int) -> Pieces:
-        """`num_ops`: the most operations of a piece."""
+        """`num_ops`: the largest number of operations in a piece."""
         num_rows = len(rows[0])
         program = self._program(part, num_rows, [one.shape[1] for one in rows])
         for place, one in zip(program.inputs, rows, strict=True):
@@ -138,8 +138,8 @@ class CppTowerBackend:
         return program.output[:num_rows]
 
     def _program(self, part: Part, num_rows: int, sizes: Sequence[int]) -> PartProgram:
-        """The program of a part with room for so many rows. Pictures of a model mostly have one
-        size: there is no more room than was ever needed."""
+        """The program of a part with room for `num_rows` rows. Pictures of a model usually have one
+        size, so the program gets no more room than needed."""
         known = self._programs.get(part)
         if known is not None and num_rows <= known.capacity:
             return known

@@ -1,1 +1,1 @@
-"""A second, smaller model on the device, which guesses what comes next."""
+"""A second, smaller model on the device, which guesses the next tokens."""

@@ -1,4 +1,4 @@
-"""Puts a runner and that of its draft model together into one."""
+"""Combines the runner of a model and that of its draft model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.executor.runner import TorchRunner
 
 
 def draft_spec(spec: RunnerSpec) -> RunnerSpec:
-    """What the runner of the draft model is made of: as many slots as the model has, and its own
-    for drafts."""
+    """The spec of the draft model's runner: it has as many slots as the model, and more for
+    drafts."""
     assert spec.draft is not None, "there is no draft model"
     return replace(
         spec,
@@ -23,12 +23,12 @@ def draft_spec(spec: RunnerSpec) -> RunnerSpec:
         kv_tokens=spec.kv_tokens + spec.max_rows * spec.engine.max_draft,
         processors=None,
         draft=None,
-        ranks=None,  # the one that decides has all of it
+        ranks=None,  # rank 0 alone has the draft model
     )
 
 
 def paired(runner: TorchRunner, draft: TorchRunner) -> TorchRunner:
-    """A runner of both. Their tables of slots are one."""
+    """A runner of both models. They share the table of slots."""
     steps, store, device = runner.parts
     draft_steps, draft_store, _ = draft.parts
     return TorchRunner(

@@ -1,5 +1,5 @@
-"""Steps of a CPU that are planned before the drafts of the last one are compared: what counts of
-them is decided when a step begins (`plan/runs.py`)."""
+"""Steps of a CPU that are planned before the drafts of the previous step are compared: the part of
+them that counts is decided when a step begins (`plan/runs.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.plan.step import Plan
 
 
 class ClosingSteps:
-    """The `ModelSteps` of such a CPU."""
+    """The `ModelSteps` for such plans on a CPU."""
 
     def __init__(self, otherwise: ModelSteps, rows: DeviceRowTable) -> None:
         self._otherwise = otherwise
@@ -30,7 +30,7 @@ class ClosingSteps:
 
 
 def closing(runner: TorchRunner, rows: DeviceRowTable) -> TorchRunner:
-    """The runner, for such plans."""
+    """The runner, extended for such plans."""
     steps, store, device = runner.parts
     return TorchRunner(
         ClosingSteps(steps, rows),

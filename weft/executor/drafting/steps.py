@@ -1,8 +1,8 @@
 """Steps in which a draft model guesses tokens, one after the other.
 
-Each pass of the draft model is a step as any other of that model: it is computed by the same
-functions, and draws with the noise of the token that it guesses. It knows no request, and nothing
-of what becomes of the guesses.
+Each pass of the draft model is an ordinary step of that model: it is computed by the same
+functions, and draws with the noise of the token that it guesses. This module knows no request, and
+does not know what becomes of the guesses.
 
     plan       | known | known | d1 | d2 | d3 |
     1st pass   |_______________|                 draws d1
@@ -25,9 +25,9 @@ from weft.plan.step import Drafting, ForwardMode, Plan, Result, Sampling
 
 
 class DraftingSteps:
-    """The `ModelSteps` of a model beside which another one guesses.
+    """The `ModelSteps` of a model with a draft model.
 
-    Both have the same table of slots, and `draft` has K and V in slots of the same numbers, and in
+    Both use the same table of slots. `draft` has K and V in slots with the same numbers, and in
     those that plans name for its drafts.
     """
 
@@ -66,7 +66,7 @@ class DraftingSteps:
 
 
 class _Chain(NamedTuple):
-    """The passes behind the first one."""
+    """The passes after the first one."""
 
     plan: Plan
     slots: IntArray  # of drafts

@@ -1,10 +1,10 @@
-"""Paged attention by the Triton kernels: reads the table of slots itself, gathers nothing, and
-waits for nothing.
+"""Paged attention by the Triton kernels: they read the table of slots themselves, without a gather
+and without waiting.
 
-All launches depend on the `StepSize` alone: grids follow from it, no number is read back from the
+All launches depend only on the `StepSize`: grids follow from it, no number is read back from the
 device, and the kernels read what changes from step to step through pointers. So `forward` can be
-recorded in a CUDA graph, and replayed for any step that is laid out in that size and copied to the
-place of the first one.
+recorded in a CUDA graph, and replayed for any step that has a layout of that size and is copied to
+the memory of the first one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TritonPaged:
         pool: KVPool,
         context_length: int,
     ) -> None:
-        """Positions are below `context_length`. Raises ValueError for a type of KV that the kernels
-        do not read."""
+        """Positions must be below `context_length`. Raises ValueError for a type of KV that the
+        kernels cannot read."""
         dtype = pool.k[0].dtype
         if dtype not in DTYPES:
             names = ", ".join(_name(known) for known in DTYPES)
@@ -62,8 +62,8 @@ class TritonPaged:
             self._kv.append(Kv(pool.k[layer], pool.v[layer], k_scale, v_scale))
         self._store = RotaryStore(config, self._kv, context_length)
         self._step: PagedStep | None = None
-        # Of a model whose pictures are seen both ways: the kernels see no token behind, so that
-        # torch computes the steps that have such pictures.
+        # For a model whose picture tokens see later ones: the kernels cannot do that, so torch
+        # computes the steps with such tokens.
         self._by_torch: TorchPaged | None = None
         if config.vision is not None and config.vision.rules.sees_both_ways:
             if dtype == torch.float8_e4m3fn:
@@ -90,7 +90,7 @@ class TritonPaged:
         lens: IntArray,
         size: StepSize,
     ) -> None:
-        """The launches follow from the size alone. No such step has pictures."""
+        """The launches follow from the size alone. Steps of graphs have no pictures."""
         self._is_both_ways = False
 
     def forward(
@@ -99,7 +99,7 @@ class TritonPaged:
         heads: Heads,
         layer: int,
     ) -> Tensor:
-        """As `PagedAttention.forward`; the output for tokens that are padding is undefined."""
+        """Like `PagedAttention.forward`; the output for padding tokens is undefined."""
         if self._is_both_ways:
             assert self._by_torch is not None
             return self._by_torch.forward(qkv, heads, layer)
@@ -126,7 +126,8 @@ class TritonPaged:
             heads.sinks,
             gate,
         )
-        # Lengths of layouts are on the host, and fixed by the size of a graph: to ask is allowed.
+        # Lengths of layouts are on the host and fixed by the size of a graph, so they may be read
+        # here.
         if len(step.tile_req):
             extend(q, kv, step, out, terms)
         if len(step.decode_req):
@@ -135,7 +136,7 @@ class TritonPaged:
 
 
 class RotaryStore:
-    """Norms of heads, rotation, and K and V to their slots: the work before attention.
+    """The work before attention: norms of heads, rotation, and storing K and V in their slots.
 
     `kv` has one entry for each layer; positions are below `context_length`.
     """
@@ -151,13 +152,13 @@ class RotaryStore:
         self._kv = kv
         self._context_length = context_length
         self._angles: dict[Rope | None, tuple[Tensor, Tensor]] = {}
-        self._orders: dict[Rope, Tensor] = {}  # of a head's values
-        # Of a step whose tokens have three positions: these [3, T], and the angles of each token.
+        self._orders: dict[Rope, Tensor] = {}  # of the values of a head
+        # For a step whose tokens have three positions: these [3, T], and the angles of each token.
         self._rotation: Tensor | None = None
         self._of_step: dict[Rope, tuple[Tensor, Tensor]] = {}
 
     def begin(self, rotation: IntArray | None) -> None:
-        """Begin a step whose tokens are rotated as `AttentionBatch.rotation` says."""
+        """Begin a step whose tokens are rotated by `rotation` (`AttentionBatch.rotation`)."""
         self._rotation = None
         self._of_step.clear()
         if rotation is not None:
@@ -171,15 +172,15 @@ class RotaryStore:
         positions: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        """Overwrites qkv [T, (heads + 2 kv_heads) D]; slots [T], -1: stored nowhere. Returns the
+        """Overwrites qkv [T, (heads + 2 kv_heads) D]; slots [T], -1: not stored. Returns the
         queries [T, heads, D], a view.
 
-        The first call for a `Heads.rope` makes the table of angles, and Triton compiles at the
-        first call of a kind. Neither can be recorded, so a step runs once before it is captured.
+        The first call for a `Heads.rope` makes the table of angles, and Triton compiles a kernel in
+        its first call. Neither can be recorded, so a step runs once before it is captured.
         """
         cos, sin = self._table(heads.rope)
         if heads.rope is not None and self._rotation is not None:
-            # A row for each token, so that the kernel needs to know nothing of three positions.
+            # A row for each token, so that the kernel need not know three positions.
             if heads.rope not in self._of_step:
                 self._of_step[heads.rope] = self._angles_at(heads.rope, self._rotation)
             cos, sin = self._of_step[heads.rope]
@@ -198,7 +199,7 @@ class RotaryStore:
             self._queries(qkv, heads).stride(1),
         )
         q = self._queries(qkv, heads)
-        # Only models whose queries grow with the position need this pass, so the kernel has no such
+        # Only models whose queries are scaled by position need this pass, so the kernel has no such
         # factor.
         q_scale = None
         if heads.rope is not None:
@@ -214,7 +215,7 @@ class RotaryStore:
         return by_head[:, : step * self._num_heads : step]
 
     def _table(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for all pairs of a head; those that do not turn have the angle 0."""
+        """Cosine and sine for all pairs of a head; pairs that are not rotated have the angle 0."""
         if rope not in self._angles:
             positions = torch.arange(self._context_length, device=self._kv[0].k.device)
             self._angles[rope] = self._angles_at(rope, positions)
@@ -231,9 +232,8 @@ class RotaryStore:
         return cos, sin
 
     def _put_in_order(self, qkv: Tensor, heads: Heads) -> None:
-        """Where pairs are others than (i, i + D / 2), put the values of queries and keys so that
-        they are: scores stay the same. That is one pass over them which other models do not
-        need."""
+        """Reorder the values of queries and keys if pairs are not (i, i + D / 2); scores stay the
+        same. This is an extra pass that other models do not need."""
         rope = heads.rope
         if rope is None or (rope.rotary_dim == self._head_dim and not rope.side_by_side):
             return
@@ -247,7 +247,7 @@ class RotaryStore:
 
 
 def _order_of_pairs(head_dim: int, rope: Rope) -> Tensor:
-    """The first of all pairs, then the second: pairs that turn, then the others. [head_dim]"""
+    """First values of all pairs, then second ones: rotated pairs before the others. [head_dim]"""
     turning = torch.arange(rope.rotary_dim)
     first = turning[: rope.rotary_dim // 2]
     second = turning[rope.rotary_dim // 2 :]
@@ -260,9 +260,9 @@ def _order_of_pairs(head_dim: int, rope: Rope) -> Tensor:
 
 
 def _lay_out(batch: AttentionBatch, tiling: Tiling) -> DeviceLayout:
-    """The layout of a step that was not staged with one, in a copy of its own."""
+    """The layout of a step that was staged without one, in a separate copy."""
     size = tiling.size(batch.lens)
-    # The slots are on the device already: the host fills in zeros, and they are replaced below.
+    # The slots are on the device already: the host writes zeros, which are replaced below.
     slots = np.zeros(size.num_tokens, np.int32)
     arrays = tiling.lay_out(
         batch.rows,
@@ -282,5 +282,5 @@ def _name(dtype: torch.dtype) -> str:
 
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 1  # Triton's interpreter on a CPU runs one program after the other
+        return 1  # Triton's interpreter on a CPU runs one program after another
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,6 +1,6 @@
-"""Runners on a GPU: by our Triton kernels, with the attention backend that the user chose; or by
-torch alone (`--attention-backend torch`), which launches more, captures no graphs and waits for its
-copies, and so is there to compare with."""
+"""Builds runners on a GPU: with weft's Triton kernels and the attention backend of the settings; or
+with torch alone (`--attention-backend torch`), which launches more kernels, captures no graphs and
+waits for its copies, and is there for comparison."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ DEFAULT_BACKEND = "triton"
 
 
 class NoGpu(ModelError):
-    """The driver shows a GPU, and torch cannot use it."""
+    """The driver reports a GPU, but torch cannot use it."""
 
 
 class NoTriton(ModelError):
-    """The kernels for GPUs cannot be had."""
+    """The kernels for GPUs are not available."""
 
 
 class GpuKernels(NamedTuple):
@@ -67,7 +67,7 @@ class GpuKernels(NamedTuple):
 
 
 def find_gpu() -> Gpu:
-    """The GPU that computes. Raises NoGpu."""
+    """The GPU to compute on. Raises NoGpu."""
     from weft.executor.gpu.cuda import Cuda
 
     try:
@@ -81,8 +81,8 @@ def find_gpu() -> Gpu:
 
 
 def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
-    """A runner whose decode steps and short prompts are captured as graphs. Raises
-    UnsupportedModel for a model with states, and for one of latents with our kernels."""
+    """A runner whose decode steps and short prompts are captured as graphs. Raises UnsupportedModel
+    for a model with states, and for one with latents and our kernels."""
     if spec.model.state_bytes:
         raise UnsupportedModel(
             f"{spec.model.name} has layers that keep a state in place of K and V, which only a CPU "
@@ -96,7 +96,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         )
     device = GpuDevice(gpu, spec.thread)
     buffer = H2DBuffer(gpu)
-    # All tensors are made on our stream: the first step must not wait for another.
+    # All tensors are made on our stream, so that the first step need not wait for another one.
     with gpu.stream():
         if by_torch:
             stager = GpuStager(buffer, None)
@@ -120,10 +120,10 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     # Graphs come after the weights: a capture runs the step and keeps the addresses of all tensors.
     graphs: CapturedSteps | None = None
     if spec.model.library_config:
-        # Its Python may ask the device for values, which a capture cannot hold.
+        # Its Python code may read values from the device, which a capture does not allow.
         require_same_steps(spec, model, kernels.attention, rows)
     elif spec.engine.cuda_graph and not spec.model.has_experts:
-        # Experts run one after the other, those that were chosen: the host has to know which.
+        # Only the chosen experts run, one after another, so the host must know which were chosen.
         parts = GraphParts(model, kernels.attention, rows, stager)
         make = partial(
             StepGraphs,
@@ -169,7 +169,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
 
 
 def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:
-    # Steps of graphs are filled up with a row that no request has.
+    # Steps of graphs are padded with a row that no request has.
     num_rows = spec.max_rows + 1
     rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
     if spec.keeps_runs:
@@ -185,7 +185,8 @@ def build_encoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
 def _make_adapters(
     spec: RunnerSpec, kernels: GpuKernels, gpu: Gpu, buffer: H2DBuffer
 ) -> TritonAdapters | None:
-    """The adapters that the kernels add, which read the numbers of a step where graphs do."""
+    """The adapters that the kernels add, which read the numbers of a step from the same memory as
+    the graphs."""
     if not spec.engine.max_loaded_loras:
         return None
     from weft.ops.triton.lora import TritonAdapters
@@ -214,7 +215,7 @@ def gpu_kernels(
     context_length: int,
 ) -> GpuKernels:
     """Raises NoTriton without the package triton, and ValueError for an unknown backend or a type
-    of KV that the backend does not read."""
+    of KV that the backend cannot read."""
     try:
         from weft.ops.triton.ops import TritonOps
         from weft.ops.triton.sampling import TritonSamplerOps

@@ -1,7 +1,7 @@
 """CUDA through torch: one stream, pinned memory, events and graphs.
 
-This is the only file of the device path that no test without a GPU can run; the tests run all
-others with a `Gpu` that computes on the CPU. So it decides nothing.
+This is the only file of the GPU code that needs a GPU to be tested; tests run all others with a
+`Gpu` that computes on the CPU. So this module makes no decisions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cuda:
 
     def capture(self, work: Callable[[], T]) -> tuple[GpuGraph, T]:
         graph: Any = cuda.CUDAGraph()
-        # "thread_local": other threads may call CUDA meanwhile, such as one that pins memory.
+        # "thread_local": other threads may call CUDA in the meantime, for example to pin memory.
         capturing = cuda.graph(
             graph,
             pool=self._pool,

@@ -4,8 +4,8 @@
     launch n + 1                                          copy in · compute · ...
     result n      wait for event n, read pinned memory
 
-A result waits for nothing but the event behind its own step, so the next step is on its way to the
-device while this one runs there.
+A result waits only for the event after its own step, so the next step can be copied and launched
+while this one runs on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class StepInFlight:
-    """A step whose result is on its way to pinned memory."""
+    """A step whose result is being copied to pinned memory."""
 
     def __init__(self, output: DeviceOutput, arrived: GpuEvent) -> None:
         self._output = output
@@ -51,7 +51,7 @@ class GpuDevice:
                 output = run(plan).moved(self._to_host)
                 return StepInFlight(output, self._gpu.record())
         except Exception as exc:
-            # The loop learns of a failed launch where it learns of a failed step: at the result.
+            # As with a failed step: the loop gets the exception when it reads the result.
             failed: Future[Result] = Future()
             failed.set_exception(exc)
             return failed
@@ -67,7 +67,8 @@ class GpuDevice:
         self._thread.shutdown()
 
     def _synchronized(self, work: Callable[[], T]) -> T:
-        """Do `work` and wait for all streams: a group of processes sends weights over its own."""
+        """Run `work` and wait for all streams, because a process group sends weights over its
+        own."""
         with self._gpu.stream():
             try:
                 return work()
@@ -75,7 +76,7 @@ class GpuDevice:
                 self._gpu.synchronize()
 
     def _to_host(self, tensor: Tensor) -> Tensor:
-        # New memory each time, not a ring: results of several steps may wait to be read.
+        # New memory each time instead of a ring, because results of several steps may be unread.
         target = self._gpu.pinned(tuple(tensor.shape), tensor.dtype)
         self._gpu.copy(target, tensor)
         return target

@@ -1,7 +1,7 @@
-"""The functions of CUDA that a runner needs, as a seam.
+"""The functions of CUDA that a runner needs, as a protocol.
 
-`cuda.py` is the real one. The tests have one that computes on the CPU and notices when memory is
-touched too early.
+`cuda.py` is the real implementation. The tests have one that computes on the CPU and detects access
+to memory that comes too early.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 class GpuEvent(Protocol):
-    """A place in the stream."""
+    """A point in the stream."""
 
     def query(self) -> bool:
-        """Whether the stream has passed the place."""
+        """Whether the stream has passed this point."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the stream has passed the place."""
+        """Wait until the stream has passed this point."""
         ...
 
 
 class GpuGraph(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     def replay(self) -> None:
         """Put all captured work on the stream, with the same addresses."""
@@ -37,7 +37,7 @@ class GpuGraph(Protocol):
 
 
 class Gpu(Protocol):
-    """One GPU with one stream: it does its work in the order in which it gets it."""
+    """One GPU with one stream: it executes work in the order in which it was submitted."""
 
     device: torch.device
 
@@ -46,25 +46,25 @@ class Gpu(Protocol):
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of the host that the GPU can reach while the host does other work. Its content is
+        """Host memory that the GPU can access while the host does other work. Its content is
         undefined."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy between pinned memory and the GPU, in stream order. The caller must leave the source
-        as it is until then."""
+        """Copy between pinned memory and the GPU, in stream order. The source must not change until
+        then."""
         ...
 
     def record(self) -> GpuEvent:
-        """The place behind all work on the stream."""
+        """The point after all work on the stream."""
         ...
 
     def capture(self, work: Callable[[], T]) -> tuple[GpuGraph, T]:
-        """Record what `work` puts on the stream instead of doing it; returns its result, too.
+        """Record the work of `work` on the stream instead of executing it; also returns its result.
 
-        The work must have run once before: while it is recorded, nothing may be compiled and
-        nothing waited for. All graphs share the memory of their intermediate tensors: a replay of
-        one overwrites those of the others, except for the tensors that `work` returns.
+        The work must have run once before, because nothing may be compiled or waited for during
+        recording. All graphs share the memory of their intermediate tensors: a replay of one
+        overwrites those of the others, except for the tensors that `work` returns.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""Steps as CUDA graphs: Python and torch launch some 300 kernels once for each size of step, and
-later one call replays them.
+"""Steps as CUDA graphs: Python and torch launch about 300 kernels once for each size of step, and
+later steps replay them with one call.
 
 A graph has fixed addresses, grids and sizes. So each is captured for a number of tokens and
-requests, and reads its numbers from one fixed place, to which the step is copied. A smaller step
-is filled up:
+requests, and reads its numbers from fixed memory, to which the step is copied. A smaller step is
+padded:
 
     tokens   | t t t 0 0 |      rows | r r r d d |      slots | s s s -1 -1 |
 
@@ -46,9 +46,9 @@ from weft.plan.runs import has_runs
 from weft.plan.step import Plan
 
 NONE = np.empty(0, np.int32)
-# Arrays of a step before those of attention: tokens, places in the row table, rows.
+# Arrays of a step before those of attention: tokens, indices in the row table, rows.
 NUM_COLUMNS = 3
-# Arrays of R numbers that `StepGraph.run` sends besides: last tokens, sampling rows and the four
+# Arrays of R numbers that `StepGraph.run` also sends: last tokens, sampling rows and the four
 # columns of draws; the keys of draws are two numbers for each request.
 NUM_TAIL_COLUMNS = 6
 NUM_RUN_COLUMNS = 6  # of `run_columns`; the keys are two numbers for each token
@@ -56,7 +56,7 @@ PROMPT_REQUESTS = 32  # in a step that is captured by tokens
 
 
 class GraphParts(NamedTuple):
-    """The objects that graphs run. `rows` has one row more than requests may run."""
+    """The objects that graphs use. `rows` has one more row than requests may run."""
 
     model: DecoderModel
     attention: GpuAttentionBackend
@@ -65,7 +65,7 @@ class GraphParts(NamedTuple):
 
 
 class StepGraphs:
-    """The graphs of a model: for each step the smallest that holds it.
+    """The graphs of a model: each step uses the smallest one that is large enough.
 
     `decodes` are numbers of requests with one token each, `prompts` numbers of tokens of other
     steps.
@@ -87,8 +87,8 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Run each size once, which compiles its kernels, and capture it; the largest first, whose
-        memory the others share."""
+        """Run each size once, which compiles its kernels, and capture it; the largest first,
+        because the others share its memory."""
         tiling = self._parts.attention.tiling
         for num_requests in self._decode_sizes:
             size = tiling.decode_size(num_requests)
@@ -110,9 +110,9 @@ class StepGraphs:
             self._gpu.synchronize()
 
     def fitting(self, plan: Plan) -> StepGraph | None:
-        """The graph for a step; None if the step must run without one."""
+        """The graph for a step; None if the step must run without a graph."""
         num_requests = len(plan.rows)
-        # Captured launches read angles by the positions in the sequence, and see no token behind.
+        # Captured launches use the positions in the sequence, and no token sees later ones.
         is_usual = plan.rotation is None and plan.sees_to is None
         if not num_requests or plan.inputs or not is_usual:
             return None
@@ -126,8 +126,8 @@ class StepGraphs:
 
 
 class AdapterGraphs:
-    """The graphs of a model whose requests may have adapters: those of steps without any have no
-    launch more than if there were none."""
+    """The graphs of a model whose requests may have adapters. Steps without adapters have a graph
+    without additional launches."""
 
     def __init__(self, plain: StepGraphs, with_adapters: StepGraphs) -> None:
         self._plain = plain
@@ -140,8 +140,8 @@ class AdapterGraphs:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Collects no garbage inside: pinned memory or graphs that are freed while a stream is
-    captured spoil the capture."""
+    """Disables garbage collection inside: freeing pinned memory or graphs during a capture would
+    invalidate the capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -165,7 +165,7 @@ class StepGraph:
         self._lens = [len(array) for array in self._arrays(None)]
         num_requests = size.num_requests
         if self._rows.runs is not None:
-            # Behind each token of a step that is captured by tokens one may be sampled.
+            # A step that is captured by tokens may sample after each token.
             num_requests = max(num_requests, size.num_tokens)
         num_run_columns = NUM_RUN_COLUMNS if self._rows.runs is not None else 0
         tail = [num_requests] * (NUM_TAIL_COLUMNS + num_run_columns) + [2 * num_requests]
@@ -185,9 +185,9 @@ class StepGraph:
         self._graph, (self._tokens, self._hidden) = gpu.capture(self._body)
 
     def run(self, plan: Plan) -> tuple[Inputs, Tensor]:
-        """Copy a step to the place where the graph reads it, and replay.
+        """Copy a step to the memory that the graph reads, and replay the graph.
 
-        The numbers that head and sampler need travel in the same copy. Returns the inputs and the
+        The numbers for head and sampler are part of the same copy. Returns the inputs and the
         hidden states [size.num_tokens, hidden]; those of padding mean nothing.
         """
         assert self._graph is not None, "capture() comes first"
@@ -196,7 +196,7 @@ class StepGraph:
         run_arrays: tuple[IntArray | LongArray, ...] = ()
         if self._rows.runs is not None and has_runs(plan):
             run_arrays = run_columns(plan)
-        # The graph reads the first arrays; head and sampler, which run behind it, the others.
+        # The graph reads the first arrays; head and sampler, which run after it, read the others.
         arrays = self._arrays(plan)
         arrays += [last, rows, *run_arrays, *draw_columns(plan.sampling)]
         lens = [len(array) for array in arrays]
@@ -207,10 +207,10 @@ class StepGraph:
         num_known = num_body + 2 + len(run_arrays)
         known = as_indices(self._numbers, lens[:num_known], skip=num_body)
         last_there, sampling_rows = known[:2]
-        # The sampler's numbers are views of the same memory: they are read in stream order, before
+        # The sampler's numbers are views of the same memory. They are read in stream order, before
         # the copy of the next step overwrites them.
         self._graph.replay()
-        # What the step before has left is read behind its end: on the stream, as the replay is.
+        # Results of the previous step are read on the stream, so after its end, like the replay.
         draws = placed(plan.sampling, there[num_known:])
         runs, last_there, draws = self._rows.begin_runs(known[2:], last_there, draws)
         layout = there[NUM_COLUMNS:num_body]
@@ -233,8 +233,8 @@ class StepGraph:
         return inputs, self._hidden
 
     def _arrays(self, plan: Plan | None) -> list[IntArray | LongArray]:
-        """The arrays of a step, filled up: tokens, their places in the row table, rows; and those
-        that attention reads. Without a plan, all is padding."""
+        """The padded arrays of a step: tokens, their indices in the row table, rows, and those that
+        attention reads. Without a plan, all values are padding."""
         if plan is None:
             return self._padded(
                 NONE,
@@ -279,7 +279,7 @@ class StepGraph:
         ]
 
     def _body(self) -> tuple[Tensor, Tensor]:
-        """The captured work: nothing in it may depend on a number that only the host has."""
+        """The captured work. It must not depend on a number that only the host has."""
         tokens, where, row_of = as_indices(self._numbers, self._lens[:NUM_COLUMNS])
         layout = split(self._numbers, self._lens)[NUM_COLUMNS:]
         batch = self._batch(NONE, NONE, NONE, layout)
@@ -312,7 +312,7 @@ def _filled(
     size: int,
     filling: int,
 ) -> IntArray:
-    """The values, filled up to `size`."""
+    """The values, padded to `size`."""
     filled = np.full(size, filling, np.int32)
     filled[: len(values)] = values
     return filled

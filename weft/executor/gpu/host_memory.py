@@ -1,8 +1,8 @@
 """Copies of KV between the pool and the memory of the host, for `--cache-host-gb`.
 
-The memory of the host has the pool's tensors once more, for pages of its own. Behind a GPU it is
-pinned, and copies run on a stream of their own, beside the steps; on a CPU they are plain copies,
-for tests and to compare with.
+The host memory has a copy of each of the pool's tensors, with its own pages. For a GPU it is
+pinned, and copies run on a stream of their own, beside the steps; on a CPU these are plain copies,
+for tests and comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.arrays import IntArray
 
 
 class CopyStream:
-    """A stream of a GPU beside that of the steps; on a CPU, none."""
+    """A stream of a GPU besides that of the steps; on a CPU, none."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"
@@ -32,15 +32,15 @@ class CopyStream:
         return torch.cuda.stream(self._stream)
 
     def wait(self) -> None:
-        """Wait until all that was copied on it is there."""
+        """Wait until all copies on it are complete."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
 class HostMemory:
     """The `HostCopies` of tensors [slots, ...], in pages of `page_size` slots. Called from one
-    thread. Nobody writes into pages that are copied, and no step that is launched reads those that
-    are copied to."""
+    thread. Source pages must not change during a copy, and no launched step may read target
+    pages."""
 
     def __init__(self, tensors: Sequence[Tensor], page_size: int, num_places: int) -> None:
         self._pool = [tensor for tensor in tensors if len(tensor)]
@@ -63,7 +63,8 @@ class HostMemory:
         with self._stream.enter():
             slots = self._slots(pages)
             for pool, host in zip(self._pool, self.tensors, strict=True):
-                # Gathered where the pool is: one copy for each run of places instead of each page.
+                # Gathered on the device: one copy for each run of places instead of one for each
+                # page.
                 gathered = pool.index_select(0, slots)
                 for begin, end, at in self._runs(places):
                     host[begin:end].copy_(gathered[at : at + end - begin], non_blocking=True)
@@ -82,13 +83,14 @@ class HostMemory:
         self._stream.wait()
 
     def _slots(self, pages: IntArray) -> Tensor:
-        """The slots of pages, where the pool is."""
+        """The slots of pages, on the pool's device."""
         offsets = np.arange(self._page_size, dtype=np.int64)
         slots = pages[:, None] * np.int64(self._page_size) + offsets
         return torch.from_numpy(slots.ravel()).to(self._pool[0].device)
 
     def _runs(self, places: IntArray) -> Iterator[tuple[int, int, int]]:
-        """Slots [begin, end) of places that follow each other, and how many stand before them."""
+        """Slots [begin, end) of each run of consecutive places, and the number of slots before
+        it."""
         cuts = np.flatnonzero(np.diff(places) != 1) + 1
         at = 0
         for run in np.split(places, cuts):

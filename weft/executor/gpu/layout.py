@@ -1,16 +1,16 @@
 """The layout of a step of paged attention for kernels whose launches read no value on the device.
 
-It consists of int32 arrays that the host makes from numbers that it knows, filled up to a fixed
-size, so that a recorded launch (a CUDA graph) serves every step of that size:
+It consists of int32 arrays that the host makes from numbers that it knows, padded to a fixed size,
+so that a recorded launch (a CUDA graph) serves every step of that size:
 
     requests   rows, kv_lens, q_indptr     one entry each; padding has kv_len 0 and no tokens
-    tokens     positions, out_slots        a token that is padding has slot -1
+        tokens     positions, out_slots        a padding token has slot -1
     decodes    decode_req                  requests with one token: their cached tokens are cut
                                            into splits
     tiles      tile_req, tile_start        pieces of the queries of the other requests;
                                            request -1 is padding
 
-Knows the shape of a model's heads; no tensors, and no kernel.
+This module knows the shape of a model's heads, but no tensors and no kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBackend, StepSize
 
 MAX_SPLITS = 64
-# Programs of the decode kernel over all requests: two for each that a processor holds at a time.
+# Programs of the decode kernel over all requests: two for each one that a processor can hold.
 PROGRAMS_PER_PROCESSOR = 8
 
 
@@ -32,16 +32,16 @@ class StepLayout(NamedTuple):
 
     rows: IntArray  # [R] row of each request in the slot table
     kv_lens: IntArray  # [R] tokens of each request in the cache after this step
-    q_indptr: IntArray  # [R + 1] tokens of request r stand at q_indptr[r] : q_indptr[r + 1]
+    q_indptr: IntArray  # [R + 1] tokens of request r are at q_indptr[r] : q_indptr[r + 1]
     decode_req: IntArray  # [D] request, 0..R-1; -1: padding
     tile_req: IntArray  # [N] request, 0..R-1; -1: padding
     tile_start: IntArray  # [N] first query of the tile: token * group + head within the group
     positions: IntArray  # [T] 0 in padding
-    out_slots: IntArray  # [T] slots for K and V; -1: stored nowhere
+    out_slots: IntArray  # [T] slots for K and V; -1: not stored
 
 
 class GpuAttentionBackend(AttentionBackend, Protocol):
-    """A backend whose steps `tiling` lays out on the host, and which reads `AttentionBatch.layout`.
+    """A backend whose steps `tiling` lays out on the host, and that reads `AttentionBatch.layout`.
 
     A step of decodes alone, laid out in `tiling.decode_size`, can be captured as a graph.
     """
@@ -54,9 +54,9 @@ class GpuAttentionBackend(AttentionBackend, Protocol):
         lens: IntArray,
         size: StepSize,
     ) -> None:
-        """Do what only the host can do for a graph of that size, outside of the graph.
+        """Do the work for a graph of that size that only the host can do, outside of the graph.
 
-        The graph is about to be replayed for requests of these [R] lengths, or captured, with no
+        Called before the graph is replayed for requests of these [R] lengths, or captured, with no
         requests.
         """
         ...
@@ -66,7 +66,7 @@ class Tiling:
     """Lays out steps for the heads of one model and the tiles of one kernel.
 
     `group` query heads share a KV head. A tile has `tile_rows` queries of one KV head; the queries
-    of one token stand side by side.
+    of one token are adjacent.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Tiling:
         self._num_processors = num_processors
 
     def size(self, lens: IntArray) -> StepSize:
-        """The least size for a step with requests of `lens` [R] tokens."""
+        """The smallest size for a step with requests of `lens` [R] tokens."""
         num_decodes = int((lens == 1).sum())
         num_tiles = int(self._num_tiles(lens[lens > 1]).sum())
         return StepSize(
@@ -119,8 +119,8 @@ class Tiling:
     def num_splits(self, num_decodes: int) -> int:
         """Splits of each decoding request, enough for every processor to have work.
 
-        It follows from the number of requests alone, because their lengths differ in every step;
-        and it is a power of two, so that few kernels are compiled.
+        It depends on the number of requests alone, because their lengths differ in every step; and
+        it is a power of two, so that few kernels are compiled.
         """
         programs_per_split = max(1, num_decodes * self._num_kv_heads)
         num_programs = PROGRAMS_PER_PROCESSOR * self._num_processors
@@ -141,7 +141,7 @@ class Tiling:
         indptr = np.zeros(size.num_requests + 1, np.int32)
         np.cumsum(lens, out=indptr[1 : num + 1])
         indptr[num + 1 :] = indptr[num]
-        # Token t of request r stands at t - q_indptr[r] behind its cached ones.
+        # The position of token t of request r is t - q_indptr[r] after its cached tokens.
         positions = np.arange(indptr[num]) + np.repeat(starts - indptr[:num], lens)
         decodes = np.empty(0, np.int64)
         if size.num_decodes:
@@ -161,8 +161,8 @@ class Tiling:
     def _tiles(
         self, starts: IntArray, lens: IntArray, without: LongArray
     ) -> tuple[LongArray, LongArray]:
-        """Request and first query of every tile, those that see most keys first: the step would
-        have to wait for a long tile that starts last."""
+        """Request and first query of every tile, those that see the most keys first, because the
+        step would have to wait for a long tile that starts last."""
         num_tiles = self._num_tiles(lens)
         num_tiles[without] = 0
         tile_req = np.repeat(np.arange(len(lens)), num_tiles)

@@ -1,15 +1,15 @@
-"""How the numbers of a step come to the GPU: all in one copy, as int32, from a ring of buffers.
+"""Copies the numbers of a step to the GPU: all in one copy, as int32, from a ring of buffers.
 
-    step n      | tokens | slots | ... | temperature |      buffer 0, until its copy is through
+        step n      | tokens | slots | ... | temperature |      buffer 0, until its copy is complete
     step n + 1  | tokens | ...                              buffer 1
     step n + 2                                              buffer 2, and then buffer 0 again
 
-The stream orders everything on the device. It does not order the host, which writes the numbers of
-a later step while the copy of an earlier one may not have begun. So a buffer is written again only
-when its copy is known to be through.
+The stream orders everything on the device. It does not order the host, which may write the numbers
+of a later step before the copy of an earlier one has begun. So a buffer is written again only after
+its copy is known to be complete.
 
-Every array begins at a multiple of 16 ints: Triton compiles a kernel anew for an address that is
-no multiple of 16 bytes.
+Every array begins at a multiple of 16 ints, because Triton compiles another kernel for an address
+that is not a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class H2DBuffer:
         self._turn = 0
 
     def send(self, arrays: Sequence[IntArray | LongArray], target: Tensor | None = None) -> Tensor:
-        """Copy arrays whose values fit int32 to the device, each to its place by `offsets`.
+        """Copy arrays whose values fit int32 to the device, each at its offset (`offsets`).
 
-        They go into `target`, or into new memory. Returns when the copy is on the stream; the
-        arrays may change then.
+        The target is `target`, or new memory. Returns when the copy is on the stream; the arrays
+        may change afterwards.
         """
         begins, total = offsets([len(array) for array in arrays])
         turn = self._turn
         self._turn = (turn + 1) % RING
         copied = self._copied[turn]
-        # That copy is RING steps old, so this waits only if the host runs far ahead of the device.
+        # That copy is RING steps old, so this waits only if the host is far ahead of the device.
         if copied is not None:
             copied.synchronize()
-        # A larger buffer may replace this one, since its last copy is through.
+        # A larger buffer may replace this one, because its last copy is complete.
         if total > len(self._buffers[turn]):
             self._buffers[turn] = self._gpu.pinned((2 * total,), torch.int32)
         host = self._buffers[turn][:total]
@@ -76,8 +76,8 @@ class H2DBuffer:
 
 
 class GpuStager:
-    """The `StepStager` of a GPU. `tiling` lays out the arrays that attention reads; without it the
-    backend makes and copies its own."""
+    """The `StepStager` of a GPU. `tiling` makes the layout of the arrays that attention reads;
+    without it, the backend makes and copies its own layout."""
 
     def __init__(self, buffer: H2DBuffer, tiling: Tiling | None) -> None:
         self._buffer = buffer
@@ -114,7 +114,7 @@ class GpuStager:
         )
 
     def send(self, arrays: Sequence[IntArray | LongArray], target: Tensor) -> None:
-        """Copy the arrays to fixed memory, each to its place by `offsets`."""
+        """Copy the arrays to fixed memory, each at its offset (`offsets`)."""
         self._buffer.send(arrays, target)
 
     def to_device(self, arrays: Sequence[IntArray | LongArray]) -> list[Tensor]:
@@ -123,7 +123,7 @@ class GpuStager:
 
 
 def offsets(lens: Sequence[int]) -> tuple[list[int], int]:
-    """Where each array begins in the packed one, and where the last one ends."""
+    """The begin of each array in the packed one, and the end of the last one."""
     if not lens:
         return [], 0
     ends = list(accumulate(-(-num // ALIGNMENT) * ALIGNMENT for num in lens))
@@ -141,14 +141,14 @@ def as_indices(
     lens: Sequence[int],
     skip: int = 0,
 ) -> list[Tensor]:
-    """The arrays behind the first `skip` as int64, torch's type of indices, by one operation."""
+    """The arrays after the first `skip` as int64, torch's type of indices, by one operation."""
     # One conversion of the whole piece, then views: a launch for each array would cost more.
     begins, end = offsets(lens)
     return split(packed[begins[skip] : end].long(), lens[skip:])
 
 
 def draw_columns(sampling: Sampling) -> Sequence[IntArray]:
-    """The numbers that draws need, floats by their bits; none if every request is greedy."""
+    """The numbers for draws, floats as their bits; empty if every request is greedy."""
     if sampling.is_greedy:
         return ()
     return (
@@ -161,7 +161,7 @@ def draw_columns(sampling: Sampling) -> Sequence[IntArray]:
 
 
 def placed(sampling: Sampling, there: Sequence[Tensor]) -> StagedSampling | None:
-    """`sampling` with its `draw_columns` on the device, which are `there`."""
+    """`sampling` with its `draw_columns` on the device, `there`."""
     if not there:
         return None
     temperature, top_p, min_p, top_k, keys = there

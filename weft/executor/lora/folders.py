@@ -1,6 +1,6 @@
-"""The folders that adapters may be read from: those below the root of weights, those that the
-settings name, and those in the folder of adapters. Errors name what was asked for, never where it
-lies."""
+"""The folders from which adapters may be read: those below the root of weights, those that the
+settings name, and those in the folder of adapters. Errors name the requested path, never its
+location."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class AdapterFolders:
     def __init__(
         self, root: str, model: Path, named: Iterable[str] = (), directory: str = ""
     ) -> None:
-        """`root` as --weights-root says it; nothing: as follows from the folder of the `model`.
-        `named` folders, and the one whose folders are adapters, may be anywhere."""
+        """`root`: the value of --weights-root; empty: derived from the folder of the `model`. The
+        folders `named`, and the one whose subfolders are adapters, may be anywhere."""
         path = Path(root).expanduser() if root else default_root(model.resolve())
         self._root = WeightsRoot(path)
         self._named = {_resolved(one) for one in named}
@@ -27,13 +27,13 @@ class AdapterFolders:
 
     @classmethod
     def of(cls, config: EngineConfig, model: Path) -> AdapterFolders:
-        """Those that the settings of an engine allow. `model`: its folder."""
+        """The folders that the settings of an engine allow. `model`: its folder."""
         named = parse_lora_paths(config.lora_paths)
         return cls(config.weights_root, model, [one.path for one in named], config.lora_dir)
 
     def folder(self, path: str) -> Path:
-        """The folder of that name. Raises ModelNotFound for one that may not be read, or that is
-        not there."""
+        """The folder of this path. Raises ModelNotFound for a folder that may not be read or does
+        not exist."""
         asked = _resolved(path)
         if asked in self._named or asked.parent == self._directory:
             if asked.is_dir():
@@ -42,8 +42,8 @@ class AdapterFolders:
         return self._root.folder(path)
 
     def offered(self, name: str) -> str:
-        """The folder of the adapter that requests may name so before it is loaded; nothing if there
-        is none."""
+        """The folder of the adapter that requests may use by this name before it is loaded; empty
+        if there is none."""
         if self._directory is None or wrong_name(name) or Path(name).name != name:
             return ""
         folder = _resolved(str(self._directory / name))
@@ -53,8 +53,8 @@ class AdapterFolders:
 
 
 def _resolved(path: str) -> Path:
-    """The path itself, behind all links."""
+    """The path after resolving all links."""
     try:
         return Path(path).expanduser().resolve()
-    except (OSError, ValueError, RuntimeError):  # too long a name, NUL, links in a circle
+    except (OSError, ValueError, RuntimeError):  # name too long, NUL, circular links
         return Path()

@@ -46,7 +46,7 @@ def read_adapter(
     read: dict[str, Tensor] = {}
     for module, stored in files.pairs.items():
         if stored.b is None:
-            # What it differs by from the model's is small: that is rounded later.
+            # The difference from the model's matrix is small; it is rounded later.
             pairs[module] = LoraPair(_values(files.content, stored.a, torch.float32), None, 1.0)
             continue
         a, b = (_kept(read, files.content, entry, dtype) for entry in (stored.a, stored.b))
@@ -63,7 +63,7 @@ def read_adapter(
 def _kept(
     read: dict[str, Tensor], content: BytesContent, entry: TensorEntry, dtype: torch.dtype
 ) -> Tensor:
-    """Values that are read once, though several modules are parts of them."""
+    """Values that are read once, even if several modules are parts of them."""
     if entry.name not in read:
         read[entry.name] = _values(content, entry, dtype)
     return read[entry.name]
@@ -72,7 +72,7 @@ def _kept(
 def _values(content: BytesContent, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
     values = read_whole(content, entry, DTYPES[entry.dtype])
     if values.dtype == torch.float16:
-        values = values.float()  # torch takes twice as long from one half type to the other
+        values = values.float()  # torch takes twice as long to convert one half type to the other
     values = values.to(dtype)
     if not is_finite(values):
         raise AdapterError(f"{entry.name[:200]} has values that are not finite")

@@ -1,13 +1,13 @@
-"""Adapters (LoRA) as the package peft writes them: what a folder holds, and whether it is read.
+"""Reads adapters (LoRA) in the format of the package peft: checks what a folder contains.
 
     adapter_config.json          rank, scale, and what else was trained
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight [rank, in], .lora_B.weight
                                  of an embedding .lora_embedding_A, .lora_embedding_B
                                  of the labels of a classifier .weight [labels, in], which replaces
 
-A module of the model becomes y = W x + scale B (A x). Which modules an adapter changes is what its
-tensors say. Whatever would need another formula, or other weights of the model, is refused by its
-name. Nothing is unpickled. Knows no torch: values are read by `pairs.py`.
+A module of the model becomes y = W x + scale B (A x). The tensors of an adapter say which modules
+it changes. Anything that needs another formula, or other weights of the model, is refused by its
+name. Nothing is unpickled. This module imports no torch: `pairs.py` reads the values.
 
 Source: LoRA, arXiv:2106.09685; the scale of use_rslora: arXiv:2312.03732.
 """
@@ -41,23 +41,23 @@ TENSORS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 ADDED_TOKENS = "added_tokens.json"
 
-MAX_RANK = 512  # where no other limit is set
+MAX_RANK = 512  # if no other limit is set
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ENTRY_BYTES = 1024  # of a tensor in the header
-PIECE_BYTES = 1 << 20  # that are digested at once
+PIECE_BYTES = 1 << 20  # bytes that are hashed at once
 MAX_PATTERN_LEN = 300
-MAX_PATTERN_REPEATS = 2  # so that a pattern takes no time that matters
+MAX_PATTERN_REPEATS = 2  # so that matching a pattern takes little time
 
 PREFIX = "base_model.model."
 SIDES = (".lora_A.weight", ".lora_B.weight")
 TABLE_SIDES = (".lora_embedding_A", ".lora_embedding_B")
-CLASSIFIERS = (LABELS, "classifier")  # as peft says it of every classifier
-WHOLE = ".weight"  # of a matrix that was trained as it is
-# Of the embedding and the head, beside A and B: the model's own weights, which peft writes, too.
+CLASSIFIERS = (LABELS, "classifier")  # peft's names of every classifier
+WHOLE = ".weight"  # of a matrix that was trained as a whole
+# Of the embedding and the head, besides A and B: peft also writes the model's own weights.
 BASE_LAYER = ".base_layer"
 OWN_WEIGHTS = f"{BASE_LAYER}.weight"
 FLOATS = ("F32", "F16", "BF16")
-# Of `init_lora_weights`: all others change the weights of the model, which is then another one.
+# Of `init_lora_weights`: the other values change the weights of the model.
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 # Settings that change the formula, or train something besides A and B.
 OTHER_METHODS = {
@@ -70,7 +70,7 @@ OTHER_METHODS = {
     "trainable_token_indices": "embeddings of single tokens",
     "arrow_config": "routing between adapters",
 }
-# Settings of which peft has always some, without a meaning once an adapter is trained.
+# Settings that peft always writes, without a meaning after training.
 HARMLESS = ("megatron_config", "loftq_config", "eva_config", "corda_config", "runtime_config")
 
 
@@ -79,17 +79,17 @@ class AdapterError(ModelError):
 
 
 class AdapterInfo(NamedTuple):
-    """What an adapter is, before its values are read."""
+    """Facts about an adapter, before its values are read."""
 
     uid: str  # 32 hexadecimal digits of the digest of both files
     rank: int  # the largest of its modules
-    num_bytes: int  # of its tensors, as they are stored
-    targets: tuple[str, ...]  # as `target_of` calls its modules, sorted
+    num_bytes: int  # of its tensors in the file
+    targets: tuple[str, ...]  # names of its modules (`target_of`), sorted
 
 
 class StoredPair(NamedTuple):
-    """A and B of one module, where they lie in the file; or one matrix, `a`, which stands in the
-    place of the model's. `stack`: both are those of all experts, of which the module is a part."""
+    """A and B of one module, as entries of the file; or one matrix, `a`, which replaces that of the
+    model. `stack`: both are stacked for all experts, and the module is one part."""
 
     a: TensorEntry
     b: TensorEntry | None
@@ -107,7 +107,7 @@ class StoredPair(NamedTuple):
 
 
 class LoadedFiles(NamedTuple):
-    """Both files in memory, checked but for the values."""
+    """Both files in memory, checked except for the values."""
 
     info: AdapterInfo
     pairs: dict[str, StoredPair]  # by module, in the base model
@@ -115,9 +115,9 @@ class LoadedFiles(NamedTuple):
 
 
 def inspect_adapter(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> AdapterInfo:
-    """Look at the adapter in a folder: all but its values is checked against the model.
+    """Check the adapter in a folder against the model, except for its values.
 
-    `max_rank` 0: MAX_RANK. Takes the memory of a header, and the time to digest the file. Raises
+    `max_rank` 0: MAX_RANK. Takes the memory of a header, and the time to hash the file. Raises
     AdapterError.
     """
     folder = Path(folder)
@@ -138,8 +138,8 @@ def inspect_adapter(folder: Path | str, model: ModelConfig, *, max_rank: int = 0
 
 
 def read_files(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> LoadedFiles:
-    """The same, with the files in memory, read once: their digest is that of what is used. Raises
-    AdapterError."""
+    """The same, with the files in memory. They are read once, so the digest is that of the used
+    bytes. Raises AdapterError."""
     folder = Path(folder)
     known = projections(model)
     config = _read_small(folder, CONFIG)
@@ -175,7 +175,7 @@ def _info(
 
 
 def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -> Path:
-    """The file with the tensors, if it can be one of the model. Raises AdapterError, and
+    """The file with the tensors, if its size is possible for the model. Raises AdapterError, and
     BadCheckpoint if it cannot be read."""
     if not known:
         raise AdapterError("adapters are not supported for this kind of model")
@@ -188,7 +188,7 @@ def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -
             )
         raise AdapterError(f"there is no {TENSORS} in the folder of the adapter")
     num_values = sum(max_rank * (one.in_size + one.out_size) for one in known.values())
-    # With the model's own weights of the embedding and the head.
+    # Including the model's own weights of the embedding and the head.
     num_values += 2 * max(one.in_size * one.out_size for one in known.values() if one.is_table)
     header_bytes = MAX_CONFIG_BYTES + 2 * MAX_ENTRY_BYTES * len(known)
     with RegularFile(path, TENSORS) as file:
@@ -238,7 +238,7 @@ def _parsed(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _check_tokens(folder: Path, model: ModelConfig) -> None:
-    """Tokens that were added must be in the vocabulary. Raises AdapterError."""
+    """Check that added tokens are in the vocabulary. Raises AdapterError."""
     if not (folder / ADDED_TOKENS).exists():
         return
     added = _parsed(_read_small(folder, ADDED_TOKENS), ADDED_TOKENS)
@@ -250,7 +250,7 @@ def _check_tokens(folder: Path, model: ModelConfig) -> None:
             )
 
 
-# Meaning
+# Contents
 
 
 def _pairs(
@@ -311,8 +311,8 @@ Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertPlace]]]
 
 
 def _stacks(known: Mapping[str, Projection]) -> Stacks:
-    """The tensors of all experts below a module, by inputs and outputs of an expert: which modules
-    of single experts they hold."""
+    """The modules of single experts that are stacked in one tensor, by parent module and by inputs
+    and outputs of an expert."""
     found: Stacks = {}
     for name, one in known.items():
         if one.stack is None:
@@ -324,7 +324,7 @@ def _stacks(known: Mapping[str, Projection]) -> Stacks:
 
 
 def _without_layers(module: str) -> str:
-    """The module around which peft has put its own, one for each of its tensors."""
+    """The module without the wrappers that peft adds, one for each of its tensors."""
     while module.endswith(BASE_LAYER):
         module = module.removesuffix(BASE_LAYER)
     return module
@@ -337,8 +337,8 @@ def _stacked(
     scales: _Scales,
     max_rank: int,
 ) -> dict[str, StoredPair]:
-    """The pairs of all experts, of which one tensor holds all A, [experts rank, in], and one all B,
-    [out, rank experts]. Raises AdapterError."""
+    """The pairs of all experts whose A are in one tensor, [experts rank, in], and whose B are in
+    another, [out, rank experts]. Raises AdapterError."""
     for side in SIDES:
         if PREFIX + written + side not in entries:
             raise AdapterError(f"the adapter has no {_short(written)}{side}")
@@ -368,8 +368,8 @@ def _check_rank(written: str, rank: int, max_rank: int) -> None:
 
 
 def _check_own_weights(entries: Mapping[str, TensorEntry], ends: Mapping[str, Projection]) -> None:
-    """Weights of the model beside A and B are those of the embedding or the head, and as many: so
-    they are those that there are, and are not read. Raises AdapterError."""
+    """Check that weights of the model in the file are those of the embedding or the head, with the
+    right shape. They equal the model's and are not read. Raises AdapterError."""
     for name, entry in entries.items():
         if not name.endswith(OWN_WEIGHTS):
             continue
@@ -382,7 +382,7 @@ def _check_own_weights(entries: Mapping[str, TensorEntry], ends: Mapping[str, Pr
 
 
 def _require_known_whole(config: JsonMapping, known: Mapping[str, Projection]) -> None:
-    """Raises AdapterError for modules that were trained as a whole, but for the labels of a
+    """Raises AdapterError for modules that were trained as a whole, except the labels of a
     classifier."""
     named = config.get("modules_to_save") or ()
     allowed = CLASSIFIERS if LABELS in known else ()
@@ -421,8 +421,8 @@ def _check_entry(entry: TensorEntry, shape: tuple[int, ...]) -> None:
 
 
 def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
-    """The modules that pairs of tensors are for, as they are written. `whole`: the only tensor that
-    is none of a pair. Raises AdapterError."""
+    """The modules of the pairs of tensors, with their names in the file. `whole`: the only allowed
+    tensor that is not part of a pair. Raises AdapterError."""
     seen = set()
     for name in entries:
         if name == whole or name.endswith(OWN_WEIGHTS):
@@ -442,7 +442,7 @@ def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
 
 
 def _require_lora(config: JsonMapping) -> None:
-    """Raises AdapterError for what is computed otherwise."""
+    """Raises AdapterError if the adapter needs another formula."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise AdapterError(f"peft_type is {_short(kind)}; read is LORA")
@@ -493,7 +493,7 @@ Patterns = list[tuple[re.Pattern[str], Any]]
 
 
 def _patterns(config: JsonMapping, key: str) -> Patterns:
-    """The patterns of a setting, as peft reads them: of the end of a name."""
+    """The patterns of a setting, which match the end of a name, as in peft."""
     given = config.get(key) or {}
     if not isinstance(given, dict):
         raise AdapterError(f"{key} is not an object")
@@ -521,7 +521,7 @@ def _first(patterns: Patterns, module: str, otherwise: Any) -> Any:
 
 
 def _layers(config: JsonMapping) -> frozenset[int] | None:
-    """The layers that the adapter is said to change; None: nothing is said."""
+    """The layers that the adapter claims to change; None: the settings name none."""
     given = config.get("layers_to_transform")
     if given is None:
         return None
@@ -543,6 +543,6 @@ def _endings(modules: Mapping[str, Projection]) -> str:
 
 
 def _short(value: object) -> str:
-    """For a message: one line, of a size that fits."""
+    """The value for a message: one line of limited length."""
     text = value if isinstance(value, str) else repr(value)
     return text.encode("unicode_escape").decode()[:200]

@@ -1,10 +1,10 @@
-"""The adapters that are loaded, by place: from the pairs of modules to the parts of matrices.
+"""The loaded adapters, by place: from pairs of modules to parts of matrices.
 
     q_proj   A, B ─┐                    part 0 ─┐
-    k_proj   A, B ─┼─▶ of one matrix:   part 1 ─┼─▶ AdapterOps, which products ask
+    k_proj   A, B ─┼─▶ of one matrix:   part 1 ─┼─▶ AdapterOps, which the products use
     v_proj   ---  ─┘                    None   ─┘
 
-It knows neither names of adapters nor requests: a place is what a plan says.
+It knows neither names of adapters nor requests: plans name places.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from weft.plan.step import Plan
 
 
 class ReadyAdapter(NamedTuple):
-    """An adapter that only has to be put into its place."""
+    """An adapter that only needs to be copied into its place."""
 
     put: PutAdapter
     has_head: bool
-    num_bytes: int  # of its tensors, as they are stored
+    num_bytes: int  # of its tensors in the file
 
 
 class AdapterTable:
-    """`num_places` adapters at most, of ranks up to `max_rank`."""
+    """At most `num_places` adapters, of ranks up to `max_rank`."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class AdapterTable:
         max_rank: int,
         folders: AdapterFolders | None = None,
     ) -> None:
-        """`weights` are those of the model, which have their content: it stays where it is from
-        now on. `folders`: those that may be read; None: any."""
+        """`weights`: those of the model, after they were filled; their memory must not move from
+        now on. `folders`: the folders that may be read; None: any."""
         self._folders = folders
         self._model = model
         self._ops = ops
@@ -70,15 +70,16 @@ class AdapterTable:
         products = [rows.matrix for name, rows in self._rows.items() if name != self._table]
         ops.watch(products, [self._rows[self._table].matrix])
         self._with_head: set[int] = set()  # places of adapters that change the head
-        # By uid, the first that was read first. One that is never put in goes with time.
+        # By uid, the one that was read first comes first. One that is never loaded is dropped
+        # later.
         self._ready: dict[str, ReadyAdapter] = {}
 
     def read(self, path: str, uid: str) -> int:
-        """Read the adapter with this content, for `load`; on any one thread, while steps are
-        computed. Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
+        """Read the adapter with this content, for a later `load`; on one thread, also while steps
+        run. Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
         adapter = self._read(path, uid)
-        # What stands in the place of the model's own weights is told from these, which change
-        # between steps alone: it is read then.
+        # A matrix that replaces that of the model is stored as the difference from it. The model's
+        # weights may change between steps, so such an adapter is read by `load`.
         if all(pair.b is not None for pair in adapter.pairs.values()):
             while len(self._ready) >= self._num_places:
                 self._ready.pop(next(iter(self._ready)), None)
@@ -86,8 +87,8 @@ class AdapterTable:
         return adapter.info.num_bytes
 
     def load(self, place: int, path: str, uid: str) -> int:
-        """Put the adapter with this content into a place; read it if it is not. Returns the bytes
-        of its tensors. Raises ModelError; then nothing has changed."""
+        """Load the adapter with this content into a place; read it first if necessary. Returns the
+        bytes of its tensors. Raises ModelError; then nothing has changed."""
         self._check(place)
         ready = self._ready.pop(uid, None)
         if ready is None:
@@ -134,7 +135,7 @@ class AdapterTable:
         self._with_head.discard(place)
 
     def begin(self, plan: Plan) -> None:
-        """What is computed next is this step."""
+        """This step is computed next."""
         adapters = plan.adapters_of_tokens(self._num_places)
         sampled = None
         if plan.adapters is not None and not self._with_head.isdisjoint(plan.adapters.tolist()):
@@ -146,7 +147,7 @@ class AdapterTable:
 
 
 def _difference(weights: Tensor, matrix: Matrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A and B with which a matrix of one part becomes these weights [out, in]."""
+    """A and B that change a matrix of one part into these weights [out, in]."""
     a = weights - matrix.get(0).float().to(weights.device)
     return a.to(dtype), torch.eye(len(weights), dtype=dtype)
 

@@ -1,1 +1,1 @@
-"""What the encoder of pictures, videos and sounds has made, as long as requests need it."""
+"""The vectors of pictures, videos and sounds, kept as long as requests need them."""

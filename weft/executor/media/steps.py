@@ -1,4 +1,4 @@
-"""Steps of a model with an encoder, and what else happens to what that has made."""
+"""Steps of a model with an encoder, and device requests that make its vectors invalid."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from weft.plan.step import Plan, Result
 
 @dataclass(frozen=True)
 class MediaOutput:
-    """The `DeviceOutput` of a step in which the encoder has worked, or that takes what could not be
-    encoded."""
+    """The `DeviceOutput` of a step in which the encoder has worked, or that takes an item that
+    could not be encoded."""
 
     output: DeviceOutput
     not_encoded: tuple[tuple[bytes, str], ...]
@@ -37,15 +37,15 @@ class MediaOutput:
 
 
 class MediaSteps:
-    """The `ModelSteps` of a model with an encoder, around those that compute. Their row table has
-    the same `media`."""
+    """The `ModelSteps` of a model with an encoder, which wraps the steps that compute. Their row
+    table has the same `media`."""
 
     def __init__(self, steps: ModelSteps, media: MediaStore) -> None:
         self.inner = steps
         self._media = media
 
     def run(self, plan: Plan) -> DeviceOutput:
-        self._media.take_errors()  # of a step that raised
+        self._media.take_errors()  # of an earlier step that raised
         self._media.take_seconds()
         output = self.inner.run(plan)
         not_encoded = self._media.take_errors()
@@ -59,9 +59,9 @@ class MediaSteps:
 
 
 class MediaDeviceStore:
-    """The `DeviceStore` of a model with an encoder, around that of its weights and KV.
+    """The `DeviceStore` of a model with an encoder, which wraps that of its weights and KV.
 
-    Other weights make other vectors, and memory that is released includes theirs.
+    Other weights make the vectors invalid, and released memory includes theirs.
     """
 
     def __init__(self, store: DeviceStore, media: MediaStore) -> None:

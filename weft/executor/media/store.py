@@ -1,8 +1,8 @@
 """The vectors that the model's encoder has made, on the device, by digest.
 
-Plans say what is encoded, taken and dropped (`MediaVectors`): the scheduler keeps the books, and
-this does what they say. What cannot be encoded harms no other request: NaN stands for its vectors,
-and the step's result names it.
+Plans say what is encoded, taken and dropped (`MediaVectors`): the scheduler keeps the accounts, and
+this store follows them. An item that cannot be encoded affects no other request: its vectors are
+NaN, and the step's result names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = EventLog("runner")
 
 
 class OpenWork(NamedTuple):
-    """What is being encoded."""
+    """The item that is being encoded."""
 
     digest: bytes
     pieces: Pieces
@@ -32,24 +32,26 @@ class OpenWork(NamedTuple):
 
 class MediaStore:
     def __init__(self, tower: Tower, *, hidden_size: int, device: torch.device) -> None:
-        """`hidden_size` of the decoder: a vector has so many numbers, or a multiple of it."""
+        """`hidden_size` of the decoder: a vector has this many numbers, or a multiple of it."""
         self._tower = tower
         self._hidden_size = hidden_size
         self._like = torch.empty(0, device=device)
         self._vectors: dict[bytes, Tensor] = {}  # [length, numbers of a vector] each
-        self._errors: dict[bytes, str] = {}  # of those that could not be encoded
-        self._taken_in_vain: list[tuple[bytes, str]] = []  # by the present step
+        self._errors: dict[bytes, str] = {}  # errors of items that could not be encoded
+        # items with errors that the current step has taken
+        self._taken_in_vain: list[tuple[bytes, str]] = []
         self._open: OpenWork | None = None
-        self._seconds = 0.0  # that the encoder has worked in the present step
+        self._seconds = 0.0  # working time of the encoder in the current step
         self.num_runs = 0  # of the encoder
 
     def __len__(self) -> int:
-        """Things whose vectors it has."""
+        """Number of items with vectors."""
         return len(self._vectors)
 
     @torch.inference_mode()
     def take(self, op: MediaVectors) -> Tensor:
-        """Do what a plan says. Returns the vectors [V, numbers of a vector], float32."""
+        """Drop, encode and take as a plan says. Returns the vectors [V, numbers of a vector],
+        float32."""
         if op.drops_all:
             self.clear()
         for digest in op.drop:
@@ -80,14 +82,14 @@ class MediaStore:
         return together.index_select(0, on(self._like, rows)).float()
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:
-        """What the present step has taken though it could not be encoded, by digest, and why."""
+        """The items with errors that the current step has taken: digest and error."""
         taken = tuple(self._taken_in_vain)
         self._taken_in_vain = []
         return taken
 
     @torch.inference_mode()
     def work_ahead(self, op: EncodeAhead) -> tuple[bytes, ...]:
-        """Work on what later steps will take. Returns what of it is there, by digest."""
+        """Encode items for later steps. Returns the digests of those that are complete."""
         began_s = time.perf_counter()
         until_s = began_s + op.seconds
         has_worked = False
@@ -100,19 +102,19 @@ class MediaStore:
         return tuple(one.digest for one in op.encode if one.digest in self._vectors)
 
     def take_seconds(self) -> float:
-        """How long the encoder has worked since the last call."""
+        """Working time of the encoder since the last call, in seconds."""
         seconds = self._seconds
         self._seconds = 0.0
         return seconds
 
     def clear(self) -> None:
-        """Forget everything: weights are other ones, or memory is wanted."""
+        """Drop everything, because the weights have changed or the memory is needed."""
         self._give_up()
         self._vectors.clear()
         self._errors.clear()
 
     def _work(self, one: EncoderInput, until_s: float) -> None:
-        """Encode it, or go on with that, up to this moment; at least a piece of it."""
+        """Encode an item, or continue, until this time; at least one piece."""
         if self._open is None or self._open.digest != one.digest:
             self._give_up()
             self._open = OpenWork(one.digest, self._encoding(one))
@@ -128,13 +130,13 @@ class MediaStore:
                 return
 
     def _give_up(self) -> None:
-        """What is being encoded is not wanted any more."""
+        """Give up the item that is being encoded."""
         if self._open is not None:
             self._open.pieces.close()
             self._open = None
 
     def _encoding(self, one: EncoderInput) -> Pieces:
-        """Its vectors; NaN, if it cannot be encoded."""
+        """The vectors of an item; NaN if it cannot be encoded."""
         try:
             values = torch.tensor(one.values.array, dtype=torch.float32)
             given = TowerInput(one.kind, one.length, one.grid, values.to(self._like.device))
@@ -149,5 +151,5 @@ class MediaStore:
             log.exception("not_encoded", exc, kind=one.kind, digest=one.digest.hex())
             self._errors[one.digest] = f"the {one.kind} encoder failed ({type(exc).__name__})"
             return torch.full((one.length, self._hidden_size), torch.nan, device=self._like.device)
-        # A tower may compute in memory that it uses again.
+        # A copy, because a tower may compute in memory that it uses again.
         return vectors.clone()

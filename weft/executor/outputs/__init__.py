@@ -1,1 +1,1 @@
-"""What a step computes besides tokens: functions, and their table in `aux_outputs.py`."""
+"""Outputs of a step besides tokens: functions, and their table in `aux_outputs.py`."""

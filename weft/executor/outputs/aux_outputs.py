@@ -1,10 +1,10 @@
 """Auxiliary outputs of a step: the functions that compute them from its hidden states, by the type
 of the request.
 
-To add one: a request and an output in `plan/outputs.py`, a function here or in a file beside this
-one, and a line in `COMPUTE`. Knows no request of the scheduler: a request here is about rows of a
-step. (Log probabilities of sampled tokens are not here: the sampler takes them from the logits
-that it has.)
+To add one: a request and an output in `plan/outputs.py`, a function here or in another file of this
+folder, and a line in `COMPUTE`. This module knows no request of the scheduler: an `AuxRequest` is
+about rows of a step. (Log probabilities of sampled tokens are not here: the sampler takes them from
+its logits.)
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from weft.plan.step import Plan
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """A step whose layers have been computed, and what else outputs are computed with."""
+    """A step whose layers have been computed, with all that its outputs need."""
 
     plan: Plan
-    hidden: Tensor  # [T, H] as the last layer leaves them
+    hidden: Tensor  # [T, H] output of the last layer
     model: DecoderModel
     sampler: SamplerOps
     pooler: Pooler | None  # None: the model makes no vectors
@@ -59,11 +59,10 @@ def logprobs_of_prompts(step: ComputedStep, request: PromptLogprobsRequest) -> P
 
 
 def states_of_tokens(step: ComputedStep, request: HiddenStatesRequest) -> TokenStates:
-    """[N, H] float32 as the final norm leaves them, which transformers calls
-    `last_hidden_state`."""
+    """[N, H] float32, the output of the final norm (in transformers: `last_hidden_state`)."""
     places = on(step.hidden, request.places)
     states = step.model.normed(step.hidden[places])
-    # A copy: a model may write over its own when it is called again.
+    # A copy, because a model may overwrite its own memory in its next call.
     return TokenStates(states.float().numpy(force=True).copy())
 
 
@@ -76,12 +75,12 @@ COMPUTE: dict[type[AuxRequest], Compute] = {
 
 
 def compute_aux_outputs(step: ComputedStep) -> tuple[AuxOutput, ...]:
-    """What the plan asks for, as far as it comes from hidden states."""
+    """The outputs of the plan that are computed from hidden states."""
     outputs = []
     for request in step.plan.outputs:
         compute = COMPUTE.get(type(request))
         if compute is None:
-            continue  # the sampler's
+            continue  # computed by the sampler
         output = compute(step, request)
         if output is not None:
             outputs.append(output)

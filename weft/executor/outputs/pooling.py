@@ -1,8 +1,7 @@
-"""From the hidden states of prompts to one vector each: a mean, a token's state, scores of labels,
-or log probabilities of chosen tokens.
+"""From the hidden states of prompts to one vector each: a mean, the state of a token, scores of
+labels, or log probabilities of chosen tokens.
 
-A mean over a prompt that comes in several chunks is a sum that is kept for each row from one step
-to the next.
+For a mean over a prompt in several chunks, the sum of each row is kept between steps.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from weft.plan.outputs import PoolingRequest
 from weft.plan.step import Plan
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
-# Of a model: hidden states [T, H] of a step, which of its tokens [n] -> [n, size]
+# Of a model: hidden states [T, H] of a step, indices of its tokens [n] -> [n, size]
 RowsAt = Callable[[Tensor, Tensor], Tensor]
 
 
 class Pooler:
-    """`normed` and `logits` are the model's; what they return is copied at once."""
+    """`normed` and `logits` are functions of the model; their results are copied at once."""
 
     def __init__(
         self,
@@ -46,14 +45,14 @@ class Pooler:
             num_sums,
             config.hidden_size,
             device=device,
-        )  # [max_rows, H] float32, of the tokens of each row until now
+        )  # [max_rows, H] float32, sums of each row's tokens so far
 
     def __call__(self, plan: Plan, request: PoolingRequest, hidden: Tensor) -> FloatArray:
-        """The vectors [E, size] of the requests in `request.index` that complete; of others nothing
-        that means anything.
+        """The vectors [E, size] of the requests in `request.index` that complete; those of other
+        requests mean nothing.
 
-        `hidden` [T, H] are all of the step. A vector is cut, then normalised; scores become
-        probabilities.
+        `hidden` [T, H] are the states of the whole step. A vector is cut, then normalised; scores
+        become probabilities.
         """
         #   hidden   | request 0    | request 1 | ...
         #             start       end
@@ -79,7 +78,7 @@ class Pooler:
         starts: LongArray,
         ends: LongArray,
     ) -> Tensor:
-        """[E, size] as the model gives them. Request i has the tokens from `starts[i]` to
+        """[E, size] as the model computes them. Request i has the tokens from `starts[i]` to
         `ends[i]`."""
         config = self._config
         if request.labels is not None:
@@ -121,22 +120,23 @@ class Pooler:
         states = self._normed(hidden[places]).float()
         rows = on(hidden, plan.rows[request.index])
         before = plan.starts[request.index]
-        # The sum that a row has is of another request if this prompt begins here: times 0.
+        # If a prompt begins here, the sum of its row belongs to another request, and is multiplied
+        # by 0.
         goes_on = on(hidden, before > 0)
         sums = self._sums[rows].mul_(goes_on[:, None])
-        owners = np.repeat(np.arange(len(lens)), lens)  # of the states: which request, 0..E-1
+        owners = np.repeat(np.arange(len(lens)), lens)  # request of each state, 0..E-1
         sums.index_add_(0, on(hidden, owners), states)
         self._sums[rows] = sums
         num_tokens = on(hidden, before + lens)
         return sums / num_tokens[:, None]
 
     def _finished(self, vectors: Tensor, request: PoolingRequest) -> Tensor:
-        """Cut and normalise embeddings, turn scores into probabilities, where a request wants
+        """Cut and normalise embeddings, and turn scores into probabilities, for requests that want
         it."""
         config = self._config
         if request.labels is not None or config is None:
             return vectors
-        # Below 0: as the model was made for.
+        # Below 0: the model's default.
         default = config.normalize or config.task == "classify"
         wants = np.where(request.normalize < 0, default, request.normalize > 0)
         chosen = on(vectors, wants)[:, None]
@@ -147,7 +147,7 @@ class Pooler:
         sizes = np.where(request.dimensions > 0, request.dimensions, size)
         columns = torch.arange(size, device=vectors.device)
         is_kept = columns < on(vectors, sizes)[:, None]
-        # The other dimensions become 0, so that the norm is that of the vector that was cut.
+        # The other dimensions become 0, so that the norm is that of the shortened vector.
         vectors = vectors.masked_fill(~is_kept, 0.0)
         normalized = F.normalize(vectors, dim=-1)
         return torch.where(chosen, normalized, vectors)

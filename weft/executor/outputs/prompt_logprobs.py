@@ -1,7 +1,6 @@
-"""Log probabilities of tokens that are there already: for each, of the logits at the token before
-it.
+"""Log probabilities of known tokens, each from the logits at the token before it.
 
-The places are taken in blocks, so that the memory for logits does not grow with the length of a
+Tokens are processed in blocks, so that the memory for logits does not grow with the length of a
 prompt.
 """
 
@@ -19,7 +18,7 @@ from weft.models.registry import DecoderModel
 from weft.ops.sampling import SampledTokens, SamplerOps, on
 from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest
 
-BLOCK_LEN = 128  # rows of logits that are held at a time
+BLOCK_LEN = 128  # rows of logits per block
 
 
 def prompt_logprobs(
@@ -28,11 +27,11 @@ def prompt_logprobs(
     hidden: Tensor,
     request: PromptLogprobsRequest,
 ) -> PromptLogprobs:
-    """`hidden` [T, H] are those of the step."""
+    """`hidden` [T, H] are the states of the step."""
     num_top = int(request.num_top.max(initial=0))
     places = on(hidden, request.places)
     targets = on(hidden, request.targets)
-    # The ids of a request stand beside each of its tokens.
+    # Each token gets the ids of its request.
     all_ids = np.repeat(request.ids, request.counts, axis=0)
     ids = on(hidden, all_ids)
     blocks = []
@@ -59,7 +58,7 @@ def _of_block(
     ids: Tensor,
     num_top: int,
 ) -> PromptLogprobs:
-    """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite harms no other."""
+    """Of logits [n, V], targets [n] and ids [n, M]. A row that is not finite affects no other."""
     rows = torch.arange(len(logits), device=logits.device)
     chosen = SampledTokens(targets, logits.amax(dim=-1))
     vocab_size = logits.shape[1]
@@ -102,7 +101,7 @@ def id_logprobs(
 
 
 def _joined(blocks: Sequence[PromptLogprobs]) -> PromptLogprobs:
-    """One behind the other; field by field."""
+    """Concatenate the blocks, field by field."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(PromptLogprobs):
         columns = [getattr(block, field.name) for block in blocks]
@@ -111,7 +110,7 @@ def _joined(blocks: Sequence[PromptLogprobs]) -> PromptLogprobs:
 
 
 def _none(num_top: int, num_ids: int) -> PromptLogprobs:
-    """Of no tokens."""
+    """The output for no tokens."""
     return PromptLogprobs(
         logprobs=np.empty(0, np.float32),
         ranks=np.empty(0, np.int32),

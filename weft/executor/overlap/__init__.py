@@ -1,1 +1,1 @@
-"""Steps that are planned before it is known what counts of the one before."""
+"""Steps that are planned before it is known how much of the previous step counts."""

@@ -1,13 +1,13 @@
-"""What counts of a run of sampled tokens, decided on the device: the next step goes on behind it,
-and is launched before the host has seen the run.
+"""Decides on the device how much of a run of sampled tokens counts: the next step continues after
+that part, and is launched before the host has read the run.
 
     step n      tokens  | t | d1 | d2 | d3 |        sampled | s1 | s2 | s3 | s4 |
     settle      d1 = s1, d2 is not s2: s1 and s2 count, two drafts are lost
-    step n+1    tokens  | s1 | s2 | s3 | s4 |       at fixed places, whatever counts
-    begin       samples behind s2, with the noise of the token that follows it
+    step n+1    tokens  | s1 | s2 | s3 | s4 |       at fixed positions, however much counts
+    begin       samples after s2, with the noise of the token that follows it
 
-So nothing waits for the host, which lays out attention, slots and positions of step n+1 before it
-knows what counts of step n. `plan/runs.py` is the specification.
+So no step waits for the host, which makes the layout, slots and positions of step n+1 before it
+knows how much of step n counts. `plan/runs.py` is the specification.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ class StepRuns(NamedTuple):
     R, on the device, int64."""
 
     rows: Tensor  # [D]
-    begins: Tensor  # [D] which of the S sampled tokens is the first of each
-    last: Tensor  # [D] where in the step the token stands behind which it is sampled, if all counts
+    begins: Tensor  # [D] index of each one's first sampled token, 0..S-1
+    # [D] index in the step of the token after which it samples if the whole run counts
+    last: Tensor
     drafts: Tensor  # [D]
     unsettled: Tensor  # [D]
-    key_begins: Tensor  # [D] where `keys` begin of each
-    keys: Tensor  # [2K] of the first token, if nothing is lost, if one is, ...
+    key_begins: Tensor  # [D] begin of each one's part of `keys`
+    keys: Tensor  # [2K] keys of the first token if nothing is lost, if one draft is lost, ...
 
 
 def run_columns(plan: Plan) -> tuple[IntArray | LongArray, ...]:
-    """The fields of `StepRuns` for a plan that has some."""
+    """The fields of `StepRuns` for a plan with runs."""
     drafts = or_zeros(plan.drafts, len(plan.rows))
     unsettled = or_zeros(plan.unsettled, len(plan.rows))
     has_run = drafts > 0

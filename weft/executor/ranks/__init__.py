@@ -1,1 +1,1 @@
-"""One model in several processes: the one that decides, and those that follow."""
+"""One model in several processes: rank 0, which decides, and the ranks that follow."""

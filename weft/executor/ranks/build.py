@@ -1,5 +1,5 @@
-"""What a runner is put together from where several ranks hold the model; with one rank, it is what
-it would be without any of this."""
+"""The parts of a runner if several ranks share the model; with one rank, the parts are the usual
+ones."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def adapters_of(spec: RunnerSpec, adapters: AdapterOps | None) -> AdapterOps | N
 
 
 def cpp_model(spec: RunnerSpec, ops: CppOps, states: LayerStates | None) -> LayeredModel:
-    """The model, or the part of it that this stage has."""
+    """The model, or the layers of it that this stage has."""
     if spec.ranks is None or spec.ranks.stage is None:
         return cast(LayeredModel, make_model(spec.model, ops, states))
     return _staged(spec.ranks, spec, ops, states, partial(CppHandover, ops))
 
 
 def plain_model(spec: RunnerSpec, ops: PlainOps, states: LayerStates | None) -> DecoderModel:
-    """The same in torch."""
+    """The same with torch."""
     if spec.ranks is None or spec.ranks.stage is None:
         return make_model(spec.model, ops, states)
 
@@ -111,7 +111,7 @@ def _staged(
 
 
 def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
-    """The steps of the whole model. `parts` are those of `DecoderSteps`."""
+    """The steps of the whole model. `parts` are the arguments of `DecoderSteps`."""
     if spec.ranks is None or spec.ranks.followers is not None:
         return DecoderSteps(**parts)
     if spec.ranks.stage is not None:
@@ -120,8 +120,8 @@ def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
 
 
 def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
-    """Steps that are one call of the kernels. A stage without a head has none such: it samples
-    nothing. Nor have engines that compute experts for each other, in the middle of a step."""
+    """Steps that are one call of the kernels. A stage without a head has none, because it samples
+    nothing, and neither have engines that compute experts for each other within a step."""
     is_cut = isinstance(whole, StageSteps) or spec.experts is not None
     return whole if is_cut else fused
 
@@ -129,8 +129,8 @@ def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> Model
 def in_lockstep(
     spec: RunnerSpec, ops: Ops, steps: ModelSteps, store: DeviceStore, device: StepDevice
 ) -> TorchRunner:
-    """A runner of these parts; where engines have experts between them, one that takes its steps
-    together with theirs. The weights have their content."""
+    """A runner of these parts; if engines share their experts, one that runs its steps together
+    with theirs. Called after the weights have been filled."""
     kernels = ops.library if isinstance(ops, CppOps) else None
     group = spec.experts
     if group is None:
@@ -149,14 +149,15 @@ def in_lockstep(
 
 
 def plan_sender(spec: RunnerSpec, rows: DeviceRowTable) -> PlanSender | None:
-    """What tells the others of plans, if this rank decides."""
+    """The sender of plans to other ranks, if this is rank 0."""
     if spec.ranks is None or spec.ranks.followers is None:
         return None
     return PlanSender(spec.ranks.followers, rows)
 
 
 def announcing(spec: RunnerSpec, device: StepDevice, sender: PlanSender | None) -> StepDevice:
-    """The device, from which the stages before this one hear of a plan when it is launched."""
+    """The device; if stages share the model, one that sends each plan to the earlier stages when it
+    is launched."""
     if sender is None or spec.ranks is None or spec.ranks.stage is None:
         return device
     return AnnouncingDevice(device, sender)
@@ -169,7 +170,7 @@ def with_ranks(
     rows: DeviceRowTable,
     sender: PlanSender | None,
 ) -> tuple[ModelSteps, DeviceStore]:
-    """The steps and the store, done by all ranks if this one decides."""
+    """The steps and the store; on rank 0, they involve all ranks."""
     if sender is not None:
         assert spec.ranks is not None
         is_staged = spec.ranks.stage is not None
@@ -180,8 +181,8 @@ def with_ranks(
 
 
 def with_drafting(of_model: ModelSteps, steps: ModelSteps) -> ModelSteps:
-    """`steps` of a model and its draft model, of which all ranks hear if this one decides.
-    `of_model`: those of the model, made with `with_ranks`."""
+    """`steps` of a model and its draft model; on rank 0, other ranks get their plans, too.
+    `of_model`: the steps of the model, made by `with_ranks`."""
     if isinstance(of_model, MediaSteps):
         of_model = of_model.inner
     if isinstance(of_model, LeaderSteps):

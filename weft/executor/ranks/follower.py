@@ -3,8 +3,8 @@
     link ─▶ plan ─▶ the same steps as on rank 0 ─▶ parts of sums and of logits
          ─▶ device request ─▶ store ─▶ reply
 
-What it does together with other ranks must follow from the plan's numbers alone: where rank 0
-would sum or gather and this rank would not, both would wait for ever.
+Its work together with other ranks must follow from the plan's numbers alone: if rank 0 summed or
+gathered and this rank did not, both would wait for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.plan.step import Plan
 
 
 class FollowerSteps(DecoderSteps):
-    """The `ModelSteps` of a rank that has a part of the logits, which rank 0 wants."""
+    """The `ModelSteps` of a rank that has a part of the logits, which rank 0 needs."""
 
     def finish(self, plan: Plan, inputs: Inputs, hidden: Tensor) -> DecoderOutput:
         for request in plan.outputs:
@@ -37,8 +37,8 @@ class FollowerSteps(DecoderSteps):
         return DecoderOutput(None, ())
 
     def _give_logits(self, plan: Plan, request: AuxRequest, hidden: Tensor) -> None:
-        """Compute the logits that rank 0 computes for this output (`executor/outputs/`), in as many
-        pieces."""
+        """Compute the logits that rank 0 computes for this output (`executor/outputs/`), in the
+        same pieces."""
         if isinstance(request, PromptLogprobsRequest):
             places = on(hidden, request.places)
             for begin in range(0, len(places), BLOCK_LEN):
@@ -49,16 +49,16 @@ class FollowerSteps(DecoderSteps):
 
 
 class StageSteps(DecoderSteps):
-    """The `ModelSteps` of a stage before the last one: what its layers leave has gone to the next
-    stage, and nothing else is wanted."""
+    """The `ModelSteps` of a stage before the last one: the output of its layers has been sent to
+    the next stage, and nothing else is needed."""
 
     def finish(self, plan: Plan, inputs: Inputs, hidden: Tensor) -> DecoderOutput:
         return DecoderOutput(None, ())
 
 
 class FollowerTables:
-    """The `ModelSteps` of a rank that follows one with a draft model: of a step of that, it needs
-    what it says of the table of slots."""
+    """The `ModelSteps` of a rank that follows a rank with a draft model: of the draft model's
+    steps, it only applies the changes of the table of slots."""
 
     def __init__(self, steps: ModelSteps, rows: DeviceRowTable) -> None:
         self._steps = steps
@@ -72,7 +72,8 @@ class FollowerTables:
 
 
 def follow(runner: TorchRunner, link: Link, rank: int) -> None:
-    """Do what rank 0 says, until it is gone. Raises what a step raised, behind telling it."""
+    """Do what rank 0 sends, until the link is closed. Raises the exception of a step after sending
+    it."""
     reading: list[Pending] = []
     while True:
         try:

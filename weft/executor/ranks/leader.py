@@ -1,11 +1,11 @@
-"""The rank that decides: it runs the steps, and lets all others run the same.
+"""Rank 0, which decides: it runs the steps, and lets all other ranks run the same.
 
     plan ─▶ LeaderSteps ─▶ plan without sampling ─▶ followers
                       └──▶ the steps of this rank ─▶ tokens
 
-Nobody but the runner knows of it: the scheduler, the messages and the journal are those of an
-engine with one rank. What followers compute follows from the numbers in the plan alone. They learn
-sampled tokens from the next plan: here all steps before are over, so every token is known.
+Only the runner knows of it: the scheduler, the messages and the journal are those of an engine with
+one rank. The work of followers follows from the numbers in the plan alone. They learn sampled
+tokens from the next plan: all earlier steps have ended then, so every token is known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.plan.step import Plan, find
 
 
 class LeaderSteps:
-    """The `ModelSteps` of rank 0: `steps` are its own."""
+    """The `ModelSteps` of rank 0; `steps` are its own part."""
 
     def __init__(self, steps: ModelSteps, sender: PlanSender) -> None:
         self._steps = steps
@@ -42,8 +42,8 @@ class LeaderSteps:
             raise self.sender.followers.explain(exc) from exc
 
     def _encoded(self, plan: Plan) -> Plan:
-        """The plan with vectors in place of what the encoder makes them of: it works here alone,
-        and followers get what it has made."""
+        """The plan with vectors instead of the encoder's inputs: only rank 0 runs the encoder, and
+        followers get its output."""
         media = self.sender.rows.media
         if media is None or find(plan.inputs, MediaVectors) is None:
             return plan
@@ -56,7 +56,7 @@ class LeaderSteps:
 
 
 class LeaderDrafting:
-    """Steps of rank 0 beside which a draft model guesses, here alone."""
+    """Steps of rank 0 with a draft model, which only rank 0 has."""
 
     def __init__(self, steps: ModelSteps, sender: PlanSender) -> None:
         self._steps = steps
@@ -64,13 +64,15 @@ class LeaderDrafting:
 
     def run(self, plan: Plan) -> DeviceOutput:
         if plan.drafting is not None:
-            # What it says of the table of slots holds for all: later plans do not say it again.
+            # Its changes of the table of slots apply to all ranks, and are not repeated in later
+            # plans.
             self._sender.begin(plan)
         return self._steps.run(plan)
 
 
 class LeaderStore:
-    """The `DeviceStore` of rank 0: every rank does the same, and the replies become one."""
+    """The `DeviceStore` of rank 0: every rank carries out each request, and the replies are
+    joined."""
 
     def __init__(self, store: DeviceStore, followers: Followers, *, is_staged: bool) -> None:
         """`is_staged`: each rank has some of the layers."""
@@ -86,8 +88,8 @@ class LeaderStore:
         if isinstance(request, RecordExperts):
             return self.inner.do(request)  # all ranks choose the same experts
         if isinstance(request, ReadAdapter):
-            # Beside steps, and so not on their thread. A rank that cannot read it says so when it
-            # is to be put in.
+            # While steps run, so not on their thread. A rank that cannot read the adapter reports
+            # it when the adapter is loaded.
             self._followers.note(READ, pack(request))
             return self.inner.do(request)
         try:
@@ -103,7 +105,8 @@ class LeaderStore:
             if reply.ok != first.ok:
                 failed = reply if first.ok else first
                 who = rank if first.ok else 0
-                # Some have other weights than others now: nothing can be computed any more.
+                # Some ranks have other weights than others now, so nothing can be computed any
+                # more.
                 self._followers.lose(f"rank {who} refused what others have done: {failed.message}")
         if not first.ok:
             return first
@@ -115,21 +118,23 @@ class LeaderStore:
 
 
 def of_follower(request: DeviceRequest, rank: int) -> DeviceRequest:
-    """What a rank does where all do the same: in a group of processes it is a member of its own."""
+    """The request for a rank: all get the same, except that in a process group each has its own
+    rank."""
     if isinstance(request, JoinGroup):
         return replace(request, rank=request.rank + rank)
     return request
 
 
 def _num_bytes(replies: Sequence[DeviceReply]) -> int:
-    """Memory that all have given back together; of content that came, all have read the same."""
+    """Memory that all ranks released together; of received content, all ranks read the same
+    bytes."""
     if replies[0].num_tensors:
         return replies[0].num_bytes
     return sum(reply.num_bytes for reply in replies)
 
 
 def _joined_values(values: Sequence[bytes]) -> bytes:
-    """Values that every rank has told, with NaN where it has none."""
+    """The values of all ranks joined; each rank has NaN for values that it does not have."""
     if not values[0]:
         return b""
     joined = np.frombuffer(values[0], np.float32).copy()

@@ -1,8 +1,8 @@
-"""How plans go to those that follow: when rank 0 begins them, or, so that stages work at once, when
-they are launched.
+"""Sends plans to followers: when rank 0 begins them, or, so that stages work at once, when they are
+launched.
 
-    launch ─▶ PlanSender ─▶ the stages before this one, which begin
-           └▶ the device's thread ─▶ the steps of this stage, when the others have come so far
+    launch ─▶ PlanSender ─▶ the earlier stages, which begin
+           └▶ the device's thread ─▶ the steps of this stage, when the others have got so far
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ T = TypeVar("T")
 
 
 class PlanSender:
-    """Tells followers each plan once, in the order of launches: ahead, if nothing of it has to be
-    computed first, or is behind such a plan."""
+    """Sends each plan once to the followers, in the order of launches: early, unless a part of it
+    must be computed first, or an earlier plan has to wait for that."""
 
     def __init__(self, followers: Followers, rows: DeviceRowTable) -> None:
-        """`rows`: the table of this rank's steps."""
+        """`rows`: the row table of this rank."""
         self.followers = followers
         self.rows = rows
         self._lock = threading.Lock()
-        self._launched: deque[bool] = deque()  # of steps that have not begun: it has been told
-        self._num_untold = 0  # of those that were launched
+        # for steps that have not begun: whether the plan was sent
+        self._launched: deque[bool] = deque()
+        self._num_untold = 0  # launched plans that were not sent
 
     def announce(self, plan: Plan) -> None:
-        """It is being launched. From the thread that launches. Raises RankLost."""
+        """A plan is being launched. Called on the launching thread. Raises RankLost."""
         with self._lock:
             is_told = not self._num_untold and not needs_device(plan)
             if is_told:
@@ -51,7 +52,7 @@ class PlanSender:
             self._launched.append(is_told)
 
     def begin(self, plan: Plan) -> None:
-        """It is computed now. From the thread of the device. Raises RankLost."""
+        """A plan begins to be computed. Called on the device's thread. Raises RankLost."""
         with self._lock:
             is_told = bool(self._launched) and self._launched.popleft()
             if is_told:
@@ -64,7 +65,7 @@ class PlanSender:
 
 
 class AnnouncingDevice:
-    """The `StepDevice` of a stage whose plans others get when they are launched."""
+    """The `StepDevice` of a stage whose plans are sent when they are launched."""
 
     def __init__(self, device: StepDevice, sender: PlanSender) -> None:
         self._device = device
@@ -85,12 +86,13 @@ class AnnouncingDevice:
 
 
 def needs_device(plan: Plan) -> bool:
-    """Whether something of a plan is computed on rank 0 before others can have it."""
+    """Whether rank 0 must compute a part of the plan before it can be sent."""
     return plan.drafting is not None or find(plan.inputs, MediaVectors) is not None
 
 
 def without_sampling(plan: Plan, last_tokens: Tensor) -> Plan:
-    """What followers need of a plan: sampled tokens are known, and how they are chosen is not."""
+    """The part of a plan that followers need: sampled tokens are known, and there is no
+    sampling."""
     tokens = plan.tokens
     is_sampled = tokens == LAST_SAMPLED
     if is_sampled.any():
@@ -112,7 +114,7 @@ def without_sampling(plan: Plan, last_tokens: Tensor) -> Plan:
             positions=whole,
         ),
         logits=(),
-        # Log probabilities of sampled tokens are taken from logits that rank 0 has anyway.
+        # Log probabilities of sampled tokens are computed from logits that rank 0 has anyway.
         outputs=tuple(one for one in plan.outputs if not isinstance(one, SampledLogprobsRequest)),
         ahead=None,
     )

@@ -1,1 +1,1 @@
-"""What goes between the ranks that hold one model together."""
+"""Messages between the ranks that share one model."""

@@ -1,4 +1,4 @@
-"""The other ranks as the one that decides sees them: what it tells them, and what they answer."""
+"""The other ranks as rank 0 sees them: messages to them, and their replies."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
 
 PLAN, REQUEST, READ, REPLY, FAILED, READY = b"P", b"Q", b"A", b"R", b"F", b"Y"
-LAST_WORDS_S = 0.5  # for what a rank that has ended said last
+LAST_WORDS_S = 0.5  # wait for the last message of a rank that has ended
 
 
 class Followers:
     """All other ranks, from rank 1 on."""
 
     def __init__(self, links: Sequence[Link], loss: Loss | None = None) -> None:
-        """`loss`: what those who watch the ranks know of their ends."""
+        """`loss`: knows how ranks ended, from the processes that watch them."""
         self._links = links
         self._loss = loss or Loss()
         self._lost: RankLost | None = None
-        self._notes: deque[tuple[bytes, bytes]] = deque()  # that go before the next message
+        self._notes: deque[tuple[bytes, bytes]] = deque()  # sent before the next message
 
     def note(self, kind: bytes, data: bytes) -> None:
-        """Tell this before what is told next. On any thread: links are for one alone."""
+        """Send this before the next message. Called on any thread; links are used by one thread
+        only."""
         self._notes.append((kind, data))
 
     def tell(self, kind: bytes, data: bytes) -> None:
-        """Raises RankLost, now and ever after a rank was lost."""
+        """Send a message to all. Raises RankLost, also in every call after a rank was lost."""
         if self._lost is not None:
             raise self._lost
         while self._notes:
@@ -48,7 +49,7 @@ class Followers:
                 self.lose(self._why(rank, link))
 
     def replies(self) -> list[DeviceReply]:
-        """One of each rank. Raises RankLost."""
+        """One reply of each rank. Raises RankLost."""
         found = []
         for rank, link in enumerate(self._links, start=1):
             try:
@@ -61,12 +62,12 @@ class Followers:
         return found
 
     def lose(self, why: str) -> None:
-        """Raises RankLost."""
+        """Remember the loss. Raises RankLost."""
         self._lost = RankLost(why)
         raise self._lost
 
     def explain(self, exc: RankLost) -> RankLost:
-        """Which rank is to blame for a step that broke off, if one has said so."""
+        """The rank that caused a step to break off, if one has reported it."""
         for rank, link in enumerate(self._links, start=1):
             try:
                 kind, data = link.recv(LAST_WORDS_S)
@@ -79,7 +80,7 @@ class Followers:
         return self._lost
 
     def _why(self, rank: int, link: Link) -> str:
-        """What a rank that takes nothing any more has said last."""
+        """The last message of a rank that accepts no more."""
         try:
             _, data = link.recv(LAST_WORDS_S)
         except (RankLost, TimeoutError):
@@ -89,14 +90,14 @@ class Followers:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that hold a model together, as one of them sees them."""
+    """The processes that share a model, as one of them sees them."""
 
-    place: RankPlace  # among those that have parts of the same layers
-    followers: Followers | None  # None: this is one
-    timeout_s: float  # for which they wait for each other
-    collective: Collective | None = None  # by a library of torch; None: they share memory
+    place: RankPlace  # among the ranks that share the same layers
+    followers: Followers | None  # None: this rank is a follower
+    timeout_s: float  # for which ranks wait for each other
+    collective: Collective | None = None  # through torch; None: they share memory
     memory: SharedSegment | None = None
-    pool: SharedPool | None = None  # for K and V, where rank 0 is to have them, too
-    # Where each has some of the layers: which this one has, and its way to its neighbours.
+    pool: SharedPool | None = None  # for K and V that rank 0 must access, too
+    # If each rank has some of the layers: the layers of this rank, and its links to neighbours.
     stage: StagePlace | None = None
     pipe: Pipe | None = None

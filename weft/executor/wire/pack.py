@@ -1,11 +1,10 @@
-"""What goes from the rank that decides to those that follow, and back: bytes that say no more than
-the values in them.
+"""Encodes messages between rank 0 and its followers. The bytes contain only values.
 
     plan, device request, reply   ─▶   msgpack: [name, field, field, ...], arrays as raw bytes
 
-A name stands for one of the classes in `NAMED`, and nothing else can be made of what comes: there
-is no pickle. Whoever sends is known (`parallel/links.py`), so the lengths of arrays are not
-compared here.
+A name selects one of the classes in `NAMED`; no other objects can be created from received bytes,
+and there is no pickle. The sender is trusted (`parallel/links.py`), so the lengths of arrays are
+not compared here.
 """
 
 from __future__ import annotations
@@ -57,16 +56,16 @@ REQUESTS: tuple[type[DeviceRequest], ...] = get_args(DeviceRequest)
 
 
 class WireError(ValueError):
-    """Bytes that stand for nothing that is sent here."""
+    """The bytes encode nothing that is sent here."""
 
 
 def pack(value: object) -> bytes:
-    """A value of one of the classes in `NAMED`. Raises WireError for one that cannot be sent."""
+    """Encode a value of one of the classes in `NAMED`. Raises WireError for other values."""
     return _encoder.encode(_plain(value))
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
-    """The value in `data`, a `kind`. Raises WireError."""
+    """Decode a value of class `kind`. Raises WireError."""
     try:
         value = _value(_decoder.decode(data))
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError, OverflowError) as exc:
@@ -77,7 +76,7 @@ def unpack(data: bytes, kind: type[T]) -> T:
 
 
 def unpack_request(data: bytes) -> DeviceRequest:
-    """The device request in `data`. Raises WireError."""
+    """Decode a device request. Raises WireError."""
     value: object = unpack(data, object)
     if not isinstance(value, REQUESTS):
         raise WireError(f"a {type(value).__name__} came instead of a request to the device")
@@ -85,7 +84,7 @@ def unpack_request(data: bytes) -> DeviceRequest:
 
 
 def _plain(value: object) -> object:
-    """The value without classes."""
+    """The value as plain lists and scalars."""
     if isinstance(value, np.ndarray):
         return _packed_array(value)
     names = FIELDS.get(type(value))
@@ -136,7 +135,7 @@ def _read_array(code: int, data: memoryview) -> NDArray[Any]:
     dtype = np.dtype(DTYPES[data[0]])
     if len(shape) != data[1] or math.prod(shape) * dtype.itemsize != len(data) - begin:
         raise WireError("an array whose length is not what its shape says")
-    # A copy, which may be written to: torch takes no other.
+    # A copy, because torch needs memory that can be written.
     return np.frombuffer(data[begin:], dtype=dtype).reshape(shape).copy()
 
 
