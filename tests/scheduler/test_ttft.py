@@ -209,15 +209,23 @@ def test_one_walk_over_the_queue_tells_all_that_have_come_what_walks_for_each_wo
     assert all(world.finished[id].status == 200 for id in ids)
 
 
-def test_who_is_refused_takes_nothing_of_those_that_came_with_it() -> None:
+# Late by what is expected, or only by what waits have taken of late: three times as long.
+@pytest.mark.parametrize(("ttft_ms", "factor"), [(20, 1.0), (500, 3.0)])
+def test_who_is_refused_takes_nothing_of_those_that_came_with_it(
+    ttft_ms: int, factor: float
+) -> None:
     found = []
     for num_hopeless in (0, 30):
         world = timed_engine(max_running_requests=1)
+        calibration = world.engine.services.deadlines.calibration
+        for _ in range(20):
+            calibration.learn(1.0, calibration.band(1.0), factor)
         world.send([1] * 30, max_new_tokens=20, ignore_eos=True)
         world.step(check=False)
         told = warnings_of(world)
         hopeless = [
-            world.send([n] * 90, max_new_tokens=9, ttft_ms=20) for n in range(2, 2 + num_hopeless)
+            world.send([n] * 90, max_new_tokens=9, ttft_ms=ttft_ms)
+            for n in range(2, 2 + num_hopeless)
         ]
         patient = world.send([50] * 30, max_new_tokens=2, ttft_ms=9_000)
         world.step(check=False)

@@ -66,8 +66,8 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const num = (value) => whole.format(value);
 
 export function short(value) {
-	const notation = value < 1e4 ? "standard" : "compact";
-	return value.toLocaleString("en", { notation, maximumFractionDigits: 1 });
+	const isLong = value >= 1e4;
+	return value.toLocaleString("en", { notation: isLong ? "compact" : "standard", maximumFractionDigits: isLong || value < 1e3 ? 1 : 0 });
 }
 
 export function span(seconds) {
