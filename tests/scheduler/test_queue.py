@@ -164,3 +164,19 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     assert world.scheduler.settings.schedule_policy == before
     world.run_dry()
     world.check_outputs()
+
+
+@pytest.mark.parametrize("aging_s", [30.0, 0.0])
+def test_a_request_is_overdue_from_the_moment_on_at_which_it_has_waited_so_long(
+    aging_s: float,
+) -> None:
+    world = World(settings(aging_s=aging_s))
+    world.time = 64.0  # so that sums are exact
+    request = world.scheduler.requests[world.send([1], max_new_tokens=1)]
+    arrival_s = request.spec.arrival_s
+    moments = (arrival_s, arrival_s + 29.75, arrival_s + 30.0, arrival_s + 90.0)
+    is_overdue = [world.scheduler.waiting_queue.is_overdue(request, now) for now in moments]
+    if aging_s:
+        assert is_overdue == [False, False, True, True]
+    else:
+        assert not any(is_overdue)
