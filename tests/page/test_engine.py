@@ -126,6 +126,9 @@ def test_a_node_of_the_tree_shows_its_text_and_users_and_is_pinned_and_forgotten
     for times in (4, 5):
         server.post("/v1/completions", prompt="The old harbour sleeps. " * times, max_tokens=1)
     page = look(server.url).live()
+    # A walk that began between the two would show a node that is divided since.
+    cached = server.load()["stats"]["kv_evictable"]
+    page.see("#tree-text", re.compile(rf"^{cached:,} tokens in"))
     page.see("#tree button", "The old harbour").click()
     page.see("#node pre", "The old harbour sleeps. The old")
     page.see("#node .facts", "1 request began with it")
