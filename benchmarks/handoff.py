@@ -8,7 +8,7 @@ checksums, in turns with `sendall` and `recv_into` of the same bytes; both betwe
 
 With a model: streams on a decode server alone; the same while prompts go through `weft route` to a prefill server and
 on to it; and streams and prompts on one server. Every server has one thread. The prompts want one token each. With `--pin`, the servers whose streams are measured have
-core 0, and everything else core 1.
+core 0, and everything else core 1. With `--nice 10`, the prefill server gives way to all others, on the cores that they share.
 """
 
 from __future__ import annotations
@@ -255,9 +255,10 @@ class Traffic:
 
 
 def measure_gaps(
-    model: str, load_format: str, traffic: Traffic, rounds: int, *, pinned: bool
+    model: str, load_format: str, traffic: Traffic, rounds: int, *, pinned: bool, nice: int
 ) -> None:
-    """`pinned`: the servers whose streams are measured have core 0, everything else core 1."""
+    """`pinned`: the servers whose streams are measured have core 0, everything else core 1.
+    `nice`: how far the prefill server gives way."""
     measured = "0" if pinned else ""
     others = "1" if pinned else ""
     if pinned:
@@ -269,10 +270,10 @@ def measure_gaps(
     meeting = ("--disaggregation-bootstrap-port", port)
     with ExitStack() as started:
 
-        def start(*words: str, cores: str) -> Served:
-            return started.enter_context(served(*words, cores=cores))
+        def start(*words: str, cores: str, nice: int = 0) -> Served:
+            return started.enter_context(served(*words, cores=cores, nice=nice))
 
-        prefill = start(*serve, mode, "prefill", *meeting, cores=others)
+        prefill = start(*serve, mode, "prefill", *meeting, cores=others, nice=nice)
         decode = start(*serve, mode, "decode", cores=measured)
         alone = start(*serve, cores=measured)
         front = start("route", "--prefill", prefill.url, port, "--decode", decode.url, cores=others)
@@ -314,12 +315,20 @@ def main() -> int:
         action="store_true",
         help="the decode server has a core of its own, all others share another one",
     )
+    parser.add_argument("--nice", type=int, default=0, help="of the prefill server")
     args = parser.parse_args()
     if not args.model:
         measure_pages()
         return 0
     traffic = Traffic(args.streams, args.tokens, args.prompt_len, args.prompts)
-    measure_gaps(args.model, args.load_format, traffic, args.rounds, pinned=args.pin)
+    measure_gaps(
+        args.model,
+        args.load_format,
+        traffic,
+        args.rounds,
+        pinned=args.pin,
+        nice=args.nice,
+    )
     return 0
 
 

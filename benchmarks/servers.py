@@ -23,14 +23,17 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(*words: str, port: int = 0, cores: str = "") -> Iterator[Served]:
+def served(*words: str, port: int = 0, cores: str = "", nice: int = 0) -> Iterator[Served]:
     """`weft` with these words, such as `serve weft-nano`; its log has warnings alone.
 
     `port`: 0 takes one that is free. `cores` are those that it may run on, as `taskset -c` takes
-    them. Raises RuntimeError if it ends instead of becoming ready.
+    them; `nice`: how far it gives way to others. Raises RuntimeError if it ends instead of
+    becoming ready.
     """
     port = port or _free_port()
     command = [sys.executable, "-m", "weft", *words, "--port", str(port), "--log-level", "warning"]
+    if nice:
+        command = ["nice", "-n", str(nice), *command]
     if cores:
         command = ["taskset", "-c", cores, *command]
     process = subprocess.Popen(command)

@@ -24,7 +24,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import slow
-from weft.engine.tier_service import HUNG_S
+from weft.engine.tier_service import HUNG_S, WRITE_BYTES
 from weft.memory.tiers.protocol import Sought
 from weft.messages.cache import (
     ClearCache,
@@ -37,13 +37,14 @@ from weft.messages.cache import (
 from weft.messages.control import ContinueGeneration, FlushCache, PauseGeneration
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort
+from weft.messages.sessions import OpenSession, SessionParams
 from weft.messages.weights import (
     ReleaseMemoryOccupation,
     ResumeMemoryOccupation,
     UpdateWeightsFromDisk,
 )
 from weft.scheduler.settings import SchedulerSettings, TierSettings
-from weft.scheduler.tiers.kv import TieredKv
+from weft.scheduler.tiers.kv import LARGEST_PART, TieredKv
 
 # The last are seeds of worlds in which a read is given up, which few of them are.
 SCHEDULES = (4, 9, 10, 12, 13, 15, 16, 17, 54, 108)
@@ -84,6 +85,7 @@ class TieredWorld(RecordedWorld):
             assert self.time - self.tick_s < wait.until_s
         if isinstance(self.tiers, OracleHost):
             self.tiers.check_places()
+        assert self.kv.num_read_pages <= self.kv.allocator.num_pages // LARGEST_PART
         reading = [one for one in self.kv.transfers.values() if one.is_reading]
         assert sum(len(one.pages) for one in reading) == self.kv.num_read_pages
 
@@ -318,8 +320,9 @@ def small_world(
     wait_s: float = 10.0,
     write: str = "selective",
     num_pages: int = 200,
+    block_bytes: int = 1,
 ) -> TieredWorld:
-    tiers = TierSettings(block_len=4, block_bytes=1, wait_s=wait_s, write=write)
+    tiers = TierSettings(block_len=4, block_bytes=block_bytes, wait_s=wait_s, write=write)
     settings = SchedulerSettings(
         num_pages=num_pages,
         page_size=2,
@@ -366,6 +369,52 @@ def test_a_prompt_that_was_used_twice_is_found_after_a_restart() -> None:
     assert world.scheduler.stats().total_prefilled_tokens == 1
     assert world.service.numbers()["total_disk_hit_tokens"] == 40
     assert world.replay(check=True)
+
+
+@pytest.mark.parametrize(
+    ("write", "once", "in_a_session", "twice", "saved"),
+    [
+        ("selective", 0, 10, 20, 20),
+        ("through", 10, 20, 20, 20),
+        ("back", 0, 0, 0, 20),
+        ("off", 0, 0, 0, 0),
+    ],
+)
+def test_each_policy_writes_what_its_name_says(
+    write: str, once: int, in_a_session: int, twice: int, saved: int
+) -> None:
+    world = small_world(write=write)
+    world.step()
+    num_blocks = []
+    run(world, PROMPT)
+    world.come_to_rest()
+    num_blocks.append(len(world.tiers.blocks))
+    world.tell(OpenSession(call=1, session_id="s"))
+    turn = [number + 100 for number in PROMPT]
+    world.send(turn, max_new_tokens=2, ignore_eos=True, session=SessionParams(id="s"))
+    world.run_dry()
+    world.come_to_rest()
+    num_blocks.append(len(world.tiers.blocks))
+    run(world, PROMPT)
+    world.come_to_rest()
+    num_blocks.append(len(world.tiers.blocks))
+    world.tell(SaveCache(call=2, timeout_s=60.0))
+    for _ in range(30):
+        world.engine.step()
+    num_blocks.append(len(world.tiers.blocks))
+    assert num_blocks == [once, in_a_session, twice, saved]
+
+
+def test_so_many_bytes_are_written_at_a_time() -> None:
+    world = small_world(write="through", block_bytes=WRITE_BYTES // 3)
+    world.step()
+    world.tiers.mood = "silent"
+    run(world, PROMPT)
+    (transfer,) = world.kv.transfers.values()
+    assert (transfer.start, transfer.end) == (0, 12)
+    world.tiers.let_all_end()
+    world.check_idle()
+    assert len(world.tiers.blocks) == 10
 
 
 def test_another_salt_finds_nothing() -> None:
@@ -438,6 +487,47 @@ def test_two_requests_wait_for_one_read() -> None:
     world.run_dry()
     assert [world.finished[id].cached_tokens for id in ids] == [40, 40, 40]
     assert world.tiers.num_read == 40
+
+
+def test_all_reads_together_take_a_quarter_of_the_pool() -> None:
+    other = [number + 100 for number in PROMPT]
+    world = small_world({**stored(PROMPT), **stored(other)}, num_pages=100)
+    world.step()
+    world.tiers.mood = "silent"
+    for prompt in (PROMPT, other):
+        world.send(prompt, max_new_tokens=2, ignore_eos=True)
+    # 20 pages of the first prompt, and of the other one the whole blocks for which there is room.
+    assert [len(one.pages) for one in world.kv.transfers.values()] == [20, 4]
+    world.tiers.let_all_end()
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
+
+
+def test_a_read_goes_on_as_long_as_somebody_waits_for_it() -> None:
+    world = small_world(stored(PROMPT), wait_s=3.0)
+    world.step()
+    world.tiers.mood = "silent"
+    first = world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
+    world.time += 2.0
+    second = world.send([*PROMPT, 7], max_new_tokens=2, ignore_eos=True)
+    assert world.service.wake_at() == world.service.feature.waiting[first].until_s
+    world.time += 1.5
+    world.step()
+    assert [*world.service.feature.waiting] == [second]
+    (ticket,) = world.kv.transfers
+    assert not world.kv.transfers[ticket].is_cancelled
+    assert world.service.wake_at() == world.service.feature.waiting[second].until_s
+    world.time += 2.0
+    world.step()
+    transfer = world.kv.transfers[ticket]
+    assert transfer.is_cancelled
+    assert transfer.since_s > 5.0  # it has as long to end as if it had just begun
+    assert world.service.wake_at() == transfer.since_s + HUNG_S
+    world.tiers.let_all_end()
+    world.run_dry()
+    assert world.finished[first].cached_tokens == 0
+    world.check_outputs()
 
 
 def test_what_is_more_than_a_quarter_of_the_pool_is_read_in_parts() -> None:
