@@ -347,13 +347,13 @@ def run(world: TieredWorld, prompt: list[int], **sampling: object) -> int:
     return world.finished[id].cached_tokens
 
 
-def stored(prompt: list[int]) -> Blocks:
+def stored(prompt: list[int], **sampling: object) -> Blocks:
     """What a server has stored that got a prompt twice."""
     world = small_world()
     world.step()
-    run(world, prompt)
+    run(world, prompt, **sampling)
     assert not world.tiers.blocks
-    run(world, prompt)
+    run(world, prompt, **sampling)
     world.check_idle()
     return world.tiers.blocks
 
@@ -405,6 +405,18 @@ def test_each_policy_writes_what_its_name_says(
     assert num_blocks == [once, in_a_session, twice, saved]
 
 
+def test_what_a_retracted_request_finds_of_its_own_was_not_used_twice() -> None:
+    world = small_world(num_pages=60)
+    world.step()
+    for first in (10, 110):
+        prompt = list(range(first, first + 20))
+        world.send(prompt, max_new_tokens=70, ignore_eos=True)
+    world.run_dry()
+    world.come_to_rest()
+    assert world.scheduler.stats().total_retractions
+    assert not world.tiers.blocks
+
+
 def test_so_many_bytes_are_written_at_a_time() -> None:
     world = small_world(write="through", block_bytes=WRITE_BYTES // 3)
     world.step()
@@ -450,6 +462,41 @@ def test_a_request_without_patience_does_not_ask() -> None:
     world = small_world(stored(PROMPT), wait_s=0.0)
     world.step()
     assert run(world, PROMPT) == 0
+    assert world.tiers.num_read == 0
+
+
+def test_a_request_that_comes_when_the_store_has_just_opened_finds_what_it_has() -> None:
+    world = small_world(stored(PROMPT))
+    assert run(world, PROMPT) == 40
+
+
+def test_two_namespaces_do_not_wait_for_one_read() -> None:
+    blocks = {**stored(PROMPT), **stored(PROMPT, salt="mine")}
+    world = small_world(blocks)
+    world.step()
+    world.tiers.mood = "silent"
+    for salt in ("", "mine"):
+        world.send(PROMPT, max_new_tokens=2, ignore_eos=True, salt=salt)
+    assert len(world.kv.transfers) == 2
+    world.tiers.let_all_end()
+    world.run_dry()
+    assert [one.cached_tokens for one in world.finished.values()] == [40, 40]
+
+
+def test_nobody_waits_for_a_read_that_was_given_up() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    world.tiers.mood = "silent"
+    world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
+    world.step()
+    (given_up,) = world.kv.transfers
+    world.kv.cancel(given_up, world.time)
+    other = world.send([*PROMPT, 7], max_new_tokens=2, ignore_eos=True)
+    assert world.service.feature.waiting[other].ticket != given_up
+    world.tiers.let_all_end()
+    world.run_dry()
+    world.check_idle()
+    world.check_outputs()
 
 
 @pytest.mark.parametrize(("read_s", "found"), [(0.041, 0), (0.039, 40)])
@@ -600,6 +647,7 @@ def test_all_that_is_cached_is_written_when_it_is_asked_for() -> None:
     run(world, PROMPT)
     assert not world.tiers.blocks
     world.tell(SaveCache(call=3, timeout_s=60.0))
+    assert world.service.wake_at() == world.service.saves[0].until_s
     told = [reply for _ in range(20) for reply in world.engine.step()]
     (reply,) = [one for one in told if isinstance(one, SaveCacheReply)]
     assert reply.success
