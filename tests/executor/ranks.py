@@ -1,4 +1,4 @@
-"""Several ranks in one process, each in a thread: gloo joins them, and pairs of sockets carry plans."""
+"""Several ranks in one process, each in a thread: sockets or gloo join them, and pairs of sockets carry plans."""
 
 from __future__ import annotations
 
@@ -18,33 +18,43 @@ from weft.ops.sharding import RankPlace
 from weft.ops.stages import StagePlace
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
+from weft.parallel.socket_sums import SocketComm
 from weft.parallel.stage_pipe import SocketPipe
 
 TIMEOUT_S = 120.0
 
 
-class CountedComm(TorchComm):
+BACKENDS = {"tcp": SocketComm, "gloo": TorchComm}
+
+
+class CountedComm:
     """Writes down what it was asked to do."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(self, inner: SocketComm | TorchComm) -> None:
+        self._inner = inner
+        self.rank = inner.rank
+        self.size = inner.size
         self.calls: list[tuple[str, int]] = []
 
     def all_reduce(self, x: Any) -> None:
         self.calls.append(("sum", x.numel()))
-        super().all_reduce(x)
+        self._inner.all_reduce(x)
 
     def gather(self, x: Any) -> Any:
         self.calls.append(("gather", x.numel()))
-        return super().gather(x)
+        return self._inner.gather(x)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
-def join(path: Path, size: int) -> list[CountedComm]:
+def join(path: Path, size: int, backend: str = "tcp") -> list[CountedComm]:
     """One end for each rank; all must be there at once."""
 
     def end(rank: int) -> CountedComm:
         store = file_store(path, size)
-        return CountedComm(store, rank=rank, size=size, timeout_s=TIMEOUT_S)
+        make = BACKENDS[backend]
+        return CountedComm(make(store, rank=rank, size=size, timeout_s=TIMEOUT_S))
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(end, range(size)))
@@ -58,10 +68,11 @@ def running(
     folder: Path | None = None,
     *,
     may_fail: bool = False,
+    backend: str = "tcp",
     **settings: Any,
 ) -> Iterator[tuple[Driver, list[CountedComm]]]:
     """A driver of rank 0, whose plans all others follow. `may_fail`: what they raise is expected."""
-    comms = join(where / "meeting", size)
+    comms = join(where / "meeting", size, backend)
     pairs = [socket_links() for _ in range(size - 1)]
     followers: list[Future[None]] = []
     with ThreadPoolExecutor(size) as threads:
@@ -77,6 +88,7 @@ def running(
             yield driver, comms
         finally:
             _end(driver, pairs, followers, may_fail=may_fail)
+            comms[0].close()
 
 
 @contextmanager
@@ -143,7 +155,7 @@ def _follow(
     finally:
         link.close()
         driver.runner.close()
-        if isinstance(comm, TorchComm):
+        if isinstance(comm, CountedComm):
             comm.close()
         if isinstance(ranks.pipe, SocketPipe):
             ranks.pipe.close()  # as the end of a process does

@@ -123,9 +123,10 @@ def test_two_ranks_give_the_log_probabilities_of_one(name: str, tmp_path: Path) 
     assert comms[0].calls == comms[1].calls
 
 
-def test_four_ranks_repeat_two_heads_of_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["tcp", "gloo"])
+def test_four_ranks_repeat_two_heads_of_keys(backend: str, tmp_path: Path) -> None:
     expected = few_steps(make_driver(LLAMA))
-    with running(LLAMA, 4, tmp_path) as (driver, _):
+    with running(LLAMA, 4, tmp_path, backend=backend) as (driver, _):
         found = few_steps(driver)
     for ours, theirs in zip(found, expected, strict=True):
         same(ours, theirs)

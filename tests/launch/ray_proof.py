@@ -117,7 +117,7 @@ def prove_kill(proof: Proof) -> None:
             began_s = time.monotonic()
             last_error_s = 0.0
             num_errors = 0
-            while time.monotonic() - began_s < 2 * KILL_BAR_S:
+            while time.monotonic() - began_s < KILL_BAR_S + 3.0:
                 answer = await complete(client, "import os", 4)
                 if answer.status_code != 200:
                     num_errors += 1

@@ -34,11 +34,12 @@ from weft.executor.wire.shared_pool import SharedPool
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.sharded import shared_bytes
-from weft.ops.sharding import RankLost, RankPlace
+from weft.ops.sharding import Collective, RankLost, RankPlace
 from weft.ops.stages import StagePlace
 from weft.parallel.comm import TorchComm, address_towards, calling_store, file_store
 from weft.parallel.links import Link, Loss, socket_links
 from weft.parallel.shared_memory import SharedSegment, anonymous_file
+from weft.parallel.socket_sums import SocketComm
 from weft.parallel.stage_pipe import SocketPipe
 
 log = EventLog("engine")
@@ -73,6 +74,7 @@ class StartedRanks:
         # Of each stage that follows: its ends of the pipes to its neighbours.
         self._ends: list[tuple[socket.socket | None, socket.socket | None]] = []
         self._pipe: SocketPipe | None = None
+        self._collective: Collective | None = None
         if config.pp_size > 1:
             self._lay_pipes()
         elif config.dist_backend == "shm":
@@ -113,6 +115,7 @@ class StartedRanks:
             memory=self._memory,
         )
         self._segment = ranks.memory
+        self._collective = ranks.collective
         return ranks
 
     def await_loaded(self) -> None:
@@ -161,6 +164,8 @@ class StartedRanks:
         self._processes.close()
         if self._pipe is not None:
             self._pipe.close()
+        if self._collective is not None:
+            self._collective.close()
         while self._pools:
             os.close(self._pools.pop())
         self._forget_meeting()
@@ -268,14 +273,24 @@ def joined(
     address: str,
     memory: int | None,
 ) -> Ranks:
-    """Meet all other ranks: in the memory of an open file, or else in `store`; gloo then listens
-    on `address` of this machine. Raises RankLost."""
+    """Meet all other ranks: in the memory of an open file, or else in `store`; this rank then
+    listens on `address` of this machine. Raises RankLost."""
     timeout_s = config.dist_timeout
     if memory is not None:
         return Ranks(place, followers, timeout_s, memory=SharedSegment(memory))
-    comm = TorchComm(
-        store(), rank=place.rank, size=place.size, timeout_s=timeout_s, address=address
-    )
+    rank, size = place
+    comm: Collective
+    if config.dist_backend == "tcp":
+        comm = SocketComm(
+            store(),
+            rank=rank,
+            size=size,
+            timeout_s=timeout_s,
+            address=address,
+            secret=config.dist_secret,
+        )
+    else:
+        comm = TorchComm(store(), rank=rank, size=size, timeout_s=timeout_s, address=address)
     return Ranks(place, followers, timeout_s, collective=comm)
 
 

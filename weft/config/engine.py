@@ -416,10 +416,11 @@ class ParallelOptions:
     )
     dist_backend: str = option(
         "auto",
-        "how processes add up what they have computed: shm by memory that they share, gloo by "
-        "sockets; auto takes shm where our kernels compute",
+        "how processes add up what they have computed: shm by memory that they share, tcp by "
+        "sockets of ours, gloo by the library of that name; auto takes shm where our kernels "
+        "compute on one machine, else tcp",
         group="parallel",
-        choices=("auto", "shm", "gloo"),
+        choices=("auto", "shm", "tcp", "gloo"),
     )
     dist_timeout: float = option(
         600.0,

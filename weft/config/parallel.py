@@ -84,18 +84,18 @@ def sum_backend(config: EngineConfig, *, can_share: bool) -> str:
         if config.dist_backend == "shm":
             raise SettingsError(
                 f"--dist-backend is shm, but the {config.nnodes} nodes share no memory (--nnodes); "
-                "gloo does without"
+                "tcp does without"
             )
         can_share = False
     can_share = can_share and sys.platform == "linux"
     if config.dist_backend == "shm" and not can_share:
         raise SettingsError(
-            "--dist-backend is shm, but only our CPU kernels on Linux share memory; gloo does "
+            "--dist-backend is shm, but only our CPU kernels on Linux share memory; tcp does "
             "without"
         )
     if config.dist_backend != "auto" or config.tp_size == 1:
         return config.dist_backend
-    return "shm" if can_share else "gloo"
+    return "shm" if can_share else "tcp"
 
 
 def fitting_sizes(model: ModelConfig) -> list[int]:

@@ -155,10 +155,14 @@ class Replicas:
                 rank=rank,
                 reason=reason,
             )
-            self._fleet.hangs(rank, reason)
+            for other in self._bound_to(rank):
+                self._fleet.hangs(other, reason)
 
         def recovers() -> None:
-            self._fleet.recovers(rank)
+            bound = self._bound_to(rank)
+            if not any(self._members[other].detector.hang for other in bound):
+                for other in bound:
+                    self._fleet.recovers(other)
 
         while member.ready is None:
             await asyncio.sleep(TICK_S)
@@ -169,6 +173,12 @@ class Replicas:
             on_recovery=recovers,
         )
         return await watch.run(self._config)
+
+    def _bound_to(self, rank: int) -> list[int]:
+        """The engines whose steps stand still while this one's do, itself among them."""
+        if self._group.are_joined:
+            return [member.rank for member in self._members]
+        return [rank]
 
     def _may_start_again(self, rank: int) -> bool:
         """Whether a lost engine gets a successor; if so, it is counted."""

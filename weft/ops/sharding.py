@@ -51,6 +51,10 @@ class Collective(Protocol):
         """On rank 0 the x of all ranks, [size, *x.shape]; None on the others. x is contiguous."""
         ...
 
+    def close(self) -> None:
+        """Leave: nothing is called afterwards."""
+        ...
+
 
 class RankLost(RuntimeError):
     """A rank does not take part any more: nothing more can be computed."""

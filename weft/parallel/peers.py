@@ -25,9 +25,16 @@ T = TypeVar("T")
 class Peers:
     """One process's ends of the links to all others. Used by one thread, except `wake`."""
 
-    def __init__(self, rank: int, ends: Mapping[int, socket.socket], timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ends: Mapping[int, socket.socket],
+        timeout_s: float,
+        called: str = "engine",
+    ) -> None:
         """`ends`: by the number of the other process. `timeout_s`: for which processes wait for
-        each other."""
+        each other. `called`: what one of them is."""
+        self._called = called
         self.rank = rank
         self.size = len(ends) + 1
         self._ends = dict(sorted(ends.items()))
@@ -100,7 +107,7 @@ class Peers:
 
     def close(self) -> None:
         """Leave, and release everything. No other method may be called afterwards."""
-        self.leave("this engine has ended")
+        self.leave(f"this {self._called} has ended")
         self._wakeup.close()
         self._wakeup_end.close()
 
@@ -120,9 +127,9 @@ class Peers:
         try:
             return do(*args)
         except TimeoutError:
-            self.leave(f"engine {other} does not answer")
+            self.leave(f"{self._called} {other} does not answer")
         except (OSError, EOFError):
-            self.leave(f"engine {other} is gone")
+            self.leave(f"{self._called} {other} is gone")
         raise RankLost(self._lost)
 
     def _give(self, end: socket.socket, message: bytes) -> None:

@@ -48,7 +48,7 @@ def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
     collective = spec.ranks.collective
     if collective is None:
         raise UnsupportedModel(
-            "--dist-backend shm needs our CPU kernels, and torch computes here: take gloo"
+            "--dist-backend shm needs our CPU kernels, and torch computes here: take tcp"
         )
     return ShardedPlainOps(collective, spec.dtype, on, spec.model.quantize)
 
