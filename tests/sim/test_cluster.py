@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,11 +42,17 @@ TRAFFIC = Traffic(
 COST = PRESETS["gpu"]
 
 
-def played(num_replicas: int, method: str = "cache_aware", *, overlap: bool = True) -> Record:
+def played(
+    num_replicas: int,
+    method: str = "cache_aware",
+    *,
+    overlap: bool = True,
+    traffic: Traffic = TRAFFIC,
+) -> Record:
     return simulate_cluster(
         SETTINGS,
         COST,
-        synthetic(TRAFFIC),
+        synthetic(traffic),
         num_replicas=num_replicas,
         method=method,
         overlap=overlap,
@@ -95,3 +102,17 @@ def test_the_command_compares_routers(tmp_path, capsys) -> None:
 def test_an_unknown_router_is_refused_by_name() -> None:
     with pytest.raises(SettingsError, match=r"'cash_aware'.*cache_aware"):
         command.sim(["--replicas", "2", "--router", "cash_aware"])
+
+
+def test_two_caches_find_nearly_what_one_of_both_sizes_does() -> None:
+    traffic = replace(TRAFFIC, requests=500, rate=12.0, prefixes=24)
+    half = played(2, traffic=traffic)
+    whole = simulate_cluster(
+        replace(SETTINGS, num_pages=800, max_running_requests=16),
+        COST,
+        synthetic(traffic),
+        num_replicas=1,
+        method="cache_aware",
+        overlap=True,
+    )
+    assert half.cached_len.sum() >= 0.95 * whole.cached_len.sum()
