@@ -45,6 +45,12 @@ def test_what_cannot_be_an_id_is_not_looked_up(name, hub):
     assert hub == []
 
 
+def test_a_name_without_a_folder_is_answered_with_those_that_are_known(hub):
+    with pytest.raises(ModelNotFound, match=r"ORG/MODEL .*weft-nano, SmolLM2-135M-Instruct"):
+        local_folder("SmolLM2-999M")
+    assert hub == []
+
+
 def test_a_file_is_no_model_but_for_gguf(tmp_path, hub):
     (tmp_path / "model.safetensors").write_text("")
     with pytest.raises(ModelNotFound, match="is a file"):

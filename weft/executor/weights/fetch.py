@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.executor.weights.gguf import files as gguf_files
-from weft.executor.weights.known import default_model, known_model
+from weft.executor.weights.known import default_model, known_model, known_names
 
 # Files that are fetched from the hub: neither code nor pickles.
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
@@ -58,7 +58,11 @@ def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_F
             "or a GGUF file"
         )
     if not _is_id(model):
-        raise ModelNotFound(f"there is no folder {model}")
+        message = f"there is no folder {model}"
+        if "/" not in model:
+            names = ", ".join(known_names())
+            message += f"; known without one are ORG/MODEL on the Hugging Face hub, and {names}"
+        raise ModelNotFound(message)
     return _download(model, revision, patterns)
 
 

@@ -79,6 +79,11 @@ def known_model(name: str) -> Path | None:
     return None
 
 
+def known_names() -> list[str]:
+    """All models that weft knows by name, installed or not."""
+    return [NANO, *(model.name for model in PACKAGED)]
+
+
 def known_name(path: Path) -> str:
     """What the model at this place is called, if it is in one of the packages; else ""."""
     for model in PACKAGED:

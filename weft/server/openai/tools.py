@@ -236,9 +236,13 @@ def _name(tool: JsonObject, index: int) -> str:
     """The name of a tool, which must be a function of OpenAI's form. Raises `ApiError`."""
     param = f"tools[{index}]"
     function = tool.get("function")
-    if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        kind = str(tool.get("type"))[:MAX_DESCRIBED]
-        message = f"{param} is of type {kind!r}; functions and custom tools are supported"
+    kind = tool.get("type", "function")
+    if kind != "function":
+        named = str(kind)[:MAX_DESCRIBED]
+        message = f"{param} is of type {named!r}; functions and custom tools are supported"
+        raise ApiError(400, message, param=param)
+    if not isinstance(function, dict):
+        message = f"{param} has no object 'function', which has the name and the parameters"
         raise ApiError(400, message, param=param)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
