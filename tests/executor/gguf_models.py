@@ -137,6 +137,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "starcoder2": ({**_TIED, "norm_epsilon": 1e-5, "hidden_act": _GELU}, _LAYER),
     "exaone": ({}, {}),
     "internlm2": ({}, {}),
+    "hunyuan-dense": (
+        {"rope_scaling": {"type": "dynamic", "alpha": 9.0}},
+        {"rope__freq_base": 5_000.0 * 9.0 ** (16 / 14)},
+    ),
     "exaone4": (
         {"sliding_window": 16, "sliding_window_pattern": 2},
         {

@@ -96,6 +96,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 16},
     ),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 32,
+            "rope_parameters": {**PLAIN, "rope_type": "dynamic", "alpha": 9.0, "factor": 1.0},
+        },
+    ),
+    "hunyuan-bias": ("HunYuanDenseV1", {"attention_bias": True, "head_dim": 16}),
     "phi3": ("Phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.75}}),
     "phi3-window": ("Phi3", {"sliding_window": 16}),
     "phi3-longrope": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 8}),

@@ -14,6 +14,7 @@ import torch
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models import by_library, many
 from tests.models.many import VOCAB, Checkpoint
+from weft.executor.kv_pool import KVPool
 from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.library import NotByLibrary
 
@@ -105,6 +106,32 @@ def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
     found = [driver.run(Turn(0, [token]))[0].argmax() for token in tokens[20:]]
     expected = checkpoint.logits(tokens)[20:].argmax(-1)
     assert (torch.stack(found) == expected).float().mean() >= 0.9
+
+
+def test_the_text_part_of_a_model_that_sees_is_computed_alone(drive: Drive, tmp_path: Path) -> None:
+    checkpoint = by_library.make_seeing(tmp_path)
+    driver = drive(checkpoint.folder, kernels="auto")
+    assert_same_tokens(driver, checkpoint)
+    model = described(checkpoint.folder, "tiny")
+    assert model.architecture == "Gemma4ForCausalLM"
+
+
+def test_a_slot_has_of_each_layer_what_it_keeps(tmp_path: Path) -> None:
+    model = described(make("gemma4", tmp_path).folder, "tiny")
+    assert [model.kv_shape(layer) for layer in range(4)] == [(2, 16), (1, 32)] * 2
+    assert model.kv_bytes_per_token == 4 * 2 * 32 * 4
+    pool = KVPool(model, 8, torch.device("cpu"), torch.float32)
+    assert [tuple(keys.shape) for keys in pool.k] == [(8, 2, 16), (8, 1, 32)] * 2
+
+
+def test_keys_and_values_that_later_layers_read_are_kept_once(tmp_path: Path) -> None:
+    model = described(make("gemma4-small", tmp_path).folder, "tiny")
+    assert [model.kv_owner(layer) for layer in range(6)] == [0, 1, 2, 3, 2, 3]
+    assert model.kv_bytes_per_token == 2 * 2 * (16 + 32) * 4
+    pool = KVPool(model, 8, torch.device("cpu"), torch.float32, num_window_slots=4)
+    assert pool.k[4] is pool.k[2]
+    assert pool.v[5] is pool.v[3]
+    assert sum(tensor.nbytes for tensor in pool.tensors) == (8 * 32 + 4 * 16) * 2 * 2 * 4
 
 
 @pytest.mark.parametrize("name", by_library.REFUSED)

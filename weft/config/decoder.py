@@ -79,6 +79,7 @@ class NormPlace(Enum):
 class QkNorm(Enum):
     NONE = "none"
     HEAD = "each head by itself"
+    ROTATED_HEAD = "each head by itself, behind its rotation"
     WHOLE = "all heads of the queries, and all of the keys, as one vector"
 
 
@@ -121,6 +122,11 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     latent: LatentSpec | None = None  # None: each head has keys and values of its own
+    # Heads of keys and values, and the size of a head; 0: as `ModelConfig` has them.
+    kv_heads: int = 0
+    head_dim: int = 0
+    # The earlier layer whose keys and values these are, so that they are kept once; None: its own.
+    kv_of: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

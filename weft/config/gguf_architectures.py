@@ -122,6 +122,14 @@ ARCHITECTURES = {
         has_pairs=True,
         parts=_MIXTRAL_NAMES,
     ),
+    # Files have the base of the rotation that follows from "alpha".
+    "hunyuan-dense": Architecture(
+        name="HunYuanDenseV1ForCausalLM",
+        parts={
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+        },
+    ),
     "internlm2": Architecture(name="LlamaForCausalLM", has_pairs=True),
     "exaone": Architecture(name="LlamaForCausalLM"),
     "gemma": Architecture(name="GemmaForCausalLM", more=read.gemma),

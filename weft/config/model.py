@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.config.config_json import get, number, size, token_ids
-from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, RopeConfig
+from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
 from weft.config.model_errors import (
@@ -101,18 +101,46 @@ class ModelConfig:
         """Bytes of K and V of one token over all layers."""
         if self.is_encoder:
             return 0
-        head = (
-            self.head_dim + 4
-            if self.kv_dtype == "int8"
-            else self.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
-        )
+        return sum(self.kv_bytes(layer) for layer in range(self.num_layers))
+
+    def kv_bytes(self, layer: int) -> int:
+        """Bytes of K and V of one token in this layer; 0: it keeps none of its own."""
+        spec = self.decoder.layer(layer)
+        if spec.state is not None or spec.attention.kv_of is not None:
+            return 0
+        num_heads, head_dim = self.kv_shape(layer)
+        if self.kv_dtype == "int8":
+            head = head_dim + 4  # a float32 scale
+        else:
+            head = head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
         num_kept = 1 if self.latent is not None else 2  # of a latent, keys are values
-        return num_kept * self.num_kv_layers * self.num_kv_heads * head  # int8: a float32 scale
+        return num_kept * num_heads * head
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """Heads of keys and values in this layer, and the size of a head."""
+        attention = self.decoder.layer(layer).attention
+        return attention.kv_heads or self.num_kv_heads, attention.head_dim or self.head_dim
+
+    def kv_owner(self, layer: int) -> int:
+        """The layer whose K and V this one reads: an earlier one, or itself."""
+        earlier = self.decoder.layer(layer).attention.kv_of
+        return layer if earlier is None else earlier
+
+    @property
+    def has_one_kv_shape(self) -> bool:
+        """Whether K and V have the same sizes in all layers."""
+        shapes = {self.kv_shape(layer) for layer in range(self.num_layers)}
+        return len(shapes) == 1
 
     @property
     def latent(self) -> LatentSpec | None:
         """What the cache keeps in place of K and V; None: these. All layers have the same."""
         return self.decoder.layer(0).attention.latent
+
+    @property
+    def norms_rotated(self) -> bool:
+        """Whether queries and keys are normed behind their rotation."""
+        return any(layer.attention.qk_norm is QkNorm.ROTATED_HEAD for layer in self.decoder.layers)
 
     @property
     def num_kv_layers(self) -> int:
@@ -150,11 +178,12 @@ class ModelConfig:
     def mixer_size(self) -> int:
         """Numbers that attention, or what stands in its place, makes of one token, at most."""
         most = 0
-        for layer in self.decoder.layers:
-            num_heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        for index, layer in enumerate(self.decoder.layers):
+            kv_heads, head_dim = self.kv_shape(index)
+            num_heads = 2 * self.num_heads + 2 * kv_heads
             if layer.attention.gate:
                 num_heads += self.num_heads
-            size = num_heads * self.head_dim
+            size = num_heads * head_dim
             latent = layer.attention.latent
             if latent is not None:
                 size += latent.query_rank
@@ -245,10 +274,11 @@ class ModelConfig:
         latent = spec.attention.latent
         if latent is not None:
             return self._num_latent_parameters(latent)
-        num_heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        kv_heads, head_dim = self.kv_shape(layer)
+        num_heads = 2 * self.num_heads + 2 * kv_heads
         if spec.attention.gate:
             num_heads += self.num_heads
-        return self.hidden_size * self.head_dim * num_heads
+        return self.hidden_size * head_dim * num_heads
 
     def _num_latent_parameters(self, latent: LatentSpec) -> int:
         queries = self.num_heads * latent.query_dim

@@ -156,6 +156,9 @@ def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
 _NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
     "layers that keep a state": lambda spec: spec.state is not None,
     "attention by latents": lambda spec: spec.attention.latent is not None,
+    "K and V of other sizes in some layers": lambda spec: bool(
+        spec.attention.kv_heads or spec.attention.head_dim
+    ),
     "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.WHOLE,
 }
 

@@ -78,3 +78,5 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms behind attention and feed-forward part"] += 2
     if layer.state is None and layer.attention.qk_norm is QkNorm.WHOLE:
         found["norms of whole queries and keys"] += 2
+    if layer.state is None and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:
+        found["rotations before norms of heads"] += 1

@@ -111,21 +111,23 @@ def two_pools(
     # A prompt that is not cut has all its tokens in its windows at once.
     if not window or chunk_len <= 0 or least >= context_length:
         return one_pool(model, page_size)
-    num_layers = model.num_kv_layers
-    per_layer = model.kv_bytes_per_token // num_layers
     num_windowed = sum(1 for one in windows if one)
+    window_bytes = 0
+    for layer, one in enumerate(windows):
+        if one:
+            window_bytes += model.kv_bytes(layer)
     typical = max(TYPICAL_LEN, context_length // TYPICAL_PART)
     row = window + 2 * page_size
     if not ratio:
         ratio = min(1.0, WINDOWS_PER_REQUEST * row / typical)
-        if num_windowed == num_layers and not is_given:
+        if num_windowed == model.num_kv_layers and not is_given:
             # All bytes are for windows; the other pool has numbers for the longest requests.
             ratio = min(ratio, row / context_length)
     return KvPools(
-        bytes_per_token=(num_layers - num_windowed) * per_layer,
+        bytes_per_token=model.kv_bytes_per_token - window_bytes,
         page_size=page_size,
         window=window,
-        window_bytes=num_windowed * per_layer,
+        window_bytes=window_bytes,
         least=least,
         ratio=ratio,
     )

@@ -42,7 +42,7 @@ def zeros(
 class KVPool:
     """K and V of `num_slots` tokens for every layer, [slots, kv_heads, head_dim]; in int8 with a
     scale for each slot and head, in fp8 divided by `layer_scales`, one for K and one for V (default
-    1).
+    1). A layer that reads the K and V of an earlier layer has the same tensors.
 
     Layers with windows have `num_window_slots` slots of their own instead; 0: they use the same
     slots as all layers. `make` makes the tensors, in the order of `tensors`. Layers outside of
@@ -72,28 +72,38 @@ class KVPool:
         for layer in range(num_layers):
             keeps_state = config.decoder.layer(layer).state is not None
             if keeps_state or (here is not None and layer not in here):
-                lens[layer] = 0  # it has neither K nor V
-        head = (config.num_kv_heads, config.head_dim)
-        self.k = [make((length, *head), dtype, device) for length in lens]
+                lens[layer] = 0  # it keeps neither K nor V
+        owners = [config.kv_owner(layer) for layer in range(num_layers)]
+        for layer, owner in enumerate(owners):
+            if owner != layer:
+                lens[layer] = 0
+        # Each tensor once, in the order of creation: a layer that keeps none has empty ones.
+        self.tensors: list[Tensor] = []
+
+        def of_layers(dtype: torch.dtype, num_dims: int) -> list[Tensor]:
+            """The tensor that each layer reads: [slots, kv_heads, head_dim], or the first
+            `num_dims` of these dimensions."""
+            made = []
+            for layer, length in enumerate(lens):
+                shape = (length, *config.kv_shape(layer))
+                made.append(make(shape[:num_dims], dtype, device))
+            self.tensors += made
+            return [made[owner] for owner in owners]
+
+        self.k = of_layers(dtype, 3)
         # With latents, the values are the keys.
         self.has_values = config.latent is None
         self.v = self.k
         if self.has_values:
-            self.v = [make((length, *head), dtype, device) for length in lens]
+            self.v = of_layers(dtype, 3)
         self.k_scale: list[Tensor] = []
         self.v_scale: list[Tensor] = []
         # Only int8 has a scale for each slot and head; fp8 has one for each layer.
         if dtype == torch.int8:
-            self.k_scale = [make((length, head[0]), torch.float32, device) for length in lens]
+            self.k_scale = of_layers(torch.float32, 2)
             self.v_scale = self.k_scale
             if self.has_values:
-                self.v_scale = [make((length, head[0]), torch.float32, device) for length in lens]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        if not self.has_values:
-            return [*self.k, *self.k_scale]
-        return [*self.k, *self.v, *self.k_scale, *self.v_scale]
+                self.v_scale = of_layers(torch.float32, 2)
 
 
 class StatePool:

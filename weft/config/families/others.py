@@ -1,7 +1,7 @@
 """Makers of one family each: Hugging Face (SmolLM3), BigCode (StarCoder 2), ByteDance (Seed-OSS),
 Baidu (ERNIE 4.5), rednote (dots), Arcee, NVIDIA (Nemotron), Kyutai (Helium), Stability (StableLM),
-Shanghai AI Laboratory (InternLM 3), OpenBMB (MiniCPM), MiniMax (M2), JetBrains (Mellum 2), Upstage
-(Solar Open)."""
+Tencent (Hunyuan), Shanghai AI Laboratory (InternLM 3), OpenBMB (MiniCPM), MiniMax (M2), JetBrains
+(Mellum 2), Upstage (Solar Open)."""
 
 from __future__ import annotations
 
@@ -334,7 +334,31 @@ def _minicpm(config: Config) -> DecoderSpec:
     )
 
 
+def _hunyuan(config: Config) -> DecoderSpec:
+    """Llama with norms of rotated heads. A fixed "alpha" raises the base of the rotation, under the
+    name of a scaling that would depend on the length."""
+    heads = size(config, "num_attention_heads")
+    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
+    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    alpha = number(values, "alpha", 1.0, above=0.0)
+    rope = read_rope(config)
+    rope = replace(rope, theta=rope.theta * alpha ** (head_dim / (head_dim - 2)))
+    bias = flag(config, "attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            rope=rope,
+            qk_norm=QkNorm.ROTATED_HEAD,
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        mlp=MlpSpec(activation=activation(config)),
+    )
+    names = TensorNames(q_norm="query_layernorm", k_norm="key_layernorm")
+    return DecoderSpec(layers=(layer,), names=names)
+
+
 FAMILIES = {
+    "HunYuanDenseV1": Family(read=_hunyuan),
     "InternLM3": Family(read=_internlm3),
     "MiniCPM": Family(read=_minicpm),
     "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),

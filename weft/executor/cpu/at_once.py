@@ -140,7 +140,7 @@ class CppPagedAtOnce:
         self._ops = CppOps(library, WeightFormat.F32)
         self._attention = CppPaged(config, pool, self._ops, context_length)
         self._library = library
-        self._out_size = config.num_heads * config.head_dim
+        self._config = config
         self._programs: dict[int, Program] = {}  # by layer
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -162,7 +162,8 @@ class CppPagedAtOnce:
             program = self._ops.finish()
             self._programs[layer] = program
         store, attend = cast(Any, program.args)
-        out = torch.empty(num_tokens, self._out_size)
+        _, head_dim = self._config.kv_shape(layer)
+        out = torch.empty(num_tokens, self._config.num_heads * head_dim)
         store.qkv = qkv.data_ptr()
         store.qkv_stride = qkv.shape[1]
         attend.q = qkv.data_ptr()

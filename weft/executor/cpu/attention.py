@@ -63,6 +63,7 @@ class CppPaged:
         self._batch: AttentionBatch | None = None
         format = FORMATS[dtype]
         self._caches = [self._cache(layer, format) for layer in range(config.num_layers)]
+        self._without_heads: list[abi.KvCache] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
@@ -88,6 +89,7 @@ class CppPaged:
         layer: int,
     ) -> Tensor:
         config = self._config
+        _, head_dim = config.kv_shape(layer)
         recorder = self._ops.recorder
         q_norm = None if heads.q_norm is None else heads.q_norm.weight.data_ptr()
         k_norm = None if heads.k_norm is None else heads.k_norm.weight.data_ptr()
@@ -101,11 +103,13 @@ class CppPaged:
             eps=0.0 if heads.q_norm is None else heads.q_norm.eps,
         )
         if heads.is_gated:
-            rotary_store.q_head_stride = 2 * config.head_dim
-        if heads.rope is not None:
+            rotary_store.q_head_stride = 2 * head_dim
+        if heads.rope is not None and heads.norms_rotated:
+            recorder.add(self._rotated_first(qkv, heads.rope, layer))
+        elif heads.rope is not None:
             self._rotate_by(heads.rope, rotary_store)
         recorder.add(rotary_store)
-        out = recorder.buffer(config.num_heads * config.head_dim)
+        out = recorder.buffer(config.num_heads * head_dim)
         attention = abi.AttentionArgs(
             cache=ctypes.addressof(self._caches[layer]),
             q=qkv.data_ptr(),
@@ -113,23 +117,24 @@ class CppPaged:
             out=out.data_ptr(),
             heads=config.num_heads,
             window=config.window(layer),
-            scale=heads.score_scale(config.head_dim),
+            scale=heads.score_scale(head_dim),
             cap=heads.cap,
         )
         if heads.sinks is not None:
             attention.sinks = heads.sinks.data_ptr()
         if heads.is_gated:
-            attention.head_stride = 2 * config.head_dim
-            attention.gate = qkv[:, config.head_dim :].data_ptr()
+            attention.head_stride = 2 * head_dim
+            attention.gate = qkv[:, head_dim:].data_ptr()
         recorder.add(attention)
         return out
 
     def _cache(self, layer: int, format: KvFormat) -> abi.KvCache:
         pool = self._pool
+        kv_heads, head_dim = self._config.kv_shape(layer)
         cache = abi.KvCache(
             format=format,
-            kv_heads=self._config.num_kv_heads,
-            head_dim=self._config.head_dim,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             k=pool.k[layer].data_ptr(),
             v=pool.v[layer].data_ptr(),
             windowed=pool.has_windows and self._config.window(layer) > 0,
@@ -138,6 +143,20 @@ class CppPaged:
             cache.k_scale = pool.k_scale[layer].data_ptr()
             cache.v_scale = pool.v_scale[layer].data_ptr()
         return cache
+
+    def _rotated_first(self, qkv: Tensor, rope: Rope, layer: int) -> abi.RotaryStoreArgs:
+        """Rotates queries and keys where they are: all are as queries, and nothing is stored."""
+        kv_heads, head_dim = self._config.kv_shape(layer)
+        nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
+        self._without_heads.append(nothing)
+        args = abi.RotaryStoreArgs(
+            cache=ctypes.addressof(nothing),
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            heads=self._config.num_heads + kv_heads,
+        )
+        self._rotate_by(rope, args)
+        return args
 
     def _rotate_by(self, rope: Rope, args: abi.RotaryStoreArgs) -> None:
         # For all positions at once: a step then reads angles instead of computing sines, and

@@ -81,8 +81,8 @@ def find_gpu() -> Gpu:
 
 
 def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
-    """A runner whose decode steps and short prompts are captured as graphs. Raises UnsupportedModel
-    for a model with states, and for one with latents and our kernels."""
+    """A runner whose decode steps and short prompts are captured as graphs. Raises
+    UnsupportedModel for a model with states, and for what our kernels do not compute."""
     if spec.model.state_bytes:
         raise UnsupportedModel(
             f"{spec.model.name} has layers that keep a state in place of K and V, which only a CPU "
@@ -93,6 +93,16 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         raise UnsupportedModel(
             f"{spec.model.name} attends by latents, for which a GPU has no kernels as yet: "
             "--attention-backend torch, or --device cpu"
+        )
+    if spec.model.norms_rotated and not by_torch:
+        raise UnsupportedModel(
+            f"{spec.model.name} norms rotated heads, for which a GPU has no kernels as yet: "
+            "--attention-backend torch, or --device cpu"
+        )
+    if not spec.model.has_one_kv_shape and not by_torch:
+        raise UnsupportedModel(
+            f"{spec.model.name} keeps K and V of other sizes in some layers, for which a GPU has "
+            "no kernels as yet: --attention-backend torch, or --device cpu"
         )
     device = GpuDevice(gpu, spec.thread)
     buffer = H2DBuffer(gpu)

@@ -9,6 +9,7 @@ in blocks, each against the keys that it can see.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -69,10 +70,9 @@ class TorchPaged:
         keys = pool.k[0]
         self._pool = pool
         self._num_heads = config.num_heads
-        self._num_kv_heads = config.num_kv_heads
-        self._head_dim = config.head_dim
+        self._shapes = [config.kv_shape(layer) for layer in range(config.num_layers)]
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
-        token_bytes = keys.shape[1:].numel() * keys.element_size()
+        token_bytes = max(math.prod(shape) for shape in self._shapes) * keys.element_size()
         self._group_tokens = GROUP_BYTES // token_bytes
         self._masks: dict[int, CausalMask] = {}  # by window
         for window in self._windows:
@@ -98,7 +98,7 @@ class TorchPaged:
         heads: Heads,
         layer: int,
     ) -> Tensor:
-        q, k, v, gate = self._rotated(qkv, heads)
+        q, k, v, gate = self._rotated(qkv, heads, layer)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
         window = self._windows[layer]
@@ -143,11 +143,12 @@ class TorchPaged:
         self,
         qkv: Tensor,
         heads: Heads,
+        layer: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k and v [T, heads, D], queries and keys normed and rotated; the gates of the queries,
         if there are any."""
-        by_head = qkv.view(len(qkv), -1, self._head_dim)
-        of_keys = self._num_kv_heads
+        of_keys, head_dim = self._shapes[layer]
+        by_head = qkv.view(len(qkv), -1, head_dim)
         if not self._pool.has_values:
             q, k = by_head.split_with_sizes((by_head.shape[1] - of_keys, of_keys), 1)
             q, k = heads.prepare(q, k, self._tables(heads.rope, qkv.dtype))
@@ -155,7 +156,7 @@ class TorchPaged:
         q, k, v = by_head.split_with_sizes((by_head.shape[1] - 2 * of_keys, of_keys, of_keys), 1)
         gate = None
         if heads.is_gated:
-            q, gate = q.view(len(q), self._num_heads, 2, self._head_dim).unbind(2)
+            q, gate = q.view(len(q), self._num_heads, 2, head_dim).unbind(2)
         q, k = heads.prepare(q, k, self._tables(heads.rope, qkv.dtype))
         return q, k, v, gate
 

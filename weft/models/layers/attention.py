@@ -29,6 +29,7 @@ class Heads(NamedTuple):
     # [heads] float32: a score of each head that joins the sum of its softmax, and has no value.
     sinks: Tensor | None = None
     is_gated: bool = False  # in qkv, each head of the queries is followed by its gate
+    norms_rotated: bool = False  # heads are rotated first, and then normed
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -41,12 +42,18 @@ class Heads(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """q and k [T, heads, D], normed and rotated, in torch. `tables` are those of `rope` for
         this step."""
-        if self.q_norm is not None and self.k_norm is not None:
-            q = rms_norm(q, *self.q_norm)
-            k = rms_norm(k, *self.k_norm)
-        if self.rope is None or tables is None:
+        if not self.norms_rotated:
+            q, k = self._normed(q, k)
+        if self.rope is not None and tables is not None:
+            q, k = self.rope.rotate(q, k, tables)
+        if self.norms_rotated:
+            q, k = self._normed(q, k)
+        return q, k
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
             return q, k
-        return self.rope.rotate(q, k, tables)
+        return rms_norm(q, *self.q_norm), rms_norm(k, *self.k_norm)
 
 
 class PagedAttention(Protocol):
@@ -129,6 +136,7 @@ class Attention:
         self._heads = self._heads._replace(
             q_norm=self.q_norm.norm,
             k_norm=self.k_norm.norm,
+            norms_rotated=spec.qk_norm is QkNorm.ROTATED_HEAD,
         )
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def describe(
         max_position=size(config_values, "max_position_embeddings"),
         norm_eps=1e-6,  # the library's code has its own
         dtype=dtype,
-        decoder=DecoderSpec(layers=tuple(_layer(call) for call in calls)),
+        decoder=DecoderSpec(layers=_layers(calls)),
         bos_token_id=next(iter(token_ids(values, "bos_token_id")), None),
         eos_token_ids=tuple(token for token in dict.fromkeys(eos) if 0 <= token < text.vocab_size),
         library_config=json.dumps(describing(values), sort_keys=True),
@@ -178,26 +179,42 @@ def _check(calls: Sequence[AttentionCall], name: str, num_layers: int) -> None:
             raise NotByLibrary(f"{name} has values that are longer than its keys")
         if call.value.shape[1] != call.key.shape[1] or call.query.shape[1] % call.key.shape[1]:
             raise NotByLibrary(f"{name} has heads of K and V that do not divide its heads")
-        shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in (call.query, call.key)]
-        others = [(tensor.shape[1], tensor.shape[-1]) for tensor in (first.query, first.key)]
-        if shapes != others:
+        if call.query.shape[1] != first.query.shape[1]:
             raise NotByLibrary(
-                f"{name} keeps K and V of other sizes in layer {call.layer} than in the first"
+                f"{name} has {call.query.shape[1]} heads in layer {call.layer}, and "
+                f"{first.query.shape[1]} in the first"
             )
-    if first.key.shape[-1] % 2:
-        raise NotByLibrary(f"{name} has heads of {first.key.shape[-1]}; their size must be even")
+        if call.key.shape[-1] % 2:
+            raise NotByLibrary(f"{name} has heads of {call.key.shape[-1]}; their size must be even")
 
 
-def _layer(call: AttentionCall) -> LayerSpec:
-    return LayerSpec(
-        attention=AttentionSpec(
+def _layers(calls: Sequence[AttentionCall]) -> tuple[LayerSpec, ...]:
+    found = []
+    first = calls[0].key
+    for call in calls:
+        spec = AttentionSpec(
             window=call.window,
             rope=None,
             scale=call.scale,
             score_cap=call.cap,
             sinks=call.sinks is not None,
+            kv_of=_owner(call, calls),
         )
-    )
+        if call.key.shape[1] != first.shape[1]:
+            spec = replace(spec, kv_heads=call.key.shape[1])
+        if call.key.shape[-1] != first.shape[-1]:
+            spec = replace(spec, head_dim=call.key.shape[-1])
+        found.append(LayerSpec(attention=spec))
+    return tuple(found)
+
+
+def _owner(call: AttentionCall, calls: Sequence[AttentionCall]) -> int | None:
+    """The first layer that was given the very same K and V; None: it is this one."""
+    for other in calls[: call.layer]:
+        is_same = other.key is call.key and other.value is call.value
+        if is_same and other.window == call.window:
+            return other.layer
+    return None
 
 
 def _widest(module: nn.Module) -> int:

@@ -59,7 +59,7 @@ def causal_class(config: JsonMapping) -> Any:
     architectures = get(config, "architectures", list)
     for architecture in architectures:
         if architecture in known:
-            return getattr(transformers, architecture)
+            return _of_the_text(getattr(transformers, architecture), config)
     code = ""
     if config.get("auto_map"):
         code = ", and the code that the checkpoint brings (auto_map) is never run"
@@ -67,12 +67,34 @@ def causal_class(config: JsonMapping) -> Any:
     raise NotByLibrary(f"transformers {version} has no such class of causal models{code}")
 
 
+def _of_the_text(cls: Any, config: JsonMapping) -> Any:
+    """Of a class that also sees or hears, the class of its text part, where there is one."""
+    from transformers.models.auto import modeling_auto
+
+    kind = getattr(cls.config_class, "sub_configs", {}).get("text_config")
+    if kind is None or not config.get("text_config"):
+        return cls
+    name = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind.model_type)
+    if name is None:
+        return cls
+    import transformers
+
+    return getattr(transformers, name)
+
+
+def text_values(cls: Any, config: JsonMapping) -> JsonMapping:
+    """The part of a `config.json` that describes `cls`, from `causal_class`."""
+    if "text_config" in getattr(cls.config_class, "sub_configs", {}):
+        return config
+    return get(config, "text_config", dict, {}) or config
+
+
 def library_config(cls: Any, config: JsonMapping) -> Any:
     """The library's reading of a `config.json`. Raises `NotByLibrary` for what it cannot read, and
     for models that keep a state, or whose tokens see others than those of a window."""
     try:
         # Infinities stand in objects of their own in its files.
-        values = cls.config_class._decode_special_floats(dict(config))
+        values = cls.config_class._decode_special_floats(dict(text_values(cls, config)))
         found = cls.config_class.from_dict(values)
     except Exception as exc:  # its checks raise what they like
         reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)

@@ -22,7 +22,7 @@ from weft.config.model import BadCheckpoint, ModelConfig
 from weft.models.layers.attention import Heads, PagedAttention
 from weft.models.layers.weight import Weight, Weights
 from weft.models.transformers_backend.attention import NAME, AttentionCall, listening, register
-from weft.models.transformers_backend.library import causal_class, library_config
+from weft.models.transformers_backend.library import causal_class, library_config, text_values
 from weft.models.transformers_backend.packed import (
     PackedEmbedding,
     PackedExperts,
@@ -36,6 +36,13 @@ from weft.models.transformers_backend.translate.emit import Matrices
 from weft.models.transformers_backend.translate.graph import Leaves, Untranslatable
 from weft.models.transformers_backend.translate.translation import Translation
 
+# Names of tensors in a checkpoint whose text part is computed alone, and what they are there.
+NAMES_OF_THE_TEXT = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+
 
 class PagedListener:
     """Lets attention over pages answer the calls of modules."""
@@ -46,7 +53,7 @@ class PagedListener:
         attention: PagedAttention,
         device: torch.device,
     ) -> None:
-        self._head_dim = config.head_dim
+        self._config = config
         self._attention = attention
         self._heads: list[Heads] = []
         for layer in range(config.num_layers):
@@ -60,16 +67,17 @@ class PagedListener:
     def attend(self, call: AttentionCall) -> Tensor:
         value_size = call.value.shape[-1]
         value = call.value
-        if value_size < self._head_dim:
+        _, head_dim = self._config.kv_shape(call.layer)
+        if value_size < head_dim:
             # Of latent attention, whose keys are longer than its values: a slot has one size.
-            value = F.pad(value, (0, self._head_dim - value_size))
+            value = F.pad(value, (0, head_dim - value_size))
         by_head = [tensor[0].transpose(0, 1) for tensor in (call.query, call.key, value)]
         qkv = torch.cat(by_head, dim=1).flatten(1)
         heads = self._heads[call.layer]
         if heads.sinks is not None and call.sinks is not None:
             heads.sinks.copy_(call.sinks.flatten())
         out = self._attention.forward(qkv, heads, call.layer)
-        return out.view(len(qkv), -1, self._head_dim)[..., :value_size]
+        return out.view(len(qkv), -1, head_dim)[..., :value_size]
 
 
 class TransformersModel:
@@ -89,6 +97,9 @@ class TransformersModel:
         values = json.loads(config.library_config)
         self._cls = causal_class(values)
         self._library_config = library_config(self._cls, values)
+        # A checkpoint that also sees or hears has its text part below another name.
+        is_part = text_values(self._cls, values) is not values
+        self._renamed = NAMES_OF_THE_TEXT if is_part else None
         self._packing = Packing(products, self._dtype, self._stored, config.vocab_size)
         self._listener: PagedListener | None = None
         self._attention: PagedAttention | None = None
@@ -172,6 +183,7 @@ class TransformersModel:
                 dtype=self._stored,
                 attn_implementation=NAME,
                 use_safetensors=True,
+                key_mapping=self._renamed,
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,

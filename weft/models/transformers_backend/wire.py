@@ -13,7 +13,7 @@ PLAIN = (  # fields that JSON has as they are
     *("num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position"),
     *("norm_eps", "dtype", "bos_token_id", "library_config"),
 )
-OF_LAYER = ("window", "scale", "score_cap", "sinks")
+OF_LAYER = ("window", "scale", "score_cap", "sinks", "kv_heads", "head_dim", "kv_of")
 
 
 def to_wire(model: ModelConfig) -> dict[str, Any]:
