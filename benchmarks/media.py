@@ -60,6 +60,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=600, help="of each stream")
     parser.add_argument("--dtype", default="bfloat16", help="of the server that is started")
+    parser.add_argument(
+        "--max-slowdown",
+        default="2.5",
+        help="of the server that is started, as `weft serve` has it",
+    )
     parser.add_argument("--url", default="", help="of a server that runs already")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
@@ -76,6 +81,7 @@ def main() -> None:
     options += ["--max-running-requests", str(asked.streams + asked.requests)]
     # Each token is the same: all of them could be guessed, and would come together.
     options += ["--speculative", "off"]
+    options += ["--max-slowdown", asked.max_slowdown]
     with served("serve", str(asked.model), *options) as server:
         asyncio.run(measure(server.url, asked))
 

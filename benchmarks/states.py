@@ -4,7 +4,8 @@
 
 The shape is that of Qwen3.5-0.8B, with random weights: of 24 layers 18 keep a state by the gated delta rule, and 6 have
 attention. A step has to read all weights, and to read and write the states; how fast this machine reads is measured in
-turns with the steps, by a loop that does nothing else. `--profile`: milliseconds of a step by kind of operation.
+turns with the steps, by a loop that does nothing else. `--profile`: milliseconds of a step, and of a prompt, by kind of
+operation.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from weft.engine.engine import Engine
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.ops.cpp.library import load
-from weft.ops.cpp.timing import Timings
+from weft.ops.cpp.timing import Span, Timings
 from weft.ops.cpp.weight_memory import WeightMemory
 
 PROMPT_LEN = 64
 OUTPUT_LEN = 48
+LONG_PROMPT = 512
 EDGE = 4  # steps at both ends of a round that are no decode steps
 LOOP_BYTES = 384 << 20
 VOCAB = 248_320
@@ -135,11 +137,13 @@ def built(quantize: str) -> Engine:
         return build_engine(config, folder).engine
 
 
-def decode(engine: Engine, number: int) -> list[float]:
+def decode(
+    engine: Engine, number: int, *, prompt_len: int = PROMPT_LEN, output_len: int = OUTPUT_LEN
+) -> list[float]:
     """Seconds of each decode step of one request."""
     random = np.random.default_rng(number)
-    ids = random.integers(0, VOCAB, PROMPT_LEN).astype(np.int32).tobytes()
-    sampling = SamplingParams(max_new_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
+    ids = random.integers(0, VOCAB, prompt_len).astype(np.int32).tobytes()
+    sampling = SamplingParams(max_new_tokens=output_len, temperature=0.0, ignore_eos=True)
     engine.submit(GenerateRequest(id=number, rid=str(number), input_ids=ids, sampling=sampling))
     steps = []
     while engine.has_work:
@@ -150,12 +154,20 @@ def decode(engine: Engine, number: int) -> list[float]:
 
 
 def profile(engine: Engine, number: int) -> None:
-    """Print which operations the steps of another request spend their time in."""
+    """Print which operations a decode step of another request spends its time in, and then a prompt."""
     library = load("")
     library.timings = Timings()
     num_steps = len(decode(engine, number)) + 2 * EDGE
-    spans = library.timings.spans()
+    tell(library.timings.spans(), num_steps)
+    library.timings = Timings()
+    began = time.perf_counter()
+    decode(engine, number + 1, prompt_len=LONG_PROMPT, output_len=1)
+    print(f"a prompt of {LONG_PROMPT} tokens: {1e3 * (time.perf_counter() - began):.0f} ms")
+    tell(library.timings.spans(), 1)
     library.timings = None
+
+
+def tell(spans: list[Span], num_steps: int) -> None:
     times_ms = Counter[str]()
     calls = Counter[str]()
     for span in spans:

@@ -165,7 +165,7 @@ def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_f
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(build, "all_sets", lambda: (*build.X86, build.PORTABLE))
-    monkeypatch.setattr(build, "_processor_flags", lambda: build.X86[2].needs | {"sse2"})
+    monkeypatch.setattr(build, "processor_flags", lambda: build.X86[2].needs | {"sse2"})
     assert [one.name for one in build.sets_here()] == ["avx512_vnni", "avx512", "avx2", "portable"]
     assert [one.name for one in build.sets_here("avx2")] == ["avx2", "portable"]
     assert [one.name for one in build.sets_here("portable")] == ["portable"]
@@ -178,7 +178,7 @@ def test_a_set_that_is_slow_on_a_processor_is_taken_only_by_name(
     monkeypatch: pytest.MonkeyPatch, maker: str, best: str
 ):
     monkeypatch.setattr(build, "all_sets", lambda: (*build.X86, build.PORTABLE))
-    monkeypatch.setattr(build, "_processor_flags", lambda: build.X86[0].needs)
+    monkeypatch.setattr(build, "processor_flags", lambda: build.X86[0].needs)
     monkeypatch.setattr(build, "_processor_maker", lambda: maker)
     assert build.sets_here()[0].name == best
     assert build.sets_here("avx512_bf16")[0].name == "avx512_bf16"
@@ -192,7 +192,7 @@ def test_a_set_that_the_processor_has_not_is_refused_before_anything_is_compiled
         "all_sets",
         lambda: (InstructionSet("best", (), frozenset({"magic"})), build.PORTABLE),
     )
-    monkeypatch.setattr(build, "_processor_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(build, "processor_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(CannotBuild, match="this processor has no best"):
         find_or_build("best")
     assert links(machine) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.executor.cpu.encoder_attention import CppBidirectional
+from weft.executor.cpu.tower_pieces import run_in_pieces
 from weft.models.vision.tower import Pieces, PlaneRotation, at_once
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat, StepArgs, WeightFormat
+from weft.ops.cpp.build import processor_flags
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
 
 Part = Callable[..., Tensor]
-
-ALL_OPS = 1 << 30  # more than any program has
 
 
 class PausePoint(NamedTuple):
@@ -96,6 +96,8 @@ class CppTowerBackend:
     def __init__(self, library: Library, format: WeightFormat) -> None:
         self.ops = CppEncoderOps(library, format)
         self.ops.may_round = format == WeightFormat.BF16
+        # A matrix unit attends to whole pictures alone.
+        self._cuts_attention = not (self.ops.may_round and "amx_bf16" in processor_flags())
         self._library = library
         self._attention: CppTowerAttention | None = None
         self._programs: dict[Part, PartProgram] = {}
@@ -113,13 +115,13 @@ class CppTowerBackend:
         self._pauses.append(PausePoint(self.ops.recorder.num_ops, rows, do))
 
     def run(self, part: Part, *rows: Tensor) -> Tensor:
-        return at_once(self._pieces(part, rows, ALL_OPS))
+        return at_once(self._pieces(part, rows, is_whole=True))
 
     def run_in_pieces(self, part: Part, *rows: Tensor) -> Pieces:
-        return self._pieces(part, rows, 1)
+        return self._pieces(part, rows, is_whole=False)
 
-    def _pieces(self, part: Part, rows: Sequence[Tensor], num_ops: int) -> Pieces:
-        """`num_ops`: the largest number of operations in a piece."""
+    def _pieces(self, part: Part, rows: Sequence[Tensor], *, is_whole: bool) -> Pieces:
+        """`is_whole`: all operations up to a pause at once; else none of them is long."""
         num_rows = len(rows[0])
         program = self._program(part, num_rows, [one.shape[1] for one in rows])
         for place, one in zip(program.inputs, rows, strict=True):
@@ -128,14 +130,20 @@ class CppTowerBackend:
         begin = 0
         for pause in (*program.pauses, None):
             end = len(program.program.args) if pause is None else pause.end
-            for first in range(begin, end, num_ops):
-                step.num_tokens = num_rows
-                program.program.run_part(self._library, step, first, min(first + num_ops, end))
+            step.num_tokens = num_rows
+            if is_whole:
+                program.program.run_part(self._library, step, begin, end)
                 yield
+            else:
+                yield from self._in_pieces(program.program.args[begin:end], step)
             if pause is not None:
                 pause.do(pause.rows[:num_rows])
             begin = end
         return program.output[:num_rows]
+
+    def _in_pieces(self, ops: Sequence[ctypes.Structure], step: StepArgs) -> Iterator[None]:
+        for args in ops:
+            yield from run_in_pieces(self._library, args, step, cuts_attention=self._cuts_attention)
 
     def _program(self, part: Part, num_rows: int, sizes: Sequence[int]) -> PartProgram:
         """The program of a part with room for `num_rows` rows. Pictures of a model usually have one

@@ -47,7 +47,9 @@ class ChosenRows(NamedTuple):
     rows: list[NDArray[np.int32]]  # of each layer [T, k]
 
     def are_of(self, tensors: list[Tensor], num_tokens: int) -> bool:
-        if num_tokens != self.num_tokens or len(tensors) != len(self.tensors):
+        if num_tokens != self.num_tokens:
+            return False
+        if len(tensors) != len(self.tensors):
             return False
         return all(map(operator.is_, tensors, self.tensors))
 
@@ -119,8 +121,10 @@ class ExpertRecorder:
         # In a step with both, those with one token decode.
         is_decode = np.repeat(plan.lens == 1, plan.lens)
         for mode, mask in enumerate((~is_decode, is_decode)):
-            if mask.any():
-                self._add(mode, computed, [of_layer[mask] for of_layer in rows])
+            if not mask.any():
+                continue
+            of_mode = [of_layer[mask] for of_layer in rows]
+            self._add(mode, computed, of_mode)
 
     def _computed(self, plan: Plan) -> list[int]:
         """The places of the layers with experts that the step computes."""

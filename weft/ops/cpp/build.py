@@ -98,7 +98,7 @@ def find_or_build(instruction_set: str = "") -> Path:
     """A library with this instruction set, or the best here for "": the one that came with the
     installation, else that of the user's cache, made now if need be. Raises `CannotBuild`.
     """
-    flags = _processor_flags()
+    flags = processor_flags()
     named = sets_here(instruction_set)
     if flags and not named[0].needs <= flags:
         raise CannotBuild(f"this processor has no {instruction_set}")
@@ -149,7 +149,7 @@ def all_sets() -> tuple[InstructionSet, ...]:
 def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
     """The set of this name, or all that this processor has and is fast with, the best first; and
     the one that every processor has."""
-    flags = _processor_flags()
+    flags = processor_flags()
     if wanted:
         found = [one for one in all_sets() if one.name == wanted]
     else:
@@ -266,7 +266,7 @@ def _run(command: Sequence[str]) -> None:
         )
 
 
-def _processor_flags() -> frozenset[str]:
+def processor_flags() -> frozenset[str]:
     return frozenset(_processor_line("flags").split())
 
 
