@@ -2,7 +2,8 @@
 
 A slot has the states of all these layers for one sequence. A row reads and writes its own slot in
 every step; in its first step it reads the snapshot at the end of its cached prefix, or zeros.
-Between tokens it leaves copies of its state at *borders*, multiples of a fixed number of tokens:
+Between tokens it leaves copies of its state at *borders*, multiples of a fixed number of tokens,
+and on the last page of a prompt:
 
     0 ....... border ....... 2 x border ....... 3 x border ... kv_len
                              ^ the last copy, replaced at the next border      ^ the row's own slot
