@@ -1,2 +1,2 @@
-"""KV that goes from one server to another over TCP. Plain sockets and one thread; nothing here
-knows a scheduler, or a tensor."""
+"""KV that goes from one server to another over TCP, by plain sockets and one thread. This package
+knows no scheduler and no tensor."""

@@ -1,11 +1,10 @@
-"""The server that takes: it asks for prompts that another server computes, and receives their pages
-straight into those of its own pool.
+"""The side of the server that takes KV: it asks for prompts that another server computes, and
+receives their pages straight into its own pool.
 
     engine's thread   ask, fetch, cancel, leave ─▶ orders ─┐
     thread            a connection for each prompt ◀───────┘
 
-A connection that breaks off, says nothing for a while, or brings anything else than it should, is
-one prompt that is computed here.
+If a connection breaks, is silent for a while, or sends invalid data, one prompt is computed here.
 """
 
 from __future__ import annotations
@@ -51,20 +50,20 @@ from weft.memory.tiers.protocol import Landed
 from weft.observe.log import EventLog
 from weft.tiers.disk import PoolPages
 
-SILENCE_S = 5.0  # after which the other server counts as dead
-BEAT_S = 1.0  # between two signs of life
+SILENCE_S = 5.0  # after this time, a silent server counts as dead
+BEAT_S = 1.0  # interval of `Beat` messages
 CONNECT_S = 3.0
 
 log = EventLog("handoff")
 
 
 class Unreachable(Exception):
-    """No connection can be made. The message says why."""
+    """No connection can be opened. The message says why."""
 
 
 @dataclass(eq=False)
 class Delivery:
-    """A ticket, for the thread."""
+    """A transfer, as an order for the thread."""
 
     ticket: int
     start: int  # tokens
@@ -72,12 +71,12 @@ class Delivery:
     pages: IntArray
     asked_s: float
     gate: PageGate = field(default_factory=PageGate)
-    num_pages: int = 0  # that have come, whole
+    num_pages: int = 0  # pages that have been received completely
 
 
 @dataclass(eq=False)
 class Talk:
-    """What is asked of one room. Of the thread alone, but for its names."""
+    """The conversation about one room. Used by the thread only, except `orders`."""
 
     pull: int
     place: MeetingPlace
@@ -85,9 +84,9 @@ class Talk:
     have: int
     orders: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)  # None: leave
     task: asyncio.Task[None] | None = None
-    delivery: Delivery | None = None  # that has not landed
+    delivery: Delivery | None = None  # the delivery in progress
     has_begun: bool = False
-    refusal: str = ""  # why it was ended here
+    refusal: str = ""  # why this server ended it
 
 
 class DecodeSide(NoHandoff):
@@ -111,8 +110,8 @@ class DecodeSide(NoHandoff):
         self._notify = notify
         self._silence_s = silence_s
         self._beat_s = beat_s
-        self._pull_of: dict[int, int] = {}  # by ticket; of the engine's thread alone
-        # Guards what threads write and the engine reads.
+        self._pull_of: dict[int, int] = {}  # by ticket; used by the engine's thread only
+        # Protects data that threads write and the engine reads.
         self._lock = threading.Lock()
         self._found: list[FoundKv] = []
         self._landed: list[Landed] = []
@@ -121,7 +120,7 @@ class DecodeSide(NoHandoff):
         self._num_bytes = 0
         self._num_connections = 0
         self._faults = 0
-        self._talks: dict[int, Talk] = {}  # of the thread alone
+        self._talks: dict[int, Talk] = {}  # used by the thread only
         self._refusals = Refusals()
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("weft-handoff")
@@ -195,7 +194,7 @@ class DecodeSide(NoHandoff):
         if talk is not None:
             talk.orders.put_nowait(delivery)
         elif delivery is not None:
-            self._land(delivery)  # the connection has ended meanwhile
+            self._land(delivery)  # the connection has ended in the meantime
 
     def _break_off(self, delivery: Delivery) -> None:
         for talk in self._talks.values():
@@ -203,11 +202,11 @@ class DecodeSide(NoHandoff):
                 talk.task.cancel()
 
     def _leave_all(self, why: str) -> None:
-        """What was asked is of no use any more."""
+        """End all conversations, because the weights have changed."""
         self._refusals.forget()
         for talk in self._talks.values():
             talk.refusal = why
-            # One that has not begun would end without a word.
+            # A task that has not begun would end without a report.
             if talk.has_begun and talk.task is not None:
                 talk.task.cancel()
 
@@ -242,7 +241,7 @@ class DecodeSide(NoHandoff):
             why = f"{talk.place}: {exc}"
         except (GateShut, asyncio.CancelledError):
             pass
-        except Exception as exc:  # whatever it is, the request computes its prompt
+        except Exception as exc:  # after any error the request computes its prompt
             log.exception("talk_failed", exc)
             why = f"{type(exc).__name__}: {exc}"
         if talk.refusal:
@@ -287,7 +286,7 @@ class DecodeSide(NoHandoff):
         incoming: asyncio.Future[Spoken],
         order: asyncio.Future[Delivery | None],
     ) -> None:
-        """What the other server says, and what the engine wants, until it wants nothing more."""
+        """Handle messages of the other server and orders of the engine, until an order ends it."""
         loop = self._thread.loop
         heard_s = loop.time()
         try:
@@ -337,8 +336,7 @@ class DecodeSide(NoHandoff):
     async def _receive(
         self, connection: Connection, incoming: asyncio.Future[Spoken], delivery: Delivery
     ) -> asyncio.Future[Spoken]:
-        """Receive the pages of a delivery. Returns the message behind them, which is still to
-        come."""
+        """Receive the pages of a delivery. Returns the future of the next message."""
         while delivery.num_pages < len(delivery.pages):
             message = await asyncio.wait_for(incoming, self._silence_s)
             if isinstance(message, PageGroup):
@@ -366,7 +364,7 @@ class DecodeSide(NoHandoff):
         self._num_bytes += piece.num_bytes
 
     async def _dismiss(self, place: MeetingPlace) -> None:
-        """Tell the other server that a room is not needed. If that fails, its lease ends."""
+        """Tell the other server that a room is not needed. If that fails, its lease expires."""
         with suppress(OSError, EOFError, TimeoutError, BadSpeech, SentAway, Unreachable):
             facts = self._known_facts()
             connection = await self._connect(place)
@@ -380,14 +378,14 @@ class DecodeSide(NoHandoff):
                 connection.close()
 
     def _known_facts(self) -> Facts:
-        """Raises SentAway while they are not known."""
+        """Raises SentAway while the facts are not known."""
         facts = self._facts.now
         if isinstance(facts, str):
             raise SentAway(f"{facts} here")
         return facts
 
     async def _connect(self, place: MeetingPlace) -> Connection:
-        """Raises SentAway where that is not allowed, and Unreachable."""
+        """Raises SentAway if the connection is not allowed, and Unreachable."""
         try:
             sock = await self._connected(place)
         except TimeoutError as exc:
@@ -414,7 +412,7 @@ class DecodeSide(NoHandoff):
         return sock
 
     def _land(self, delivery: Delivery) -> None:
-        """A delivery is over: its pages are the engine's again."""
+        """End a delivery: its pages are the engine's again."""
         delivery.gate.shut()
         num_tokens = delivery.num_pages * self._page_size
         seconds = time.monotonic() - delivery.asked_s

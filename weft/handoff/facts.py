@@ -1,5 +1,5 @@
-"""What the bits of a server's K and V depend on, by the names that an error has for it: found out
-on a thread, and again after new weights."""
+"""The facts on which a server's K and V depend, by their names in errors. They are computed on a
+thread, and again after new weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = EventLog("handoff")
 
 
 class KvFacts:
-    """`weights` is asked on the engine's thread, once for all weights that there are in turn, and
-    returns what finds their facts, on another thread."""
+    """`weights` is called on the engine's thread, once for each set of weights, and returns a
+    function that computes their facts on another thread."""
 
     def __init__(self, weights: Callable[[], Callable[[], Facts]]) -> None:
         self._weights = weights
         self._lock = threading.Lock()
-        self._next: Callable[[], Facts] | None = None  # what is to be found out
+        self._next: Callable[[], Facts] | None = None  # computes the facts of the latest weights
         self._is_finding = False
         self._now: Facts | str = READING
 
@@ -33,7 +33,7 @@ class KvFacts:
         return self._now
 
     def renew(self) -> None:
-        """The weights are others from now on. Returns at once."""
+        """The weights have changed. Returns at once."""
         find = self._weights()
         with self._lock:
             self._now = READING
@@ -44,7 +44,7 @@ class KvFacts:
         threading.Thread(target=self._find, name="weft-handoff-facts", daemon=True).start()
 
     def _find(self) -> None:
-        """Find out what is to be found out, until nothing is. Only the last weights count."""
+        """Compute facts until those of the latest weights are known."""
         while True:
             with self._lock:
                 find = self._next

@@ -1,4 +1,4 @@
-"""Lets a thread touch pages that another thread may take away at any time."""
+"""A lock around pages that another thread may take away at any time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class GateShut(Exception):
 
 
 class PageGate:
-    """`with gate:` around each touch, which must be short; `shut` returns when nobody touches the
-    pages any more, and nobody will."""
+    """Use `with gate:` around each access, which must be short. After `shut` returns, no thread
+    accesses the pages any more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""How two servers get to know each other: both show that they know the secret, and compare all that
-the bits of their K and V depend on.
+"""The greeting of two servers: each proves that it knows the secret, and they compare all facts on
+which their K and V depend.
 
-Neither says the secret. The proof of a side is an HMAC over both nonces, so that it can be used for
-this connection alone. The link itself is not encrypted.
+The secret is never sent. The proof of a side is an HMAC over both nonces, so it is valid for this
+connection only. The connection itself is not encrypted.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from weft.observe.log import EventLog
 
 GREETING_S = 5.0
 NONCE_BYTES = 32
-MAX_TOLD = 64  # refusals with a line of their own
+MAX_TOLD = 64  # refusals that are logged separately
 
 log = EventLog("handoff")
 
 
 class SentAway(Exception):
-    """The other side gives nothing. The message says why."""
+    """The other side refuses. The message says why."""
 
 
 class Refusals:
-    """Writes a line to the log for each one that is new, and seldom one for all that come again."""
+    """Logs each new refusal, and repeated ones only rarely."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
@@ -49,13 +49,13 @@ class Refusals:
         log.warning("refused", peer=peer, why=why)
 
     def forget(self) -> None:
-        """They may come again for other reasons: the weights are others."""
+        """Log refusals again, because they may have other reasons with new weights."""
         self._told.clear()
 
 
 async def welcome(connection: Connection, secret: str, facts: Facts | str, lease_s: float) -> None:
-    """The part of the server that lends. `facts`: its own, or why it lends nothing. Raises SentAway
-    for a client that is sent away."""
+    """The greeting by the server that lends. `facts`: its own facts, or why it lends nothing.
+    Raises SentAway for a client that is refused."""
     nonce = os.urandom(NONCE_BYTES)
     await connection.send(Challenge(VERSION, nonce))
     hello = await asyncio.wait_for(connection.receive(), GREETING_S)
@@ -84,8 +84,8 @@ async def welcome(connection: Connection, secret: str, facts: Facts | str, lease
 async def greet(
     connection: Connection, secret: str, facts: Facts, timeout_s: float = GREETING_S
 ) -> Welcome:
-    """The part of the server that takes. Raises SentAway, also where it refuses itself, BadSpeech,
-    and TimeoutError."""
+    """The greeting by the server that takes. Raises SentAway if either side refuses, BadSpeech, and
+    TimeoutError."""
     challenge = await connection.expect(Challenge, timeout_s)
     if challenge.version != VERSION:
         why = f"version {challenge.version} of the protocol is spoken there, and {VERSION} here"
@@ -108,8 +108,7 @@ async def greet(
 
 
 def difference(there: Facts, here: Facts) -> str:
-    """The first fact that is not the same on both sides, in a line for whoever is `here`; nothing
-    if all are."""
+    """The first fact that differs, in words for the side `here`; empty if all facts are equal."""
     for name in [*there, *here]:
         theirs = there.get(name, "not known")
         own = here.get(name, "not known")

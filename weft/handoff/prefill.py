@@ -1,11 +1,11 @@
-"""The server that lends: it listens, lets those who ask wait until their prompt is computed, and
-sends the pages of the pool.
+"""The side of the server that lends KV: it listens, lets clients wait until their prompt is
+computed, and sends pages of the pool.
 
-    engine's thread   expect, lend, refuse, withdraw ─▶ rooms ─▶ whoever waits in a room is woken
+    engine's thread   expect, lend, refuse, withdraw ─▶ rooms ─▶ clients that wait in a room wake up
     thread            a connection for each prompt that is asked for
 
-A room that somebody has asked for, and whose last connection has ended, is returned: it was taken,
-or nobody is left to take it.
+A room whose last connection has ended is returned: its KV was taken, or no client needs it any
+more.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
 from weft.observe.log import EventLog
 from weft.tiers.disk import PoolPages
 
-BEAT_S = 1.0  # between two signs of life
-ROOM_S = 5.0  # for a request to come whose room is asked for
-SEND_S = 10.0  # for a group of pages to be taken
+BEAT_S = 1.0  # interval of `Beat` messages
+ROOM_S = 5.0  # time in which the request of a room must come after a client has asked for it
+SEND_S = 10.0  # time in which a group of pages must be received
 BACKLOG = 256
-MAX_REMEMBERED = 4_096  # rooms that are over
+MAX_REMEMBERED = 4_096  # ended rooms
 
 log = EventLog("handoff")
 
@@ -60,13 +60,14 @@ class RoomState(Enum):
 
 
 class Room:
-    """What is known of one, and who waits in it. Only `gate` is for several threads."""
+    """The state of one room, and the clients that wait in it. Only `gate` is used by several
+    threads."""
 
     def __init__(self) -> None:
         self.state = RoomState.UNKNOWN
         self.key = CacheKey("", b"")
         self.pages: IntArray = np.empty(0, dtype=np.int32)
-        self.why = ""  # it is over
+        self.why = ""  # reason of its end
         self.gate = PageGate()
         self.num_askers = 0
         self.renewed_s = 0.0
@@ -78,7 +79,8 @@ class Room:
 
 
 class PrefillSide(NoHandoff):
-    """`notify` is called when there is news, on any thread. It serves connections to `listener`."""
+    """`notify` is called when there is news, on any thread. Serves the connections of
+    `listener`."""
 
     def __init__(
         self,
@@ -102,15 +104,15 @@ class PrefillSide(NoHandoff):
         self._notify = notify
         self._beat_s = beat_s
         self._room_s = room_s
-        # Guards what threads write and the engine reads.
+        # Protects data that threads write and the engine reads.
         self._lock = threading.Lock()
         self._renewed: list[str] = []
         self._returned: list[str] = []
-        self._gates: dict[str, PageGate] = {}  # of the rooms that are lent
+        self._gates: dict[str, PageGate] = {}  # of lent rooms
         self._num_bytes = 0
         self._num_connections = 0
         self._faults = 0
-        # Of the thread alone.
+        # Used by the thread only.
         self._rooms: dict[str, Room] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
         self._refusals = Refusals()
@@ -125,7 +127,7 @@ class PrefillSide(NoHandoff):
         self._thread.soon(self._begin)
 
     def close(self) -> None:
-        """End all connections, and listen no more."""
+        """End all connections, and stop listening."""
         self._thread.stop()
         self._listener.close()
 
@@ -197,7 +199,7 @@ class PrefillSide(NoHandoff):
             room.wake()
 
     def _send_away(self, why: str) -> None:
-        """Whoever asks has to greet anew."""
+        """End all conversations: clients must greet again."""
         self._num_renewed += 1
         self._refusals.forget()
         for name, room in list(self._rooms.items()):
@@ -211,7 +213,7 @@ class PrefillSide(NoHandoff):
             del self._rooms[name]
 
     def _room_of(self, name: str) -> Room:
-        """The room of this name; one that is over where it is."""
+        """The room of this name, or an ended room if it has ended."""
         why = self._over.get(name)
         if why is not None:
             room = Room()
@@ -235,7 +237,7 @@ class PrefillSide(NoHandoff):
         while True:
             try:
                 sock, address = await loop.sock_accept(self._listener)
-            except OSError as exc:  # too many open files: those that are open go on
+            except OSError as exc:  # too many open files: open connections continue
                 log.seldom("not_accepted", error=f"{exc}")
                 await asyncio.sleep(self._beat_s)
                 continue
@@ -259,7 +261,7 @@ class PrefillSide(NoHandoff):
             self._faults += 1
             log.seldom("broken_off", peer=peer, error=f"{exc or type(exc).__name__}")
         except GateShut:
-            pass  # the lease has ended; the other side sees the connection end
+            pass  # the lease has ended; the other side sees the connection close
         finally:
             connection.close()
 
@@ -277,7 +279,7 @@ class PrefillSide(NoHandoff):
                 self._left(ask.room, room)
 
     def _left(self, name: str, room: Room) -> None:
-        """Nobody is left in a room."""
+        """The last client has left a room."""
         if room.state is RoomState.UNKNOWN:
             if self._rooms.get(name) is room:
                 del self._rooms[name]
@@ -294,7 +296,7 @@ class PrefillSide(NoHandoff):
 
 
 class _Visit:
-    """One connection in its room."""
+    """One connection and its room."""
 
     def __init__(
         self,
@@ -317,7 +319,7 @@ class _Visit:
         self._room.woken.discard(self._event)
 
     async def run(self) -> None:
-        """Raises EOFError when the other side has closed the connection."""
+        """Raises EOFError after the other side has closed the connection."""
         if not await self._until_lent():
             return
         room = self._room
@@ -342,7 +344,7 @@ class _Visit:
             self._listen()
 
     async def _until_lent(self) -> bool:
-        """Returns whether the room was lent; else the other side was told why not."""
+        """Returns whether the room was lent; otherwise the other side has been told why not."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._side._room_s
         room = self._room
@@ -356,14 +358,14 @@ class _Visit:
                 await self._connection.send(Decline(why))
                 return False
             if self._incoming.done():
-                self._incoming.result()  # raises where the other side is gone
+                self._incoming.result()  # raises if the other side is gone
                 self._listen()
             else:
                 await self._connection.send(Beat())
         return False
 
     async def _wait(self) -> bool:
-        """Until something happens, for a beat at most. Returns whether the room is still open."""
+        """Wait for an event, at most for one beat. Returns whether the room is still open."""
         room = self._room
         if room.state is RoomState.OVER:
             await self._connection.send(Decline(room.why))
@@ -389,11 +391,11 @@ class _Visit:
         return True
 
     def _listen(self) -> None:
-        """The last message was read."""
+        """Wait for the next message, after the last one was read."""
         self._incoming = self._connection.next_message()
 
     def _renew(self) -> None:
-        """The room is still waited for."""
+        """Report that a client still waits in the room."""
         room = self._room
         now = asyncio.get_running_loop().time()
         if room.state is RoomState.LENT and now >= room.renewed_s + self._side._lease_s / 4:
@@ -401,7 +403,7 @@ class _Visit:
             self._side._tell(renewed=self._ask.room)
 
     async def _send(self, wanted: Wanted) -> None:
-        """Send pages, group by group. Raises GateShut when the lease ends."""
+        """Send pages in groups. Raises GateShut when the lease ends."""
         side = self._side
         size = side._page_size
         if wanted.start % size or not 0 <= wanted.start < wanted.end <= self._known:
@@ -423,7 +425,7 @@ class _Visit:
 
 
 def shared_tokens(lent: CacheKey, ask: Ask, page_size: int) -> int:
-    """How many tokens of what is asked for are the beginning of what is lent, whole pages."""
+    """How many tokens of the requested key are the beginning of the lent one, in whole pages."""
     if lent.namespace != ask.namespace:
         return 0
     num_tokens = min(len(lent.tokens), len(ask.tokens)) // TOKEN_BYTES

@@ -17,11 +17,11 @@ class LoopThread:
         self._thread.start()
 
     def soon(self, call: Callable[..., object], *args: Any) -> None:
-        """Make a call on the thread, behind those that were made before. Returns at once."""
+        """Make a call on the thread, after earlier ones. Returns at once."""
         self.loop.call_soon_threadsafe(call, *args)
 
     def stop(self) -> None:
-        """End the thread, and everything on it. Returns when it has ended."""
+        """End the thread and all of its tasks. Returns when it has ended."""
         if self._thread.is_alive():
             self.soon(self.loop.stop)
             self._thread.join()

@@ -1,7 +1,7 @@
-"""What two servers say to each other, and how it travels.
+"""The messages between two servers, and their encoding.
 
     length, 4 bytes, little endian │ message, msgpack
-    and behind a `PageGroup`: its bytes, raw │ their CRC-32, 4 bytes
+    and after a `PageGroup`: its bytes, raw │ their CRC-32, 4 bytes
 
     prefill                                    decode
             Challenge  ──────────────────────▶
@@ -13,8 +13,8 @@
      PageGroup, its bytes  ──────────────────────▶
                        ◀──────────────────────  (closed: nothing more is needed)
 
-Bytes of pages go from and into the memory of the pool itself, without a copy in between. Each side
-takes their checksum part by part, while the system moves the parts beside.
+Pages are sent from and received into the memory of the pool, without another copy. Each side
+computes checksums in parts while the system transfers other parts.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from weft.tiers.files import MAX_PIECES, behind
 VERSION = 2
 LENGTH = struct.Struct("<I")
 CHECKSUM = struct.Struct("<I")
-MAX_GREETING_BYTES = 65_536  # before both know each other
+MAX_GREETING_BYTES = 65_536  # limit before both sides have greeted
 MAX_MESSAGE_BYTES = 64_000_000  # a prompt takes 4 bytes a token
-GROUP_BYTES = 1 << 23  # of pages that go together, with one checksum
-PART_BYTES = 1 << 20  # of a group, whose checksum is taken while others are on their way
-BUFFER_BYTES = 1 << 22  # that the system is asked to keep of a connection
-# Whoever waits for more of a group is woken when so much is there, not for every packet.
+GROUP_BYTES = 1 << 23  # of pages that are sent together, with one checksum
+PART_BYTES = 1 << 20  # part of a group; its checksum is computed while others are in transfer
+BUFFER_BYTES = 1 << 22  # size of the socket buffers that is requested
+# A reader of a group is woken when this many bytes are there, not for every packet.
 WAKE_BYTES = 1 << 18
 
 
 class BadSpeech(Exception):
-    """The other side does not keep to the protocol."""
+    """The other side violates the protocol."""
 
 
 class DamagedPiece(Exception):
-    """Bytes have come that are not those that were sent."""
+    """The received bytes differ from the sent ones."""
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
@@ -60,7 +60,7 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     nonce: bytes
     proof: bytes
-    facts: dict[str, str]  # on which the bits of K and V depend
+    facts: dict[str, str]  # facts on which K and V depend
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -75,17 +75,17 @@ class Decline(msgspec.Struct, frozen=True, tag="refusal"):
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     room: str
     namespace: str
-    tokens: bytes  # int32, packed: the key of the prompt, as far as it is wanted
-    have: int  # tokens that are there already
-    is_needless: bool = False  # only to say so
+    tokens: bytes  # int32, packed: the key of the wanted part of the prompt
+    have: int  # tokens that the client has already
+    is_needless: bool = False  # the client only says that it needs nothing
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Nothing new; the sender lives, and waits."""
+    """No news: the sender is alive and waits."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    num_tokens: int  # of the key that may be had, from the first one on
+    num_tokens: int  # available tokens of the key, from the first one on
 
 
 class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
@@ -94,7 +94,7 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
 
 
 class PageGroup(msgspec.Struct, frozen=True, tag="piece"):
-    """The next pages of those that are wanted. Their bytes follow, and the checksum of these."""
+    """The next wanted pages. Their bytes follow, and the checksum of these."""
 
     num_pages: int
     num_bytes: int
@@ -110,7 +110,7 @@ _decode = msgspec.msgpack.Decoder[Spoken](Spoken).decode
 
 
 class Connection:
-    """One end of a connection. Its calls raise OSError and EOFError when it breaks off."""
+    """One end of a connection. Its methods raise OSError and EOFError if it breaks."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -129,7 +129,7 @@ class Connection:
         await self._loop.sock_sendall(self._sock, LENGTH.pack(len(body)) + body)
 
     async def receive(self) -> Spoken:
-        """The next message. Raises BadSpeech for what is none."""
+        """The next message. Raises BadSpeech for invalid data."""
         (num_bytes,) = LENGTH.unpack(await self._exactly(LENGTH.size))
         if num_bytes > self.max_bytes:
             raise BadSpeech(f"a message of {num_bytes:,} bytes")
@@ -140,21 +140,21 @@ class Connection:
         return message
 
     def next_message(self) -> asyncio.Future[Spoken]:
-        """The next message, when it has come. Nobody has to ask for it: it may be an error that
-        comes when all is over."""
+        """A future of the next message. It need not be awaited: it may be an error after the
+        end."""
         coming = asyncio.ensure_future(self.receive())
         coming.add_done_callback(_seen)
         return coming
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
-        """The next message, which has to be of this kind. Raises BadSpeech, and TimeoutError."""
+        """The next message, which must be of this kind. Raises BadSpeech, and TimeoutError."""
         message = await asyncio.wait_for(self.receive(), timeout_s)
         if not isinstance(message, kind):
             raise BadSpeech(f"{type(message).__name__} instead of {kind.__name__}")
         return message
 
     async def send_pages(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
-        """Send the bytes of a group, and their checksum. Raises GateShut, in the midst of it."""
+        """Send the bytes of a group, and their checksum. Raises GateShut, perhaps halfway."""
         checksum = 0
         for part in _parts(pieces):
             await self._send_pieces(part, gate)
@@ -163,7 +163,7 @@ class Connection:
         await self._loop.sock_sendall(self._sock, CHECKSUM.pack(checksum))
 
     async def receive_pages(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
-        """Receive the bytes of a group. Raises GateShut, in the midst of it, and DamagedPiece."""
+        """Receive the bytes of a group. Raises GateShut, perhaps halfway, and DamagedPiece."""
         checksum = 0
         for part in _parts(pieces):
             await self._receive_pieces(part, gate)
@@ -217,7 +217,7 @@ class Connection:
             self._loop.remove_writer(self._sock)
 
     async def _until_there(self, num_bytes: int) -> None:
-        """Until so much can be read, or the connection has ended."""
+        """Wait until `num_bytes` can be read, or the connection has ended."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
         try:
             await self._until_readable()

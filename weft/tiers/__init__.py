@@ -1,2 +1,2 @@
-"""KV of cached prefixes in a folder: it outlives the process. Plain files, read and written by
-threads; nothing here knows a scheduler, or a tensor."""
+"""KV of cached prefixes outside of the pool: in host memory, or in a folder, where it outlives the
+process. Threads copy, read and write it; this package knows no scheduler and no tensor."""

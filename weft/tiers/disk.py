@@ -1,13 +1,14 @@
 """KV in the files of a folder: the `Tiers` of `--cache-dir`.
 
     engine's thread   seek, lacks: the index in memory       fetch, keep, cancel ─▶ queues ─┐
-    reading thread    a block after the other, straight into the pool's pages ◀─────────────┤
+    reading thread    block after block, straight into the pool's pages ◀───────────────────┤
     checking thread   the checksum of a block, while the next one is being read             │
-    writing thread    first the fingerprint and a scan; then a block after the other ◀──────┘
+    writing thread    first the fingerprint and a scan; then block after block ◀────────────┘
 
-A block that cannot be read is dropped from the index and computed; one that cannot be written is
-not there. After a write that failed, nothing is written for a minute. The files take no more than
-`max_bytes`: the least recently used go. A file system with little room left is not written to.
+A block that cannot be read is dropped from the index, and its tokens are computed; one that
+cannot be written is not stored. After a failed write, nothing is written for a minute. The
+files take at most `max_bytes`: the least recently used are deleted. Nothing is written to a
+file system with little free space.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from weft.tiers.files import DamagedBlock, file_bytes, read_block, write_block
 from weft.tiers.index import BlockIndex
 from weft.tiers.keys import KeyChain
 
-FIRST_RATE = 500e6  # bytes a second, until one is measured
+FIRST_RATE = 500e6  # bytes per second, until a rate is measured
 LEARNING_RATE = 0.3
-FLOOR_BYTES = 1_000_000_000  # that stay free on the file system
-REST_S = 60.0  # after a write that failed, before the next one
-# Others may share the folder: it is scanned after this time, while the store is used, and whenever
-# this part of the room has been written.
+FLOOR_BYTES = 1_000_000_000  # free space that must remain on the file system
+REST_S = 60.0  # pause after a failed write
+# Other servers may share the folder, so it is scanned after this time while the store is used, and
+# whenever this server has written a sixteenth of the allowed bytes.
 LOOK_S = 60.0
 WRITTEN_SHARE = 16
 SETTLE_S = 10.0
-# Beside requests that run, the writing thread rests behind each block for so many times as long as
-# the block has taken: it takes processor time of theirs. Without turns of the engine it does not.
+# While requests run, the writing thread rests after each block for this multiple of the block's
+# time, because it uses their processor time. If the engine runs no steps, it does not rest.
 REST_SHARE = 9.0
 LONGEST_REST_S = 0.02
 IDLE_S = 0.2
@@ -67,22 +68,22 @@ class PoolPages(Protocol):
     page_bytes: int
 
     def pieces(self, page: int) -> list[memoryview]:
-        """Where the bytes of a page are, one piece for each tensor."""
+        """The memory of a page, one piece for each tensor."""
         ...
 
 
 @dataclass(eq=False)
 class TransferJob:
-    """A ticket, for a thread."""
+    """A transfer, as a job for a thread."""
 
     ticket: int
-    chain: KeyChain | None  # whose blocks it is about; None: there are none
+    chain: KeyChain | None  # the keys of its blocks; None: the store is not open
     key: CacheKey
     start: int
     pages: IntArray
-    ending: IntArray  # none: it does not travel
+    ending: IntArray  # empty: no ending is transferred
     asked_s: float
-    has_ending: bool = False  # it has been read
+    has_ending: bool = False  # the ending has been read
     is_cancelled: bool = False
 
 
@@ -90,33 +91,33 @@ class StoredPart(NamedTuple):
     """A block of a transfer, or its ending."""
 
     key: bytes
-    tokens: bytes  # of the block, or of the one before the ending
+    tokens: bytes  # of the block, or of the block before the ending
     pieces: list[memoryview]
-    num_tokens: int  # 0: it is an ending
+    num_tokens: int  # 0: this is an ending
 
 
 class UncheckedBlock(NamedTuple):
-    """A block that has been read; whether it is sound is being found out."""
+    """A block that has been read and is being checked."""
 
     key: bytes
     path: Path
     num_bytes: int
-    num_tokens: int  # 0: it is an ending
+    num_tokens: int  # 0: this is an ending
     check: Future[None]  # raises DamagedBlock
 
 
 class Reopen(NamedTuple):
-    """The weights are others: what is stored of them is to be looked up."""
+    """The weights have changed: find the stored blocks of the new weights."""
 
     number: int  # of the weights
     identify: Callable[[], bytes]
 
 
 class DiskTiers:
-    """`weights` is asked on the engine's thread, once for all weights that there are in turn, and
-    returns what computes their fingerprint, on another thread. `notify` is called when there is
-    news, on any thread. `folder` exists. `endings`: the memory of endings, where sequences have
-    some; None: they can be resumed behind every block."""
+    """`weights` is called on the engine's thread, once for each set of weights, and returns a
+    function that computes their fingerprint on another thread. `notify` is called when there is
+    news, on any thread. `folder` must exist. `endings`: the memory of endings, if sequences have
+    some; None: they can be resumed after every block."""
 
     def __init__(
         self,
@@ -141,11 +142,11 @@ class DiskTiers:
         self._num_renewed = 0
         self._notify = notify
         self._floor_bytes = floor_bytes
-        self._chain: KeyChain | None = None  # None: nothing is found
+        self._chain: KeyChain | None = None  # None: no block is found
         self._state = OPENING
         self._is_stopped = False
-        self._jobs: dict[int, TransferJob] = {}  # that have not been reported
-        # Guards what threads write and the engine reads: jobs, news, numbers.
+        self._jobs: dict[int, TransferJob] = {}  # jobs that have not been reported
+        # Protects data that threads write and the engine reads: jobs, news, numbers.
         self._lock = threading.Condition()
         self._landed: list[Landed] = []
         self._written_jobs: list[Written] = []
@@ -161,12 +162,12 @@ class DiskTiers:
         self._writes: queue.SimpleQueue[TransferJob | Reopen | list[Path]] = queue.SimpleQueue()
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="weft-cache-checks")
         self._scanned_s = -math.inf  # when the folder was scanned last
-        self._scanned_at_bytes = 0  # that had been written then
-        self._was_asked = False  # since then
-        self._turned_s = -math.inf  # when the engine asked for news last
+        self._scanned_at_bytes = 0  # bytes written before the last scan
+        self._was_asked = False  # since the last scan
+        self._turned_s = -math.inf  # when the engine last called `take`
 
     def start(self) -> None:
-        """Begin to look what is stored."""
+        """Start the threads and look for stored blocks."""
         self._writes.put(Reopen(0, self._weights()))
         for name, work in (("reads", self._read_all), ("writes", self._write_all)):
             threading.Thread(target=work, name=f"weft-cache-{name}", daemon=True).start()
@@ -229,7 +230,7 @@ class DiskTiers:
         self._writes.put(self._index.drop_all())
 
     def flush(self) -> None:
-        """All that is stored is in files."""
+        """Does nothing: everything that is stored is in files."""
 
     def renew(self, why: str) -> None:
         with self._lock:
@@ -255,7 +256,7 @@ class DiskTiers:
             self._lock.wait_for(lambda: not self._jobs, SETTLE_S)
             self._landed.clear()
             self._written_jobs.clear()
-            # Whoever begins anew has not heard of it.
+            # A new engine has not been notified of it.
             self._has_opened = self._chain is not None
             self._has_news = self._has_opened
         self._notify()
@@ -275,8 +276,8 @@ class DiskTiers:
         )
 
     def _resumable(self, key: CacheKey, have: int) -> int:
-        """Tokens of the beginning of a sequence that are stored, or among the first `have`, up to
-        where it can be resumed."""
+        """Number of tokens at the beginning of a sequence that are stored or among the first
+        `have`, and after which it can be resumed."""
         chain = self._chain
         if chain is None:
             return 0
@@ -291,7 +292,7 @@ class DiskTiers:
         return resumable
 
     def _can_resume(self, chain: KeyChain, block: bytes) -> bool:
-        """Whether a sequence can be resumed behind a block, as far as endings are concerned."""
+        """Whether an ending allows to resume a sequence after a block."""
         return self._endings is None or chain.ending(block) in self._index
 
     def _enter(
@@ -310,7 +311,7 @@ class DiskTiers:
             num_tokens = 0
             try:
                 num_tokens = self._read(job)
-            except Exception as exc:  # whatever it is, the request computes its prompt
+            except Exception as exc:  # after any error the request computes its prompt
                 self._failed("read", exc)
             with self._lock:
                 del self._jobs[job.ticket]
@@ -319,7 +320,7 @@ class DiskTiers:
             self._tell()
 
     def _read(self, job: TransferJob) -> int:
-        """Returns the tokens that have come."""
+        """Returns the number of tokens that were read."""
         chain = job.chain
         if chain is None or self._is_stopped:
             return 0
@@ -328,14 +329,14 @@ class DiskTiers:
         for block in self._sound_blocks(chain, job):
             num_tokens += block.num_tokens
             keys.append(block.key)
-            # It comes last: whoever has it has all.
+            # The ending comes last, so everything before it has been read.
             job.has_ending = not block.num_tokens
         self._note_use(keys)
         return num_tokens
 
     def _sound_blocks(self, chain: KeyChain, job: TransferJob) -> Iterator[UncheckedBlock]:
-        """The blocks of a transfer, read and checked, up to the first one that cannot be had. While
-        one is being read, the one before it is checked."""
+        """The blocks of a transfer, read and checked, up to the first one that fails. While one is
+        being read, the one before it is checked."""
         before: UncheckedBlock | None = None
         began_s = time.monotonic()
         is_first = True
@@ -359,7 +360,7 @@ class DiskTiers:
             yield before
 
     def _read_block(self, chain: KeyChain, part: StoredPart) -> UncheckedBlock | None:
-        """Read a block, and begin to check it. None if it cannot be read."""
+        """Read a block, and start its check. None if it cannot be read."""
         path = self._index.path(chain.model, part.key)
         try:
             found = read_block(path, part.key, part.tokens, part.pieces)
@@ -381,20 +382,20 @@ class DiskTiers:
         return True
 
     def _note_use(self, keys: Sequence[bytes], new: Container[bytes] = ()) -> None:
-        """Of blocks of one sequence, in its order."""
+        """Note the use of blocks of one sequence, in its order."""
         for path in self._index.use(keys, new):
-            now_ns = time.time_ns()  # the system itself gives many files the same time
+            now_ns = time.time_ns()  # the system's own times are equal for many files
             with suppress(OSError):
                 os.utime(path, ns=(now_ns, now_ns))
 
     def _learn(self, num_bytes: int, seconds: float) -> None:
-        """A block has been read in so many seconds, and the one before been checked."""
+        """A block was read in `seconds`, and the one before it was checked."""
         rate = num_bytes / max(seconds, 1e-6)
         with self._lock:
             self._rate += LEARNING_RATE * (rate - self._rate)
 
     def _lose(self, key: bytes, path: Path, exc: OSError | DamagedBlock) -> None:
-        """A block cannot be read."""
+        """Drop a block that cannot be read."""
         self._index.drop(key)
         if isinstance(exc, DamagedBlock):
             with suppress(OSError):
@@ -430,7 +431,7 @@ class DiskTiers:
 
     @property
     def _may_have_changed(self) -> bool:
-        """Whether it is time to look what others have done to the folder."""
+        """Whether it is time to scan the folder for changes by other servers."""
         num_bytes = self._written_bytes - self._scanned_at_bytes
         if num_bytes * WRITTEN_SHARE >= self._max_bytes:
             return True
@@ -443,7 +444,7 @@ class DiskTiers:
         self._scanned_s = time.monotonic()
 
     def _open(self, asked: Reopen) -> None:
-        """Find out whose blocks are to be found, and which there are."""
+        """Compute the fingerprint of the weights, and find their stored blocks."""
         try:
             chain = KeyChain(asked.identify(), self._block_len)
         except Exception as exc:
@@ -469,17 +470,17 @@ class DiskTiers:
         self._tell()
 
     def _is_wanted(self, asked: Reopen) -> bool:
-        """Whether the weights are still those, and the store is in use."""
+        """Whether the weights have not changed again, and the store is in use."""
         return asked.number == self._num_renewed and not self._is_stopped
 
     def _write(self, job: TransferJob) -> int:
-        """Returns the bytes that were written."""
+        """Returns the number of written bytes."""
         chain = job.chain
         if chain is None or self._is_stopped or time.monotonic() < self._rests_until_s:
             return 0
         total = 0
-        # Without its beginning nobody finds a block. So none of a sequence goes for another of the
-        # same one, and its end goes before its beginning.
+        # A block cannot be found without the blocks before it. So no block of a sequence is deleted
+        # for another of the same one, and its end is deleted before its beginning.
         own = list(chain.keys(job.key))
         self._note_use(own)
         spared = frozenset(own)
@@ -512,13 +513,13 @@ class DiskTiers:
         return total
 
     def _is_whole(self, job: TransferJob) -> bool:
-        """The pages have been read: whether they were still those of the job."""
+        """After the pages were read: whether they still belonged to the job."""
         with self._lock:
             return not job.is_cancelled
 
     def _make_room(self, num_bytes: int, spared: frozenset[bytes]) -> bool:
-        """Drop blocks that are not `spared` until another one may be written. Returns whether it
-        may."""
+        """Delete blocks that are not `spared` until another block may be written. Returns whether
+        it may."""
         while self._index.num_bytes + num_bytes > self._max_bytes:
             key = self._index.oldest()
             if key is None or key in spared:
@@ -530,7 +531,7 @@ class DiskTiers:
         try:
             status = os.statvfs(self._index.folder)
         except FileNotFoundError:
-            return True  # it is made anew
+            return True  # it will be created again
         free_bytes = status.f_bavail * status.f_frsize
         if free_bytes - num_bytes < self._floor_bytes:
             self._rest(OSError(f"only {free_bytes:,} bytes are free on its file system"))
@@ -538,14 +539,14 @@ class DiskTiers:
         return True
 
     def _rest(self, exc: Exception) -> None:
-        """A block could not be written: nor could the next one."""
+        """A block could not be written, so write none for a while."""
         self._rests_until_s = time.monotonic() + REST_S
         self._failed("write", exc)
 
     # Both
 
     def _parts(self, chain: KeyChain, job: TransferJob) -> Iterator[StoredPart]:
-        """The blocks of a transfer, one after the other, and behind them its ending."""
+        """The blocks of a transfer in order, and after them its ending."""
         last = b""
         tokens = b""
         for number, key in enumerate(chain.keys(job.key)):
@@ -582,8 +583,8 @@ class DiskTiers:
 
 
 def rest_s(took_s: float, since_turn_s: float) -> float:
-    """For how long the writing thread rests behind a block that has taken `took_s`, when the engine
-    had its last turn `since_turn_s` ago."""
+    """How long the writing thread rests after a block that took `took_s`, if the engine last called
+    `take` `since_turn_s` ago."""
     if since_turn_s > IDLE_S:
         return 0.0
     return min(REST_SHARE * took_s, LONGEST_REST_S)

@@ -1,11 +1,11 @@
 """One stored block: a file with a header and the bytes of its pages.
 
     header, 4 kB and more: magic, key, tokens, sizes, CRC-32 of the pages, CRC-32 of the header
-    pages, one behind the other: the pieces of a page in the order of the pool's tensors
+    pages, one after the other: the pieces of a page in the order of the pool's tensors
 
-A file is written under another name and then renamed, and nothing waits until the disk has it: a
-block that a crash has torn, or that is damaged in any other way, fails a comparison here, and its
-tokens are computed. The tokens in the header are compared, too: no collision of keys can matter.
+A file is written under another name and then renamed, without waiting for the disk: a block
+that was damaged by a crash, or in any other way, fails a comparison here, and its tokens are
+computed. The tokens in the header are compared, too, so a collision of keys does no harm.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TEMPORARY = ".tmp"
 FIXED = struct.Struct("<8s32sIQI")
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 4_096  # where the pages begin
-MAX_PIECES = 1_024  # in one call of the system: IOV_MAX
+MAX_PIECES = 1_024  # limit of one system call: IOV_MAX
 
 
 class DamagedBlock(Exception):
-    """A file is not the block that its name says. The message says what is wrong with it."""
+    """The content of a file does not match its name. The message says why."""
 
 
 def header_bytes(num_token_bytes: int) -> int:
@@ -49,10 +49,10 @@ def write_block(
     pieces: Sequence[memoryview],
     may_replace: Callable[[], bool],
 ) -> int:
-    """Write a block. `may_replace` is asked when the pieces have been read for the last time:
-    whether what was read of them is theirs. Returns the bytes of the file; 0 if it is not.
+    """Write a block. `may_replace` is called after the pieces have been read for the last time, and
+    returns whether their content was valid. Returns the bytes of the file; 0 if it was not.
 
-    Raises OSError; then there is no such file, or the one that was there before.
+    Raises OSError; then the file does not exist, or is the old one.
     """
     checksum = 0
     size = 0
@@ -79,11 +79,11 @@ def write_block(
 
 
 class ReadBlock(NamedTuple):
-    """A block whose pages have been read, and not been looked at."""
+    """A block whose pages have been read but not checked."""
 
     num_bytes: int
     pieces: Sequence[memoryview]
-    checksum: int  # that they must have
+    checksum: int  # expected checksum of the pieces
 
     def check(self) -> None:
         """Raises DamagedBlock."""
@@ -100,8 +100,7 @@ def read_block(
     tokens: bytes,
     pieces: Sequence[memoryview],
 ) -> ReadBlock:
-    """Read a block into `pieces`, which hold anything if this raises, or if the check that is left
-    to do does.
+    """Read a block into `pieces`. Their content is undefined if this, or the later check, raises.
 
     Raises OSError, and DamagedBlock for a file that is not this block.
     """
@@ -164,7 +163,7 @@ def _move(
 
 
 def behind(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of the pieces behind their first bytes."""
+    """The pieces without their first `num_bytes` bytes."""
     for i, piece in enumerate(pieces):
         if num_bytes < len(piece):
             return [piece[num_bytes:], *pieces[i + 1 :]]

@@ -1,13 +1,13 @@
-"""KV in the memory of the host, for pools that lie in that of a GPU: the `Tiers` of
-`--cache-host-gb`, alone or before a second store.
+"""KV in the memory of the host, for pools on a GPU: the `Tiers` of `--cache-host-gb`, alone or
+before a second store.
 
     keep    pool ─▶ host memory ─▶ (the store below, from there)
     fetch   (the store below ─▶) host memory ─▶ pool
 
-What is read from the store below comes into host memory first, and is found there afterwards. One
-thread copies, one transfer after the other, on a stream of its own; nobody waits for it. Blocks
-that were not used for longest go when others need their place, but for those that are on their way.
-It knows places and pages, never a tensor.
+Blocks of the store below are read into host memory first, and are found there afterwards. One
+thread copies, one transfer after another, on a stream of its own; no call waits for it. The least
+recently used blocks are dropped when others need their places, except blocks in transfer. This
+module knows places and pages, but no tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weft.memory.tiers.protocol import (
 from weft.observe.log import EventLog
 from weft.tiers.keys import KeyChain
 
-FIRST_RATE = 5e9  # bytes a second, until one is measured
+FIRST_RATE = 5e9  # bytes per second, until a rate is measured
 LEARNING_RATE = 0.3
 SETTLE_S = 10.0
 
@@ -54,11 +54,11 @@ class HostCopies(Protocol):
     page_bytes: int
 
     def save(self, pages: IntArray, places: IntArray) -> None:
-        """Copy pages [n] of the pool to places [n]. Returns when they are there."""
+        """Copy pages [n] of the pool to places [n]. Returns when the copy is complete."""
         ...
 
     def load(self, places: IntArray, pages: IntArray) -> None:
-        """Copy places [n] to pages [n] of the pool. Returns when they are there."""
+        """Copy places [n] to pages [n] of the pool. Returns when the copy is complete."""
         ...
 
 
@@ -68,7 +68,7 @@ class HostBlock:
 
     places: IntArray  # [pages of a block]
     users: int = 0  # transfers that read it
-    is_dropped: bool = False  # nobody finds it any more; its last user frees the places
+    is_dropped: bool = False  # not found any more; its last user frees the places
 
 
 @dataclass(eq=False)
@@ -76,29 +76,29 @@ class HostJob:
     """A transfer between pool and host memory."""
 
     ticket: int
-    generation: int  # what is forgotten meanwhile is of no use when it has come
+    generation: int  # blocks of an older generation are dropped on arrival
     key: CacheKey
     start: int
     pages: IntArray
     is_read: bool
     asked_s: float
     keys: list[bytes]  # of its blocks, from `start` on
-    held: list[HostBlock] = field(default_factory=list)  # that it reads
+    held: list[HostBlock] = field(default_factory=list)  # blocks that it reads
     new: list[IntArray] = field(default_factory=list)  # places of blocks that it brings
     num_below: int = 0  # tokens that the store below has read for it
     is_cancelled: bool = False
 
 
 class WriteBelow(NamedTuple):
-    """A transfer of the store below, behind one of ours."""
+    """A write of the store below, which follows one of ours."""
 
     job: HostJob
-    num_bytes: int  # that ours has copied
+    num_bytes: int  # that our transfer has copied
     blocks: list[HostBlock]  # that are being written
 
 
 class CopiedJob(NamedTuple):
-    """The copying thread has done with a transfer."""
+    """A transfer after the copying thread has finished it."""
 
     job: HostJob
     num_tokens: int  # that were copied
@@ -106,8 +106,8 @@ class CopiedJob(NamedTuple):
 
 
 class HostTiers:
-    """`below`: the store that is asked for what is not here, whose pages are our places; `notify`
-    is called when there is news, on any thread. The engine's thread alone owns index and places."""
+    """`below`: the store for blocks that are not here; its pages are our places. `notify` is called
+    when there is news, on any thread. Only the engine's thread uses index and places."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class HostTiers:
         self._block_bytes = self._block_pages * copies.page_bytes
         every = np.arange(num_blocks * self._block_pages, dtype=np.int32)
         self._free = list(every.reshape(num_blocks, self._block_pages)[::-1])
-        self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # the least recent first
+        self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
         self._jobs: dict[int, HostJob] = {}
         self._generation = 0
         self._chain = self._new_chain()
-        self._has_opened = True  # and it is to be told
+        self._has_opened = True  # to be reported by `take`
         self._is_stopped = False
-        # Transfers of the store below, by its tickets; those that it reads are for one of ours.
+        # Transfers of the store below, by its tickets; its reads belong to one of our transfers.
         self._num_tickets = 0
         self._reads_below: dict[int, HostJob] = {}
         self._writes_below: dict[int, WriteBelow] = {}
@@ -145,7 +145,7 @@ class HostTiers:
         self._dropped_blocks = 0
         self._faults = 0
         self._work: queue.SimpleQueue[HostJob] = queue.SimpleQueue()
-        # What the copying thread has done, until the engine takes it.
+        # Transfers that the copying thread has finished, until the engine takes them.
         self._lock = threading.Condition()
         self._done: list[CopiedJob] = []
         self._num_working = 0
@@ -198,8 +198,8 @@ class HostTiers:
         self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=False)
-        # One behind the other: without its beginning nobody finds a block. So none of a sequence
-        # gives its place to another of the same one, and its end goes first.
+        # In order, because a block cannot be found without the blocks before it. So no block of a
+        # sequence replaces another of the same one, and its end is dropped first.
         own = list(self._chain.keys(key))
         self._note_use(own)
         in_blocks = pages.reshape(-1, self._block_pages)
@@ -294,11 +294,11 @@ class HostTiers:
     # Index and places
 
     def _new_chain(self) -> KeyChain:
-        """Keys that no other weights have, nor another process."""
+        """Keys that are unique to these weights and this process."""
         return KeyChain(os.urandom(32), self._block_len)
 
     def _num_here(self, key: CacheKey, have: int) -> int:
-        """Tokens of the beginning of a sequence that are here, or among the first `have`."""
+        """Tokens at the beginning of a sequence that are here, or among the first `have`."""
         num_tokens = 0
         for one in self._chain.keys(key):
             if num_tokens + self._block_len > have and one not in self._blocks:
@@ -307,8 +307,8 @@ class HostTiers:
         return num_tokens
 
     def _note_use(self, keys: Sequence[bytes]) -> None:
-        """Blocks of a sequence are used now: its beginning last, without which nobody finds the
-        rest."""
+        """Mark blocks of a sequence as used: its beginning last, because the rest cannot be found
+        without it."""
         for key in reversed(keys):
             if key in self._blocks:
                 self._blocks.move_to_end(key)
@@ -329,7 +329,7 @@ class HostTiers:
     def _take_places(
         self, num_blocks: int, spared: frozenset[bytes] = frozenset()
     ) -> list[IntArray]:
-        """Places for so many blocks, or for fewer, if too many are in use, or `spared`."""
+        """Places for `num_blocks` blocks, or for fewer if too many are in use or `spared`."""
         missing = num_blocks - len(self._free)
         if missing > 0:
             for key, block in list(self._blocks.items()):
@@ -347,7 +347,7 @@ class HostTiers:
         return taken
 
     def _forget(self) -> None:
-        """Find nothing of what is here, nor of what is on its way to here."""
+        """Drop all blocks that are here or in transfer to here."""
         self._generation += 1
         for block in self._blocks.values():
             if block.users:
@@ -357,7 +357,7 @@ class HostTiers:
         self._blocks.clear()
 
     def _add(self, key: bytes, places: IntArray, generation: int) -> HostBlock | None:
-        """A block is here now. Returns it, or the one that was here; None if it is of no use."""
+        """Add a block. Returns it, or the one that was here already; None if it is out of date."""
         if generation != self._generation or self._is_stopped:
             self._free.append(places)
             return None
@@ -368,7 +368,7 @@ class HostTiers:
         return self._blocks[key]
 
     def _let_go(self, blocks: list[HostBlock]) -> None:
-        """A transfer does not read these blocks any more."""
+        """A transfer no longer reads these blocks."""
         for block in blocks:
             block.users -= 1
             if block.is_dropped and not block.users:
@@ -382,11 +382,11 @@ class HostTiers:
         self._read_bytes += copied.num_tokens // self._block_len * self._block_bytes
 
     def _end_write(self, copied: CopiedJob) -> int:
-        """Returns the bytes that were written."""
+        """Returns the number of written bytes."""
         job = copied.job
         num_copied = copied.num_tokens // self._block_len
         if job.is_cancelled:
-            num_copied = 0  # the pages were not its own any more
+            num_copied = 0  # the pages were no longer its own
         num_added = 0
         for number, places in enumerate(job.new):
             if number >= num_copied:
@@ -405,8 +405,8 @@ class HostTiers:
             written.append(Written(job.ticket, num_bytes))
 
     def _write_below(self, job: HostJob, num_bytes: int) -> bool:
-        """Let the store below have what it lacks of a sequence that is here. Returns whether there
-        is something: whoever waits until all is written waits for that, too."""
+        """Let the store below write the part of a sequence that it lacks. Returns whether there is
+        such a part; the write is reported only after that."""
         if not self._has_below:
             return False
         here = self._num_here(job.key, 0)
@@ -433,7 +433,7 @@ class HostTiers:
             self._came_from_below(self._reads_below.pop(landed.ticket), landed.num_tokens)
 
     def _came_from_below(self, job: HostJob, num_tokens: int) -> None:
-        """The store below has read so many tokens of what is lacking for a transfer."""
+        """The store below has read `num_tokens` of the tokens that a transfer needs."""
         num_blocks = num_tokens // self._block_len
         for number, places in enumerate(job.new):
             if number >= num_blocks:
@@ -441,7 +441,7 @@ class HostTiers:
                 continue
             block = self._add(job.keys[len(job.held)], places, job.generation)
             if block is None:
-                num_blocks = number  # what is behind it is of no use either
+                num_blocks = number  # later blocks are out of date, too
                 continue
             block.users += 1
             job.held.append(block)
@@ -460,7 +460,7 @@ class HostTiers:
     # The copying thread
 
     def _give(self, job: HostJob) -> None:
-        """Let the thread copy: all that the job says is settled now."""
+        """Let the thread copy. The job does not change any more."""
         self._work.put(job)
 
     def _copy_all(self) -> None:
@@ -472,7 +472,7 @@ class HostTiers:
         num_tokens = 0
         try:
             num_tokens = self._copy(job)
-        except Exception as exc:  # whatever it is, the request computes its prompt
+        except Exception as exc:  # after any error the request computes its prompt
             self._faults += 1
             log.seldom("block_lost", what="copy", error=f"{type(exc).__name__}: {exc}")
         with self._lock:
@@ -481,7 +481,7 @@ class HostTiers:
         self._notify()
 
     def _copy(self, job: HostJob) -> int:
-        """Returns the tokens that were copied."""
+        """Returns the number of copied tokens."""
         blocks = job.new
         if job.is_read:
             blocks = [block.places for block in job.held]

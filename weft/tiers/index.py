@@ -1,10 +1,10 @@
-"""Which blocks are stored, in the order of their last use: all of a folder, also those of other
-models, which only take room.
+"""The index of stored blocks, in the order of their last use: all blocks of a folder, including
+those of other models, which only use space.
 
     DIR / first 16 digits of the fingerprint / first 2 of the key / key.kv
 
-The last use of a block is the time of its file's last change. So the order outlives the process,
-and servers that share a folder share it.
+The last use of a block is the modification time of its file. So the order outlives the process, and
+servers that share a folder share the order.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import NamedTuple
 
 from weft.tiers.files import SUFFIX, TEMPORARY
 
-TOUCH_S = 60.0  # from one note of a block's use to the next
-ABANDONED_S = 600.0  # a file that is being written for so long is not: its process was killed
+TOUCH_S = 60.0  # minimum time between two updates of a file's time
+ABANDONED_S = 600.0  # a temporary file of this age was abandoned: its process was killed
 _MODEL = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 _BLOCK = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
 
 
 class StoredBlock(NamedTuple):
-    model: str  # the folder below which it is
+    model: str  # folder of the model
     num_bytes: int
-    noted_s: float  # the last use that is noted at the file, Unix time
-    used_s: float  # the last use that is known here
+    noted_s: float  # the last use noted in the file, Unix time
+    used_s: float  # the last use known here, Unix time
 
 
 class FoundBlock(NamedTuple):
@@ -49,7 +49,7 @@ class BlockIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[bytes, StoredBlock] = OrderedDict()  # the least recent first
+        self._blocks: OrderedDict[bytes, StoredBlock] = OrderedDict()  # least recently used first
         self._counts: Counter[str] = Counter()  # blocks by model
         self.num_bytes = 0
 
@@ -60,7 +60,7 @@ class BlockIndex:
         return len(self._blocks)
 
     def num_of(self, model: str) -> int:
-        """How many blocks are stored of one model."""
+        """Number of stored blocks of one model."""
         return self._counts[model]
 
     def path(self, model: str, key: bytes) -> Path:
@@ -68,15 +68,15 @@ class BlockIndex:
         return self.folder / model / name[:2] / (name + SUFFIX)
 
     def add(self, model: str, key: bytes, num_bytes: int) -> None:
-        """A block has been written."""
+        """Add a block that has been written."""
         with self._lock:
             now = time.time()
             self._put(key, StoredBlock(model, num_bytes, now, now))
 
     def use(self, keys: Sequence[bytes], new: Container[bytes] = ()) -> list[Path]:
-        """Blocks of a sequence are used now. Its beginning counts as used last, for without it
-        nobody finds the rest. Returns the files where this is to be noted, in the order of use:
-        not more often than every `TOUCH_S`, but for blocks that are `new`."""
+        """Mark blocks of a sequence as used: its beginning last, because the rest cannot be found
+        without it. Returns the files whose times must be updated, in the order of use: at most
+        every `TOUCH_S`, except for blocks that are `new`."""
         files: list[Path] = []
         with self._lock:
             now = time.time()
@@ -93,18 +93,18 @@ class BlockIndex:
         return files
 
     def drop(self, key: bytes) -> Path | None:
-        """Forget a block. Returns its file, if it was known."""
+        """Remove a block from the index. Returns its file, if it was known."""
         with self._lock:
             block = self._take(key)
         return None if block is None else self.path(block.model, key)
 
     def oldest(self) -> bytes | None:
-        """The block that was not used for longest."""
+        """The least recently used block."""
         with self._lock:
             return next(iter(self._blocks), None)
 
     def drop_all(self) -> list[Path]:
-        """Forget all blocks. Returns their files."""
+        """Remove all blocks from the index. Returns their files."""
         with self._lock:
             files = [self.path(block.model, key) for key, block in self._blocks.items()]
             self._blocks.clear()
@@ -113,8 +113,8 @@ class BlockIndex:
         return files
 
     def scan(self) -> None:
-        """Look at what is in the folder, and remove what was never written to its end. A folder
-        that cannot be read is empty."""
+        """Read the content of the folder, and delete files that were never completed. A folder that
+        cannot be read counts as empty."""
         found = sorted(_files(self.folder))
         with self._lock:
             order = {one.key: one for one in found}
@@ -124,11 +124,11 @@ class BlockIndex:
             for key, one in order.items():
                 block = one.block
                 known = self._blocks.get(key)
-                # It may have been used here or, since then, by another server.
+                # This server or, later, another one may have used the block.
                 if known is not None and known.used_s > one.used_s:
                     block = block._replace(used_s=known.used_s)
                 self._put(key, block)
-            # By the last use, wherever that was.
+            # In the order of their last use by any server.
             for key, _ in sorted(self._blocks.items(), key=_last_use):
                 self._blocks.move_to_end(key)
 
