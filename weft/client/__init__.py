@@ -1,1 +1,1 @@
-"""The front's side of the engine: requests go out, outputs come back."""
+"""The front's side of the engine: it sends requests and receives outputs."""

@@ -1,8 +1,8 @@
-"""The names of adapters (LoRA): what each stands for, and which one a request means.
+"""The names of adapters (LoRA): the content of each name, and the adapter that a request names.
 
-The engine knows adapters by their content (`messages/adapters.py`); names are known here alone, so
-a name that gets another content stands for that from the next request on. Several names may stand
-for the same content.
+The engine knows adapters by their content (`messages/adapters.py`); only this module knows names.
+So when a name gets another content, this applies from the next request on. Several names may have
+the same content.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from weft.client.client import EngineClient
 from weft.config.adapters import LoraPath, wrong_name
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 
-DEFAULT_MODEL = "default"  # what clients made for SGLang call the model that is served
-TIMEOUT_S = 3_600.0  # for requests to end that use an adapter
+DEFAULT_MODEL = "default"  # name of the served model in clients made for SGLang
+TIMEOUT_S = 3_600.0  # time for the requests of an adapter to end
 NO_ADAPTERS = "this server takes no adapters; it would with --enable-lora"
 
 
@@ -38,37 +38,37 @@ class FoundAdapter(NamedTuple):
 
 
 class AdapterFiles(Protocol):
-    """Where adapters come from."""
+    """The source of adapters."""
 
-    offers: bool  # whether any is offered
+    offers: bool  # whether there are adapters that requests may load by name
 
     def find(self, path: str) -> FoundAdapter:
-        """Look at the adapter in a folder, and compute its uid. Takes as long as to read its files.
+        """Check the adapter in a folder, and compute its uid. Takes as long as reading its files.
         Raises `AdapterRefused` if it cannot be used, or may not be read."""
         ...
 
     def offered(self, name: str) -> str:
-        """The folder of the adapter that requests may name so before it is loaded; nothing if there
-        is none."""
+        """The folder of the adapter that requests may use by this name before it is loaded; empty
+        if there is none."""
         ...
 
 
 class NamedAdapter(NamedTuple):
-    """An adapter that is loaded."""
+    """A loaded adapter."""
 
     name: str
     uid: str
-    path: str  # as it was asked for
+    path: str  # as in the call to load it
     is_pinned: bool
     loaded_at: float  # Unix time
 
 
 class AdapterNames:
-    """The adapters that are loaded, by name."""
+    """The loaded adapters, by name."""
 
     def __init__(self, files: AdapterFiles | None = None, model_name: str = "") -> None:
-        """`files` None: the engine takes no adapters. `model_name` is that of the served model,
-        which no adapter may have."""
+        """`files` None: the engine takes no adapters. `model_name`: name of the served model, which
+        no adapter may have."""
         self._model_name = model_name
         self.by_name: dict[str, NamedAdapter] = {}
         # Whether requests may name adapters that are not loaded.
@@ -76,8 +76,8 @@ class AdapterNames:
         self._files = files
 
     def uid_of(self, name: str) -> str:
-        """Raises `AdapterRefused`: 404 for a name that stands for none, 503 for one that was loaded
-        and had to go again before the request began."""
+        """The uid of a name. Raises `AdapterRefused`: 404 for an unknown name, 503 for an adapter
+        that was loaded but was evicted before the request began."""
         found = self.by_name.get(name)
         if found is not None:
             return found.uid
@@ -90,8 +90,8 @@ class AdapterNames:
         raise AdapterRefused(self.unknown(name), 404)
 
     def offered(self, name: str) -> str:
-        """The folder of an adapter that is loaded when a request names it; nothing if it is loaded,
-        or not there."""
+        """The folder of an adapter that is loaded when a request names it; empty if it is loaded
+        already, or does not exist."""
         if not self.offers or self._files is None or name in self.by_name:
             return ""
         if self._is_of_model(name):
@@ -99,7 +99,7 @@ class AdapterNames:
         return self._files.offered(name)
 
     def unknown(self, name: str) -> str:
-        """What to say about a name that stands for nothing."""
+        """The error message for an unknown name."""
         if self._files is None:
             return f"there is no adapter {name[:128]!r}: {NO_ADAPTERS}"
         loaded = ", ".join(map(repr, self.by_name)) or "none"
@@ -125,8 +125,8 @@ class AdapterNames:
         return self._files.find(asked.path)
 
     def loaded(self, asked: LoraPath, found: FoundAdapter, reply: AdapterReply) -> str:
-        """The engine has answered that it loads an adapter. Returns the uid that nothing names any
-        more, if there is one. Raises `AdapterRefused` if the engine does not load it."""
+        """Enter the engine's reply to a load. Returns a uid that no name has any more, if there is
+        one. Raises `AdapterRefused` if the engine did not load the adapter."""
         self.forget(reply.evicted)
         if not reply.success:
             raise AdapterRefused(reply.message, reply.status)
@@ -139,21 +139,21 @@ class AdapterNames:
         return before.uid
 
     def remove(self, name: str) -> str:
-        """A name stands for nothing from now on. Returns the uid that nothing names any more, if
-        there is one. Raises `AdapterRefused` 404."""
+        """Remove a name. Returns its uid if no other name has it, or "". Raises `AdapterRefused`
+        404."""
         uid = self.uid_of(name)
         del self.by_name[name]
         return "" if self.is_named(uid) else uid
 
     def forget(self, uids: Iterable[str]) -> None:
-        """These adapters are not loaded any more."""
+        """Remove the names of adapters that are not loaded any more."""
         gone = set(uids)
         for name, adapter in list(self.by_name.items()):
             if adapter.uid in gone:
                 del self.by_name[name]
 
     def _is_of_model(self, name: str) -> bool:
-        """Whether requests mean the model by this name, or what stands behind it."""
+        """Whether this is a name of the model, or one of the form MODEL:ADAPTER."""
         if name == DEFAULT_MODEL:
             return True
         return bool(self._model_name) and f"{name}:".startswith(f"{self._model_name}:")
@@ -164,7 +164,7 @@ class AdapterNames:
 
 
 class AdapterLoader:
-    """Loads and unloads adapters by name, one after the other. For one event loop."""
+    """Loads and unloads adapters by name, one after another. For one event loop."""
 
     def __init__(self, names: AdapterNames, client: EngineClient) -> None:
         self._names = names
@@ -175,8 +175,8 @@ class AdapterLoader:
     async def load(self, asked: LoraPath, *, replaces: bool = False) -> FoundAdapter:
         """Load an adapter under a name. Requests may use it when this returns.
 
-        `replaces`: the name may stand for another one, which is unloaded when its requests have
-        ended. Raises `AdapterRefused`.
+        `replaces`: the name may belong to another adapter, which is unloaded after its requests
+        have ended. Raises `AdapterRefused`.
         """
         async with self._lock:
             found = await asyncio.to_thread(self._names.find, asked, replaces=replaces)
@@ -184,15 +184,15 @@ class AdapterLoader:
             return found
 
     async def load_offered(self, name: str) -> None:
-        """Load the adapter that a request names, if it is offered and not loaded. Those that name
-        it meanwhile wait for the same. Raises `AdapterRefused`."""
+        """Load the adapter that a request names, if it is offered and not loaded. Other requests
+        for it wait for the same load. Raises `AdapterRefused`."""
         if not self._names.offered(name):
             return
         async with self._lock:
             folder = self._names.offered(name)
             if folder:
                 found = await asyncio.to_thread(self._names.find, LoraPath(name, folder))
-                # Clients see the name of the folder, and not where it lies.
+                # Clients see the name of the folder, but not its location.
                 await self._put(LoraPath(name, name), found)
 
     async def _put(self, asked: LoraPath, found: FoundAdapter) -> None:
@@ -220,7 +220,7 @@ class AdapterLoader:
         return await self._client.call(message, TIMEOUT_S)
 
     async def unload(self, name: str) -> None:
-        """Let a name stand for nothing, and wait until its requests have ended. Raises
+        """Remove a name, and wait until the requests of its adapter have ended. Raises
         `AdapterRefused`."""
         async with self._lock:
             uid = self._names.remove(name)

@@ -1,8 +1,8 @@
-"""Auxiliary outputs of a completion: hidden states, what came of caches, and log probabilities of
-the prompt.
+"""Auxiliary outputs of a completion: hidden states, the use of caches, and log probabilities of the
+prompt.
 
-The engine gives them in pieces; here they are put together. Knows nothing of HTTP: the forms of
-the APIs are the server's. (The name is not `aux`, which no file may have on Windows.)
+The engine sends them in pieces, which are joined here. This module knows nothing of HTTP: the
+server has the formats of the APIs. (The name is not `aux`, which no file may have on Windows.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.messages.replies import AuxPiece, CacheUsePiece, HiddenStatesPiece, Pr
 def hidden_states(outputs: Sequence[AuxPiece], prompt_len: int, num_tokens: int) -> list[Any]:
     """SGLang's form: the states of the prompt [prompt_len][H], then [H] for each output token.
 
-    The last token has none, because nothing has been computed of it.
+    The last token has none, because it has not been computed.
     """
     rows = hidden_state_rows(outputs, prompt_len, num_tokens)
     return [rows[:prompt_len].tolist(), *rows[prompt_len:].tolist()]
@@ -45,7 +45,7 @@ def last_state(outputs: Sequence[AuxPiece]) -> list[float]:
 
 
 def num_hidden_states(prompt: Prompt, context_length: int) -> int:
-    """How many states a prompt can bring at most, in all its completions."""
+    """The largest number of states of a prompt, in all its completions."""
     params = prompt.params
     if params.hidden_states is None:
         return 0
@@ -73,7 +73,7 @@ def _rows(outputs: Sequence[AuxPiece]) -> NDArray[np.float32]:
 
 
 def cache_use(outputs: Sequence[AuxPiece]) -> CacheUsePiece:
-    """What a request that has asked for it got of the caches."""
+    """The use of the caches by a request that has asked for it."""
     for output in outputs:
         if isinstance(output, CacheUsePiece):
             return output
@@ -95,7 +95,7 @@ class PromptToken(NamedTuple):
 
 
 def prompt_logprobs(outputs: Sequence[AuxPiece]) -> list[PromptToken]:
-    """The prompt's tokens from `prompt_logprobs_start` on, as far as they have come."""
+    """The prompt's tokens from `prompt_logprobs_start` on that have come so far."""
     tokens: list[PromptToken] = []
     for output in outputs:
         if isinstance(output, PromptLogprobsPiece):
@@ -104,7 +104,7 @@ def prompt_logprobs(outputs: Sequence[AuxPiece]) -> list[PromptToken]:
 
 
 def num_prompt_logprobs(prompt: Prompt) -> int:
-    """How many values a prompt brings, in all its completions."""
+    """The number of values of a prompt, in all its completions."""
     params = prompt.params
     if params.prompt_logprobs is None:
         return 0

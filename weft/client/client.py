@@ -1,13 +1,13 @@
-"""The front's side of the engine: prompts in, completions out, and the calls that control it.
+"""The front's side of the engine: prompts in, completions out, and calls that control the engine.
 
 One `EngineClient` per engine. A request's way through it:
 
     submit ─▶ make_requests ─▶ send ─▶ (engine) ─▶ deliver ─▶ Completion.push ─▶ Generation
      checks    numbers them                         one StepOutput for all        wakes its consumer
 
-It lives on one event loop and is not thread-safe. It opens no socket: `send` takes what goes to the
-engine, `deliver` gets what comes from it, so an in-process engine needs only `send=inbox.append`.
-The client alone writes the table of open completions; a consumer takes from its `Generation`.
+It belongs to one event loop and is not thread-safe. It opens no socket: `send` takes messages for
+the engine, `deliver` gets messages from it, so an in-process engine only needs `send=inbox.append`.
+Only the client writes the table of open completions; a consumer reads from its `Generation`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from weft.observe.trace import Tracer
 from weft.text.stop.stopping import StopSets
 from weft.text.tokenizer import Tokenizer
 
-MAX_PENDING_TOKENS = 4_096  # that a consumer may leave unread while its request goes on
+MAX_PENDING_TOKENS = 4_096  # unread tokens that a consumer may have while its request continues
 
 log = EventLog("client")
 R = TypeVar("R", bound=ControlReply)
@@ -83,7 +83,7 @@ class EngineClient:
         self.engines: Sequence[EngineLoad] = (self.state,)
         self.calls = PendingCalls()
         self.log_requests = log_requests  # one line per finished request
-        self.num_late_tokens = 0  # for requests that had ended here
+        self.num_late_tokens = 0  # tokens for requests that had ended here
         self._tokenizer = tokenizer
         self._send = send
         self._recorder = CompletionRecorder(self.metrics, tracer)
@@ -103,7 +103,7 @@ class EngineClient:
 
     @property
     def num_embed_bytes(self) -> int:
-        """Of input embeddings that the engine keeps; each completion counts its own. Those of
+        """Bytes of input embeddings that the engine keeps. Each completion counts its own; those of
         pictures, videos and sounds count once for all completions of a prompt."""
         return sum(one.spec.num_embed_bytes for one in self._open.by_id.values())
 
@@ -140,7 +140,7 @@ class EngineClient:
             metrics.params_max_tokens.observe_one(max_tokens)
             for request in of_prompt:
                 completion = self._completion(request, prompt, generation, stops)
-                # In the table before anything is sent: an in-process engine may answer at once.
+                # Entered before anything is sent, because an in-process engine may answer at once.
                 self._open.add(completion)
             requests += of_prompt
         if self._limits.max_request_share:
@@ -158,7 +158,7 @@ class EngineClient:
         started_s = time.perf_counter()
         http = current.get()
         num_embed_bytes = len(prompt.vectors)
-        if prompt.media:  # which its completions share
+        if prompt.media:  # shared by its completions
             num_embed_bytes = media_bytes(prompt) // prompt.params.n
         spec = CompletionSpec(
             id=request.id,
@@ -190,7 +190,8 @@ class EngineClient:
         generation: Generation,
         engine: EngineReady,
     ) -> list[GenerateRequest]:
-        """Keep back what exceeds a request's share of the rows. Returns what may be sent now."""
+        """Keep back requests beyond their share of the rows. Returns the requests that may be sent
+        now."""
         if not engine.max_running_requests:
             return requests
         share = int(engine.max_running_requests * self._limits.max_request_share)
@@ -208,9 +209,10 @@ class EngineClient:
     # ---- what comes from the engine
 
     async def run(self, receive: Callable[[], Awaitable[FromEngine | Unreadable]]) -> None:
-        """Deliver everything that `receive` brings, for ever. The one task that reads it.
+        """Deliver all messages that `receive` returns, for ever. It must be the only task that
+        reads.
 
-        A message that cannot be read or delivered ends its call or its completions.
+        If a message cannot be read or delivered, its call or its completions end.
         """
         while True:
             message = await receive()
@@ -219,7 +221,7 @@ class EngineClient:
                 self._give_up(message)
             else:
                 self._deliver_or_give_up(message)
-            await asyncio.sleep(0)  # a flood of messages must not keep consumers from running
+            await asyncio.sleep(0)  # many messages must not keep consumers from running
 
     def _deliver_or_give_up(self, message: FromEngine) -> None:
         try:
@@ -235,7 +237,7 @@ class EngineClient:
             self._give_up(Unreadable(call, frozenset(ids)))
 
     def _give_up(self, lost: Unreadable) -> None:
-        """A message is lost: its caller, or its completions, get an error."""
+        """A message is lost: end its call, or its completions, with an error."""
         message = "the engine's answer could not be read"
         if lost.call is not None:
             self.calls.fail(lost.call, EngineFault(message))
@@ -246,7 +248,7 @@ class EngineClient:
                 completion.generation.wake()
 
     def deliver(self, message: FromEngine) -> None:
-        """Take one message from the engine."""
+        """Process one message from the engine."""
         self.state.hang_detector.heard()
         match message:
             case StepOutput():
@@ -268,7 +270,7 @@ class EngineClient:
         self.calls.resolve(reply)
 
     def _deliver_step(self, step: StepOutput) -> None:
-        """Give each token to its completion, then the ends, then wake the consumers."""
+        """Give each token to its completion, then process ends, then wake the consumers."""
         by_id = self._open.by_id
         for warned in step.warnings:
             if warned.id in by_id:
@@ -306,10 +308,11 @@ class EngineClient:
         touched: set[Generation],
         ended: list[Completion],
     ) -> list[Completion]:
-        """The hot loop: once per generated token. Returns those that a stop string has ended.
+        """Give each new token to its completion; return the completions that a stop string ended.
 
-        It adds the generations that have something new to `touched`, and to `ended` the
-        completions that are given up because nobody reads them.
+        This is the hot loop: it runs once per generated token. It adds generations with new output
+        to `touched`, and to `ended` the completions that it gives up because their client does not
+        read.
         """
         now = time.perf_counter()
         find = self._open.by_id.get
@@ -352,7 +355,8 @@ class EngineClient:
         return stopped
 
     def _abort_stopped(self, stopped: Sequence[Completion]) -> None:
-        """Tell the engine which completions a stop string has ended, unless it has ended them."""
+        """Abort in the engine the completions that a stop string ended and that are still open
+        there."""
         ids: list[int] = []
         lens: list[int] = []
         for completion in stopped:
@@ -366,9 +370,9 @@ class EngineClient:
     # ---- ends
 
     def abort(self, name: str) -> int:
-        """Abort all requests whose rid or group is exactly `name`. Returns how many there were.
+        """Abort all requests whose rid or group is exactly `name`. Returns their number.
 
-        Those that the engine has end by its word.
+        Requests that the engine already has end when its reply arrives.
         """
         named = self._open.named(name)
         in_engine = [one for one in named if not self._abort_deferred(one)]
@@ -378,7 +382,7 @@ class EngineClient:
         return len(named)
 
     def abort_all(self) -> int:
-        """Abort everything that is open. Returns how many there were."""
+        """Abort all open completions. Returns their number."""
         num_open = self.num_open
         for completion in list(self._open.by_id.values()):
             self._abort_deferred(completion)
@@ -386,7 +390,7 @@ class EngineClient:
         return num_open
 
     def engine_lost(self, reason: str) -> None:
-        """There is no engine any more: everything open ends with an error, new work is refused."""
+        """The engine is gone: end all open completions with an error and refuse new requests."""
         if self.state.lost is None:
             log.error("engine_lost", reason=reason, open=self.num_open)
         self.state.mark_lost(reason)
@@ -395,7 +399,7 @@ class EngineClient:
         self.calls.fail_all(EngineUnavailable(message))
 
     def end_all(self, message: str, status: int = 503) -> None:
-        """End everything open here and now with an error, without waiting for the engine."""
+        """End all open completions at once with an error, without waiting for the engine."""
         self._open.forget_deferred()
         open_now = list(self._open.by_id.values())
         if open_now and self.state.lost is None:
@@ -407,7 +411,7 @@ class EngineClient:
             completion.generation.wake()
 
     def _abort_deferred(self, completion: Completion) -> bool:
-        """Abort a completion that the engine does not know yet. Whether it was one."""
+        """Abort a completion that was not sent to the engine yet. Returns False for any other."""
         if not self._open.drop_deferred(completion):
             return False
         message = "the request was aborted"
@@ -417,7 +421,8 @@ class EngineClient:
         return True
 
     def _end_slow(self, completion: Completion) -> None:
-        """Its reader does not read: give it up, so that it costs neither memory nor steps."""
+        """Give up a completion whose client does not read, so that it costs no memory and no
+        steps."""
         message = "the client does not read what is generated"
         id = completion.spec.id
         self.metrics.refused("max_pending_tokens")
@@ -435,7 +440,7 @@ class EngineClient:
         self._recorder.record(completion, end, finish, is_logged=self.log_requests)
 
     def _break_off(self, completion: Completion, exc: BaseException) -> None:
-        """Its output cannot be taken in: it ends alone, with an error."""
+        """End one completion with an error, because its output could not be processed."""
         if not is_survivable(exc):
             raise exc
         name = type(exc).__name__
@@ -443,7 +448,7 @@ class EngineClient:
         self._fail(completion, f"the output could not be decoded ({name})")
 
     def _fail(self, completion: Completion, message: str) -> None:
-        """End one that is open with an error, here and in the engine."""
+        """End an open completion with an error, here and in the engine."""
         id = completion.spec.id
         finish = Finish(id=id, reason="error", message=message, status=500)
         self._send(Abort(ids=(id,), message=message))
@@ -452,7 +457,7 @@ class EngineClient:
         self._recorder.record(completion, end, finish, is_logged=self.log_requests)
 
     def _close(self, generation: Generation) -> None:
-        """The consumer has left before the end: abort what has not ended."""
+        """The consumer left before the end: abort the completions that are still open."""
         if self._open.deferred:
             self._open.forget_deferred(generation)
         left: list[int] = []
@@ -462,7 +467,7 @@ class EngineClient:
                 continue
             id = completion.spec.id
             left.append(id)
-            # A stream has got what it has taken; an answer in one piece is not there yet.
+            # A stream has delivered the tokens that were taken; a whole answer has delivered none.
             lost = len(completion.pending_ids) if generation.stream else completion.num_tokens
             self.metrics.completions.abandoned["disconnect"].inc(lost)
             finish = Finish(id=id, reason="abort", message=message)
@@ -488,7 +493,7 @@ class EngineClient:
         return await self.calls.call(self._send, request, timeout_s)
 
     async def get_state(self, timeout_s: float = CALL_TIMEOUT_S) -> Stats:
-        """The engine's numbers as they are now."""
+        """The engine's current numbers."""
         reply = await self.call(GetState(), timeout_s)
         self.state.record_stats(reply.stats)
         return reply.stats

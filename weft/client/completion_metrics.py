@@ -1,4 +1,4 @@
-"""What remains of a completion that has ended: numbers in the metrics, a line in the log, a trace.
+"""Record a completion that has ended: numbers in the metrics, a line in the log, a trace.
 
     arrived ──tokenize──▶ started ──dispatch, queue, prefill──▶ first token ──decode──▶ now
 
@@ -26,7 +26,7 @@ class CompletionRecorder:
     def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._metrics = metrics
         self.delay = FrontDelay()
-        # None: nobody reads traces, and none is made.
+        # None: no tracer reads traces, so none are made.
         self._tracer = None if isinstance(tracer, NoTracer) else tracer
 
     def record(
@@ -37,7 +37,8 @@ class CompletionRecorder:
         *,
         is_logged: bool,
     ) -> None:
-        """`finish`: the engine's final word, if it had one. `is_logged`: also if it ended well."""
+        """`finish`: the engine's final message, if there was one. `is_logged`: log good ends
+        too."""
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
         # A request without a deadline is not told its wait.
@@ -73,7 +74,7 @@ class CompletionRecorder:
         if "queue" in stages:
             spec.latency.queue.observe_one(stages["queue"], spec.rid)
         if "decode" not in stages:
-            return  # it has no token
+            return  # the completion has no token
         for stage, histogram in metrics.stages.items():
             histogram.observe_one(stages[stage], spec.rid)
         decode_s = stages["decode"]
@@ -127,11 +128,12 @@ class CompletionRecorder:
 
 
 def stage_times(completion: Completion, finish: Finish | None, now: float) -> dict[str, float]:
-    """Seconds in each stage, in order, as far as the completion came and they are known."""
+    """Seconds in each stage, in order, as far as the completion got and the times are known."""
     spec = completion.spec
     stages = {"tokenize": max(spec.started_s - spec.arrived_s, 0.0)}
     if finish is None or not finish.prompt_tokens:
-        return stages  # the engine has not seen it, or did not have the last word
+        # the engine has not seen the request, or the completion ended without its message
+        return stages
     if not completion.first_token_at:
         stages["queue"] = finish.queue_s
         return stages
@@ -149,7 +151,7 @@ def _attributes(
     stages: dict[str, float],
     total_s: float,
 ) -> dict[str, str | int | float | list[str]]:
-    """By the names that OpenTelemetry has for generative models."""
+    """The trace attributes, under OpenTelemetry's names for generative models."""
     spec = completion.spec
     params = spec.params
     attributes: dict[str, str | int | float | list[str]] = {

@@ -26,7 +26,7 @@ from weft.observe.engine_numbers import EngineNumbers
 from weft.observe.metrics import Metrics
 
 TICK_S = 0.5
-LATE_S = 0.25  # a tick that comes later was held up by a busy machine
+LATE_S = 0.25  # a later tick was delayed by a busy machine
 HANG_AFTER_S = 4.0
 BUSY_TICKS = 10
 
@@ -39,12 +39,12 @@ class EngineLoad(Protocol):
 
     @property
     def stats_at(self) -> float:
-        """When they came, on `time.monotonic`."""
+        """When the numbers came, on the clock `time.monotonic`."""
         ...
 
     @property
     def numbers(self) -> EngineNumbers:
-        """What follows from them."""
+        """The values computed from the numbers."""
         ...
 
 
@@ -57,7 +57,7 @@ class EngineState:
         self.ready: EngineReady | None = None  # its first message
         self.lost: str | None = None  # why there is no engine any more
         self.stats = Stats()  # the latest
-        self.stats_at = time.monotonic()  # when they came
+        self.stats_at = time.monotonic()  # when the latest numbers came
         self.weight_version = FIRST_VERSION  # of the weights in use
         self.released: list[str] = []  # memory that the engine has given back: it takes no work
         self.hang_detector = hang_detector
@@ -66,7 +66,7 @@ class EngineState:
 
     @property
     def numbers(self) -> EngineNumbers:
-        """What follows from the latest numbers."""
+        """The values computed from the latest numbers."""
         return self._metrics.engine
 
     @property
@@ -101,7 +101,7 @@ class EngineState:
         self._wake_waiters()
 
     def mark_lost(self, reason: str) -> None:
-        """Of several reasons the first one counts."""
+        """Of several reasons only the first is kept."""
         if self.lost is None:
             self.lost = reason
         self._wake_waiters()
@@ -147,15 +147,15 @@ class HangDetector:
         standstill."""
         self._step_timeout_s = step_timeout_s
         self._hang_after_s = hang_after_s
-        # In ticks; each counts `BUSY_TICKS`, or 1 on a busy machine.
+        # In parts of a tick: a tick counts `BUSY_TICKS`, or 1 on a busy machine.
         self._silence = 0
         self._last = Heartbeat(step_s=0.0, idle_s=0.0)
-        # Why the engine is taken to hang; empty if it is not. Each request asks for it, so it is
-        # worked out where something changes, which is seldom.
+        # Why the engine is judged to hang; empty if it is not. Each request reads it, so it is
+        # computed only when something changes, which is rare.
         self.hang = ""
 
     def heard(self) -> None:
-        """Something has come from the engine."""
+        """A message has come from the engine."""
         if self._silence:
             self._silence = 0
             self._judge()
@@ -165,7 +165,7 @@ class HangDetector:
         self._judge()
 
     def tick(self, passed_s: float = TICK_S, *, is_engine_queued: bool = False) -> None:
-        """Another `TICK_S` is over, which took `passed_s`.
+        """Another `TICK_S` is over; it really took `passed_s`.
 
         `is_engine_queued`: the engine waits for a processor.
         """
@@ -174,8 +174,8 @@ class HangDetector:
         self._judge()
 
     def declare(self, reason: str) -> None:
-        """Somebody else judges, who is not told of time here: why the engine takes nothing, or
-        nothing if it does."""
+        """Set the verdict from another judge that does not call `tick`. `reason`: why the engine
+        takes no requests; empty if it takes them."""
         self.hang = reason
 
     def _judge(self) -> None:
@@ -197,11 +197,12 @@ class HangDetector:
 
 
 class OpenCompletions:
-    """The completions that have not ended: by number, by name, and those that still wait here.
+    """The completions that have not ended: by id, by name, and those whose requests still wait
+    here.
 
-    A request that asks for more completions than its share of the engine's rows sends a part of
-    them; the others wait here in their order, and one follows for each that ends. So a request
-    with thousands of completions does not stand before all others in a queue that goes by arrival.
+    A request that asks for more completions than its share of the engine's rows sends only a part
+    of them. The others wait here in order, and one is sent for each that ends. So a request with
+    thousands of completions does not block all later requests in a queue ordered by arrival.
     """
 
     def __init__(self) -> None:
@@ -216,7 +217,7 @@ class OpenCompletions:
             self._by_name.setdefault(name, set()).add(spec.id)
 
     def remove(self, completion: Completion) -> None:
-        """It has ended. With the last of its generation, so do the requests that still wait."""
+        """A completion has ended. The last one of a generation also drops its waiting requests."""
         spec = completion.spec
         del self.by_id[spec.id]
         for name in {spec.rid, spec.group} - {""}:
@@ -228,7 +229,7 @@ class OpenCompletions:
             self.forget_deferred(completion.generation)
 
     def named(self, name: str) -> list[Completion]:
-        """Those whose request or batch has exactly this name."""
+        """The completions whose request or batch has exactly this name."""
         ids = self._by_name.get(name, ())
         return [self.by_id[id] for id in ids]
 
@@ -239,23 +240,23 @@ class OpenCompletions:
     # ---- requests beyond the share of one generation
 
     def defer(self, generation: Generation, requests: Sequence[GenerateRequest]) -> None:
-        """Keep `requests` until others of the same generation have ended."""
+        """Keep `requests` until other requests of the same generation have ended."""
         self.deferred[generation] = DeferredRequests(requests)
 
     def drop_deferred(self, completion: Completion) -> bool:
-        """Forget its request. Whether it was still here."""
+        """Drop the waiting request of `completion`. Returns whether it was still here."""
         deferred = self.deferred.get(completion.generation)
         return deferred is not None and deferred.drop(completion.spec.id)
 
     def forget_deferred(self, generation: Generation | None = None) -> None:
-        """Send no more of a generation, or of any."""
+        """Drop the waiting requests of one generation, or of all."""
         if generation is None:
             self.deferred.clear()
         else:
             self.deferred.pop(generation, None)
 
     def follow(self, ended: Sequence[Completion]) -> list[GenerateRequest]:
-        """The requests that may go to the engine, because it is done with those in `ended`."""
+        """The requests that may now be sent, because the engine has finished those in `ended`."""
         following: list[GenerateRequest] = []
         for completion in ended:
             deferred = self.deferred.get(completion.generation)
@@ -268,7 +269,7 @@ class OpenCompletions:
 
 
 class DeferredRequests:
-    """The requests of one generation that the engine has not got yet."""
+    """The requests of one generation that were not sent to the engine yet."""
 
     def __init__(
         self,
@@ -280,11 +281,11 @@ class DeferredRequests:
         self._began_s = clock()
 
     def drop(self, id: int) -> bool:
-        """Forget one. Whether it was here."""
+        """Drop one request. Returns whether it was here."""
         return self._requests.pop(id, None) is not None
 
     def take(self) -> GenerateRequest | None:
-        """The next one. The time that it has waited here is taken from its time."""
+        """Take the next request. Its time limits are shortened by the time that it waited here."""
         if not self._requests:
             return None
         first_id = next(iter(self._requests))
@@ -292,7 +293,7 @@ class DeferredRequests:
         waited_s = self._clock() - self._began_s
         waited_ms = int(waited_s * 1_000)
         if request.timeout_ms:
-            left_ms = max(request.timeout_ms - waited_ms, 1)  # 0 would mean: never
+            left_ms = max(request.timeout_ms - waited_ms, 1)  # 0 would mean no limit
             request = replace(request, timeout_ms=left_ms)
         if request.ttft_ms:
             left_ms = max(request.ttft_ms - waited_ms, 1)

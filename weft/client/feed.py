@@ -1,10 +1,10 @@
-"""One question to the engines for all who look at the page: ten viewers cost as much as one.
+"""One question to the engines for all viewers of the page: ten viewers cost as much as one.
 
-    viewers ◀── pictures ── Feed ══ Watch ══▶ engine         nobody looks: no question is asked
+    viewers ◀── pictures ── Feed ══ Watch ══▶ engine         no viewer: no question is asked
 
-The engine is asked at most `RATE` times a second while it works, and less often while it rests. A
-viewer that reads too slowly misses pictures, never the last one; steps have numbers, so the page
-knows. Written for one event loop.
+The feed asks the engine at most `RATE` times a second while the engine works, and less often while
+it is idle. A viewer that reads too slowly misses pictures, but never the last one; steps are
+numbered, so the page notices. Written for one event loop.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from weft.text.tokenizer import Tokenizer
 RATE = 5.0  # pictures in a second, at most
 REST_S = 1.0  # between two pictures of an engine without work
 CALL_TIMEOUT_S = 10.0
-KEPT_S = 8.0  # after which a picture is old; the engine notes its steps for somewhat longer
+KEPT_S = 8.0  # seconds until a picture is too old; the engine keeps its steps for somewhat longer
 MAX_BEHIND = 64  # pictures that wait for a slow viewer
 MAX_VIEWERS = 64
-MAX_STEPS = 600  # that who comes later sees
+MAX_STEPS = 600  # that a new viewer sees
 
 
 def event(name: str, fields: Any) -> bytes:
@@ -65,15 +65,15 @@ class Viewer:
 
 
 class _Watched:
-    """What has been seen of one engine."""
+    """What the feed has seen of one engine."""
 
     def __init__(self) -> None:
         self.seen = Seen()
-        self.last: JsonObject = {}  # picture, with the tree as last told
+        self.last: JsonObject = {}  # picture, with the latest tree
         self.steps: deque[list[Any]] = deque(maxlen=MAX_STEPS)  # a list of columns for each
 
     def take(self, fields: JsonObject) -> None:
-        """The next picture."""
+        """Take the next picture."""
         steps = fields["steps"]
         tree = fields.get("tree")
         step = self.seen.step
@@ -88,7 +88,7 @@ class _Watched:
                 zip(*columns, strict=True),
             )
         elif fields["stats"]["total_steps"] <= step:
-            # It counts anew.
+            # The engine has started again: its step numbers begin at 0.
             self.steps.clear()
             step = -1
             round = 0
@@ -96,7 +96,7 @@ class _Watched:
         self.last = {**self.last, **fields}
 
     def whole(self) -> JsonObject:
-        """The last picture, for who has seen none."""
+        """The last picture with all kept steps, for a viewer that has seen none."""
         steps = dict(
             zip(
                 STEP_COLUMNS,
@@ -128,8 +128,8 @@ class Feed:
         return len(self._viewers) >= MAX_VIEWERS
 
     def join(self) -> Viewer:
-        """Somebody looks. Who is not the first sees at once what the others have seen, and who
-        comes back soon, what there was."""
+        """Add a viewer. It sees at once what earlier viewers have seen, and the kept pictures if
+        the last one is not older than `KEPT_S`."""
         loop = asyncio.get_running_loop()
         viewer = Viewer()
         self._viewers.add(viewer)
@@ -178,8 +178,8 @@ class Feed:
             await self._pause(began_s, is_busy=is_busy)
 
     async def _pause(self, began_s: float, *, is_busy: bool) -> None:
-        """Wait until the next picture is due. Work that comes while the engine rests is seen
-        soon."""
+        """Wait until the next picture is due. If work comes while the engine is idle, it is due
+        earlier."""
         loop = asyncio.get_running_loop()
         ends_s = began_s + REST_S
         while True:
@@ -191,7 +191,7 @@ class Feed:
             await asyncio.sleep(min(left_s, 1.0 / RATE))
 
     def _end(self) -> None:
-        """The server stops: no stream keeps it waiting."""
+        """The server stops: end all streams, so that it need not wait for them."""
         for viewer in self._viewers:
             viewer.show(
                 event(
@@ -219,7 +219,7 @@ class Feed:
         if picture.tree is None:
             fields = shown(picture, self._texts)
         else:
-            # Two hundred texts take some milliseconds: not on the loop that serves.
+            # Decoding two hundred texts takes some milliseconds: do it outside of the event loop.
             fields = await asyncio.to_thread(
                 shown,
                 picture,

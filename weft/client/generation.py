@@ -36,7 +36,7 @@ class CompletionEnd(NamedTuple):
     e2e_s: float
     weight_version: str = FIRST_VERSION  # of the weights that computed its last token
     retry_after_s: int = 0  # when there may be room again; 0: unknown
-    # Of the client's prediction: drafts that came out the same, and others.
+    # Tokens of the client's prediction that were accepted and rejected as drafts.
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 
@@ -46,22 +46,23 @@ class CompletionEnd(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What is new of one completion.
+    """The new output of one completion.
 
-    Text may lag behind the ids: half characters and possible beginnings of stop strings wait.
+    Text may come later than its ids: half characters and possible beginnings of stop strings are
+    held back.
     """
 
     choice: int  # of the completion: prompt number * n + number among the n
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs]  # one for each of `token_ids`, if the request asked for them
-    num_tokens: int  # generated so far, with these
+    num_tokens: int  # generated so far, including these
     end: CompletionEnd | None  # set in the last delta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionSpec:
-    """What is known of a completion before its first token. Times read `time.perf_counter`."""
+    """What is known of a completion before its first token. Times are from `time.perf_counter`."""
 
     id: int  # of its request to the engine
     choice: int
@@ -70,9 +71,9 @@ class CompletionSpec:
     prompt_len: int
     params: SamplingParams  # as the user gave them
     latency: Latency  # where its times are recorded
-    tenant: str = ""  # whose savings it counts among
-    pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached
-    tells_cache: bool = False  # where cached tokens were is told with the end
+    tenant: str = ""  # the tenant whose savings include it
+    pins: tuple[PinMark, ...] = ()  # prefixes of the prompt that stay cached
+    tells_cache: bool = False  # the end tells where the cached tokens were
     num_embed_bytes: int = 0  # of input embeddings that the engine keeps for it
     stream_interval: int = 1  # tokens in one delta, except the first
     started_s: float = field(default_factory=time.perf_counter)
@@ -81,12 +82,12 @@ class CompletionSpec:
 
 
 class Completion:
-    """One completion: the text of its tokens so far, and the part that was not taken yet.
+    """One completion: the text of its tokens so far, and the output that was not taken yet.
 
         push ──▶ detokenizer ──▶ matcher ──▶ texts ──▶ take ──▶ Delta
 
-    `spec` is fixed; everything else is state, which the client alone writes. It counts itself
-    among the open completions of its generation.
+    `spec` is fixed; all other fields are state, which only the client writes. A completion counts
+    itself among the open completions of its generation.
     """
 
     __slots__ = (
@@ -120,10 +121,11 @@ class Completion:
         self.pending_ids: list[int] = []  # tokens that the consumer has not taken
         self.first_token_at = 0.0
         self.last_token_at = 0.0
-        # Headers and texts; complete before the first token.
+        # (header, text) of each warning; complete before the first token.
         self.warnings: list[tuple[str, str]] = []
         self.aux_outputs: list[AuxPiece] = []
-        # A stop string ended it here; the engine's final word is still to come.
+        # The stop string that ended the completion here; the engine's final message is still to
+        # come.
         self.stopped_by: str | None = None
         self.end: CompletionEnd | None = None
         self._detokenizer = detokenizer
@@ -146,7 +148,8 @@ class Completion:
                 self._match(text)
 
     def push_stop(self, token: int) -> None:
-        """Take the stop token that ended it: one of its ids, text only if the request wants it."""
+        """Take the stop token that ended it. Its id always counts; its text only with
+        `include_stop`."""
         if self.spec.params.include_stop:
             self.push(token)
         else:
@@ -154,9 +157,10 @@ class Completion:
             self.num_tokens += 1
 
     def push_aux_output(self, output: AuxPiece) -> None:
-        """Keep an auxiliary output; of hidden states only the latest, if no more are wanted."""
+        """Keep an auxiliary output. Of hidden states keep only the latest if the request wants
+        "last"."""
         if self.stopped_by is not None:
-            return  # it belongs to tokens behind the end
+            return  # it belongs to tokens after the end
         only_last = self.spec.params.hidden_states == "last"
         if only_last and isinstance(output, HiddenStatesPiece):
             kept = [one for one in self.aux_outputs if not isinstance(one, HiddenStatesPiece)]
@@ -164,19 +168,19 @@ class Completion:
         self.aux_outputs.append(output)
 
     def push_logprobs(self, logprobs: TokenLogprobs) -> None:
-        # Those of tokens behind a stop string have no token here.
+        # Logprobs of tokens after a stop string have no token here.
         if len(self._logprobs) < len(self.pending_ids):
             self._logprobs.append(logprobs)
 
     def finish(self, finish: Finish, weight_version: str = FIRST_VERSION) -> CompletionEnd:
-        """Take the engine's final word. A stop string that was found here outweighs it."""
+        """Take the engine's final message. A stop string that was found here has priority."""
         if self.stopped_by is None:
             text = self._detokenizer.flush()
             if text:
                 self._match(text)
         if self._matcher is not None and self.stopped_by is None:
             text = self._matcher.flush()
-            # An error stays an error, whatever its text ends with.
+            # An error stays an error, even if its text ends with a stop string.
             if finish.reason in ("stop", "length"):
                 self.stopped_by = self._matcher.matched
             if text:
@@ -184,7 +188,7 @@ class Completion:
         return self.break_off(finish, weight_version)
 
     def break_off(self, finish: Finish, weight_version: str = FIRST_VERSION) -> CompletionEnd:
-        """End here and now, as `finish` says, without the text that is still held back."""
+        """End at once, as `finish` says, without the text that is still held back."""
         reason = finish.reason
         matched: str | int | None = finish.matched
         message = finish.message
@@ -199,7 +203,7 @@ class Completion:
             matched=matched,
             message=message,
             status=status,
-            # The engine counts the history of a session, too.
+            # The engine's count includes the history of a session.
             prompt_tokens=finish.prompt_tokens or self.spec.prompt_len,
             completion_tokens=self.num_tokens,
             cached_tokens=finish.cached_tokens,
@@ -214,9 +218,9 @@ class Completion:
         return self.end
 
     def take(self) -> Delta | None:
-        """Everything new; None if it is not enough for a delta.
+        """All new output as a delta; None if there is too little for one.
 
-        The first token and the end wait for nothing.
+        `stream_interval` does not hold back the first token and the end.
         """
         token_ids = self.pending_ids
         if self.end is None or self._end_taken:
@@ -232,11 +236,11 @@ class Completion:
         self._logprobs = []
         self._end_taken = self.end is not None
         text = texts[0] if len(texts) == 1 else "".join(texts)
-        # By position: names cost a tenth of the time of a token here.
+        # Positional arguments: keywords would add a tenth to the time per token.
         return Delta(self.spec.choice, text, token_ids, logprobs, self.num_tokens, self.end)
 
     def _match(self, text: str) -> None:
-        """Add text, up to a stop string if one is looked for yet."""
+        """Add text, cut at a stop string once `min_new_tokens` are exceeded."""
         matcher = self._matcher
         if matcher is not None and self.num_tokens > self.spec.params.min_new_tokens:
             text = matcher.push(text)
@@ -248,8 +252,8 @@ class Completion:
 class Generation:
     """All completions of one request, as an asynchronous iterator over lists of deltas.
 
-    With `stream` each list holds what is new; without, there is one list, when all completions
-    have ended. Leaving the `with` block, or `close`, aborts what has not ended yet.
+    With `stream` each list holds the new deltas; without, there is one list, after all completions
+    have ended. Leaving the `with` block, or `close`, aborts the completions that are still open.
     """
 
     def __init__(self, *, stream: bool, on_close: Callable[[Generation], None]) -> None:
@@ -259,22 +263,23 @@ class Generation:
         self.stream = stream
         self.closed = False
         self._on_close = on_close
-        self._news = asyncio.Event()  # something may be new: the consumer shall look
+        self._news = asyncio.Event()  # set: there may be new output, and the consumer looks
         self._news.set()  # an in-process engine may have answered before the first look
-        self._push: Callable[[], bool] | None = None  # takes what is new instead of a task
+        # called with new output instead of waking a task
+        self._push: Callable[[], bool] | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether every completion has ended, though perhaps not been taken."""
+        """Whether every completion has ended; their deltas may still wait to be taken."""
         return self.num_open == 0
 
     @property
     def has_ends(self) -> bool:
-        """Whether a completion has ended."""
+        """Whether at least one completion has ended."""
         return self.num_open < len(self.completions)
 
     def take(self) -> list[Delta]:
-        """What is new now, without waiting."""
+        """The new deltas, without waiting."""
         deltas: list[Delta] = []
         if self.closed or (self.num_open and not self.stream):
             return deltas
@@ -285,7 +290,7 @@ class Generation:
         return deltas
 
     def wake(self) -> None:
-        """Something may be new: let the consumer look, if that is of use."""
+        """There may be new output: let the consumer look, if it can use it."""
         if self._push is not None:
             if self._push():
                 return
@@ -294,21 +299,22 @@ class Generation:
             self._news.set()
 
     async def push_to(self, push: Callable[[], bool]) -> None:
-        """Have `push` called where something new comes, instead of waking a task for it.
+        """Have `push` called for new output, instead of waking a task each time.
 
-        Returns once `push` says False: then it is this task's turn again. `push` must not raise.
+        Returns once `push` returns False: then this task must read again. `push` must not raise.
         """
         if not push():
             return
         self._push = push
-        self._news.clear()  # `push` has seen it
+        self._news.clear()  # `push` has seen all output so far
         try:
             await self._news.wait()
         finally:
             self._push = None
 
     def close(self) -> None:
-        """The consumer leaves: abort what is open, forget the rest. A second call does nothing."""
+        """The consumer leaves: abort the open completions, drop the rest. A second call does
+        nothing."""
         if not self.closed:
             self.closed = True
             if self.num_open:
@@ -321,7 +327,7 @@ class Generation:
     async def __anext__(self) -> list[Delta]:
         while self._news.is_set() or (self.num_open and not self.closed):
             await self._news.wait()
-            self._news.clear()  # before the look: what comes from now on is not missed
+            self._news.clear()  # cleared before `take`, so that no later output is missed
             deltas = self.take()
             if deltas:
                 return deltas

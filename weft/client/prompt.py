@@ -1,7 +1,7 @@
 """From a prompt to requests that the engine can take: the checks, and words turned into tokens.
 
-The engine refuses the same things; here they are refused before anything is sent, with a message
-that names the user's field. This module knows nothing of HTTP, nor of what comes back.
+The engine refuses the same faults. Here they are refused before anything is sent, with a message
+that names the user's field. This module knows nothing of HTTP or of replies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
 PARAM = "input_embeds"
-# A number of this size or larger becomes infinite when it is rounded to the nearest of the type.
+# A number of this size or larger becomes infinite when it is rounded to the type.
 INFINITE_FROM = {"bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65_520.0}
 PLACEHOLDER = 0  # the id of every token of a prompt that consists of input embeddings
 
@@ -56,18 +56,19 @@ class Prompt:
     user: str = ""
     priority: int = 0
     cache_salt: str = ""
-    adapter: str = ""  # uid of the adapter that it is for; nothing: none
-    ttft_ms: int = 0  # refused if its first token cannot come in this time; 0: any
-    timeout_ms: int = 0  # the engine ends it after this time; 0: never
-    session: SessionParams | None = None  # the prompt goes behind the history of this session
-    # float32 [len(ids), hidden size], packed: input embeddings; the ids then mean nothing
+    adapter: str = ""  # uid of the prompt's adapter; empty: none
+    # ms; the request is refused if its first token cannot come in this time; 0: no limit
+    ttft_ms: int = 0
+    timeout_ms: int = 0  # ms; the engine ends the request after this time; 0: no limit
+    session: SessionParams | None = None  # the prompt is appended to the history of this session
+    # Packed float32 [len(ids), hidden size]: input embeddings; then the ids have no meaning.
     vectors: bytes = b""
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
-    pooling: PoolingParams | None = None  # the request wants this instead of tokens
-    handoff: HandoffParams | None = None  # another server has a part in it
+    pooling: PoolingParams | None = None  # the request wants vectors or scores instead of tokens
+    handoff: HandoffParams | None = None  # another server takes part in the request
     prediction: Sequence[int] = ()  # token ids that the output is expected to resemble
-    pins: tuple[PinMark, ...] = ()  # beginnings that stay cached, the shortest first
-    tells_cache: bool = False  # where cached tokens were is told with the end
+    pins: tuple[PinMark, ...] = ()  # prefixes that stay cached, the shortest first
+    tells_cache: bool = False  # the end tells where the cached tokens were
     stream_interval: int = 1  # tokens of a completion in one delta, except the first
 
 
@@ -82,10 +83,10 @@ def make_requests(
     *,
     clamps: bool,
 ) -> list[GenerateRequest]:
-    """The n requests of one prompt, numbered from `numbers`.
+    """The n requests of one prompt, with ids from `numbers`.
 
-    `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. A given seed goes
-    up by one for each request, so that they differ. Raises `InvalidParam`.
+    `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. A given seed is
+    increased by one for each request, so that the outputs differ. Raises `InvalidParam`.
     """
     params = _check(prompt, engine, tokenizer, clamps=clamps)
     sampling = params
@@ -126,14 +127,14 @@ def make_requests(
 
 
 def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
-    """Several requests as one message; equal prompts stand in it once."""
+    """Several requests as one message; it holds equal prompts only once."""
     indices: dict[tuple[bytes, bytes, tuple[bytes, ...]], int] = {}
     prompt_of: list[int] = []
     without_prompts: list[GenerateRequest] = []
     media_of: dict[int, tuple[MediaItem, ...]] = {}
     for request in requests:
         digests: tuple[bytes, ...] = ()
-        if request.media:  # by their names, for the values are large
+        if request.media:  # compare media by name, because the values are large
             digests = tuple(item.digest for item in request.media)
         index = indices.setdefault((request.input_ids, request.vectors, digests), len(indices))
         if request.media:
@@ -156,10 +157,10 @@ def _check(
     *,
     clamps: bool,
 ) -> SamplingParams:
-    """The parameters with the length resolved and with tokens for words."""
+    """The parameters with the length resolved and with words turned into tokens."""
     params = prompt.params
     params.check(engine.vocab_size)
-    # A plain request asks for none of these, and enters none of their checks.
+    # A plain request sets none of these fields, and skips their checks.
     if engine.pools is not None:
         check_task(params, engine)
     if prompt.priority:
@@ -176,12 +177,12 @@ def _check(
     if params.bad_words or params.thinking_budget is not None:
         params = to_token_params(params, tokenizer)
     if params is not prompt.params:
-        params.check(engine.vocab_size)  # min_new_tokens against the length just resolved
+        params.check(engine.vocab_size)  # checks min_new_tokens against the resolved length
     return params
 
 
 def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int | None:
-    """How many tokens to generate at most; None where the engine has to work it out."""
+    """The largest number of tokens to generate; None if the engine must compute it."""
     prompt_len = len(prompt.ids)
     if prompt_len == 0:
         raise InvalidParam("prompt", "the prompt is empty; it must have at least 1 token")
@@ -202,7 +203,7 @@ def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int
         )
     if max_new_tokens is None:
         if prompt.session is not None:
-            return None  # the engine knows how long the history before it is
+            return None  # only the engine knows the length of the session's history
         return max(context - prompt_len, 1)
     if prompt_len + max_new_tokens <= context:
         return max_new_tokens
@@ -216,7 +217,7 @@ def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int
 
 
 def _told_len(prompt: Prompt) -> str:
-    """The length of a prompt, for messages."""
+    """The length of a prompt, as text for messages."""
     told = f"{len(prompt.ids):,} tokens"
     if prompt.media:
         num_media = sum(item.length for item in prompt.media)
@@ -228,24 +229,24 @@ def _pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
     """int32 [n], packed. Raises `InvalidParam` for an id outside of the vocabulary."""
     try:
         wide = np.asarray(ids)
-    except (ValueError, OverflowError):  # nested lists, or an integer beyond those of numpy
+    except (ValueError, OverflowError):  # nested lists, or an integer too large for numpy
         wide = np.empty(0)
     is_right = wide.dtype.kind in "iu"
     if is_right:
         is_right = int(wide.min()) >= 0 and int(wide.max()) < vocab_size
     if not is_right:
-        check_token_ids("prompt", ids, vocab_size)  # names the first that is wrong
+        check_token_ids("prompt", ids, vocab_size)  # names the first wrong id
     return wide.astype(np.int32).tobytes()
 
 
 def _pack_prediction(prompt: Prompt, engine: EngineReady) -> bytes:
-    """int32, packed. What cannot become output, for it is too long, is left out."""
+    """The prediction as packed int32 ids, without the part that is too long to become output."""
     if not prompt.prediction:
         return b""
     return _pack_ids(prompt.prediction[: engine.context_length], engine.vocab_size)
 
 
-# ---- what this engine can do
+# ---- what this engine supports
 
 
 def check_task(params: SamplingParams, engine: EngineReady) -> None:
@@ -262,7 +263,7 @@ def check_task(params: SamplingParams, engine: EngineReady) -> None:
 
 
 def _check_vectors_and_states(prompt: Prompt, engine: EngineReady) -> None:
-    """Raise `InvalidParam` for what does not go together, or not with this engine."""
+    """Raise `InvalidParam` for options that do not go together or that this engine lacks."""
     wanted = prompt.params.hidden_states
     if wanted is not None and not engine.gives_hidden_states:
         raise InvalidParam(
@@ -285,7 +286,7 @@ def _check_vectors_and_states(prompt: Prompt, engine: EngineReady) -> None:
 
 
 def _check_media(prompt: Prompt) -> None:
-    """Raise `InvalidParam` for what does not go together with pictures, videos and sounds."""
+    """Raise `InvalidParam` for options that do not go together with pictures, videos or sounds."""
     if prompt.session is not None:
         raise InvalidParam(
             "session_params",
@@ -298,7 +299,7 @@ def _check_media(prompt: Prompt) -> None:
         )
 
 
-# ---- words to tokens: only these mean something to the engine
+# ---- words to tokens: the engine understands only tokens
 
 
 def to_token_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
@@ -374,7 +375,7 @@ def pack_input_embeds(values: Any, engine: EngineReady) -> bytes:
             PARAM, f"{PARAM} has the shape {list(rows.shape)}; [tokens, {size:,}] is needed"
         )
     limit = INFINITE_FROM.get(engine.dtype, np.inf)
-    finite = np.abs(rows) < limit  # false for NaN, too
+    finite = np.abs(rows) < limit  # also false for NaN
     if not finite.all():
         token, index = np.argwhere(~finite)[0].tolist()
         allowed = "finite numbers are allowed"
@@ -415,7 +416,8 @@ def _decode_rows(text: str, size: int) -> NDArray[np.float32]:
 
 def _read_rows(values: Any) -> NDArray[np.float32]:
     try:
-        with np.errstate(over="ignore"):  # becomes infinite, which the caller finds
+        # too large a value becomes infinite, which the caller finds
+        with np.errstate(over="ignore"):
             return np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidParam(PARAM, f"{PARAM} is no list of equally long lists of numbers") from exc

@@ -1,18 +1,18 @@
-"""Several engines that serve the same model, with the face of one.
+"""Several engines that serve the same model, behind the interface of one engine.
 
     EngineClient ── send ──▶ Fleet ─┬─▶ engine 0        requests: to one of them
                  ◀─ receive ─┘      ├─▶ engine 1        aborts: to those that have the requests
                                     └─▶ ...             control requests: to all, replies joined
 
-The client knows of no fleet: it has one table of open completions, whose numbers are the same in
-every engine. Which engine gets a request is the router's to say (`weft/route`), but for
+The client does not know that there is a fleet: it has one table of open completions, whose ids are
+the same in every engine. The router (`weft/route`) chooses the engine of a request, except that
 
-- completions of one prompt, which stay together,
-- requests of a session, which go where the session is,
-- requests that name an engine.
+- completions of one prompt stay together,
+- requests of a session go to the engine that has the session,
+- requests that name an engine go to that engine.
 
-It lives on one event loop and opens no socket. How engines are started, and whether they hang, is
-the launcher's business, which tells what it finds (`attach`, `hangs`, `recovers`, `lose`).
+The fleet lives on one event loop and opens no socket. The launcher starts the engines, checks
+whether they hang, and reports what it finds (`attach`, `hangs`, `recovers`, `lose`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ from weft.route.policy import (
     RoutedRequest,
 )
 
-MAX_SESSIONS = 65_536  # whose engine is remembered; those that were not used for longest go
-FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller numbers
+MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
+FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
 
 log = EventLog("fleet")
 
@@ -116,7 +116,8 @@ class Fleet:
         *,
         on_availability: Callable[[str], None] = lambda why_not: None,
     ) -> None:
-        """`on_availability` is told why no engine takes requests, or nothing when one does."""
+        """`on_availability` is called with the reason why no engine takes requests, or with an
+        empty text when one does."""
         self.members = members
         self.changes = EngineChanges()
         self._router = router
@@ -129,7 +130,7 @@ class Fleet:
         self._sessions: dict[tuple[str, str], int] = {}  # id and owner: rank
         self._calls: dict[int, JoinedCall] = {}  # of the client
         self._own_numbers = itertools.count(FIRST_OWN_CALL)
-        self._catching_up: dict[int, int] = {}  # own calls that a new engine has not answered: rank
+        self._catching_up: dict[int, int] = {}  # own calls without a reply of the new engine: rank
 
     @property
     def up(self) -> list[int]:
@@ -139,7 +140,7 @@ class Fleet:
     # ---- from the client
 
     def send(self, message: ToEngine) -> None:
-        """To the engines that it is for. What none can take is answered here."""
+        """Send `message` to the engines that it is for. If none can take it, answer it here."""
         match message:
             case GenerateRequest():
                 rank = self._place(message)
@@ -161,8 +162,8 @@ class Fleet:
             self.members[rank].send(part)
 
     def _place(self, request: GenerateRequest) -> int | None:
-        """The engine for a request, which is booked for it; None if none takes it: then it has had
-        its answer."""
+        """Choose and book the engine of a request. None if no engine takes it; the error is then
+        already sent to the client."""
         prompt = told_apart(request.input_ids, request.media)
         key = (request.rid, hash(prompt))
         ranks = self._ranks_for(request, key)
@@ -193,7 +194,7 @@ class Fleet:
         request: GenerateRequest,
         key: tuple[str, int],
     ) -> list[int]:
-        """The engines that may have a request: those that are up, or the one it is bound to."""
+        """The engines that may get a request: all that are up, or the one to which it is bound."""
         wanted = wanted_rank.get()
         if wanted is not None:
             return [wanted]
@@ -242,7 +243,8 @@ class Fleet:
             del self._sessions[next(iter(self._sessions))]
 
     def _rank_for_session(self, request: OpenSession | CloseSession) -> list[int]:
-        """Where the session is; a new one goes where the fewest are."""
+        """The engine that has the session; for a new session the engine with the fewest
+        sessions."""
         bound = self._sessions.get((request.session_id, request.owner))
         if bound is not None and self.members[bound].is_up:
             return [bound]
@@ -263,7 +265,7 @@ class Fleet:
         if isinstance(request, OpenSession | CloseSession):
             ranks = self._rank_for_session(request)
         elif isinstance(request, GetPrefix):
-            # Nodes have their numbers in the pictures of one engine.
+            # Numbers of nodes are valid only for the pictures of one engine.
             wanted = wanted_rank.get() or 0
             ranks = [rank for rank in self.up if rank == wanted]
         else:
@@ -329,7 +331,7 @@ class Fleet:
     # ---- from the engines
 
     async def receive(self) -> FromEngine | Unreadable:
-        """The next message for the client."""
+        """Wait for the next message for the client."""
         return await self._inbox.get()
 
     def take(
@@ -337,7 +339,7 @@ class Fleet:
         rank: int,
         message: FromEngine | Unreadable,
     ) -> None:
-        """A message of one engine."""
+        """Take a message from the engine `rank`."""
         member = self.members[rank]
         member.detector.heard()
         match message:
@@ -373,7 +375,7 @@ class Fleet:
             self._forget(finish.id)
 
     def _forget(self, id: int) -> None:
-        """A request has ended."""
+        """A request has ended: forget it."""
         self._router.ended(id)
         self._unbegun.discard(id)
         key = self._sibling_key.pop(id, None)
@@ -416,14 +418,15 @@ class Fleet:
         self._on_availability(self.why_unavailable())
 
     def _catch_up(self, member: Member) -> None:
-        """A new engine gets what the others were told before. It takes requests when it has
-        carried that out."""
+        """Send a new engine the changes that the others have already made. It takes requests after
+        it has carried them out."""
         member.missing = "it is being set up like the others"
         for change in self.changes.for_new_engine():
             number = next(self._own_numbers)
             self._catching_up[number] = member.rank
             member.send(replace(_for_rank(change, member.rank), call=number))
-        # What the others are still working at was no change yet. Nobody waits for this reply.
+        # Calls that the other engines still work on are no changes yet. Nothing awaits these
+        # replies.
         for call in self._calls.values():
             if not isinstance(call.request, OpenSession | CloseSession):
                 member.send(_for_rank(call.request, member.rank))
@@ -456,7 +459,8 @@ class Fleet:
         rank: int,
         reason: str,
     ) -> None:
-        """An engine has ended. Its requests end with an error, its calls without its reply."""
+        """An engine has ended. Its requests end with an error; joined calls no longer wait for
+        it."""
         self._drop_requests(rank, f"engine {rank} has stopped: {reason}")
         self.members[rank].detach(reason)
         for number in [number for number, of in self._catching_up.items() if of == rank]:
@@ -477,9 +481,9 @@ class Fleet:
         rank: int,
         reason: str,
     ) -> None:
-        """An engine gives no answers: its requests end with an error, and it gets no others."""
+        """An engine does not answer: its requests end with an error, and it gets no new ones."""
         open_ids = tuple(self._router.open_on(rank))
-        if open_ids:  # should it recover, nobody reads them any more
+        if open_ids:  # if the engine recovers, the client no longer reads them
             self.members[rank].send(
                 Abort(
                     ids=open_ids,
@@ -495,7 +499,7 @@ class Fleet:
         self._on_availability(self.why_unavailable())
 
     def why_unavailable(self) -> str:
-        """Why no engine takes requests; nothing if one does."""
+        """Why no engine takes requests; empty if one does."""
         if self.up:
             return ""
         reasons = [f"engine {member.rank}: {member.missing}" for member in self.members]
@@ -531,8 +535,8 @@ class Fleet:
 
 
 def _room_number(handoff: HandoffParams | None) -> int | None:
-    """The number of a room; None where it has a name, or where there is none. Prompts of one
-    request that share a number stand behind a slash."""
+    """The number of a handoff room; None if the room has a name or there is no handoff. After a
+    slash comes the index among the prompts of one request that share a number."""
     if handoff is None:
         return None
     number = handoff.room.partition("/")[0]
@@ -543,8 +547,8 @@ def _for_rank(
     request: ControlRequest[Any],
     rank: int,
 ) -> ControlRequest[Any]:
-    """In a group that sends weights, each engine has a rank of its own; who looks at pictures has
-    seen other steps of each."""
+    """`request` as the engine `rank` gets it. In a group that sends weights each engine has its own
+    rank; of pictures, a viewer has seen different steps from each engine."""
     if isinstance(request, Watch):
         return request.for_rank(rank)
     if isinstance(request, InitWeightsUpdateGroup):
