@@ -1,5 +1,5 @@
-"""The values of pictures, videos and sounds travel beside their message, each in a frame of its
-own: so they are not copied into it and out of it, which would take long for both ends.
+"""Send the values of pictures, videos and sounds beside their message, each in a frame of its own.
+They are then not copied into and out of the message, which would take long at both ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def take_values(message: T) -> tuple[T, list[bytes]]:
 
 
 def put_values(message: T, values: Sequence[bytes]) -> T:
-    """What `take_values` took apart. Raises `BadMessage` if they do not belong together."""
+    """Undo `take_values`. Raises `BadMessage` if message and values do not belong together."""
     rest = iter(values)
     if isinstance(message, GenerateRequest):
         message = replace(message, media=_with(message.media, rest))

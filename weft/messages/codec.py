@@ -1,8 +1,8 @@
-"""Messages as msgpack bytes and back, by the tag of their type. Nothing that is read here can run
+"""Encode messages as msgpack bytes and decode them by the tag of their type. Decoding can run no
 code.
 
-Which control requests and replies there are follows from the modules imported here: each message
-declares itself (`calls.py`).
+The modules imported here determine which control requests and replies exist: each message declares
+itself (`calls.py`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 
 
 class BadMessage(ValueError):
-    """Bytes that are no message of the expected kind."""
+    """The bytes are not a message of the expected kind."""
 
 
 def decode_to_engine(data: bytes) -> ToEngine:

@@ -1,5 +1,5 @@
-"""Control requests about work and settings, each behind its reply. Those about weights and sessions
-stand in `weights.py` and `sessions.py`.
+"""Control requests about work and settings, each followed by its reply. The requests about weights
+and sessions are in `weights.py` and `sessions.py`.
 
 Where an HTTP route does what a request does, the body of the route is the request: the names of its
 fields are those that clients know (SGLang's, where SGLang has the request too).

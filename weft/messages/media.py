@@ -40,7 +40,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def end(self) -> int:
-        """The place behind its last token in the prompt."""
+        """The position after its last token in the prompt."""
         return self.start + self.length
 
     @property
@@ -51,7 +51,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def lines(self) -> list[tuple[int, int]]:
-        """Where each run of its placeholders begins in the prompt, and the place behind its end."""
+        """(begin, end) of each run of its placeholders in the prompt; `end` is exclusive."""
         if not self.line_len:
             return [(self.start, self.end)]
         begins = range(self.start, self.end, self.line_len + 1)

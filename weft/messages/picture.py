@@ -93,8 +93,8 @@ class Seen(NamedTuple):
 
 
 class Watch(ControlRequest[Picture]):
-    """Ask for a picture of the engine's work. Steps are remembered from the first one on, until
-    nobody has asked for 10 s."""
+    """Ask for a picture of the engine's work. The engine records its steps from the first such
+    request until none has come for 10 s."""
 
     since_step: int = -1  # the last step that the sender has seen
     since_round: int = 0  # the last walk over the tree that it has seen

@@ -1,4 +1,4 @@
-"""Pins: beginnings of prompts that stay in the prefix cache for a while, whatever else comes."""
+"""Pins: prefixes of prompts that stay in the prefix cache for a while, whatever else is cached."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the engine sends back for work: one `StepOutput` a step, in columns.
+"""The engine's output: one `StepOutput` per step, in columns.
 
-A journal has checksums of `Finish` as it is encoded: its fields keep their names and their order.
+Journals hold checksums of the encoded `Finish`, so its fields keep their names and their order.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The one final word on a request. Tokens of the same step come before it."""
+    """The final message about a request. Tokens of the same step come before it."""
 
     id: int
     reason: FinishReason
     matched: int | None = None  # the token id that stopped it, if one did
-    message: str = ""  # why, for "abort" and "error"
+    message: str = ""  # the reason, for "abort" and "error"
     status: int = 200  # as an HTTP status; 400 and above is an error
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -37,8 +37,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_s: float = 0.0  # from arrival in the scheduler to first admission
     prefill_s: float = 0.0  # from there to the first token
     retractions: int = 0
-    retry_after_s: int = 0  # when there may be room, for status 503; 0: it is not known
-    # Of the client's prediction: drafts that came out the same, and others.
+    retry_after_s: int = 0  # when there may be room, for status 503; 0: unknown
+    # Tokens of the client's prediction that were accepted and rejected as drafts.
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 
@@ -51,18 +51,18 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
     id: int  # of the request
     text: str
-    header: str = "warnings"  # of the answer over HTTP, behind "x-weft-"
+    header: str = "warnings"  # of the HTTP answer, without its prefix "x-weft-"
 
 
 class PooledPiece(msgspec.Struct, frozen=True, kw_only=True, tag="pooled"):
-    """The vector that was made of a prompt, or the scores of its labels."""
+    """The vector of a prompt, or the scores of its labels."""
 
     id: int  # of the request
     vector: bytes  # float32 [size], packed
 
 
 class HiddenStatesPiece(msgspec.Struct, frozen=True, kw_only=True, tag="hidden_states"):
-    """Hidden states of tokens that follow one another, as the final norm leaves them."""
+    """Hidden states of consecutive tokens, after the final norm."""
 
     id: int  # of the request
     start: int  # position of the first token in prompt and output
@@ -94,10 +94,10 @@ class CacheUsePiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     disk_tokens: int = 0  # of its cached tokens, those that were read from a folder for it
     host_tokens: int = 0  # and from other memory of the machine
     pinned_tokens: int = 0  # of the longest of its `pins` that is pinned now
-    why: str = ""  # that one is not the longest that it asked for
+    why: str = ""  # why that prefix is not the longest that the request asked for
 
 
-# What a request may get besides tokens; it comes before its final word.
+# Outputs of a request besides tokens; they come before its `Finish`.
 AuxPiece = PooledPiece | HiddenStatesPiece | PromptLogprobsPiece | CacheUsePiece
 
 
@@ -137,7 +137,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def _num_bytes(one: AuxPiece) -> int:
-    """Bytes that count for the size of a message: only hidden states are large."""
+    """Bytes that count toward the size of a message: only hidden states are large."""
     if isinstance(one, HiddenStatesPiece):
         return len(one.vectors)
     return 0

@@ -1,6 +1,6 @@
 """Work that the front sends to the engine.
 
-Each field of these messages stands in journals under the name by which it is encoded.
+Journals store each field of these messages under its encoded name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from weft.messages.sessions import SessionParams
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A vector of the prompt, or scores of labels, as the model gives them.
+    """Ask for a vector of the prompt, or for scores of labels.
 
-    With `label_ids`, of a model that generates: the log probabilities of these tokens behind the
+    With `label_ids`, and a model that generates: the log probabilities of these tokens after the
     prompt.
     """
 
-    # A vector to length 1, scores to probabilities; None: as the model's makers meant it.
+    # Scale a vector to length 1, turn scores into probabilities; None: the default of the model.
     normalize: bool | None = None
     dimensions: int = 0  # leading numbers of a vector to keep (Matryoshka); 0 keeps all
-    token_type_ids: bytes = b""  # uint8 [prompt_len], packed: kind of segment; nothing: all 0
+    # packed uint8 [prompt_len]: kind of segment of each token; empty: all 0
+    token_type_ids: bytes = b""
     label_ids: tuple[int, ...] = ()
 
     def check(self, vocab_size: int) -> None:
         """Raise `InvalidParam` for the first value out of range.
 
-        The engine looks after what depends on the model.
+        The engine checks what depends on the model.
         """
         if self.dimensions:
             check_number("dimensions", "dimensions", self.dimensions)
@@ -49,10 +50,10 @@ class GenerateRequest(
 ):
     """Generate one completion of one prompt.
 
-    `id` is the sender's own number for it, unique among its open requests: every reply carries it.
-    `rid` is the name that the user gave or was given; two requests may have the same. A completion
-    with n > 1 is n requests: they share the prompt through the prefix cache. `group` is a second
-    name, shared by the members of a batch.
+    `id` is the sender's own number for the request, unique among its open requests; every reply
+    carries it. `rid` is the name that the user gave or was given; several requests may have the
+    same. A completion with n > 1 is n requests that share the prompt through the prefix cache.
+    `group` is a second name, shared by the members of a batch.
     """
 
     id: int
@@ -60,48 +61,48 @@ class GenerateRequest(
     input_ids: bytes = b""  # int32 [prompt_len], packed
     sampling: SamplingParams
     group: str = ""
-    tenant: str = ""  # that the policy "fair" counts it for; all without a name are one
-    user: str = ""  # as the request itself says; decides nothing
+    tenant: str = ""  # tenant for the policy "fair"; all requests without a name are one tenant
+    user: str = ""  # as the request names it; has no effect
     priority: int = 0
-    timeout_ms: int = 0  # since its arrival, until it is ended wherever it is; 0: never
+    timeout_ms: int = 0  # from arrival until the engine ends the request in any state; 0: no limit
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
-    session: SessionParams | None = None  # the prompt is put behind the history of this session
-    # Tokens from this position on are computed, though the cache may have them; None: no token.
-    # Journals have it under the earlier name.
+    session: SessionParams | None = None  # the prompt is appended to the history of this session
+    # Tokens from this position on are computed even if they are cached; None: no token. Journals
+    # store the field under its earlier name.
     recompute_from: int | None = msgspec.field(default=None, name="fresh_from")
-    # float32 [prompt_len, hidden size], packed: they take the place of the tokens of the prompt.
+    # Packed float32 [prompt_len, hidden size]: embeddings that replace the tokens of the prompt.
     vectors: bytes = b""
-    # False: the ids of its prompt mean nothing; the prefix cache gives and gets nothing.
+    # False: the ids of the prompt have no meaning, so the prefix cache is neither read nor written.
     shares_kv: bool = True
-    pooling: PoolingParams | None = None  # instead of tokens
-    # int32, packed: what the client expects the output to resemble. It changes no answer.
+    pooling: PoolingParams | None = None  # what to compute instead of tokens
+    # Packed int32: tokens that the client expects the output to resemble. They change no answer.
     prediction: bytes = b""
-    adapter: str = ""  # uid of the adapter that is put on the model; nothing: none
+    adapter: str = ""  # uid of the adapter of this request; empty: none
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds, in the order of the prompt
-    ttft_ms: int = 0  # since its arrival, until its first token; refused if it cannot be; 0: any
-    pins: tuple[PinMark, ...] = ()  # beginnings of the prompt that stay cached, the shortest first
-    # Its reply tells where the cached tokens of its prompt were. With `pins` it does in any case.
+    ttft_ms: int = 0  # from arrival to the first token; refused if that is impossible; 0: no limit
+    pins: tuple[PinMark, ...] = ()  # prefixes of the prompt that stay cached, the shortest first
+    # The reply tells where the cached tokens of the prompt were. With `pins` it always does.
     tells_cache: bool = False
-    # Another server computes the prompt, or continues what is computed here; None: neither.
+    # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Where each of `media` begins in the prompt, and the place behind its end."""
+        """(start, end) of each item of `media` in the prompt; `end` is exclusive."""
         return [(item.start, item.end) for item in self.media]
 
 
 class BatchGenerate(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="batch_generate"
 ):
-    """Several generate requests in one message, each taken in, refused and answered by itself.
+    """Several generate requests in one message. Each is accepted, refused and answered separately.
 
     A prompt travels once, however many requests have it.
     """
 
     prompts: list[bytes]  # int32 [prompt_len] each, packed
     requests: list[GenerateRequest]  # [n] without `input_ids`, `vectors` and `media`
-    # [n] index in `prompts`; one that is not there leaves its request without a prompt
+    # [n] index in `prompts`; a request whose index does not exist has no prompt.
     prompt_of: list[int]
     vectors: dict[int, bytes] = {}  # of the prompts that have some, by index in `prompts`
     media: dict[int, tuple[MediaItem, ...]] = {}  # likewise

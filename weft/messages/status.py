@@ -1,5 +1,5 @@
-"""What engine and front tell each other about the engine itself, without an answer: that it is
-ready, lives, has failed, or is to end, and its numbers."""
+"""Messages between engine and front about the engine itself, without an answer: that it is ready,
+lives, has failed or must end, and its numbers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     state_slots_used: int = 0  # owned by requests
     state_slots_evictable: int = 0  # snapshots that the prefix cache keeps
     num_pins: int = 0  # of prompts that clients pin
-    pinned_tokens: int = 0  # by these
-    total_pins_refused: int = 0  # for want of room for them
-    total_pins_given_way: int = 0  # so that a request could run at all
+    pinned_tokens: int = 0  # tokens of these pins
+    total_pins_refused: int = 0  # because they did not fit
+    total_pins_given_way: int = 0  # evicted so that a request could run at all
     disk_blocks: int = 0  # of KV that are stored, and may be found (`--cache-dir`)
     disk_bytes: int = 0  # of all files there
     total_disk_hit_tokens: int = 0  # of prompts, that were read for their request
@@ -118,17 +118,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The engine's process lives.
+    """The engine's process is alive.
 
     A thread of its own sends it twice a second, also while a step runs.
     """
 
-    step_s: float  # for how long the present step has run; 0 between steps
-    idle_s: float  # for how long the process has used (nearly) no processor time
+    step_s: float  # how long the current step has run; 0 between steps
+    idle_s: float  # how long the process has used (nearly) no processor time
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model makes of prompts that generates nothing."""
+    """The output of a model that computes vectors or scores and generates nothing."""
 
     task: str  # embed or classify
     size: int  # numbers of a vector, or labels
@@ -137,7 +137,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine has generated a token on the path it will serve with."""
+    """The engine is ready: it has generated a token on the path that it will serve with."""
 
     model_summary: str  # "Qwen3-0.6B (0.6 B, bfloat16)"
     vocab_size: int
@@ -162,12 +162,13 @@ class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """Finish what is open for up to `drain_s`, abort the rest, and end the engine process."""
+    """Finish open requests for up to `drain_s`, abort the rest, and end the engine process."""
 
     drain_s: float = 0.0
 
 
 class UnreadableMessages(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
-    """Messages have come that could not be read. The engine's own intake says it, to count them."""
+    """Messages have come that could not be read. The engine's own intake sends it, to count
+    them."""
 
     num: int

@@ -1,8 +1,8 @@
 """Control requests about the weights and the memory of a running engine, and their reply.
 
-While one of them is carried out no step runs; requests that come meanwhile wait. When weights have
-changed, all K and V that were computed with the old ones are gone: running requests are computed
-anew, their output so far is kept.
+While such a request is carried out no step runs; requests that arrive meanwhile wait. After the
+weights have changed, all K and V of the old weights are dropped: running requests are computed
+again, and keep their output so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WeightsUpdate(ControlRequest[WeightsReply], kw_only=True):
     """What all updates have. K and V of the old weights are dropped in any case."""
 
     weight_version: str | None = None  # that answers name from then on; None: as before
-    abort_all_requests: bool = False  # end open requests instead of computing them anew
+    abort_all_requests: bool = False  # end open requests instead of computing them again
 
 
 class UpdateWeightsFromDisk(WeightsUpdate):
