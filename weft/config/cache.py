@@ -28,7 +28,7 @@ def has_host_tier(config: EngineConfig) -> bool:
 
 
 def host_bytes(config: EngineConfig, pool_bytes: int) -> int:
-    """Bytes of the host's memory for KV, beside a pool of so many."""
+    """Bytes of host memory for KV, for a pool of `pool_bytes`."""
     if config.cache_host_gb:
         return int(config.cache_host_gb * 1e9)
     return int(config.cache_host_ratio * pool_bytes)

@@ -393,8 +393,8 @@ class DecoderSpec:
     norm: NormKind = NormKind.RMS  # of all norms
     names: TensorNames = TensorNames()
     embedding_scale: float = 1.0
-    # Behind each of so many first layers, more of the vectors of pictures is added to their tokens
-    # (deepstack). Source: arXiv:2406.04334.
+    # After each of the first `deepstack` layers, more vectors of pictures are added to the hidden
+    # states of their tokens. Source: arXiv:2406.04334.
     deepstack: int = 0
     head_bias: bool = False
     logit_scale: float = 1.0

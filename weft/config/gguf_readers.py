@@ -110,8 +110,9 @@ def gemma3(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def _query_scalar(found: Found, largest: int) -> int:
-    """Files do not say it. The largest model of a release (27B), which has so many layers, scales
-    scores by the share of a head in the hidden size; the others by the size of a head."""
+    """The scale of queries, which files do not contain. The largest model of a release (27B), which
+    has `largest` layers, scales scores by hidden size / number of heads; the others by the size of
+    a head."""
     if found["num_hidden_layers"] == largest:
         return int(found["hidden_size"] // found["num_attention_heads"])
     return int(found["head_dim"])

@@ -92,7 +92,7 @@ def cpu_shares(root: Path = ROOT) -> Iterator[float]:
 
 def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
     """(free, limit) in bytes of each control group that limits our memory.
-    File cache counts as free: it gives way.
+    File cache counts as free, because the kernel can drop it.
     """
     for folder in _control_groups(root, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")

@@ -74,8 +74,8 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
     meeting: str  # path of the file in which ranks meet, where gloo joins them on one machine
     memory: int  # number of the open file that they share; -1: none
     pool: int = -1  # number of the open file for its K and V, which rank 0 has, too; -1: none
-    # Numbers of the open sockets to the stages before and behind it, where layers are divided; -1:
-    # there is none.
+    # Numbers of the open sockets to the previous and the next stage, if layers are divided; -1:
+    # none.
     before: int = -1
     behind: int = -1
     host: str = ""  # address of node 0, where there are several
@@ -202,8 +202,7 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def limit_work(seconds: float) -> None:
-    """End this process after so many seconds of its processor time,
-    whatever it is in the middle of; 0: no limit.
+    """End this process after `seconds` of its processor time, whatever it is doing; 0: no limit.
 
     Time of the clock is not counted: on a busy machine it says little about the work.
     """

@@ -54,7 +54,7 @@ METHODS = {
 
 
 class UnreadFormat(ValueError):
-    """Weights are stored as nobody here reads them; the message names the format."""
+    """The weights have a format that weft cannot read; the message names it."""
 
 
 @dataclass(frozen=True)

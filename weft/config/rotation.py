@@ -23,8 +23,8 @@ class Rotation(Generic[T]):
         self._waiting.setdefault(tenant, deque()).append((item, is_long))
 
     def take(self, *, with_long: bool) -> T | None:
-        """The oldest of the tenant whose turn it is, which is the last from then on; None if there
-        is none. Without `with_long`, only what is not long.
+        """The oldest item of the tenant that is next, which then moves to the end; None if there is
+        no item. Without `with_long`, long items are skipped.
         """
         for tenant, queue in self._waiting.items():
             for place, (item, is_long) in enumerate(queue):

@@ -32,8 +32,8 @@ def with_states(
 ) -> KvPools:
     """The pools with room for states, if layers of the model keep some.
 
-    `num_slots`: so many; 0: as `ratio` says. `ratio`: bytes of states for a byte of KV; 0:
-    `DEFAULT_RATIO`, or less where states are small.
+    `num_slots`: number of slots; 0: computed from `ratio`. `ratio`: bytes of states per byte of KV;
+    0: `DEFAULT_RATIO`, or less if states are small.
     """
     num_bytes = model.state_bytes
     if not num_bytes:

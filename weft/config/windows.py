@@ -65,7 +65,7 @@ class KvPools:
         return kv_tokens * self.bytes_per_token + in_windows + in_states
 
     def fitting(self, num_bytes: int) -> int:
-        """The most tokens, in whole pages, whose pools fit into so many bytes."""
+        """The largest number of tokens, in whole pages, whose pools fit into `num_bytes`."""
         if num_bytes <= 0:
             return 0
 
@@ -134,7 +134,8 @@ def two_pools(
 
 
 def least_window_tokens(window: int, page_size: int, step_tokens: int) -> int:
-    """Tokens of windows without which a request could not run alone, in steps of so many tokens."""
+    """The fewest tokens of the window pool with which a request can run alone, in steps of
+    `step_tokens`."""
     # A cached window before the step, one after it, and pages that are begun.
     num_windows = 2 * -(-window // page_size)
     num_pages = num_windows + -(-max(step_tokens, 0) // page_size) + 4

@@ -114,7 +114,7 @@ class AbsentMatrix:
         pass
 
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """NaN, which stands for what others have."""
+        """NaN, in place of the values that other stages have."""
         num_rows = len(range(self.sizes[part])[start:stop])
         return torch.full((num_rows, self._in_size), torch.nan)
 

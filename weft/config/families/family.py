@@ -81,7 +81,8 @@ def layer_types(
 
 
 def every(period: int) -> Callable[[int], str]:
-    """Of so many layers the last sees everything."""
+    """The kind of each layer: the last of every `period` layers attends to all tokens, the others
+    to a window."""
 
     def kind(layer: int) -> str:
         if (layer + 1) % period:

@@ -51,8 +51,8 @@ class QwenTower:
         self._deep: list[Tensor] = []
 
     def encode(self, input: TowerInput) -> Pieces:
-        """`input.values` [P, colours * frames * side * side]: patches of a token stand together.
-        The frames are those of a patch in time, or one that stands for all of them."""
+        """`input.values` [P, colours * frames * side * side]: the patches of a token are adjacent.
+        The frames are those of a patch in time, or one frame that is used for all of them."""
         spec = self._spec
         layout = self._layout(input)
         patches = self._patches(input)

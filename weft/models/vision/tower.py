@@ -89,7 +89,7 @@ class TowerAttention(BidirectionalAttention, Protocol):
     """`BidirectionalAttention` of the rows of a part: rows of one stretch see each other."""
 
     def prepare(self, lens: Sequence[int], places: IntArray | None = None) -> None:
-        """The rows of the next parts are stretches of so many, one behind the other.
+        """Set the lengths of the stretches into which the rows of the next parts are divided.
 
         `places` [3, T] int32: by which queries and keys are rotated; None: as they were.
         """

@@ -28,9 +28,9 @@ X86 = ("x86_64", "AMD64")
 
 
 class HostCall(NamedTuple):
-    """What is done between two operations of a program, for so many tokens."""
+    """A call on the host between two operations of a program; `do` gets the number of tokens."""
 
-    place: int  # of the operation behind it
+    place: int  # index of the operation that follows
     do: Callable[[int], None]
 
 

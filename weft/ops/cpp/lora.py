@@ -358,7 +358,8 @@ def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: st
 
 
 def _filled_up(values: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
-    """With so many zeros around: before and behind each row, before and behind the rows."""
+    """`values` with zeros around: `padding` = before and after each row, before and after the
+    rows."""
     if any(padding):
         values = F.pad(values, padding)
     return values.contiguous()

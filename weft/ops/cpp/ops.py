@@ -417,7 +417,7 @@ class RecordedAdapters(Protocol):
         ...
 
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
-        """That a product needs besides, for so many tokens."""
+        """Bytes of scratch memory that a product of `num_tokens` tokens needs for adapters."""
         ...
 
     def tell(self, step: abi.StepArgs, places: Tensor | None) -> None:

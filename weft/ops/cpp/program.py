@@ -45,9 +45,9 @@ class Program:
 
 
 class ProgramRecorder:
-    """Collects operations and hands out buffers. A buffer whose tensor nobody holds any more is
-    handed out again: operations run in the order of recording, so by then all that read it have
-    been recorded."""
+    """Collects operations and hands out buffers. A buffer is reused once its tensor is no longer
+    held: operations run in the order of recording, so all operations that read it are recorded by
+    then."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

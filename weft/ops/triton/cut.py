@@ -28,7 +28,7 @@ from torch import Tensor
 from weft.ops.sampling import SamplingTensors
 from weft.ops.triton.launches import CUT_BLOCK, CUT_GROUP, VOCAB_BLOCK
 
-# Pointers into one packed copy: Triton must not compile anew for the place where each begins.
+# Pointers into one packed copy: Triton must not compile again for another alignment of a pointer.
 UNALIGNED = [
     "temperature_ptr",
     "top_k_ptr",

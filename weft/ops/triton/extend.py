@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, extend_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, Terms, gated, take_in
 
-# Pointers into one packed copy: Triton must not compile anew for the place where each begins.
+# Pointers into one packed copy: Triton must not compile again for another alignment of a pointer.
 UNALIGNED = [
     "rows_ptr",
     "kv_lens_ptr",

@@ -194,7 +194,8 @@ class TritonOps(TorchWeights):
         return add.add_(y, alpha=scale)
 
     def _eight_bits(self, weight: QuantizedMatrix, source: Source, add: Tensor | None) -> Tensor:
-        """The product scales rows and outputs itself, or a kernel does behind it, which also adds.
+        """Multiply in 8 bits. The product scales rows and outputs itself, or the next kernel does,
+        which also adds.
 
         Sums of fp8 are given in bfloat16: none of them is too large for it.
         """

@@ -54,7 +54,7 @@ class PagedStep(NamedTuple):
     positions: Tensor  # [T]
     out_slots: Tensor  # [T] where K and V of this step's tokens go
     table: Tensor  # [max_rows, context_length] slot of each token of each row, this step's included
-    num_splits: int  # into so many parts the cached tokens of a request in `decode_req` are cut
+    num_splits: int  # parts into which the cached tokens of each request in `decode_req` are cut
 
 
 @triton.jit

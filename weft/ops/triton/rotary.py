@@ -13,7 +13,7 @@ from weft.ops.protocol import Norm
 from weft.ops.triton.launches import ROTARY_TOKENS, power_of_two
 from weft.ops.triton.paged import Kv
 
-FEW_TOKENS = 64  # up to so many, a program for each token and head
+FEW_TOKENS = 64  # up to this number of tokens, one program per token and head
 
 
 def rotary_store(

@@ -11,7 +11,7 @@ from weft.models.transformers_backend.translate.graph import TracedValue
 
 
 class Constants:
-    """Makes them, and makes them anew."""
+    """Computes the constants, and computes them again when weights have changed."""
 
     def __init__(self) -> None:
         self._made: dict[TracedValue, Tensor] = {}
@@ -31,7 +31,7 @@ class Constants:
 
     @torch.inference_mode()
     def refresh(self) -> None:
-        """Make them anew from weights that have changed."""
+        """Compute the constants again from weights that have changed."""
         for node in self._made:
             self._fill(node)
 
