@@ -27,7 +27,7 @@ class EngineFault(Exception):
 
 
 class PendingCalls:
-    """For one event loop."""
+    """The open calls of one event loop."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -42,7 +42,7 @@ class PendingCalls:
         request: ControlRequest[R],
         timeout_s: float,
     ) -> R:
-        """Send `request` with a number of its own, and wait for its reply.
+        """Send `request` under its own number, and wait for its reply.
 
         Raises `EngineUnavailable` without a reply in time, `EngineFault` if the engine failed.
         """

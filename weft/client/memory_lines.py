@@ -16,7 +16,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Store(NamedTuple):
-    """A line with numbers of `Stats` in braces. It is told where one of them is not 0."""
+    """A line with numbers of `Stats` in braces. It is shown if one of them is not 0."""
 
     words: str
     parts: tuple[str, ...] = ()  # numbers that its bar has together,

@@ -252,7 +252,7 @@ def _pack_prediction(prompt: Prompt, engine: EngineReady) -> bytes:
 def check_task(params: SamplingParams, engine: EngineReady) -> None:
     """Raise `InvalidParam` if the request wants tokens of a model that generates none.
 
-    The engine would refuse it, too, but behind errors about lengths, which are beside the point.
+    The engine would refuse it, too, but only after errors about lengths, which would mislead.
     """
     if engine.pools is None or params.max_new_tokens == 0:
         return
@@ -320,7 +320,7 @@ def to_token_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingPar
 
 @lru_cache(maxsize=16)
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, at the beginning of a text and behind a space, without doubles.
+    """The tokens of each word, at the beginning of a text and after a space, without duplicates.
 
     A word can still be said in other tokens than those that the tokenizer makes of it.
     """

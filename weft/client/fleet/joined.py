@@ -1,7 +1,7 @@
-"""One reply out of those of several engines to the same control request.
+"""Join the replies of several engines to one control request into one reply.
 
     success     all must have succeeded; else the first that did not is the answer, with its engine
-    lists       one behind the other
+    lists       concatenated
     numbers     their sum, where they count what each engine has
     the rest    is the same everywhere: the first engine's
 

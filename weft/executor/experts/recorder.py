@@ -1,7 +1,7 @@
 """Counts which experts the tokens of a model get, by layer and by kind of step, from start to stop.
 
-Routers keep what they chose last (`Ops.chosen`). While nobody records, a step of a model with
-experts is one call longer, and no other model's steps come here.
+Routers keep the experts that they chose last (`Ops.chosen`). Without a recording, a step of a model
+with experts is one call longer; steps of other models never enter this module.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Engines that have the experts of one model between them, and take their steps together."""
+"""Engines that share the experts of one model, and take their steps together."""

@@ -27,11 +27,11 @@ SENT = struct.Struct("<QQ")  # rows, and pairs of a row and an expert
 
 
 class RowsOfEngine(NamedTuple):
-    """What an engine has to be computed by one of them."""
+    """The rows of one engine that another, or the engine itself, computes with its experts."""
 
     rows: FloatArray  # [n, hidden]
     places: IntArray  # [pairs] a row
-    experts: IntArray  # [pairs] an expert for it, by its number among those of who computes
+    experts: IntArray  # [pairs] an expert for it, by its number in the computing engine
 
 
 class ExpertGroup:
@@ -47,24 +47,24 @@ class ExpertGroup:
 
     @property
     def activations(self) -> Sequence[str]:
-        """Of the layers that have experts, in their order."""
+        """The activation function of each layer that has experts, in order of the layers."""
         return [spec.activation for spec in self._specs]
 
     def begin(self, compute: ComputeExperts) -> None:
-        """The model is there: `compute` computes the experts of this engine."""
+        """The model is loaded: `compute` computes the experts of this engine."""
         self._compute = compute
 
     @torch.inference_mode()
     def idle(self) -> None:
-        """A step without tokens."""
+        """Take part in a step without tokens of this engine."""
         for layer, spec in enumerate(self._specs):
             nothing = torch.empty(0, self._hidden_size)
             chosen = torch.empty(0, spec.router.num_chosen, dtype=torch.int32)
             self.exchange(layer, nothing, chosen, nothing)
 
     def exchange(self, layer: int, x: Tensor, experts: Tensor, out: Tensor) -> None:
-        """Rows go to those that have their experts, and come back computed. A row goes to each
-        engine once, with all of its experts there."""
+        """Send rows to the engines that have their experts, and get them back computed. A row goes
+        to each engine once, with all of its experts there."""
         borders = self._borders[layer]
         mine = self.place.rank
         num_chosen = experts.shape[1]
@@ -88,7 +88,7 @@ class ExpertGroup:
             results[pairs[rank]] = np.frombuffer(data, np.float32).reshape(-1, self._hidden_size)
 
     def _computed(self, layer: int, parts: dict[int, RowsOfEngine]) -> dict[int, FloatArray]:
-        """What the experts of this engine make of everybody's rows, apart by who sent them."""
+        """The outputs of this engine's experts for the rows of all engines, separate by sender."""
         assert self._compute is not None, "a step before the model is there"
         order = sorted(parts)
         firsts = np.cumsum([0, *(len(parts[rank].rows) for rank in order)])
@@ -122,7 +122,7 @@ class ExpertGroup:
 
 
 def _packed(rows: FloatArray, places: IntArray, experts: IntArray) -> bytes:
-    """Rows that are sent, each once, and of each pair the place of its row among these."""
+    """Rows to send, each once, and for each pair the place of its row among them."""
     wanted, of_pair = np.unique(places, return_inverse=True)
     numbers = np.concatenate([of_pair, experts]).astype(np.int32)
     head = SENT.pack(len(wanted), len(places))

@@ -91,8 +91,8 @@ class LockstepStore:
 
 
 class LockstepDevice:
-    """The `StepDevice` of one of several engines. While it has nothing to do, its thread listens
-    to the others, and takes part in what they begin."""
+    """The `StepDevice` of one of several engines. While the engine is idle, its thread listens to
+    the others, and takes part in the steps that they begin."""
 
     def __init__(self, thread: Executor, lockstep: Lockstep) -> None:
         self._thread = thread
@@ -133,7 +133,7 @@ class LockstepDevice:
         return work()
 
     def _listen(self) -> None:
-        """Until there is work of this engine."""
+        """Take part in steps of others until this engine has work."""
         peers = self._lockstep.peers
         while not self._num_waiting and not self._is_closed:
             try:

@@ -21,9 +21,9 @@ class Asked(NamedTuple):
 class LogitProcessor:
     """Override `apply`, and `check` if there are parameters.
 
-    One object serves all requests that name it, for as long as the engine runs. What it does to a
-    row must follow from that row and its `Asked` alone: a request may be computed anew in any
-    company, and must come out the same.
+    One object serves all requests that name it, as long as the engine runs. Its changes to a row
+    must depend only on that row and its `Asked`: a request may be computed again together with
+    other requests, and must give the same result.
     """
 
     def check(self, params: Mapping[str, Any]) -> None:

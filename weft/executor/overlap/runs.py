@@ -87,8 +87,8 @@ class DeviceRuns:
         )
 
     def tokens(self, given: Tensor, of_row: Tensor) -> Tensor:
-        """The tokens [T] of a step of the rows `of_row` [T], with those of runs behind their first
-        one."""
+        """The tokens [T] of a step, whose rows are `of_row` [T], with the placeholders in `given`
+        replaced by the tokens that the last runs sampled after their first one."""
         width = self.behind.shape[1]
         place = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
         sampled = self.behind.view(-1).take(of_row * width + place)
@@ -97,8 +97,8 @@ class DeviceRuns:
     def begin(
         self, runs: StepRuns, last: Tensor, draws: StagedSampling | None
     ) -> tuple[Tensor, StagedSampling | None]:
-        """Behind which tokens `last` [S] of a step one is sampled, and how, once it is known what
-        counts of the runs that it begins with."""
+        """`last` [S], the tokens after which one is sampled, and `draws`, the way of sampling. Both
+        are corrected by the number of wrong drafts of the previous runs."""
         lost = self._lost(runs)
         last = last.index_add(0, runs.begins, -lost)
         if draws is None:
@@ -110,8 +110,8 @@ class DeviceRuns:
         return last, replace(draws, device=there._replace(keys=moved))
 
     def settle(self, runs: StepRuns, tokens: Tensor, sampled: Tensor, last_tokens: Tensor) -> None:
-        """A step of `tokens` [T] has `sampled` [S]: keep the runs, and what counts of them.
-        `last_tokens` [rows] get their first ones."""
+        """A step of `tokens` [T] has `sampled` [S]: keep the runs, and how many of their drafts
+        were wrong. `last_tokens` [rows] get the first token of each run."""
         width = self.behind.shape[1]
         places = torch.arange(width, device=sampled.device)
         of_sampled = runs.begins[:, None] + places
@@ -125,7 +125,7 @@ class DeviceRuns:
         is_right &= is_draft
         right_so_far = is_right.long().cumprod(1)
         num_right = right_so_far.sum(1)
-        # Drafts behind a run that does not count as a whole were guessed for another text.
+        # If the run before has wrong drafts, the drafts after it were guessed for another text.
         num_right = num_right.masked_fill(self._lost(runs) > 0, 0)
         of_next = of_sampled + 1
         behind = sampled.take(of_next.clamp(max=last_sampled))

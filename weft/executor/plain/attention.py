@@ -26,7 +26,7 @@ from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope, RotaryTables
 from weft.ops.attention import softmax_with_sinks
 
-# Queries of one request that share a call; keys behind the last of them are left out.
+# Queries of one request that share a call; keys after the last of them are left out.
 QUERY_BLOCK = 128
 # K that one decode call gathers: small enough to be in the cache when it is read again.
 GROUP_BYTES = 1 << 20
@@ -48,8 +48,8 @@ class Extend(NamedTuple):
     start: int  # its queries stand at start:stop in the step
     stop: int
     slots: Tensor  # [L] slots of what they see, themselves included
-    # [stop - start] the place in `slots` behind the last that each of them sees; None: each sees up
-    # to itself
+    # [stop - start] end in `slots` (exclusive) of what each query sees; None: each sees up to
+    # itself
     ends: LongArray | None
 
 

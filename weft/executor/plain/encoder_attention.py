@@ -36,7 +36,7 @@ class TorchBidirectional:
         self._groups: list[PromptGroup] = []
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:
-        """`lens` [R]: tokens of each prompt, which stand one behind the other."""
+        """`lens` [R]: tokens of each prompt; the prompts are concatenated."""
         order = np.argsort(lens, kind="stable")
         starts = (np.cumsum(lens) - lens)[order]
         rising = lens[order]

@@ -30,7 +30,7 @@ from weft.ops.states import (
 )
 from weft.plan.step import NO_STATE, StateSlots
 
-# (state [A, ..], tokens [A]) -> the state behind these tokens, [A, ..]
+# (state [A, ..], tokens [A]) -> the state after these tokens, [A, ..]
 Advance = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -39,7 +39,7 @@ class TokenTurn(NamedTuple):
 
     rows: Tensor  # [A] places of the requests in the step
     tokens: Tensor  # [A] places of their tokens
-    kept_rows: Tensor  # places of requests whose state behind this token is kept,
+    kept_rows: Tensor  # places of requests whose state after this token is kept,
     kept_slots: Tensor  # and in which slots
 
 
@@ -55,7 +55,7 @@ class TorchStates:
         self._writes = torch.empty(0, dtype=torch.int64)  # [R]
 
     def prepare(self, lens: IntArray, slots: StateSlots) -> None:
-        """Begin a step of requests with so many tokens each."""
+        """Begin a step of requests with `lens` [R] tokens each."""
         self._reads, self._is_new, self._writes = self._there(
             np.maximum(slots.reads, 0),
             slots.reads == NO_STATE,

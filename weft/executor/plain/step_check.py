@@ -83,7 +83,7 @@ def require_same_steps(
 
 
 def _tokens(vocab_size: int, num: int) -> list[int]:
-    """Different ones, wherever the vocabulary has so many."""
+    """`num` tokens, all different if the vocabulary is large enough."""
     return [1 + 7 * index % max(vocab_size - 1, 1) for index in range(num)]
 
 

@@ -51,7 +51,7 @@ def import_compiler() -> None:
 
 @dataclass(frozen=True)
 class ProfileState:
-    """How far the last profile is, and what it has found."""
+    """The progress of the last profile, and its results."""
 
     state: Literal["none", "writing", "done", "failed"]
     num_steps: int = 0
@@ -61,7 +61,7 @@ class ProfileState:
 
 
 class RunnerProfiler:
-    """Profiles the steps of a runner. While it does not record, no step visits it.
+    """Profiles the steps of a runner. While it does not record, no step enters it.
 
     `root` is the folder below which traces are written; without it none are. `start` and `stop` are
     called by the thread that launches; neither waits for the device, nor for `prepare`, which is
@@ -246,13 +246,13 @@ class _Recording:
     timings: Timings = field(default_factory=Timings)
 
     def begin(self) -> None:
-        """On the thread that runs steps."""
+        """Runs on the thread that runs steps."""
         if self.kernels is not None:
             self.kernels.timings = self.timings
         self.profiler.start_trace()
 
     def end(self) -> None:
-        """On that thread, too."""
+        """Also runs on the thread that runs steps."""
         if self.kernels is not None:
             self.kernels.timings = None
         self.profiler.stop_trace()
@@ -286,13 +286,14 @@ class _Recording:
         return done.stdout
 
     def spans(self) -> list[Span]:
-        """What the kernels have noted, on the clock of the trace: nanoseconds since 1970."""
+        """The spans that the kernels recorded, on the clock of the trace: nanoseconds since
+        1970."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         return [span._replace(began_ns=span.began_ns + offset_ns) for span in self.timings.spans()]
 
 
 def _last_line(text: str) -> str:
-    """Of a traceback: the exception, without its paths."""
+    """The text of a traceback's exception, without its paths."""
     lines = text.strip().splitlines()
     if not lines:
         return ""

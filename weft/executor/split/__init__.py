@@ -1,2 +1,2 @@
-"""Prefills of which a step computes some layers. A runner without `--split-prefill-layers` enters
-nothing of it."""
+"""Prefills of which a step computes only some layers. Without `--split-prefill-layers` a runner
+does not use this code."""

@@ -77,7 +77,7 @@ class PieceSteps:
         return DecoderOutput(None, ())
 
     def _take(self, span: LayerSpan) -> Tensor | None:
-        """What the piece before has left of the tokens of this one."""
+        """The hidden states that the previous piece left for the tokens of this one."""
         carried = self._carried
         # It is needed once; and that of a prefill that was given up, never.
         self._carried = None

@@ -64,7 +64,7 @@ class WeightsRoot:
         return {path.name: self._regular(path) for path in weight_files(folder)}
 
     def _regular(self, path: Path) -> Path:
-        """The file itself, behind all links."""
+        """The file itself, with all links resolved."""
         try:
             file = path.resolve(strict=True)
             is_regular = stat.S_ISREG(file.lstat().st_mode)

@@ -43,7 +43,7 @@ class TensorEntry(NamedTuple):
 
 
 class Content(Protocol):
-    """A header that has been checked, and the bytes behind it."""
+    """A header that has been checked, and the bytes after it."""
 
     label: str  # for errors
 
@@ -89,8 +89,8 @@ class BytesContent:
 def _entries(
     label: str, read_into: Callable[[int, memoryview], None], num_bytes: int
 ) -> dict[str, TensorEntry]:
-    """The tensors that the header tells of. Raises BadCheckpoint unless they fill what is behind it
-    exactly."""
+    """The tensors that the header lists. Raises BadCheckpoint unless they fill the bytes after the
+    header exactly."""
     header_len = int.from_bytes(_read(read_into, 0, 8), "little") if num_bytes >= 8 else 0
     if not 2 <= header_len <= min(MAX_HEADER_BYTES, num_bytes - 8):
         raise BadCheckpoint(

@@ -144,7 +144,7 @@ class WeightStore:
         self.kv_cache = memory.kv_cache
         self._memory = memory
         self.origin = origin_of(source)
-        # Whether the origin is told of weights that come over the network, which takes time.
+        # Whether the origin is updated with weights that come over the network, which takes time.
         self.follows_origin = False
         self._source = source
         self._root = root

@@ -133,7 +133,7 @@ def matched(
             spoiled.add(base.rpartition(".")[0])
             continue
         except WrongShape as exc:
-            # A tensor of several weights is told once.
+            # A tensor of several weights is reported once.
             if str(exc) not in problems.misshapen:
                 problems.misshapen.append(str(exc))
             continue

@@ -1,9 +1,10 @@
-"""The memory of a rank's KV pool that another process of the machine has, too: so whoever decides
-reads and writes the K and V of all ranks where they lie (`--cache-dir`).
+"""The memory of a rank's KV pool, shared with another process of the machine: so the process that
+schedules reads and writes the K and V of all ranks in place (`--cache-dir`).
 
     file:  |== K of layer 0 ==|....|== K of layer 1 ==|....      each from a page of the system on
 
-The file has no name; a rank inherits it. Both ask it for the same tensors in the same order.
+The file has no name; a rank inherits it. Both processes take the same tensors from it in the same
+order.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from torch import Tensor
 
 
 class SharedPool:
-    """Cuts tensors from an open file, one behind the other. The file grows."""
+    """Cuts consecutive tensors from an open file. The file grows."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._end = 0  # of the last tensor
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The next tensor: zeros that take no memory until they are written, if nobody has written
-        there. Raises OSError."""
+        """The next tensor: zeros, unless the other process has written there; they take no memory
+        until they are written. Raises OSError."""
         assert device.type == "cpu", "processes share the memory of the host"
         num_bytes = math.prod(shape) * dtype.itemsize
         if not num_bytes:
@@ -41,5 +42,5 @@ class SharedPool:
         return whole[:num_bytes].view(dtype).view(shape)
 
     def close(self) -> None:
-        """No more tensors; those that there are stay."""
+        """Give no more tensors; existing tensors stay valid."""
         os.close(self._file)

@@ -104,7 +104,7 @@ class Strings:
     has hundreds of thousands."""
 
     def __init__(self, label: str, data: bytes, count: int) -> None:
-        """`data`: `count` strings, each behind its length; they are whole."""
+        """`data`: `count` whole strings, each after its length."""
         self._label = label
         self._data = data
         self._count = count
@@ -179,7 +179,7 @@ class _HeaderReader:
         return GgufHeader(metadata, self._placed(entries, self._alignment(metadata)))
 
     def _tensor(self) -> TensorEntry:
-        """A tensor whose `start` is its offset behind the header."""
+        """Read the entry of a tensor; its `start` is the offset after the header."""
         name = self._name()
         num_dimensions = self._number("<I")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:

@@ -203,7 +203,7 @@ def group_of(
 
 
 def num_words(size: int, bits: int) -> int:
-    """Words of 32 bits that hold so many codes."""
+    """The number of 32-bit words that hold `size` codes of `bits` bits."""
     return -(-size * bits // 32)
 
 
