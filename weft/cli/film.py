@@ -37,6 +37,8 @@ from weft.server.serve import make_server, run
 
 MAX_FRAMES = 1_200
 STEPS_BEFORE = 240  # whose bars a frame shows
+SPAN_S = 60.0  # before a frame, of which it shows figures
+NUM_POINTS = 30  # of the figures before a frame
 COMPRESSION = 1
 HOST = "127.0.0.1"
 
@@ -47,6 +49,7 @@ class Frame(NamedTuple):
     step: int
     at_s: float  # since the first one
     packed: bytes  # its JSON, compressed
+    point: JsonObject  # its time and counters: `at_s`, `stats`
 
 
 class Camera:
@@ -90,7 +93,8 @@ class Camera:
             self._round = tree["round"]
         fields["tree"] = self._tree
         packed = zlib.compress(msgspec.json.encode(fields), COMPRESSION)
-        return Frame(step, now - self._first_s, packed)
+        point: JsonObject = {"at_s": fields["at_s"], "stats": fields["stats"]}
+        return Frame(step, now - self._first_s, packed, point)
 
     def _thin_out(self) -> None:
         """Keep every second frame."""
@@ -137,6 +141,24 @@ class Film(NamedTuple):
     tell: Callable[[str], list[Explanation]]  # the stories of a name, as they ended
     journals: tuple[str, ...] = ()  # the file that it is of, if it is of one
 
+    @property
+    def pictures(self) -> str:
+        """Which steps have a picture."""
+        return "each step" if self.stride == 1 else f"every {self.stride}th step"
+
+    def points_before(self, number: int) -> list[JsonObject]:
+        """Times and counters before a frame, the earliest first: without them its rates would
+        depend on the frame that was shown last."""
+        end_s = self.frames[number].at_s
+        first = number
+        while first and end_s - self.frames[first - 1].at_s <= SPAN_S:
+            first -= 1
+        stride = (number - first) // NUM_POINTS + 1
+        # Rates are those from the nearest points on: these are all there.
+        near = max(number - NUM_POINTS // 2, first)
+        numbers = [*range(first, near, stride), *range(near, number)]
+        return [self.frames[one].point for one in numbers]
+
 
 def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIApp:
     """The page, its frames and the stories of requests; for pages of this server alone."""
@@ -159,8 +181,7 @@ def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIA
         told = {
             "title": film.title,
             "model": film.title,
-            "summary": film.summary,
-            "stride": film.stride,
+            "summary": f"{film.summary} · a picture of {film.pictures}",
             "journals": film.journals,
             "frames": [{"step": one.step, "at_s": one.at_s} for one in film.frames],
         }
@@ -170,7 +191,9 @@ def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIA
         number = request.path_params["number"]
         if number >= len(film.frames):
             raise ApiError(404, f"there are {len(film.frames):,} frames")
-        return _json(zlib.decompress(film.frames[number].packed))
+        fields = msgspec.json.decode(zlib.decompress(film.frames[number].packed))
+        fields["before"] = film.points_before(number)
+        return _json(msgspec.json.encode(fields))
 
     async def story(request: Request) -> Response:
         rid = request.path_params["rid"]
@@ -226,7 +249,6 @@ def show_film(film: Film, port: int) -> None:
     config = ServerConfig(host=HOST, port=port, drain_s=1.0)
     socket = listen(HOST, port)
     url = f"http://{HOST}:{socket.getsockname()[1]}"
-    every = "each step" if film.stride == 1 else f"every {film.stride}th step"
-    print(f"{len(film.frames):,} pictures, of {every}: {url}  (Ctrl-C ends)", flush=True)
+    print(f"{len(film.frames):,} pictures, of {film.pictures}: {url}  (Ctrl-C ends)", flush=True)
     server = make_server(make_film_app(film), config)
     run(server.serve(sockets=[socket]))

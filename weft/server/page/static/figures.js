@@ -1,4 +1,4 @@
-// The figures at the top. Rates are differences of counters, as Prometheus would take them.
+// The figures at the top. Rates are differences of counters, as Prometheus takes them.
 
 import { $, el, put, short, used } from "./parts.js";
 
@@ -26,7 +26,13 @@ export function clear() {
 	for (const tile of tiles) tile.points = [];
 }
 
-export function show(at, stats) {
+// A picture of a recording brings what was before it.
+export function show(picture) {
+	if (picture.before) clear();
+	[...(picture.before || []), picture].forEach(note);
+}
+
+function note({ at_s: at, stats }) {
 	const last = past.at(-1);
 	if (last && (at < last.at || stats.total_steps < last.stats.total_steps)) clear();
 	past.push({ at, stats });

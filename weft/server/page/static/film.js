@@ -5,7 +5,6 @@ import { $, num, on, read, tell } from "./parts.js";
 const PLAY_MS = 120;
 
 let show = null; // draws a picture as in the live page
-let facts = null;
 let frames = [];
 let at = 0; // index of the frame
 let wanted = null; // index of the next one
@@ -14,7 +13,7 @@ let timer = 0;
 
 export async function open(draw) {
 	show = draw;
-	facts = await read("film");
+	const facts = await read("film");
 	frames = facts.frames;
 	$("film").hidden = false;
 	$("film-at").max = Math.max(frames.length - 1, 0);
@@ -30,7 +29,7 @@ function jump(index) {
 	go(index);
 }
 
-// The frame at a step, or the last one before it.
+// The last frame up to a step.
 export const seek = (step) => jump(frames.findLastIndex((frame) => frame.step <= step));
 
 export async function go(index) {
@@ -53,8 +52,8 @@ export async function go(index) {
 }
 
 function say(frame) {
-	const words = `step ${num(frame.step)} of ${num(frames.at(-1).step)} · ${frame.at_s.toFixed(3)} s`;
-	tell("film-text", words + (facts.stride > 1 ? ` · 1 of ${facts.stride}` : ""));
+	const words = `step ${num(frame.step)} of ${num(frames.at(-1).step)} · ${frame.at_s.toFixed(2)} s`;
+	tell("film-text", words);
 	$("film-at").value = at;
 	$("film-at").ariaValueText = words;
 }

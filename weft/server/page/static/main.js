@@ -42,7 +42,7 @@ function draw(picture) {
 	work = [
 		() => rows.show(picture),
 		() => rows.wait(picture),
-		() => { figures.show(picture.at_s, stats); memory.show(picture); say(stats); },
+		() => { figures.show(picture); memory.show(picture); say(stats); },
 		() => picture.tree && tree.show(picture.tree),
 		() => steps.add(picture.steps, isFilm),
 		experts.goOn,
@@ -51,7 +51,7 @@ function draw(picture) {
 	else requestAnimationFrame(go);
 }
 
-// A frame for each part, so that none takes long.
+// A frame for each part: none takes long.
 function go() {
 	work.shift()?.();
 	if (work.length) requestAnimationFrame(go);
@@ -163,7 +163,7 @@ async function play() {
 	try {
 		const facts = await film.open(show);
 		introduce(facts);
-		state("live", `${facts.title}: ${plural(facts.frames.length, "picture")}`);
+		state("live", plural(facts.frames.length, "picture"));
 		await film.go(0);
 	} catch (error) {
 		state("away", error.message);

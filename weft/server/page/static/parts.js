@@ -27,7 +27,7 @@ export function button(text, act, kind) {
 	return made;
 }
 
-// A bar whose parts have these colours and shares. It is one box, so that nothing is laid out again.
+// A bar whose parts have these colours and shares. It is one box: nothing is laid out again.
 export function bar(box, shares) {
 	let end = 0;
 	const parts = Object.entries(shares).map(([colour, share]) => `var(--${colour}) ${percent(end)} ${percent((end += share))}`);
@@ -37,7 +37,7 @@ export function bar(box, shares) {
 
 const percent = (share) => (100 * share).toFixed(2) + "%";
 
-// A list with an element for each name, made when the name comes and gone with it.
+// A list with an element for each name, as long as that is there.
 export function listOf(box, make, fill, none) {
 	const shown = new Map();
 	return (names) => {
