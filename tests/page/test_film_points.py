@@ -23,7 +23,10 @@ def test_figures_before_a_picture_are_of_a_minute_few_and_near_to_it(frame_s: fl
     assert times[0] == pytest.approx(max(end_s - SPAN_S, 0.0), abs=frame_s)
     assert times[-1] == pytest.approx(end_s - frame_s)
     assert 6 <= len(times) <= 2 * NUM_POINTS
-    assert max(after - before for before, after in pairwise(times)) <= SPAN_S / NUM_POINTS + 1.01 * frame_s
+    assert (
+        max(after - before for before, after in pairwise(times))
+        <= SPAN_S / NUM_POINTS + 1.01 * frame_s
+    )
 
 
 def test_the_first_picture_has_nothing_before_it() -> None:

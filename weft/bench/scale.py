@@ -146,8 +146,14 @@ def _estimates(scheduler: Scheduler, num_requests: int) -> list[float]:
     """Seconds of walks over the queue which tell the last that came how long they will wait."""
     pace = Pace(scheduler.settings, scheduler.kv.columns, scheduler.running_batch)
     num_running = len(scheduler.running_batch.rows)
-    decodes = StepLoad(num_running, num_running * PROMPT_LEN)
-    prompts = StepLoad(10 * num_running, 10 * num_running * PROMPT_LEN)
+    decodes = StepLoad(
+        tokens=num_running,
+        pairs=num_running * PROMPT_LEN,
+    )
+    prompts = StepLoad(
+        tokens=10 * num_running,
+        pairs=10 * num_running * PROMPT_LEN,
+    )
     pace.cost.observe(decodes, DECODE_S, has_prefill=False)
     pace.cost.observe(prompts, PREFILL_S, has_prefill=True)
     estimator = WaitEstimator(

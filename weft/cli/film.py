@@ -93,7 +93,10 @@ class Camera:
             self._round = tree["round"]
         fields["tree"] = self._tree
         packed = zlib.compress(msgspec.json.encode(fields), COMPRESSION)
-        point: JsonObject = {"at_s": fields["at_s"], "stats": fields["stats"]}
+        point: JsonObject = {
+            "at_s": fields["at_s"],
+            "stats": fields["stats"],
+        }
         return Frame(step, now - self._first_s, packed, point)
 
     def _thin_out(self) -> None:
@@ -156,7 +159,10 @@ class Film(NamedTuple):
         stride = (number - first) // NUM_POINTS + 1
         # Rates are those from the nearest points on: these are all there.
         near = max(number - NUM_POINTS // 2, first)
-        numbers = [*range(first, near, stride), *range(near, number)]
+        numbers = [
+            *range(first, near, stride),
+            *range(near, number),
+        ]
         return [self.frames[one].point for one in numbers]
 
 

@@ -94,7 +94,11 @@ class DeadlineService(Service):
             self._rests_until_s = now + REST_S * self._estimator.num_looked
         told: list[RequestWarning] = []
         for request in newcomers:
-            told += self._judge(request, expected_s.get(request.id), now)
+            told += self._judge(
+                request,
+                expected_s.get(request.id),
+                now,
+            )
         if told:
             self._core.send(StepOutput(warnings=told))
 

@@ -67,7 +67,10 @@ class WaitEstimator:
         if cost is None:
             return {}
         play = Play(self._settings, self._kv, cost, self._outputs)
-        play.begin(open_prompts, num_waiting=len(self._queue) + len(open_prompts))
+        play.begin(
+            open_prompts,
+            num_waiting=len(self._queue) + len(open_prompts),
+        )
         if in_flight is not None:
             play.now_s = cost.seconds(in_flight)
         # Positions in the order begin at 1.
