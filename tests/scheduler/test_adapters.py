@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.device import DeviceReply, DeviceRequest, Pending, ReadAdapter
 from weft.plan.step import ForwardMode, Plan, Result, Sampling
-from weft.scheduler.features.adapters import AdaptersFeature
+from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.settings import SchedulerSettings
 
@@ -444,6 +445,34 @@ def test_of_overdue_requests_the_oldest_has_the_next_slot_whoever_is_asked_first
     assert world.request(important).row == NO_ROW
     world.run_dry()
     world.check_outputs()
+
+
+def request_of(adapter: str, arrival_order: int) -> Request:
+    message = GenerateRequest(id=arrival_order, rid="r", sampling=SamplingParams(), adapter=adapter)
+    return Request(message, max_len=8, seed=0, arrival_order=arrival_order, arrival_s=0.0)
+
+
+def test_an_adapter_closes_for_the_oldest_claim_and_admits_those_that_came_before_it() -> None:
+    feature = AdaptersFeature(max_together=1, num_places=3, num_rows=1)
+    for place, uid in enumerate("abc"):
+        feature.add(LoadedAdapter(uid, place, name=uid))
+    running = request_of("a", 0)
+    running.row = 0
+    feature.enter_row(running)
+    columns = SimpleNamespace(requests=[running], max_len=np.array([8]), kv_len=np.array([1]))
+    walk: Any = SimpleNamespace(
+        number=1,
+        picked=[],
+        now=0.0,
+        kv=SimpleNamespace(rows=SimpleNamespace(num_used=1), columns=columns),
+        is_overdue=lambda request, now: True,
+    )
+    assert feature.joins(request_of("b", 30), walk), "it keeps the next slot"
+    assert feature.joins(request_of("a", 40), walk)
+    assert not feature.joins(request_of("a", 25), walk)
+    assert feature.joins(request_of("c", 20), walk), "an older one has that slot now"
+    assert feature.joins(request_of("a", 25), walk)
+    assert not feature.joins(request_of("a", 10), walk)
 
 
 def test_a_pinned_adapter_closes_for_nobody() -> None:
