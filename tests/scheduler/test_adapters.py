@@ -513,6 +513,17 @@ def test_the_adapter_not_used_for_longest_makes_room() -> None:
     assert world.scheduler.stats().num_running == 0
 
 
+def test_a_pinned_adapter_makes_room_for_nobody() -> None:
+    world = world_of()
+    world.load(0, pinned=True)
+    second = world.load(1)
+    for number in (2, 3):
+        world.load(number)
+    reply = world.ask(LoadLoraAdapter(call=1, lora_path="x", uid=uid_of(4)))
+    assert reply.success
+    assert reply.evicted == [second]
+
+
 def test_unloading_waits_for_its_requests_and_refuses_new_ones() -> None:
     world = world_of()
     a = world.load(0)
