@@ -2,6 +2,7 @@
 all matrices of its layers and without any, in turns; and loading one.
 
     python benchmarks/adapters.py [bf16 | int8 | int4] [--rank 16] [--requests 8] [--layers 28]
+    python benchmarks/adapters.py --write FOLDER    only writes the adapters, for benchmarks/peers
 
 Ratios of medians: of the time without adapters to that with them.
 """
@@ -58,16 +59,23 @@ def make_adapter(model: ModelConfig, folder: Path, rank: int, seed: int) -> None
     """As peft writes it, in bfloat16, on the linears of all layers."""
     rng = np.random.default_rng(seed)
     tensors = {}
+    targets = set()
     for name, one in projections(model).items():
         if one.is_table or name == HEAD:
             continue
+        targets.add(name.rpartition(".")[2])
         for side, size in (("A", (rank, one.in_size)), ("B", (one.out_size, rank))):
             values = rng.standard_normal(size, np.float32) / 100
             tensor = torch.from_numpy(values).to(torch.bfloat16)
             tensors[f"base_model.model.{name}.lora_{side}.weight"] = tensor
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted(targets),
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
@@ -115,8 +123,13 @@ def main() -> None:
         action="store_true",
         help="the same adapters by torch's products, in turns",
     )
+    parser.add_argument("--write", metavar="FOLDER", default="")
     args = parser.parse_args()
     model = shape(args.layers)
+    if args.write:
+        for place in range(NUM_PLACES):
+            make_adapter(model, Path(args.write) / str(place), args.rank, place)
+        return
     runners = {"weft": make_runner(model, args)}
     if args.beside_torch:
         runners["torch"] = make_runner(model, args, kernels="torch")

@@ -5,22 +5,33 @@ python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft --requests 3
 python benchmarks/drafts.py FOLDER --temperature 0 --same
 python benchmarks/drafts.py FOLDER --temperature 0 --edit
 python benchmarks/drafts.py FOLDER --wrong
+python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft --more-layers 60
 
 Each round sends other prompts, or with --same always those of the first. With --edit they are
-code that repeats itself; with --wrong every guess is wrong. The outputs must be equal.
+code that repeats itself; with --wrong every guess is wrong. With --more-layers the model has layers
+that change nothing: it says the same in steps as long as those of a larger one. The outputs must be
+equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
+import weft
 from weft import LLM, SamplingParams
 from weft.scheduler import scheduler
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.request import Request
 from weft.scheduler.speculation.sources import Known
 
@@ -60,7 +71,35 @@ def main() -> None:
     parser.add_argument("--same", action="store_true")
     parser.add_argument("--edit", action="store_true")
     parser.add_argument("--wrong", action="store_true")
+    parser.add_argument("--more-layers", type=int, default=0)
     asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.more_layers:
+            model = Path(weft.__file__).parent / "bundled" / asked.model
+            deepen(model, Path(folder), asked.more_layers)
+            asked.model = folder
+        measure(asked)
+
+
+def deepen(model: Path, folder: Path, num_layers: int) -> None:
+    """Write a bundled model with more layers, whose outputs are zeros."""
+    for file in model.iterdir():
+        shutil.copy(file, folder)
+    config = json.loads((model / "config.json").read_text())
+    num_before = config["num_hidden_layers"]
+    config["num_hidden_layers"] = num_before + num_layers
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(model / "model.safetensors")
+    first = {name: one for name, one in tensors.items() if ".layers.0." in name}
+    for layer in range(num_before, num_before + num_layers):
+        for name, tensor in first.items():
+            is_output = "o_proj" in name or "down_proj" in name
+            copy = torch.zeros_like(tensor) if is_output else tensor.clone()
+            tensors[name.replace(".layers.0.", f".layers.{layer}.")] = copy
+    save_file(tensors, folder / "model.safetensors")
+
+
+def measure(asked: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"threads": asked.threads, "kv_tokens": 16_384}
     plain = LLM(asked.model, speculative="off", **settings)
     if asked.wrong:
@@ -76,6 +115,23 @@ def main() -> None:
         told = f"{1_000 * plain_s:.2f} ms a token without drafts, {1_000 * drafting_s:.2f} with"
         print(f"round {i}: {told}, {gains[-1]:.2f} times as fast", flush=True)
     print(f"median behind the first round: {statistics.median(gains[1:]):.2f}")
+    tell_costs(drafting)
+
+
+def tell_costs(llm: LLM) -> None:
+    """What was guessed, and what the scheduler has learnt of the time that it takes."""
+    engine: Any = llm._engine
+    stats = engine.services.stats()
+    sources = ("prediction", "tree", "draft", "ngram")
+    num = sum(getattr(stats, f"total_drafts_{source}") for source in sources)
+    right = sum(getattr(stats, f"total_accepted_{source}") for source in sources)
+    pace = engine.scheduler.pace
+    cost = pace.model()
+    print(f"{right} of {num} guesses were right; {stats.total_steps} steps")
+    print(
+        f"a step: {1e3 * cost.seconds(StepLoad(1, 200)):.2f} ms, of which {1e3 * cost.token_s:.3f} "
+        f"for each token; a pass of the draft model: {1e3 * pace.draft_cost.pass_s:.2f} ms"
+    )
 
 
 def run(llm: LLM, asked: argparse.Namespace, number: int) -> tuple[float, list[list[int]]]:

@@ -2,7 +2,7 @@
 
 A command is a line `WORKLOAD SEED`; the answer is a line of JSON with the seconds from submitting all requests to the
 last token. Lines that begin otherwise are the engine's own talk. `w3w` is w3 after a first request has left the prefix in
-the cache.
+the cache. In `a1` and `a2`, each request has an adapter (LoRA) of its own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,19 @@ ANSWER = "@@ "
 FIRST_ID, LAST_ID = 100, 30_000
 WARM = "w3w"
 
+ADAPTER_WORKLOADS = {
+    "a1": Workload("8 adapters: 8 of 4 in, 64 out", [RequestShape(0, 4, 64)] * 8),
+    "a2": Workload("an adapter: 1 of 512 in, 1 out", [RequestShape(0, 512, 1)], counts_prompt=True),
+}
+
 Generate = Callable[
     [list[list[int]], list[int]], None
 ]  # prompts, and how many tokens to generate for each
+# The same, and the number of each request's adapter.
+GenerateAdapted = Callable[[list[list[int]], list[int], list[int]], None]
 
 
-def serve(generate: Generate) -> None:
+def serve(generate: Generate, adapted: GenerateAdapted | None = None) -> None:
     _answer({"ready": True})
     for line in sys.stdin:
         name, seed = line.split()
@@ -38,13 +45,20 @@ def serve(generate: Generate) -> None:
         if name == WARM:
             first = prompts_of(jobs, int(seed), own_seed=-1)[0]
             generate([first], [1])
+        lens = [job.output_len for job in jobs]
         began = time.perf_counter()
-        generate(prompts, [job.output_len for job in jobs])
+        if name in ADAPTER_WORKLOADS:
+            assert adapted is not None, "this engine was started without adapters"
+            adapted(prompts, lens, list(range(len(prompts))))
+        else:
+            generate(prompts, lens)
         seconds = time.perf_counter() - began
         _answer({"seconds": seconds, "peak_mb": peak_mb()})
 
 
 def workload_of(name: str) -> Workload:
+    if name in ADAPTER_WORKLOADS:
+        return ADAPTER_WORKLOADS[name]
     return WORKLOADS["w3" if name == WARM else name]
 
 

@@ -165,6 +165,9 @@ def test_a_grammar_begins_to_hold_inside_of_the_draft_in_which_the_reasoning_end
         positions = plan.sampling.positions - prompt_len
         tokens = np.array([said[place] if 0 <= place < len(said) else EOS for place in positions])
         execute(plan)
+        counts = plan.num_sampled.astype(np.int32)
+        begins = np.cumsum(counts) - counts
+        world.runner.last[plan.rows[counts > 0]] = tokens[begins[counts > 0]]
         return Result(tokens.astype(np.int32))
 
     world.runner.execute = scripted  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Stats
-from weft.plan.step import Plan
+from weft.plan.step import LAST_SAMPLED, Plan, Result
 from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.request import Request
 from weft.scheduler.speculation import speculator
@@ -100,6 +100,28 @@ def test_a_wrong_prediction_is_given_up() -> None:
     assert num_steps(world, prompt, expects, max_new_tokens=60, ignore_eos=True) <= 62
     drafts, right = totals(world)
     assert right < drafts < 60  # a draft costs a hundredth of a step here
+
+
+def test_a_token_is_listed_by_its_id_only_behind_drafts() -> None:
+    world = warmed(drafting("prediction"))
+    plans: list[Plan] = []
+    execute = world.runner.execute
+
+    def noted(plan: Plan) -> Result:
+        plans.append(plan)
+        return execute(plan)
+
+    world.runner.execute = noted  # type: ignore[method-assign]
+    prompt = [1, 2, 3, 4, 5]
+    output = expected_output(prompt, 20, VOCAB, set())
+    expects = [*output[:3], (output[3] + 1) % VOCAB]
+    num_steps(world, prompt, expects, max_new_tokens=20, ignore_eos=True)
+    decodes = plans[1:]
+    drafted = [len(plan.tokens) > 1 for plan in decodes]
+    assert any(drafted)
+    for plan, was_drafted in zip(decodes[1:], drafted, strict=False):
+        assert (plan.tokens[0] == LAST_SAMPLED) != was_drafted
+    world.check_outputs()
 
 
 def test_a_request_that_is_sent_again_follows_the_first() -> None:

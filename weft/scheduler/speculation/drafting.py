@@ -83,6 +83,8 @@ class DraftingPlanner(SpeculativePlanner):
 
     def _guess_batch(self, guesses: list[Guess]) -> GuessBatch:
         columns = self._columns
+        # The draft model samples into the same table of last tokens.
+        self._listed_rows.update(guess.row for guess in guesses)
         rows = np.array([guess.row for guess in guesses], dtype=np.int32)
         batch = GuessBatch(guesses, rows, columns)
         slots: list[IntArray] = []

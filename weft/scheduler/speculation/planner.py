@@ -28,7 +28,7 @@ from weft.plan.step import LAST_SAMPLED, ForwardMode, Result
 from weft.scheduler.batch import Batch, stopped
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.planner import Planner, StepTokens
+from weft.scheduler.planner import Planner, StepTokens, prepare_for_decode
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.speculation.speculator import Draft, Speculator
 
@@ -90,8 +90,11 @@ class SpeculativePlanner(Planner):
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
         self._planned: DraftedBatch | None = None  # the last batch, until it is settled
+        # Rows whose last token the device may not have: it sampled other tokens last, after drafts.
+        self._listed_rows: set[int] = set()
 
     def row_released(self, request: Request) -> None:
+        self._listed_rows.discard(request.row)
         self._speculator.row_released(request)
 
     def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
@@ -159,11 +162,22 @@ class SpeculativePlanner(Planner):
             self._drafts = self._fitting(rows, self._beside(rows, num_before, drafts))
             for draft in drafts[len(self._drafts) :]:
                 self._speculator.drop(draft)
-        work = prepare_with_drafts(self._kv, rows, self._drafts)
+        if self._drafts or self._listed_rows:
+            work = prepare_with_drafts(self._kv, rows, self._drafts)
+            self._note_listed(work)
+        else:
+            work = prepare_for_decode(self._kv, rows)
         if self._planned is not None:
             self._planned.followed = followers(work)
             self._planned = None
         return work
+
+    def _note_listed(self, work: StepTokens) -> None:
+        """Take note of whose next token must be listed by its id."""
+        self._listed_rows.difference_update(work.rows.tolist())
+        self._listed_rows.update(draft.row for draft in self._drafts)
+        if work.unsettled is not None:
+            self._listed_rows.update(work.rows[work.unsettled > 0].tolist())
 
     def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:
         if work.drafts is None:
