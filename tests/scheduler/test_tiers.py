@@ -483,6 +483,29 @@ def test_two_namespaces_do_not_wait_for_one_read() -> None:
     assert [one.cached_tokens for one in world.finished.values()] == [40, 40]
 
 
+def test_a_transfer_begins_when_all_steps_that_were_planned_before_have_ended() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
+    (transfer,) = world.kv.transfers.values()
+    world.kv.begin(transfer.behind)
+    assert not transfer.is_started
+    world.kv.begin(transfer.behind + 1)
+    assert transfer.is_started
+    world.run_dry()
+    world.check_idle()
+
+
+def test_whoever_has_more_of_pages_than_k_and_v_hears_which_have_come() -> None:
+    world = small_world(stored(PROMPT))
+    world.step()
+    landed: list[int] = []
+    world.kv.on_landing = lambda pages: landed.extend(pages.tolist())
+    run(world, PROMPT)
+    (sequence,) = world.kv.cache.sequences()
+    assert landed == world.kv.cache.match(sequence).pages[:20].tolist()
+
+
 def test_nobody_waits_for_a_read_that_was_given_up() -> None:
     world = small_world(stored(PROMPT))
     world.step()
