@@ -3,6 +3,7 @@ is refused with the reason."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,4 +140,18 @@ def test_what_pages_cannot_hold_is_refused_with_the_reason(tmp_path: Path, name:
     kind, changes, reason = by_library.REFUSED[name]
     by_library.config_of(kind, changes).save_pretrained(tmp_path)
     with pytest.raises(NotByLibrary, match=reason):
+        described(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_packed_weights_are_refused_by_the_name_of_their_format(
+    tmp_path: Path, method: str
+) -> None:
+    config = by_library.config_of(*by_library.FAMILIES["apertus"])
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    values["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    path.write_text(json.dumps(values))
+    with pytest.raises(NotByLibrary, match=rf"quantised \({method}\)"):
         described(tmp_path, "tiny")

@@ -80,6 +80,9 @@ def test_a_retracted_request_goes_on_with_the_same_tokens(
         max_running_requests=16,
         schedule_conservativeness=0.0,
         overlap=overlap,
+        # When memory runs short must not follow from how long steps took.
+        max_slowdown=-1.0,
+        speculative="off",
     )
     prompts = [prompt(100 + i, 5) for i in range(12)]
     # Where one ends, others come in that are not expected to grow.
