@@ -17,7 +17,8 @@ from weft.ops.cpp.ops import PackedMatrix, Panels
 from weft.ops.quantize import INT4, INT8, quantize_as, round_rows
 
 FLOATS = (WeightFormat.F32, WeightFormat.BF16)
-FORMATS = tuple(WeightFormat)
+# Six bits are only kept as they are stored.
+FORMATS = tuple(each for each in WeightFormat if each is not WeightFormat.I6)
 STORED = tuple(CODE_FORMATS)
 ALL = (*FORMATS, *STORED)
 Format = WeightFormat | str

@@ -44,7 +44,7 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-# Bits of a weight with its scales where codes are kept. Those of 5 and 6 bits are kept in 8.
+# Bits of a weight with its scales where codes are kept. Those of 5 bits are kept in 6.
 KEPT_BITS = {
     "Q4_0": 4.5,
     "Q4_1": 5.0,
@@ -52,10 +52,10 @@ KEPT_BITS = {
     "IQ4_NL": 4.5,
     "IQ4_XS": 4.3125,
     "MXFP4": 5.0,
-    "Q5_0": 8.5,
-    "Q5_1": 9.0,
-    "Q5_K": 8.625,
-    "Q6_K": 8.5625,
+    "Q5_0": 6.5,
+    "Q5_1": 7.0,
+    "Q5_K": 6.625,
+    "Q6_K": 6.5625,
     "Q8_0": 8.5,
 }
 # The type of computation for the type of most weights; bfloat16 for all others.

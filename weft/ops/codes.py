@@ -26,7 +26,7 @@ IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 class CodeFormat(NamedTuple):
     """How the codes of a whole matrix are to be read."""
 
-    bits: int  # 4: codes are 0..15; 8: 0..255
+    bits: int  # 4: codes are 0..15; 6: 0..63; 8: 0..255
     group: int  # inputs that share a scale: 16, 32, 64 or 128; 0: all of an output
     offset: int = 0  # taken off each code, if there is no table
     table: tuple[int, ...] = ()  # 16 integers that four bits stand for; () where a code is itself

@@ -55,7 +55,7 @@ def quantize_as(format: CodeFormat, weight: Tensor) -> Codes:
         scales, mins = _fitted_lines(groups)
     elif format.has_mins:
         low = groups.amin(dim=2)
-        scales, mins = (groups.amax(dim=2) - low) / 255, low
+        scales, mins = (groups.amax(dim=2) - low) / (2**format.bits - 1), low
     else:
         scales = groups.abs().amax(dim=2) / _largest_step(format)
     kept_scales = _kept(format, scales)

@@ -42,6 +42,7 @@ class WeightFormat(IntEnum):
     I8 = 2
     I4 = 3
     I16 = 4
+    I6 = 5
 
 
 class ScaleType(IntEnum):

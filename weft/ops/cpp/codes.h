@@ -10,7 +10,7 @@ namespace WEFT_NAMESPACE {
 constexpr int kVectorsOfPanel = kPanel / kLanes;
 constexpr int kRowGroup = 32;  // inputs of a row that share a scale
 
-WEFT_INLINE bool has_codes(const Weight& w) { return w.format == kI8 || w.format == kI4; }
+WEFT_INLINE bool has_codes(const Weight& w) { return w.format == kI8 || w.format == kI6 || w.format == kI4; }
 
 // Inputs that share both a scale of the weight and one of the rows.
 WEFT_INLINE int64_t block_of(const Weight& w) { return least(w.group, kRowGroup); }
@@ -124,9 +124,25 @@ static void make_bytes_of_nibbles(const Weight& w, const char* nibbles, int64_t 
   }
 }
 
+// [k / 16][3][kPanel][4] -> [k / 4][kPanel][4] bytes
+static void make_bytes_of_sixes(const char* sixes, int64_t k, char* bytes) {
+  for (int64_t i = 0; i < k; i += 16, sixes += 12 * kPanel, bytes += 16 * kPanel) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++) {
+      const int32_t* from = (const int32_t*)sixes + v * kLanes;
+      int32_t* to = (int32_t*)bytes + v * kLanes;
+      const I32 first = load_i32(from), second = load_i32(from + kPanel), twos = load_i32(from + 2 * kPanel);
+      store_i32(to, six_bits<0>(first, twos));
+      store_i32(to + kPanel, six_bits<1>(first, twos));
+      store_i32(to + 2 * kPanel, six_bits<2>(second, twos));
+      store_i32(to + 3 * kPanel, six_bits<3>(second, twos));
+    }
+  }
+}
+
 // Whether no code is above 128.
 WEFT_INLINE bool has_low_codes(const Weight& w) {
-  bool is_low = w.format == kI4;
+  bool is_low = w.format == kI4 || w.format == kI6;
   for (int i = 0; i < 16 && w.has_table; i++) is_low &= w.table[i] <= 128;
   return is_low;
 }

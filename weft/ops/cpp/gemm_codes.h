@@ -27,6 +27,11 @@ constexpr int kCodeRows = 3;
 // them leaves too few of its buffers to the loads, and one thread read at 18 GB/s instead of 23.
 constexpr int64_t kAskEvery = 128;
 
+// Where several passes go through a panel, the first would wait for the second-level cache: codes are asked for so many
+// bytes before their use. Codes of few bits are worth that with a single pass, too, of more than one row. All others wait
+// for memory, and longer if they ask.
+constexpr int64_t kAskedBytes = 1024;
+
 struct CodesProduct {
   const int8_t* a;
   int64_t slab_stride;
@@ -43,6 +48,7 @@ struct CodesProduct {
   float* c;
   int64_t c_stride;
   bool add;
+  bool asks;
   const char* ahead;
   int64_t ahead_step;
 };
@@ -52,6 +58,8 @@ struct CodesProduct {
 // B [k / 8][kPanel][4] of two codes each.
 struct NibbleCodes {
   static constexpr int kInputs = 8;
+  static constexpr int kBytes = 4 * kPanel;
+  static constexpr bool kIsNarrow = true;
 
   template <int R, int V>
   WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
@@ -73,10 +81,44 @@ struct NibbleCodes {
   }
 };
 
+// B [k / 16][3][kPanel][4]
+struct SixCodes {
+  static constexpr int kInputs = 16;
+  static constexpr int kBytes = 12 * kPanel;
+  static constexpr bool kIsNarrow = true;
+
+  template <int R, int V>
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+    quarter<0>(sums, a, b);
+    quarter<1>(sums, a, b);
+    quarter<2>(sums, a, b);
+    quarter<3>(sums, a, b);
+  }
+
+ private:
+  template <int kPart, int R, int V>
+  WEFT_INLINE void quarter(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+    I32 codes[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      const int32_t* from = (const int32_t*)b + v * kLanes;
+      hold(codes[v] = six_bits<kPart>(load_i32(from + kPart / 2 * kPanel), load_i32(from + 2 * kPanel)));
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const I32 x = four_bytes(a + r * kSlab + 4 * kPart);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
+    }
+  }
+};
+
 // B [k / 4][kPanel][4]; `kLow`: no code is above 128.
 template <bool kLow>
 struct ByteCodes {
   static constexpr int kInputs = 4;
+  static constexpr int kBytes = 4 * kPanel;
+  static constexpr bool kIsNarrow = false;
 
   template <int R, int V>
   WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
@@ -109,7 +151,7 @@ WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, cons
 #pragma GCC unroll 8
   for (int i = 0; i < kBlock; i += Kind::kInputs) {
     Kind::template step<R, V>(sums, a + i, b);
-    b += 4 * kPanel;
+    b += Kind::kBytes;
   }
 }
 
@@ -157,6 +199,11 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   const char* ahead = p.ahead;
   for (int64_t k = 0, index = 0; k < p.k; k += kBlock, index++) {
     for (const char* end = ahead + p.ahead_step; ahead < end; ahead += kAskEvery) __builtin_prefetch(ahead, 0, 2);
+    if (R > 1 && p.asks) {
+      const char* soon = b + kAskedBytes;
+#pragma GCC unroll 16
+      for (int i = 0; i < kBlock / Kind::kInputs * Kind::kBytes; i += 64) __builtin_prefetch(soon + i, 0, 3);
+    }
     I32 sums[R][V];
     sum_block<Kind, kBlock, R, V>(p, k, index, b, sums);
     add_block<R, V>(p, index, sums, c);
@@ -248,6 +295,7 @@ static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
   const int64_t passes = code_passes_of(rows);
   const int64_t num_blocks = p.k / p.block;
   const char* const end = p.ahead + bytes_ahead;
+  p.asks = passes > 1 || Kind::kIsNarrow;
   p.ahead_step = ahead_step_of_codes(bytes_ahead, num_blocks, rows);
   for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
     p.b = whole.b + 4 * v * kLanes;

@@ -30,7 +30,7 @@ constexpr int64_t kRowsTogether = 16;           // made ready by one thread: the
 constexpr int64_t kOwnActivations = 8 * 1024;   // up to so many inputs in all, each thread makes all rows ready itself
 constexpr int64_t kReadAsTheyAre = 2 * kTileRows;  // up to so many rows, panels are read as they are
 constexpr int64_t kLinearCodeRows = 256;         // with codes: their sums stay in registers through a piece
-constexpr int64_t kFewCodeRows = 4 * kCodeRows;  // up to so many rows, panels of four bits are read as they are
+constexpr int64_t kFewCodeRows = 4 * kCodeRows;  // up to so many rows, sixes are read as they are, and pieces are long
 constexpr int64_t kBlocksOfPiece = 64;          // of codes, for few rows
 constexpr int64_t kScaleBytes = kBlocksOfPiece * 2 * kPanel * 4;
 
@@ -175,23 +175,28 @@ static void multiply_panel_of_shorts(const Weight& w, const Activations& x, cons
 // Codes are cut into pieces of nearly the same size: what they are made, and their scales, stay in the cache.
 static void multiply_panel_of_codes(const Weight& w, const Activations& x, const LinearItem& item, char* panel,
                                     const char* ahead, const LinearSpace& space, float* sums) {
-  const int64_t row_bytes = w.format == kI8 ? kPanel : kPanel / 2;  // of one input
+  const int64_t step_bytes = (bytes_of_panel(w) - bytes_of_head(w)) / (w.padded_in / kInStep);  // of kInStep inputs
   const int64_t block = block_of(w), head = bytes_of_head(w);
   const bool few = item.num_rows <= kFewCodeRows;
-  const bool nibbles = w.format == kI4 && !w.has_table && few;
-  const bool as_it_is = w.format == kI8 || nibbles;
+  const bool nibbles = w.format == kI4 && !w.has_table;
+  const bool sixes = w.format == kI6 && few;
+  const bool as_it_is = w.format == kI8 || nibbles || sixes;
   const int64_t longest = few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel;
   const int64_t step = most(kInStep, span_of(w));
   const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * step) * step;
   float* const mins = space.scales + kBlocksOfPiece * kPanel;
   for (int64_t k = 0; k < w.padded_in; k += piece) {
     const int64_t num = least(piece, w.padded_in - k), first = k / block;
-    const char* codes = panel + head + k * row_bytes;
+    const char* codes = panel + head + k / kInStep * step_bytes;
     const bool is_last = k + piece >= w.padded_in;
-    const int64_t bytes_ahead = (is_last ? head : 0) + piece * row_bytes;
+    const int64_t bytes_ahead = (is_last ? head : 0) + piece / kInStep * step_bytes;
     spread_scales(w, panel, k, num, false, space.scales);
     if (w.has_mins) spread_scales(w, panel, k, num, true, mins);
-    if (!as_it_is) make_bytes_of_nibbles(w, codes, num, space.piece);
+    if (!as_it_is && w.format == kI6) {
+      make_bytes_of_sixes(codes, num, space.piece);
+    } else if (!as_it_is) {
+      make_bytes_of_nibbles(w, codes, num, space.piece);
+    }
     const CodesProduct product{
         reinterpret_cast<const int8_t*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab,
         x.slab_stride,
@@ -208,11 +213,14 @@ static void multiply_panel_of_codes(const Weight& w, const Activations& x, const
         sums,
         item.num_panels * kPanel,
         k > 0,
-        is_last ? ahead : codes + num * row_bytes,
+        false,
+        is_last ? ahead : codes + num / kInStep * step_bytes,
         0,
     };
     if (nibbles) {
       multiply_codes<NibbleCodes>(product, item.num_rows, bytes_ahead);
+    } else if (sixes) {
+      multiply_codes<SixCodes>(product, item.num_rows, bytes_ahead);
     } else if (kSameDot || has_low_codes(w)) {
       multiply_codes<ByteCodes<true>>(product, item.num_rows, bytes_ahead);
     } else {

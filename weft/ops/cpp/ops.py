@@ -45,6 +45,7 @@ CONTENTS = {
     torch.bfloat16: ContentType.BF16,
     torch.uint8: ContentType.CODES,
 }
+FORMAT_OF_BITS = {4: WeightFormat.I4, 6: WeightFormat.I6, 8: WeightFormat.I8}
 CODES_OF = {WeightFormat.I8: INT8, WeightFormat.I4: INT4}  # where floats are to be quantised
 
 
@@ -265,13 +266,12 @@ class PackedMatrix:
             return
         self._places = []
         if is_one:
-            weight_format = WeightFormat.I4 if format.bits == 4 else WeightFormat.I8
-            whole = self._panels(self.out_size, weight_format, format, kept.order)
+            whole = self._panels(self.out_size, FORMAT_OF_BITS[format.bits], format, kept.order)
             self._places = self._places_in(whole)
             return
         for same, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
             sizes = [self.sizes[each] for each in parts]
-            weight_format = WeightFormat.I4 if same.format.bits == 4 else WeightFormat.I8
+            weight_format = FORMAT_OF_BITS[same.format.bits]
             panels = self._panels(sum(sizes), weight_format, same.format, same.order)
             for index in range(len(sizes)):
                 self._places.append((panels, sum(sizes[:index])))

@@ -142,6 +142,8 @@ struct FusedStep {
 //   kI8    [panel] a head, then [in / 4][kPanel][4] codes 0..255
 //   kI4    [panel] a head, then [in / 8][kPanel][4] bytes: the low half holds inputs 8 i .. 8 i + 3, the high half
 //          8 i + 4 .. 8 i + 7, codes 0..15 or places in a table of codes
+//   kI6    [panel] a head, then [in / 16][3][kPanel][4] bytes, codes 0..63: their lower four bits as kI4 has them, in two
+//          rows of 8 inputs; then a byte for inputs i, i + 4, i + 8 and i + 12, which holds the upper two of each
 //   kI16   [panel] a head of scales, [in / kShortGroup][kPanel] float, then [in / 2][kPanel][2] shorts: w = scale * short
 //
 // With codes, w = scale * (code - offset) + min, with a scale (and maybe a min) for each output and group of inputs.
@@ -149,7 +151,7 @@ struct FusedStep {
 //
 //   kScaleF32, F16, Bf16   [groups][m][kPanel]
 //   kScaleCoarse           [in / kCoarse][m][kPanel] half floats, then [groups][m][kPanel] signed bytes: their product
-enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4 };
+enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4, kI6 = 5 };
 enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleCoarse = 3 };
 
 constexpr int kPanel = 32;    // outputs of a panel
@@ -296,7 +298,7 @@ struct Lora {
 };
 
 // y = epilogue(W norm(x) + bias) for the num_tokens rows of x. Exactly `out` columns of y (gated: out / 2) are written,
-// for kAdd and kAddScaled also read; y must not overlap x. kI8 and kI4 take x (after the norm) in 8 bits, the largest of
+// for kAdd and kAddScaled also read; y must not overlap x. kI8, kI6 and kI4 take x (after the norm) in 8 bits, the largest of
 // each 32 at 127; kI16 in 13 bits, the largest of each kShortGroup at 4095.
 struct LinearArgs {
   const Weight* weight;

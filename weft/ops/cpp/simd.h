@@ -512,6 +512,27 @@ WEFT_INLINE I32 high_nibbles(I32 bytes) {
 #endif
 }
 
+// Six bits of each byte: four of `fours`, the low ones if `part` is even, with two of `twos` above them, the lowest for
+// part 0, then upwards.
+template <int kPart>
+WEFT_INLINE I32 six_bits(I32 fours, I32 twos) {
+  constexpr int kShift = 4 - 2 * kPart;  // to the left, that brings the two to their place
+#if defined(WEFT_ISA_AVX512)
+  const I32 low = kPart % 2 ? _mm512_srli_epi16(fours, 4) : fours;
+  const I32 moved = kShift >= 0 ? _mm512_slli_epi16(twos, kShift & 15) : _mm512_srli_epi16(twos, -kShift & 15);
+  const I32 high = _mm512_and_si512(moved, _mm512_set1_epi8(0x30));
+  return _mm512_ternarylogic_epi32(low, _mm512_set1_epi8(15), high, 0xea);  // low & 15 | high
+#elif defined(WEFT_ISA_AVX2)
+  const I32 low = kPart % 2 ? high_nibbles(fours) : low_nibbles(fours);
+  const I32 moved = kShift >= 0 ? _mm256_slli_epi16(twos, kShift & 15) : _mm256_srli_epi16(twos, -kShift & 15);
+  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+#else
+  const I32 low = kPart % 2 ? high_nibbles(fours) : low_nibbles(fours);
+  const U32 moved = kShift >= 0 ? (U32)twos << (kShift & 15) : (U32)twos >> (-kShift & 15);
+  return low | ((I32)moved & 0x30303030);
+#endif
+}
+
 // What bytes 0..15 stand for in a table of 16.
 WEFT_INLINE I32 look_up(const uint8_t* table, I32 places) {
 #if defined(WEFT_ISA_AVX512)

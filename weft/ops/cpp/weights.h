@@ -37,6 +37,7 @@ WEFT_INLINE int64_t bytes_of_panel(const Weight& w) {
     case kBf16: return w.padded_in * kPanel * 2;
     case kI8: return bytes_of_head(w) + w.padded_in * kPanel;
     case kI16: return bytes_of_head(w) + w.padded_in * kPanel * 2;
+    case kI6: return bytes_of_head(w) + w.padded_in / 4 * 3 * kPanel;
     default: return bytes_of_head(w) + w.padded_in * kPanel / 2;
   }
 }
@@ -53,6 +54,7 @@ WEFT_INLINE char* place_in_panel(const Weight& w, int64_t panel, int64_t column,
     case kBf16: return start + (k * kPanel + column * 2) * 2;
     case kI8: return start + k * kPanel + column * 4;
     case kI16: return start + (k * kPanel + column * 2) * 2;
+    case kI6: return start + k / 16 * 12 * kPanel + column * 4;
     default: return start + k / 2 * kPanel + column * 4;
   }
 }
@@ -87,10 +89,27 @@ static void copy_bf16(const Weight& w, int64_t panel, int64_t column, int64_t k,
   for (int i = 0; i < kInStep; i += 2) memcpy(to + i * kPanel, x + i, 4);
 }
 
+// 16 codes of six bits.
+static void write_sixes(const uint8_t* codes, char* to) {
+  uint32_t fours[4], twos = 0;
+  for (int i = 0; i < 4; i++) {
+    uint32_t four;
+    memcpy(&four, codes + 4 * i, 4);
+    fours[i] = four & 0x0f0f0f0f;
+    twos |= (four >> 4 & 0x03030303) << 2 * i;
+  }
+  const uint32_t rows[3] = {fours[0] | fours[1] << 4, fours[2] | fours[3] << 4, twos};
+  for (int i = 0; i < 3; i++) memcpy(to + i * 4 * kPanel, &rows[i], 4);
+}
+
 static void write_codes(const Weight& w, int64_t panel, int64_t column, int64_t k, const uint8_t* codes) {
   char* to = place_in_panel(w, panel, column, k);
   if (w.format == kI8) {
     for (int i = 0; i < kInStep; i += 4) memcpy(to + i * kPanel, codes + i, 4);
+    return;
+  }
+  if (w.format == kI6) {
+    for (int i = 0; i < kInStep; i += 16, to += 12 * kPanel) write_sixes(codes + i, to);
     return;
   }
   for (int i = 0; i < kInStep; i += 8) {  // four bytes at once: none has more than four bits
@@ -226,6 +245,11 @@ static void pack_weight(const PackArgs& args, const Step&, Team& team) {
 // What the codes of an output say, the first of which are at `from`.
 WEFT_INLINE int code_at(const Weight& w, const char* from, int64_t i) {
   if (w.format == kI8) return uint8_t(from[i / 4 * 4 * kPanel + i % 4]);
+  if (w.format == kI6) {
+    const char* of = from + i / 16 * 12 * kPanel + i % 4;
+    const int fours = uint8_t(of[i / 8 % 2 * 4 * kPanel]), twos = uint8_t(of[8 * kPanel]);
+    return (i / 4 % 2 ? fours >> 4 : fours & 15) | (twos >> i / 4 % 4 * 2 & 3) << 4;
+  }
   const int both = uint8_t(from[i / 8 * 4 * kPanel + i % 4]), code = i / 4 % 2 ? both >> 4 : both & 15;
   return w.has_table ? w.table[code] : code;
 }
