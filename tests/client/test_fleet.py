@@ -252,6 +252,20 @@ def test_an_engine_that_hangs_gets_nothing_until_it_recovers() -> None:
     assert world.ids(0) == [1, 4]
 
 
+def test_a_new_engine_that_hangs_and_recovers_still_waits_until_it_is_set_up() -> None:
+    world = World()
+    world.fleet.lose(1, "gone")
+    world.start(1)
+    world.fleet.hangs(1, "it stands still")
+    world.fleet.recovers(1)
+    world.send(1)
+    world.send(2)
+    assert world.ids(1) == []
+    world.fleet.take(1, GetStateReply(call=world.got[1][-1].call, stats=Stats()))
+    world.send(3)
+    assert world.ids(1) == [3]
+
+
 def test_a_call_goes_to_all_engines_and_has_one_reply() -> None:
     world = World()
     held = InputReply(call=1, state="blocked", held_requests=2)

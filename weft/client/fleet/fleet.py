@@ -95,6 +95,7 @@ from weft.route.policy import (
 
 MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
+BEING_SET_UP = "it is being set up like the others"
 
 log = EventLog("fleet")
 
@@ -420,7 +421,7 @@ class Fleet:
     def _catch_up(self, member: Member) -> None:
         """Send a new engine the changes that the others have already made. It takes requests after
         it has carried them out."""
-        member.missing = "it is being set up like the others"
+        member.missing = BEING_SET_UP
         for change in self.changes.for_new_engine():
             number = next(self._own_numbers)
             self._catching_up[number] = member.rank
@@ -495,7 +496,9 @@ class Fleet:
         self._on_availability(self.why_unavailable())
 
     def recovers(self, rank: int) -> None:
-        self.members[rank].missing = ""
+        """An engine answers again. A new one still gets no requests before it is set up."""
+        is_set_up = rank not in self._catching_up.values()
+        self.members[rank].missing = "" if is_set_up else BEING_SET_UP
         self._on_availability(self.why_unavailable())
 
     def why_unavailable(self) -> str:
