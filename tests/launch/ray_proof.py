@@ -221,10 +221,11 @@ ASKED = {"prompt": "import os\n", "max_tokens": 24, "temperature": 0}
 
 
 def is_rank(process: psutil.Process) -> bool:
-    """A rank below an actor of Ray's."""
+    """A rank of a node below a process of Ray's."""
     if "weft.launch.follower" not in (process.info["cmdline"] or []):
         return False
-    return any("NodeActor" in " ".join(parent.cmdline()) for parent in process.parents())
+    above = [" ".join(parent.cmdline()) for parent in process.parents()]
+    return any("--node-rank" in one for one in above) and any("raylet" in one for one in above)
 
 
 PROOFS = {"speed": prove_speed, "kill": prove_kill, "scale": prove_scale, "nodes": prove_nodes}
