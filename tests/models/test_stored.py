@@ -101,7 +101,7 @@ def compare(folder: Path, cache: Path, length: int, found: int, **settings: Any)
 def test_states_are_found_after_a_restart(name: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(name, tmp_path / "model")
     cache = tmp_path / "cache"
-    served = compare(checkpoint.folder, cache, 100, 64, **STATES)
+    served = compare(checkpoint.folder, cache, 100, 96, **STATES)
     served.runner.close()
     # Without the endings nothing can be resumed, and all is computed.
     found = []

@@ -8,8 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.ops.codes import COARSE, E2M1_TWICE, IQ4_NL, CodeFormat, Codes, Scales
+from weft.ops.cpp.abi import WeightFormat
 
 HALF, BRAIN = torch.float16, torch.bfloat16
+# The formats that floats are packed into. Six bits are only kept as they are stored.
+PACKED = tuple(each for each in WeightFormat if each is not WeightFormat.I6)
 FORMATS = {
     "q4_0": CodeFormat(4, 32, offset=8, scale_type=HALF),
     "q4_1": CodeFormat(4, 32, has_mins=True, scale_type=HALF),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS as CODE_FORMATS
-from tests.ops.codes import random_codes, rows_of
+from tests.ops.codes import PACKED, random_codes, rows_of
 from weft.ops.codes import CodeFormat
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
@@ -17,10 +17,8 @@ from weft.ops.cpp.ops import PackedMatrix, Panels
 from weft.ops.quantize import INT4, INT8, quantize_as, round_rows
 
 FLOATS = (WeightFormat.F32, WeightFormat.BF16)
-# Six bits are only kept as they are stored.
-FORMATS = tuple(each for each in WeightFormat if each is not WeightFormat.I6)
 STORED = tuple(CODE_FORMATS)
-ALL = (*FORMATS, *STORED)
+ALL = (*PACKED, *STORED)
 Format = WeightFormat | str
 PAIRS = ("avx512_bf16", "emulated_bf16")  # round what they multiply with bfloat16
 
@@ -274,7 +272,7 @@ def test_what_fills_up_a_weight_is_zero(kernels, format):
     assert packed.panels.memory.view(dtype).float().sum() == 33 * 70
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize("units", [1, 48, 64])
 def test_gate_and_up_alternate_by_panel(kernels, format, units):
     parts = [random(units, 100), random(units, 100, seed=1)]
@@ -322,7 +320,7 @@ def test_embedding_gathers_the_rows_of_the_tokens(kernels, format, in_size):
     assert out[6].isnan().all()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize("in_size", [1, 70, 600])
 def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, format, in_size):
     table, vectors = Packed(kernels, [random(100, in_size)], format), random(3, in_size)

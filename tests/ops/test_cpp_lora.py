@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS as CODE_FORMATS
-from tests.ops.codes import random_codes
+from tests.ops.codes import PACKED, random_codes
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
@@ -22,7 +22,7 @@ from weft.ops.protocol import Norm
 
 IN_SIZE = 100
 SIZES = (70, 20, 41)  # parts that begin and end in the midst of panels
-FORMATS = (*WeightFormat, "q4_k", "nvfp4", "int8 by output")
+FORMATS = (*PACKED, "q4_k", "q6_k", "nvfp4", "int8 by output")
 NUM_ADAPTERS = 3
 MAX_RANK = 96
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ops.codes import PACKED
 from tests.ops.experts import Program, Shape, mixed, random
 from weft.ops.cpp.abi import StepArgs, WeightFormat
 from weft.ops.cpp.library import Library
@@ -140,7 +141,7 @@ def test_experts_are_the_plain_twin(kernels: Library, shape: Shape, format: Weig
         torch.testing.assert_close(found, expected[:num_tokens], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("format", WeightFormat)
+@pytest.mark.parametrize("format", PACKED)
 def test_the_bits_of_a_token_do_not_depend_on_its_neighbours(
     kernels: Library, format: WeightFormat
 ) -> None:
