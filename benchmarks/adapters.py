@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from experts import KV_TOKENS, greedy
 from safetensors.torch import save_file
 
-from benchmarks.experts import KV_TOKENS, greedy
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.projections import HEAD, projections
