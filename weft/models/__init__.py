@@ -1,2 +1,2 @@
-"""Decoders: tokens in, hidden states and logits out. They know nothing of requests, batches or how
-KV is kept."""
+"""Models: tokens in, hidden states and logits out. They know nothing of requests, batches or the
+storage of KV."""

@@ -1,5 +1,5 @@
-"""BERT and its relatives: encoders, whose tokens see the whole prompt. RoBERTa and XLM-RoBERTa
-differ in where positions begin and in the head that classifies."""
+"""BERT and its relatives: encoders, whose tokens attend to the whole prompt. RoBERTa and
+XLM-RoBERTa differ in the first position and in the classification head."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weft.ops.encoder import EncoderOps
 
 
 class Naming(NamedTuple):
-    """How checkpoints call the base model, and the two projections of the classifier: the part in
-    which each stands, and its name there."""
+    """The names in checkpoints of the base model, and of the two projections of the classifier:
+    each as (module, name in that module)."""
 
     base: str
     dense: tuple[str, str]
@@ -115,12 +115,12 @@ class Bert:
 
 
 def roberta(config: ModelConfig, ops: EncoderOps) -> Bert:
-    """The head that classifies stands outside of the base model here."""
+    """The classification head is outside of the base model here."""
     return Bert(config, ops, ROBERTA)
 
 
 def _below(part: str, projection: Linear) -> Weights:
-    """The weights of a projection; those of a part without a name have no dot before theirs."""
+    """The weights of a projection. If `part` is empty, their names begin without a dot."""
     # `Linear.weights` writes a dot between prefix and name, and the prefix may be empty here.
     for weight in projection.weights(part):
         yield weight._replace(name=weight.name.lstrip("."))

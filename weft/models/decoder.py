@@ -1,5 +1,5 @@
-"""A decoder of the mechanisms that its `DecoderSpec` names. Every family of decoders is this class;
-what differs is in `config/families/`, and how it is computed in `layers/`."""
+"""A decoder built from the mechanisms that its `DecoderSpec` names. Every family of decoders uses
+this class; the differences are in `config/families/`, the computations in `layers/`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from weft.ops.protocol import Ops
 
 
 class Block:
-    """x + scale · post(f(pre(x))): f is attention or the feed-forward part, and either norm may be
-    missing."""
+    """x + scale · post(f(pre(x))): f is attention or the feed-forward part; either norm may be
+    absent."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class Block:
         self._scale = scale
 
     def input(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden], what f reads"""
+        """The input of f: [T, hidden] -> [T, hidden]"""
         if self.pre is None:
             return x
         return self.pre(x)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The residual stream x with the output y of f."""
+        """Add the output y of f to the residual stream x."""
         if self.post is not None:
             y = self.post(y)
-        # A plain sum: the product that makes y may add itself to x, without a pass of its own.
+        # A plain sum: the product that computes y may add itself to x, without an extra pass.
         if self._scale == 1:
             return x + y
         return x + self._scale * y
 
 
 class DecoderLayer:
-    """Attention, or a mixer with a state in its place, then the feed-forward part; or both side by
-    side."""
+    """Attention, or a mixer with a state in its place, then the feed-forward part; or both in
+    parallel (`NormPlace.PARALLEL`)."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class DecoderLayer:
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
         if self._is_parallel:
-            # Computed now: the first sum overwrites x.
+            # `computed` forces the value now, because the first sum overwrites x.
             normed = self._ops.computed(self.mix.input(x))
             read_by_mlp = normed
             if self.feed.pre is not None:
@@ -139,7 +139,7 @@ def make_feed_forward(config: ModelConfig, layer: int, ops: Ops) -> GatedMLP | P
 
 
 class OpsOfParts(Protocol):
-    """With which `Ops` each part of a decoder is made."""
+    """The `Ops` with which each part of a decoder is made."""
 
     embedding: Ops
     head: Ops
@@ -148,7 +148,7 @@ class OpsOfParts(Protocol):
 
 
 class AllOps:
-    """Of a decoder that is computed by one process: the same for all parts."""
+    """One `Ops` for all parts: for a decoder that one process computes."""
 
     def __init__(self, ops: Ops) -> None:
         self.embedding = ops
@@ -166,8 +166,8 @@ class Decoder:
         states: LayerStates | None = None,
         parts: OpsOfParts | None = None,
     ) -> None:
-        """`states`: those of the layers that keep one. `parts`: where some are computed elsewhere;
-        None: all have `ops`."""
+        """`states` holds the states of layers that keep one. `parts` gives each part its ops, if
+        another process computes some of them; None: all parts use `ops`."""
         spec = config.decoder
         parts = parts or AllOps(ops)
         self._ops = ops
@@ -177,10 +177,10 @@ class Decoder:
             config.vocab_size,
             config.hidden_size,
             parts.embedding,
-            # Models are trained with the factor as their type has it.
+            # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
-        # Layers that rotate alike share the table of angles.
+        # Layers with equal rotations share one table of angles.
         ropes: dict[RopeConfig, Rope] = {}
         self.layers: list[DecoderLayer] = []
         for layer in range(config.num_layers):

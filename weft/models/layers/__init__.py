@@ -1,2 +1,2 @@
-"""The parts that models are made of. Each names its own tensors in a checkpoint and where they
-go."""
+"""The parts of models. Each part yields its weights: the name in a checkpoint, and the destination
+of the values."""

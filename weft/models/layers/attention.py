@@ -1,5 +1,5 @@
-"""Self-attention as a model sees it: projections here; norms of heads, rotation, KV and softmax
-behind `PagedAttention`."""
+"""Self-attention of a decoder: the projections. `PagedAttention` does the norms of heads, the
+rotation, the KV cache and the softmax."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from weft.ops.protocol import Divided, Norm, Ops, Shard
 class Heads(NamedTuple):
     """The work on queries and keys between the projections and attention."""
 
-    rope: Rope | None  # None: they have no positions
-    q_norm: Norm | None  # over each head
+    rope: Rope | None  # None: queries and keys are not rotated
+    q_norm: Norm | None  # applied to each head
     k_norm: Norm | None
-    scale: float = 0.0  # of scores; 0: 1 / sqrt(D)
-    cap: float = 0.0  # of scores; 0: none
-    # [heads] float32: a score of each head that joins the sum of its softmax, and has no value.
+    scale: float = 0.0  # factor of scores; 0: 1 / sqrt(D)
+    cap: float = 0.0  # cap of scores; 0: no cap
+    # [heads] float32: attention sinks, a score per head that joins the sum of its softmax and has
+    # no value.
     sinks: Tensor | None = None
-    is_gated: bool = False  # in qkv, each head of the queries is followed by its gate
-    norms_rotated: bool = False  # heads are rotated first, and then normed
+    is_gated: bool = False  # in qkv, the gate of each query head follows the head
+    norms_rotated: bool = False  # heads are normed after the rotation, not before
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -40,7 +41,7 @@ class Heads(NamedTuple):
         k: Tensor,
         tables: RotaryTables | None,
     ) -> tuple[Tensor, Tensor]:
-        """q and k [T, heads, D], normed and rotated, in torch. `tables` are those of `rope` for
+        """Norm and rotate q and k [T, heads, D], in torch. `tables` are the tables of `rope` for
         this step."""
         if not self.norms_rotated:
             q, k = self._normed(q, k)
@@ -57,7 +58,7 @@ class Heads(NamedTuple):
 
 
 class PagedAttention(Protocol):
-    """Attention over the cached tokens of the requests of this step."""
+    """Attention over the cached tokens of this step's requests."""
 
     def forward(
         self,
@@ -67,10 +68,10 @@ class PagedAttention(Protocol):
     ) -> Tensor:
         """Norm and rotate queries and keys, store keys and values of this step's tokens, attend.
 
-        qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]; with gates, qkv has
-        2 D for each head of the queries; of a latent, it has no values. The tokens
-        of each request see its cached tokens, and those of this step up to themselves, within the
-        layer's window.
+        qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]. With gates, qkv has 2
+        D for each query head; with latents (MLA), it has no values. Each token attends to the
+        cached tokens of its request, and to this step's tokens of its request up to itself, within
+        the layer's window.
         """
         ...
 
@@ -92,7 +93,7 @@ class Attention:
         q_rows = 2 * q_size if spec.gate else q_size
         self._ops = ops
         self._names = names
-        self._ends = (q_rows, q_rows + kv_size)  # of queries and keys in a row of qkv
+        self._ends = (q_rows, q_rows + kv_size)  # ends of queries and of keys in a row of qkv
         self._layer = layer
         self.qkv = _projection(config, (q_rows, kv_size, kv_size), spec.qkv_bias, ops)
         self.out = Linear(
@@ -125,8 +126,8 @@ class Attention:
         def norm(size: int) -> RmsNorm:
             return RmsNorm(size, config.norm_eps, ops, kind=kind)
 
-        # A norm over all heads together needs a whole row, so it runs before attention; attention
-        # itself does a norm over each head, in the pass in which it rotates.
+        # A norm over all heads together needs the whole row, so it runs before attention. A norm
+        # over each head runs inside attention, in the pass that rotates.
         if self._norms_whole:
             self.q_norm = norm(q_size)
             self.k_norm = norm(kv_size)
@@ -164,13 +165,13 @@ def _projection(
     bias: bool,
     ops: Ops,
 ) -> Linear:
-    """Of queries, keys and values, which some checkpoints hold in one tensor."""
+    """The projection to queries, keys and values, which are one tensor in some checkpoints."""
     names = config.decoder.names
     hidden = config.hidden_size
     shard = Shard(Divided.OUTPUTS, unit=config.head_dim)
     if len(names.qkv) > 1:
         parts = dict(zip(names.qkv, sizes, strict=True))
         return Linear(hidden, parts, bias, ops, shard=shard)
-    # In one tensor: one below the other, or head by head.
+    # In one tensor: one after the other, or interleaved by head.
     num_runs = config.num_kv_heads if names.qkv_by_head else 1
     return HeadwiseLinear(hidden, names.qkv[0], sizes, num_runs, bias, ops, shard=shard)

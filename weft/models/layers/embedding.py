@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.models.layers.weight import MatrixRows, RowRun, Weight, Weights
 from weft.ops.protocol import Divided, Matrix, Ops, Shard
 
-# Of tables with a row for each token, also those of heads.
+# The shard of tables with a row for each token: embeddings, and output heads.
 VOCABULARY = Shard(Divided.OUTPUTS)
 
 
@@ -33,8 +33,8 @@ class Embedding:
         )
 
     def __call__(self, tokens: Tensor, vectors: Tensor | None = None) -> Tensor:
-        """tokens [T] -> [T, hidden], times the scale; a token below 0 is row -1 - token of
-        `vectors`, as it is"""
+        """tokens [T] -> [T, hidden], times the scale. A token below 0 selects row -1 - token of
+        `vectors`, which is not scaled."""
         return self._ops.embed(
             tokens,
             self.matrix,

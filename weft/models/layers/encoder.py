@@ -1,5 +1,5 @@
-"""The parts of encoders: embeddings with positions and segments, attention over a whole prompt, the
-plain feed-forward part, and the norms behind each of them."""
+"""The parts of encoders: embeddings with positions and segments, attention over the whole prompt,
+the plain feed-forward part, and the norm after each of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from weft.ops.encoder import EncoderOps, Tables
 
 
 class BidirectionalAttention(Protocol):
-    """Attention within the prompts of this step, each of which is there as a whole."""
+    """Attention within the prompts of this step. Each prompt is in the step as a whole."""
 
     def forward(self, qkv: Tensor) -> Tensor:
-        """qkv [T, 3 heads D] -> [T, heads D]. Every token sees all tokens of its prompt. The scale
-        is 1 / sqrt(D)."""
+        """qkv [T, 3 heads D] -> [T, heads D]. Every token attends to all tokens of its prompt. The
+        scale is 1 / sqrt(D)."""
         ...
 
 
@@ -34,7 +34,7 @@ def encoder_norm(config: ModelConfig, ops: EncoderOps) -> CenteredNorm:
 
 
 class Embeddings:
-    """norm(token + position + kind of segment)"""
+    """norm(token + position + segment type)"""
 
     def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
         self._ops = ops
@@ -72,7 +72,7 @@ class Embeddings:
 
 
 class EncoderLayer:
-    """Two blocks whose output is added to their input, and then normed (post-norm)."""
+    """Two post-norm blocks: norm(x + f(x)), with attention and then with the feed-forward part."""
 
     def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
         hidden = config.hidden_size
@@ -108,7 +108,7 @@ class EncoderLayer:
 
     def __call__(self, x: Tensor, attention: BidirectionalAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        # The sums stand where the kernels expect them: a product adds its output to x itself.
+        # The kernels expect the sums in this form: a product adds its output to x itself.
         x = self.out_norm(x + self._attend(x, attention))
         return self.down_norm(x + self._feed_forward(x))
 

@@ -1,15 +1,15 @@
-"""The tensors of a checkpoint that experts are made of. Knows their names and the order of their
-values; what is computed with them is in `moe.py`.
+"""The checkpoint tensors of experts. This module knows their names and the order of their values;
+`moe.py` computes with them.
 
-    one for each expert      experts.0.gate_proj.weight [size, hidden], experts.0.up_proj.weight, ..
+    one per expert           experts.0.gate_proj.weight [size, hidden], experts.0.up_proj.weight, ..
     one for all experts      experts.gate_proj.weight [experts, size, hidden], ..
-    gates and ups, too       experts.gate_up_proj [experts, 2 size, hidden]: an expert's gates, then
+    gates and ups together   experts.gate_up_proj [experts, 2 size, hidden]: an expert's gates, then
                              its ups
-    with the inputs first    experts.gate_up_proj [experts, hidden, 2 size]; gates and ups may
+    inputs first             experts.gate_up_proj [experts, hidden, 2 size]; gates and ups may
                              alternate
 
-Of the first three, a checkpoint may have any. What each expert wants is a `Weight` of its own, with
-its place in those tensors that hold all experts: so they are read expert by expert.
+A checkpoint may have any of the first three. Each expert has a `Weight` of its own, with its index
+in the tensors that hold all experts (`Stack`): so they are read expert by expert.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def expert_weights(
     sizes: ExpertSizes,
     experts: Experts,
 ) -> Weights:
-    """The tensors of all experts, expert by expert; `prefix` is the feed-forward part."""
+    """The tensors of all experts, expert by expert; `prefix` names the feed-forward part."""
     tensors = _gates_and_ups_together if names.is_transposed else _gates_and_ups_apart
     for expert in range(sizes.num_experts):
         yield from tensors(prefix, names, sizes, experts.gate_up, expert)
@@ -131,7 +131,8 @@ def _downs(
     ]
     if names.is_transposed:
         transposed = (sizes.num_experts, sizes.inner, sizes.hidden)
-        # The first that fits is taken: where both have one shape, it is this order.
+        # The loader takes the first stack whose shape fits: if both shapes are equal, it takes this
+        # one.
         stacks.insert(0, Stack(whole, transposed, expert, is_transposed=True))
     yield _matrix_part(
         f"{base}.{expert}.{names.down}.weight",
@@ -150,8 +151,8 @@ def _downs(
 
 
 class GatesAndUps:
-    """Gates and ups of one expert as rows of one tensor: one half below the other, or row by row in
-    turns."""
+    """Gates and ups of one expert as rows of one tensor: all gates and then all ups, or alternating
+    rows."""
 
     def __init__(
         self,
@@ -208,7 +209,8 @@ class GatesAndUps:
         return torch.cat((gates, ups))
 
     def _split(self, start: int, num: int) -> list[tuple[int, slice, int]]:
-        """Of rows from `start` on: each part with its rows, and the first of them in the part."""
+        """Split `num` rows from `start` on: (part, its rows, index of the first of them in the
+        part)."""
         if self._alternate:
             assert start % 2 == 0
             return [(part, slice(which, num, 2), start // 2) for which, part in self._both()]

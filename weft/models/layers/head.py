@@ -1,5 +1,5 @@
-"""The head of a decoder: logits of tokens, or scores of labels. A model that only makes vectors has
-none; with tied weights the matrix of logits is that of the token embedding."""
+"""The head of a decoder: logits of tokens, or scores of labels. A model that only computes
+embeddings has none; with tied weights the head uses the matrix of the token embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from weft.ops.protocol import Matrix, Ops
 
 
 class LmHead:
-    """scale (W x + b), capped. `name` is that of W in checkpoints, "" if the embedding has it."""
+    """scale (W x + b), capped. `name` is the name of W in checkpoints, "" if the embedding owns
+    W."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class LmHead:
         self.shape = shape
 
     def __call__(self, x: Tensor, places: Tensor | None = None) -> Tensor:
-        """[S, hidden] -> [S, vocab or labels], float32, of the tokens of the step at `places`"""
+        """[S, hidden] -> [S, vocab or labels], float32. x are the step's tokens at `places`."""
         return self._ops.logits(
             x,
             self.matrix,
@@ -56,10 +57,10 @@ def make_head(
     embedding: Embedding,
     ops: Ops,
 ) -> LmHead | None:
-    """The head that a decoder of this configuration has."""
+    """The head of a decoder with this configuration."""
     spec = config.decoder
     if config.pooling is not None:
-        # A model that makes vectors: its checkpoint may have no matrix for the vocabulary.
+        # An embedding model: its checkpoint may have no matrix for the vocabulary.
         num_labels = len(config.pooling.labels)
         if not num_labels:
             return None
@@ -69,7 +70,7 @@ def make_head(
             "score",
             ops,
         )
-    # `precise`: logits decide between tokens, so this matrix keeps more bits than the others.
+    # `precise`: logits decide between tokens, so this matrix keeps more bits than others.
     matrix = embedding.matrix
     if not config.tie_embeddings:
         matrix = ops.matrix(

@@ -1,11 +1,11 @@
-"""Attention by latents (`LatentSpec`): the cache keeps one vector for a token and all of its heads.
+"""Multi-head latent attention (`LatentSpec`): the cache keeps one vector per token for all heads.
 
     x ─ latent_in ─▶ [rotated | norm(latent)]                      key and value of the token
     x ─ queries ─▶ [plain | rotated] ─▶ [rotated | K^T plain]      queries of each head
     attention ─▶ [.. | mixed latents] ─ V ─▶ values of each head ─ out ─▶
 
-K [plain, rank] and V [value, rank] of each head stand together in one tensor of a checkpoint. With
-K in the queries and V behind attention, no key and no value of a token is ever made.
+A checkpoint holds K [plain, rank] and V [value, rank] of each head in one tensor. K is applied to
+the queries and V after attention, so that no key and no value of a token is ever computed.
 Source: arXiv:2405.04434, 2.1 and appendix C.
 """
 
@@ -67,7 +67,7 @@ class LatentAttention:
         """[T, hidden] -> [T, hidden]"""
         ops = self._ops
         latent = self._latent
-        # Computed now: two products read it, or only one.
+        # Computed now, because one or two products read it.
         x = ops.computed(x)
         qk = ops.space(x, (self._num_heads + 1) * latent.key_dim)
         key = qk[:, -latent.key_dim :]
@@ -104,8 +104,9 @@ class LatentAttention:
 
 
 class LatentInput:
-    """The product that makes the latent and the rotated part of a token. Checkpoints have the
-    latent first; here the rotated part is, for attention rotates the first numbers of a head."""
+    """The product that computes the latent and the rotated part of a token. Checkpoints have the
+    latent first; here the rotated part is first, because attention rotates the first values of a
+    head."""
 
     def __init__(self, config: ModelConfig, latent: LatentSpec, bias: bool, ops: Ops) -> None:
         sizes = (latent.rotated_dim, latent.rank)
@@ -124,8 +125,8 @@ class LatentInput:
 
 
 class HeadMatrices:
-    """K^T and V of each head, by one tensor of a checkpoint: the rows of K of a head, then those of
-    its V, then those of the next head."""
+    """K^T and V of each head. A checkpoint has them in one tensor: the rows of K of a head, then
+    the rows of its V, then those of the next head."""
 
     def __init__(self, num_heads: int, latent: LatentSpec, ops: Ops) -> None:
         self._latent = latent
@@ -134,7 +135,7 @@ class HeadMatrices:
         for _ in range(num_heads):
             self.keys.append(ops.matrix(latent.plain_dim, (latent.rank,)))
             self.values.append(ops.matrix(latent.rank, (latent.value_dim,)))
-        self._coming: Tensor | None = None  # rows of a head, until all have come
+        self._coming: Tensor | None = None  # rows of one head, until it is complete
         self._num_come = 0
 
     def weight(self, name: str) -> Weight:
@@ -146,8 +147,8 @@ class HeadMatrices:
         return self._latent.plain_dim + self._latent.value_dim
 
     def _put(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
-        # Rows of K are columns of K^T, so a head is kept when all of its rows are there. Pieces of
-        # a tensor come in its order.
+        # Rows of K are columns of K^T, so a head is stored when all of its rows have come. The
+        # pieces of a tensor come in order.
         rows = widened(content, scales)
         if self._coming is None or start == 0:
             self._coming = torch.empty(self._rows_of_head, self._latent.rank, dtype=rows.dtype)

@@ -18,8 +18,8 @@ INPUTS = Shard(Divided.INPUTS)
 
 
 class Projections:
-    """The weights of several projections of the same input, kept as one matrix: so x is read once,
-    and one kernel is called.
+    """The weights of several projections of the same input, stored as one matrix: x is read once,
+    by one kernel.
 
     `parts` maps the name of each projection in the checkpoint to its output size.
     """
@@ -64,7 +64,7 @@ class Projections:
 
 
 class Linear(Projections):
-    """W x + b for each of the projections."""
+    """W x + b for each projection."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Linear(Projections):
 
 
 class HeadwiseLinear(Linear):
-    """Several projections of which a checkpoint has one tensor, by heads: the rows of a head's part
-    of each of them stand together, then those of the next head."""
+    """Several projections that a checkpoint holds in one tensor, by heads: each projection's rows
+    of the first head, then those of the next head."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class HeadwiseLinear(Linear):
 
 
 class GatedLinear(Projections):
-    """activation(gate) * up, for two projections of size `size`. `names` are those of gate and up,
-    or the one of a tensor that holds both."""
+    """activation(gate) * up, for two projections of size `size`. `names` are the names of gate and
+    up, or of one tensor that holds both."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class GatedLinear(Projections):
         *,
         activation: str = "silu",
     ) -> None:
-        # Two parts also where a checkpoint has one tensor: the kernel reads gate and up of the same
-        # output together, so the matrix has to know which is which.
+        # Two parts even if a checkpoint has one tensor: the kernel reads gate and up of the same
+        # output together, so the matrix has to know both.
         super().__init__(
             in_size,
             dict.fromkeys(GATE_UP, size),
@@ -154,12 +154,12 @@ class GatedLinear(Projections):
 
 
 def stacked_runs(sizes: Sequence[int]) -> list[RowRun]:
-    """One part below the other."""
+    """All rows of the first part, then those of the second, ..."""
     return headwise_runs(sizes, 1)
 
 
 def headwise_runs(sizes: Sequence[int], num_heads: int) -> list[RowRun]:
-    """The rows of each part that belong to the first head, then those of the second, ..."""
+    """Each part's rows of the first head, then of the second, ..."""
     runs = []
     begin = 0
     for head in range(num_heads):
@@ -176,12 +176,12 @@ def stacked(
     in_size: int,
     runs: Sequence[RowRun],
 ) -> Weight:
-    """One tensor that holds whole parts of a matrix; `runs` say where."""
+    """One tensor that holds whole parts of a matrix. `runs` give the rows of each part in it."""
     num_rows = sum(run.size for run in runs)
 
     def pieces(start: int, stop: int) -> Iterator[tuple[RowRun, slice]]:
-        """What is there of each run in content that has these rows: as a run, and where in the
-        content."""
+        """The pieces of runs within rows start..stop of the tensor: each as a run, with its rows
+        relative to `start`."""
         for run in runs:
             first = max(start - run.begin, 0)
             last = min(stop - run.begin, run.size)
@@ -195,7 +195,7 @@ def stacked(
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
-        # A piece of the tensor may end in the midst of a run, or hold rows of several.
+        # A piece of the tensor may end inside a run, or hold rows of several.
         for run, rows in pieces(start, start + len(content)):
             matrix.put(
                 run.part,
@@ -231,7 +231,7 @@ def stacked(
 
 
 def stacked_bias(name: str, matrix: Matrix, runs: Sequence[RowRun]) -> Weight:
-    """The bias of such a tensor, which comes whole."""
+    """The bias of such a tensor. It is read and written as a whole."""
 
     def put(
         content: Tensor,
@@ -268,14 +268,14 @@ def bias_weight(
     matrix: Matrix,
     part: int,
 ) -> Weight:
-    """The bias of a part of a matrix, which is read and written as a whole."""
+    """The bias of one part of a matrix. It is read and written as a whole."""
 
     def put(
         content: Tensor,
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
-        # Checkpoints quantise matrices only, and a loader cuts only matrices into pieces.
+        # Checkpoints quantise only matrices, and a loader cuts only matrices into pieces.
         assert start == 0
         assert scales is None
         matrix.put_bias(part, content)

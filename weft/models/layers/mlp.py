@@ -22,7 +22,7 @@ class GatedMLP:
         *,
         size: int = 0,
     ) -> None:
-        """`size` of the inner vector, if it is not the usual one of the model."""
+        """`size` is the size of the inner vector; 0: that of the spec, or of the model."""
         hidden = config.hidden_size
         inner = size or spec.size or config.intermediate_size
         names = config.decoder.names

@@ -1,5 +1,5 @@
-"""The feed-forward part of a layer that consists of experts: a router chooses a few for each token,
-and maybe one part serves all tokens besides."""
+"""A feed-forward part made of experts: a router chooses a few experts for each token. A shared part
+may serve all tokens in addition."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from weft.ops.routing import Choice, Scores
 
 
 class ExpertMLP:
-    """The sum over a token's experts of weight * down(activation(gate(x)) * up(x)), and the part
-    that all tokens share. Source: arXiv:1701.06538."""
+    """The sum over a token's experts of weight * down(activation(gate(x)) * up(x)), plus the shared
+    part of all tokens. Source: arXiv:1701.06538."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ExpertMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        # Computed now: the router and all experts read it.
+        # Computed now, because the router and all experts read it.
         x = self._ops.computed(x)
         routed = self._ops.route(x, self._router.router)
         y = self._ops.experts(x, routed, self._experts)
@@ -119,7 +119,7 @@ class RouterLayer:
 
 
 class SharedMLP:
-    """The part that every token gets, maybe times sigmoid(gate x)."""
+    """The part that serves every token, optionally times sigmoid(gate x)."""
 
     def __init__(self, config: ModelConfig, spec: MoeSpec, ops: Ops) -> None:
         self._ops = ops
@@ -138,7 +138,8 @@ class SharedMLP:
         """[T, hidden] -> [T, hidden]"""
         inner = self._mlp.gate_up(x)
         if self._gate is not None:
-            # Before the product, whose output may be added where it is computed.
+            # The gate comes before the last product, because that product may add its output in
+            # place.
             inner = self._ops.computed(inner)
             self._ops.gate_rows(inner, x, self._gate)
         return self._mlp.down(inner)

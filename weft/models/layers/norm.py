@@ -1,4 +1,4 @@
-"""Norms: by the root of the mean square, or by mean and deviation."""
+"""Norms: by root mean square, or by mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.ops.protocol import LayerNorm, Norm, Ops
 
 
 class RmsNorm:
-    """x / rms(x) * weight, over the last dimension. Some checkpoints hold weight - 1; the sum is
-    kept in float32, since 1 + w would lose bits of w in fewer."""
+    """x / rms(x) * weight, over the last dimension. Some checkpoints hold weight - 1; then 1 + w is
+    kept in float32, because fewer bits would lose bits of w."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CenteredNorm:
         self._has_bias = has_bias
         self._plus = 1.0 if plus_one else 0.0
         self.norm = LayerNorm(ops.vector(size), ops.vector(size), eps)
-        # The kernels always have both; what is not in the checkpoint, changes nothing.
+        # The kernels always read both; values that the checkpoint lacks are set to change nothing.
         if not has_weight:
             self.norm.weight.fill_(1)
         if not has_bias:

@@ -1,5 +1,4 @@
-"""Rotary position embedding and the ways to stretch it beyond the length a model was trained
-for."""
+"""Rotary position embedding, and the methods to extend it beyond the trained length."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from weft.ops.elementwise import apply_rotary, in_halves, rotary_angles, rotary_
 
 
 class RotaryTables(NamedTuple):
-    """What a rotation does to the tokens of a step."""
+    """The rotation of the tokens of a step."""
 
     cos: Tensor  # [T, 1, rotary_dim]
-    signed_sin: Tensor
+    signed_sin: Tensor  # like cos
     q_scale: Tensor | None  # [T]
 
 
@@ -26,16 +25,16 @@ class Rope:
     """The angles that rotate queries and keys."""
 
     def __init__(self, rope: RopeConfig, config: ModelConfig) -> None:
-        # The length that is served decides, because longrope has factors for short contexts.
+        # longrope has other factors for short contexts, so the served length decides.
         context_length = config.context_length or config.max_position
         # [rotary_dim / 2]
         self._inv_freq = inverse_frequencies(rope, config.head_dim, context_length)
         self._scale = rope.attention_factor
         self._query_growth = rope.query_growth
         self._original_max_position = rope.original_max_position
-        self.rotary_dim = 2 * len(self._inv_freq)  # of a head's values, the first ones turn
+        self.rotary_dim = 2 * len(self._inv_freq)  # the first values of each head are rotated
         self.side_by_side = rope.side_by_side
-        # [rotary_dim / 2] by which position each pair turns (M-RoPE); None: tokens have one.
+        # [rotary_dim / 2] the position axis of each pair (M-RoPE); None: a token has one position.
         self.axes: Tensor | None = None
         if rope.axes:
             self.axes = torch.tensor(rope.axes)
@@ -48,17 +47,17 @@ class Rope:
             assert self.axes is not None, "tokens have one position in this model"
             self.axes = self.axes.to(positions.device)
             positions = positions[self.axes].T
-        # Made on the CPU, because the device is not known before; moved once, at the first step.
+        # Made on the CPU, because the device is not known until the first step; moved once.
         self._inv_freq = self._inv_freq.to(positions.device)
         return rotary_angles(positions, self._inv_freq, self._scale)
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> RotaryTables:
-        """What `rotate` needs for tokens at these positions, as of `at`."""
+        """The tables for `rotate` of tokens at these positions (shapes: `at`)."""
         cos, signed_sin = rotary_tables(*self.at(positions), dtype)
         return RotaryTables(cos, signed_sin, self.query_scale(positions))
 
     def rotate(self, q: Tensor, k: Tensor, tables: RotaryTables) -> tuple[Tensor, Tensor]:
-        """q and k [T, heads, D], rotated; in torch, and in halves where pairs were side by side."""
+        """q and k [T, heads, D], rotated, in torch. Pairs that were side by side become halves."""
         # The order of values within a head changes no score, as long as q and k share it.
         if self.side_by_side:
             q = in_halves(q, self.rotary_dim)
@@ -70,7 +69,7 @@ class Rope:
         return q, k
 
     def query_scale(self, positions: Tensor) -> Tensor | None:
-        """What queries at these positions are multiplied by, float32 [T]; None: nothing."""
+        """The factor of queries at these positions, float32 [T]; None: no factor."""
         if not self._query_growth:
             return None
         lengths = torch.floor(positions.float() / self._original_max_position)
@@ -78,7 +77,7 @@ class Rope:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0) -> Tensor:
-    """Radians per position for each pair of a head, float32 [rotary_dim / 2]. Contexts have up to
+    """Radians per position for each pair of a head, float32 [rotary_dim / 2], for contexts of up to
     `context_length` tokens."""
     size = rope.dims or int(head_dim * rope.share)
     plain = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
@@ -94,29 +93,29 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0
         case "yarn":
             return _yarn(rope, plain)
         case "longrope":
-            # One choice for all tokens: with another one, what is cached would be wrong.
+            # One choice for all tokens: a change would make the cached keys wrong.
             is_long = context_length > rope.original_max_position
             return plain / torch.tensor(rope.factors if is_long else rope.short_factors)
     raise AssertionError(f"rope scaling {rope.scaling!r}")
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves are stretched, short ones kept, those between mixed. Source: the Llama 3.1
-    reference code."""
-    # A pair that turns often within the trained length tells near tokens apart, and must not be
-    # stretched; one that turns less than once would meet angles that training never had.
-    waves = rope.original_max_position * plain / (2 * math.pi)  # in the length trained for
+    """Low frequencies are divided by the factor, high ones kept, those between interpolated.
+    Source: the Llama 3.1 reference code."""
+    # A pair with many turns within the trained length separates near tokens and must not be
+    # stretched; one with less than one turn would meet angles that training never had.
+    waves = rope.original_max_position * plain / (2 * math.pi)  # turns in the trained length
     kept = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return torch.lerp(plain / rope.factor, plain, kept.clamp(0, 1))
 
 
 def _yarn(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """As llama3, with a ramp over the index of the pair instead of the wavelength. Source:
+    """Like llama3, with a ramp over the index of the pair instead of the wavelength. Source:
     arXiv:2309.00071, 3.2."""
     head_dim = 2 * len(plain)
 
     def pair_with(waves: float) -> float:
-        """Twice the index of the pair that turns so often in the length trained for."""
+        """Twice the index of the pair that makes `waves` turns in the trained length."""
         return (
             head_dim
             * math.log(rope.original_max_position / (waves * 2 * math.pi))

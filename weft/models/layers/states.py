@@ -1,5 +1,5 @@
-"""Mixers that keep a state of fixed size for each request, in place of K and V: projections here;
-what reads and writes the state behind `LayerStates`."""
+"""Mixers that keep a state of fixed size for each request, instead of K and V: the projections.
+`LayerStates` reads and writes the states."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from weft.ops.protocol import Ops
 class ConvWeights(NamedTuple):
     """A convolution of each channel over its last `taps` tokens."""
 
-    weight: Tensor  # [taps, channels] float32; the last is that of the token itself
+    weight: Tensor  # [taps, channels] float32; the last tap is of the token itself
     bias: Tensor | None  # [channels] float32
 
 
 class DeltaWeights(NamedTuple):
-    """What the gated delta rule has besides projections; all float32."""
+    """The weights of the gated delta rule besides projections; all float32."""
 
     decay_log: Tensor  # [value_heads]
     decay_bias: Tensor  # [value_heads]
@@ -32,7 +32,7 @@ class DeltaWeights(NamedTuple):
 
 
 class ScanWeights(NamedTuple):
-    """What Mamba 2 has besides projections; all float32."""
+    """The weights of Mamba 2 besides projections; all float32."""
 
     decay_log: Tensor  # [heads]
     step_bias: Tensor  # [heads]
@@ -42,10 +42,10 @@ class ScanWeights(NamedTuple):
 
 
 class LayerStates(Protocol):
-    """The states of the requests of this step, of all layers that keep one.
+    """The states of this step's requests, for all layers that keep one.
 
-    Each token of a request changes the state that the token before it left, in the step or before
-    it. A result does not depend on how a request's tokens are cut into steps.
+    Each token updates the state after the previous token of its request, which was in this step or
+    an earlier one. A result does not depend on how a request's tokens are cut into steps.
     """
 
     def gated_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
@@ -195,7 +195,7 @@ class Mamba:
         self._ops = ops
         self._states = states
         self._sizes = (spec.out_size, spec.channels, spec.heads)
-        # One tensor of gates, of what the convolution reads, and of steps.
+        # One tensor: gates, the input of the convolution, and steps.
         self._inputs = HeadwiseLinear(hidden, names.inputs[0], self._sizes, 1, spec.bias, ops)
         self._out = Linear(spec.out_size, {names.out: hidden}, spec.bias, ops)
         self._conv = _conv_weights(spec.taps, spec.channels, spec.conv_bias, ops)
@@ -246,7 +246,7 @@ def _needed(states: LayerStates | None) -> LayerStates:
 
 
 def _inputs(hidden: int, spec: GatedDeltaSpec, names: StateNames, ops: Ops) -> Linear:
-    """Of queries, keys, values and gates."""
+    """The projection to queries, keys, values and gates."""
     if len(names.inputs) > 1:
         parts = dict(zip(names.inputs, (spec.channels, spec.out_size), strict=True))
         return Linear(hidden, parts, False, ops)
@@ -256,8 +256,8 @@ def _inputs(hidden: int, spec: GatedDeltaSpec, names: StateNames, ops: Ops) -> L
 
 
 def _rates(hidden: int, spec: GatedDeltaSpec, names: StateNames, ops: Ops) -> Linear:
-    """Of the two numbers of each value head. They decide what a state forgets, and are few: they
-    keep at least eight bits."""
+    """The projection to the two rates of each value head. They decide what a state forgets, and are
+    few: they keep at least eight bits."""
     sizes = (spec.value_heads, spec.value_heads)
     if len(names.rates) > 1:
         parts = dict(zip(names.rates, sizes, strict=True))
@@ -273,7 +273,7 @@ def _conv_weights(taps: int, channels: int, bias: bool, ops: Ops) -> ConvWeights
 
 
 def _decay(name: str, decay_log: Tensor, is_whole: bool) -> Weight:
-    """A weight that is kept as it comes; or, if it comes whole, that is -exp(decay_log)."""
+    """A weight that is stored as it comes; if `is_whole`, the checkpoint holds -exp(decay_log)."""
     if not is_whole:
         return vector(name, decay_log)
 
