@@ -1,1 +1,2 @@
-"""What entered the core, written down, and the same decisions made from it again."""
+"""The decision journal: a record of all inputs of the core, and a replay that makes the same
+decisions from it."""

@@ -1,8 +1,8 @@
-"""Digests (CRC-32) of the decisions that a journal compares, whatever values they consist of.
+"""Digests (CRC-32) of the decisions that a journal compares, for values of any type.
 
 A digest walks the fields of dataclasses in their order, so a new operation of a plan needs no line
-here. It covers the name of each class, so two operations never cancel out. Left out are fields that
-are marked `UNRECORDED` (`plan/logits.py`).
+here. It covers the name of each class, so that two operations never cancel out. Fields that are
+marked `UNRECORDED` (`plan/logits.py`) are left out.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def digest(value: Any, crc: int = 0) -> int:
-    """CRC-32 of a dataclass, array, tuple of these, or plain value, behind those of `crc`."""
+    """CRC-32 of a dataclass, array, tuple of these, or plain value; `crc` is the start value."""
     if isinstance(value, np.ndarray):
-        # Equal bytes of another type or shape are another value.
+        # Equal bytes with another dtype or shape are a different value.
         head = f"{value.dtype.str}{value.shape}".encode()
         crc = zlib.crc32(head, crc)
         return zlib.crc32(np.ascontiguousarray(value).data, crc)
@@ -61,7 +61,7 @@ def _recorded_fields(kind: type) -> tuple[str, ...]:
 
 
 def launched(plan: Plan, version: int) -> Launched:
-    """The record of a batch, with the digests of that version of the journal."""
+    """The record of a batch, with the digests of journal version `version`."""
     table = 0
     if plan.table is not None:
         writes = plan.table
@@ -112,7 +112,7 @@ def launched(plan: Plan, version: int) -> Launched:
 
 
 def answered(output: StepOutput) -> Answered:
-    """The record of what went out, without log probabilities."""
+    """The record of an output, without log probabilities."""
     content = zlib.crc32(output.ids)
     content = zlib.crc32(output.tokens, content)
     if output.finished:
@@ -129,7 +129,7 @@ def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
 
 
 def _sampling_of_version_2(plan: Plan) -> int:
-    """`Launched.sampling` as version 2 has it: the digests of some operations, each XORed in."""
+    """`Launched.sampling` in version 2: the digests of some operations, combined by XOR."""
     sampling = plan.sampling
     crc = _crc(
         sampling.temperature,
@@ -168,7 +168,7 @@ def _sampling_of_version_2(plan: Plan) -> int:
 
 
 def _joined_biases(biases: list[LogitBias]) -> int:
-    """All biases of a step were one operation."""
+    """In version 2, all biases of a step were one operation."""
     index = np.concatenate([bias.index for bias in biases])
     tokens = np.concatenate([bias.tokens for bias in biases])
     values = np.concatenate([bias.values for bias in biases])

@@ -1,8 +1,7 @@
-"""Records of an earlier weft, as those of this one.
+"""Converts records of earlier versions of weft to records of this version.
 
-A journal is replayed by later versions: where a message has other names now, its record is read
-under the old ones here. What is decided is the same.
-
+Later versions replay a journal. If a message has other field names now, this module reads its
+record by the earlier names. The decisions are the same.
     tag of a message               earlier field      field now
     slow_down                      step_s             forward_sleep_time
     set_internal_state             settings           server_args
@@ -26,8 +25,8 @@ from weft.json_types import JsonObject
 from weft.messages.calls import ControlRequest
 from weft.messages.control import AbortRequest, ExplainRequest, GetState, LogRequestTimes, SetPolicy
 
-SETTINGS = 4  # the place of the settings among the fields of `Began`
-POLLED = "g"  # the barrier of a blocked input was asked. No server had one that was not open
+SETTINGS = 4  # index of the settings among the fields of `Began`
+POLLED = "g"  # a poll of the barrier of a blocked input. On servers it was always open
 SUBMITTED = "m"
 BEGAN = "began"
 
@@ -39,9 +38,9 @@ RENAMED = {
 
 
 def record_of(data: bytes) -> Record | None:
-    """A record that this weft would not write so; None for one that it does not need.
+    """Convert a record that this weft would write differently; None for one that it does not need.
 
-    Raises `msgspec.DecodeError` or ValueError for what no weft has written.
+    Raises `msgspec.DecodeError` or ValueError for data that no version of weft has written.
     """
     match msgspec.msgpack.decode(data):
         case [tag, _] if tag == POLLED:
@@ -59,7 +58,7 @@ def record_of(data: bytes) -> Record | None:
 
 
 def _settings(fields: JsonObject) -> JsonObject:
-    """The scheduler's settings of version 3 and before, by the names of now."""
+    """The scheduler's settings of version 3 and before, with their current names."""
     now = dict(fields)
     now["schedule_policy"] = now.pop("policy")
     now["max_step_ms"] = round(now.pop("max_step_s") * 1_000, 9)
@@ -73,7 +72,7 @@ def _settings(fields: JsonObject) -> JsonObject:
 
 
 def _of_call(method: str, params: JsonObject) -> Record:
-    """A call by name. One that changed nothing, or was refused, is one that asks for the state."""
+    """A call by method name. A call that changed nothing, or was refused, becomes GetState."""
     if method == "flush_cache":
         return CacheFlushed()
     make = _CALLS.get(method)

@@ -1,17 +1,16 @@
-"""A journal on disk: records, one after the other, in a file that is worth something however its
-writer ended.
+"""A journal on disk: consecutive records in a file that stays readable however its writer ended.
 
     magic (8 bytes), then for each record:
     length · CRC-32 of the record · CRC-32 of these two · the record
 
-Numbers are uint32, little-endian. Because a head has a checksum of its own, the last record of a
-writer that ended in the midst of it (its head is whole, its bytes are too few) is told apart from
-bytes that have changed since. Behind damage a reader can go on at the next record that begins with
+Numbers are uint32, little-endian. Each head has a checksum of its own. So a reader can distinguish
+an unfinished last record (its writer ended; the head is valid, but bytes are missing) from bytes
+that have changed since. After damage, a reader can continue at the next record that begins with
 given bytes (`JournalReader.resume`).
 
-It knows nothing of what the records say. `append` collects them, `flush` hands them to the kernel
-in one write: what was flushed survives the end of the process, though not that of the machine
-(there is no fsync). The file is for its owner alone: it holds what users sent.
+This module knows nothing of the meaning of records. `append` collects them, `flush` passes them to
+the kernel in one write: flushed records survive the end of the process, but not that of the machine
+(there is no fsync). Only the owner may read the file, because it holds what users sent.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from typing import NamedTuple
 from weft.observe.log import EventLog
 
 MAGIC = b"weftjn2\n"
-OLD_MAGIC = b"weftjnl\n"  # of a format without checksums of heads
-FLUSH_BYTES = 1 << 16  # that are collected at most
+OLD_MAGIC = b"weftjnl\n"  # of the format without checksums of heads
+FLUSH_BYTES = 1 << 16  # the most bytes that are collected before a write
 _HEAD = struct.Struct("<II")  # length and checksum of a record
 _HEAD_CRC = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + _HEAD_CRC.size
@@ -37,14 +36,14 @@ log = EventLog("journal")
 
 
 class JournalError(Exception):
-    """The file cannot be read, or is no journal. The message is for the user."""
+    """The file cannot be read, or is not a journal. The message is for the user."""
 
 
 class Damage(NamedTuple):
-    """Where a file is not as it was written."""
+    """A place where a file differs from what was written."""
 
-    offset: int  # of the record, in bytes from the beginning of the file
-    record: int  # its number; the first is 1; 0: not known, behind other damage
+    offset: int  # byte offset of the record in the file
+    record: int  # number of the record, from 1; 0: unknown, because of earlier damage
     what: str
 
     def __str__(self) -> str:
@@ -53,15 +52,15 @@ class Damage(NamedTuple):
 
 
 class JournalWriter:
-    """Writes FILE; what was there before becomes FILE.1.
+    """Writes FILE; an existing FILE is renamed to FILE.1.
 
-    Raises JournalError if FILE cannot be made. After that nothing raises: on the first error it
-    ends, in the log.
+    Raises JournalError if FILE cannot be created. Later errors raise nothing: the first one ends
+    the journal and is logged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.num_bytes = 0  # of this file
+        self.num_bytes = 0  # written to the current file
         self._buffer = bytearray()
         self._file = -1
         try:
@@ -70,7 +69,7 @@ class JournalWriter:
             raise JournalError(f"cannot write {path}: {exc.strerror}") from exc
 
     def append(self, record: bytes) -> None:
-        """Add a record. It is on its way to the disk after the next `flush`."""
+        """Add a record. The next `flush` writes it."""
         head = _HEAD.pack(len(record), zlib.crc32(record))
         self._buffer += head
         self._buffer += _HEAD_CRC.pack(zlib.crc32(head))
@@ -90,7 +89,7 @@ class JournalWriter:
         self._buffer.clear()
 
     def rotate(self) -> None:
-        """FILE becomes FILE.1; go on in a new FILE."""
+        """Rename FILE to FILE.1 and continue in a new FILE."""
         self.flush()
         if self._file >= 0:
             self.close()
@@ -100,7 +99,7 @@ class JournalWriter:
                 log.error("journal_ended", path=self.path, reason=exc.strerror)
 
     def close(self) -> None:
-        """End for good. May be called more than once."""
+        """End for good. May be called again."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -118,15 +117,15 @@ class JournalReader:
     """Iterates over the records of a file, up to its end or the first damage. Raises JournalError
     on opening.
 
-    What stopped it is known at the end of the iteration: `damage`, or `num_torn_bytes` of a last
-    record that its writer did not finish, or neither. Behind damage, `resume` finds where to go on.
-    A context manager; the end of the iteration closes the file, too.
+    After the iteration, `damage` is set if damage stopped it; `num_torn_bytes` if the writer did
+    not finish the last record; else neither. After damage, `resume` finds the next good record.
+    A context manager; the end of the iteration also closes the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.damage: Damage | None = None
         self.num_torn_bytes = 0
-        self.num_records = 0  # that were read
+        self.num_records = 0  # records that were read
         self.path = path
         self._is_resumed = False
         try:
@@ -151,7 +150,7 @@ class JournalReader:
         self._file.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Goes on where another iteration has left off."""
+        """Continue where the previous iteration stopped."""
         if self._file.closed:
             return
         with self._file:
@@ -162,11 +161,11 @@ class JournalReader:
 
     @property
     def offset(self) -> int:
-        """Where the next record begins, in bytes from the beginning of the file."""
+        """Start of the next record, in bytes from the beginning of the file."""
         return self._at
 
     def go_to(self, offset: int) -> None:
-        """Go on with the record that begins at `offset`, which was one's `offset` before."""
+        """Continue with the record that begins at `offset`, a value that `offset` had earlier."""
         if self._file.closed:
             self._file = self.path.open("rb")
         self._file.seek(offset)
@@ -177,9 +176,9 @@ class JournalReader:
         self.num_torn_bytes = 0
 
     def resume(self, beginning: bytes) -> bool:
-        """Behind damage: go on with the next whole record that begins with `beginning`.
+        """After damage: continue with the next whole record that begins with `beginning`.
 
-        Returns whether there is one; then `damage` is None until the iteration finds more.
+        Returns whether there is one; then `damage` is None until the iteration finds more damage.
         """
         assert self.damage is not None
         with self.path.open("rb") as file, _mapped(file.fileno()) as data:
@@ -190,7 +189,7 @@ class JournalReader:
         return True
 
     def _next(self) -> bytes | None:
-        """The next record; None at the end, whatever it is."""
+        """The next record; None at the end of the file, at damage or at an unfinished record."""
         num_left = self._num_bytes - self._at
         if num_left < HEAD_BYTES:
             self.num_torn_bytes = num_left
@@ -220,11 +219,11 @@ def _mapped(file: int) -> mmap.mmap:
 
 
 def _find(data: mmap.mmap, at: int, beginning: bytes) -> int | None:
-    """Where the first whole record behind the damaged one at `at` begins that begins with
-    `beginning`; None if there is none.
+    """Offset of the first whole record after the damaged one at `at` that begins with `beginning`;
+    None if there is none.
 
-    Records are passed over by their lengths, so that nothing within what users sent is taken for a
-    record. Only where a head has changed, and with it the length, `beginning` is looked for.
+    The search follows the lengths of records, so that it never takes bytes inside a user's data for
+    a record. Only where a head, and with it the length, has changed, it searches for `beginning`.
     """
     while at + HEAD_BYTES <= len(data):
         length = _length(data, at)
@@ -244,7 +243,8 @@ def _find(data: mmap.mmap, at: int, beginning: bytes) -> int | None:
 
 
 def _length(data: mmap.mmap, at: int) -> int | None:
-    """The length of the record whose head is at `at`; None if that is no head of a whole record."""
+    """The length of the record whose head is at `at`; None if there is no head of a whole
+    record."""
     (head_crc,) = _HEAD_CRC.unpack_from(data, at + _HEAD.size)
     if zlib.crc32(data[at : at + _HEAD.size]) != head_crc:
         return None
@@ -255,7 +255,7 @@ def _length(data: mmap.mmap, at: int) -> int | None:
 
 
 def _write(file: int, data: bytes | bytearray) -> None:
-    """All of `data`: as a rule in one call of the system."""
+    """Write all of `data`, normally in one system call."""
     view = memoryview(data)
     try:
         while view:

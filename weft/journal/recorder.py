@@ -1,30 +1,30 @@
 """The decision journal: everything that enters the core, and a digest of everything that it
 decides.
 
-The scheduler is pure: what it decides follows from its settings, the messages, the results of steps
-and the readings of the clock. `RecordedEngine` is an engine that writes these down, in their order,
-while it serves; `Replay` (`replay.py`) runs the same core over them and compares. Nothing is
-recorded twice, and nothing that the core works out by itself is recorded at all, except digests.
+The scheduler is deterministic: its decisions follow from its settings, the messages, the results of
+steps and the readings of the clock. `RecordedEngine` is an engine that writes these in order while
+it serves; `Replay` (`replay.py`) runs the same core over them and compares. Nothing is recorded
+twice, and nothing that the core computes by itself is recorded, except digests.
 
-    Began     settings, and the state of the engine if it is in the midst of work
-    Submitted a message                       ┐
-    Turned    a call of Engine.step           │
-    Read      the clock                       │
-    Sampled   the result of a step, or        │ inputs
-    Failed    its exception                   │
-    Ended     work for the device, no step    │
-    Readied   what became of a grammar        │
-    Advanced  what became of tokens in theirs │
-    Followed  how far a draft fits into one   │
-    Checked   a logit processor of a request  │
-    StoreSought, Lacked, Told   the store of KV
-    HandedOver  another server    ┘
-    Launched  digest of a batch               ┐ decisions
-    Answered  digest of what went out         ┘
-    Broke     the exception with which the core or its invariants broke
+        Began     settings, and the state of the engine if it already has work
+        Submitted a message                       ┐
+        Turned    a call of Engine.step           │
+        Read      the clock                       │
+        Sampled   the result of a step, or        │ inputs
+        Failed    its exception                   │
+        Ended     work of the device, not a step  │
+        Readied   a grammar is ready or refused   │
+        Advanced  moves of grammars after tokens  │
+        Followed  length of a draft in a grammar  │
+        Checked   a logit processor of a request  │
+        StoreSought, Lacked, Told  the KV store   │
+        HandedOver  news from another server      ┘
+        Launched  digest of a batch               ┐ decisions
+        Answered  digest of an output             ┘
+        Broke     the exception with which the core or its invariants broke
 
-A full file is put aside, whatever the engine is doing, and the next one begins with its state: each
-is replayed alone.
+A full file is put aside, whatever the engine is doing, and the next file begins with the state of
+the engine. So each file can be replayed alone.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ CONTENT = {
     GenerateRequest: ("vectors", b""),
     BatchGenerate: ("vectors", {}),
 }
-# Of what reaches the core. No decision depends on who looks on.
+# The messages to the core that are recorded. Observers only read, so no decision depends on them.
 TO_ENGINE = frozenset(get_args(ToEngine)) - {GetPrefix, Watch}
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Sink(Protocol):
-    """Where records go: `observe.journal.JournalWriter`."""
+    """The destination of records: `journal.file.JournalWriter`."""
 
     num_bytes: int
 
@@ -124,11 +124,11 @@ class Sink(Protocol):
 
 
 class RecordedEngine:
-    """An engine that keeps a journal from `start_over` on. To its users it is an Engine.
+    """An engine that keeps a journal after `start_over`. It implements the interface of Engine.
 
-    `max_bytes`: from so many on a file of the sink is put aside and another one begun.
-    `state_bytes`: after so many the state of the engine is recorded, from which a replay can begin;
-    0: only at the beginning of a file.
+    At `max_bytes`, the sink puts its file aside and begins another. After every `state_bytes`, the
+    state of the engine is recorded, so that a replay can begin there; 0: only at the beginning of a
+    file.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class RecordedEngine:
         return self._engine.min_step_s
 
     def start_over(self) -> None:
-        """Begin to record. The engine is idle, and forgets what it has done until now."""
+        """Begin to record. The engine must be idle; it forgets everything before."""
         self._engine.start_over()
         self._recorder.begin(self._engine, b"")
 
     def submit(self, message: ToEngine) -> FromEngine | None:
-        # Nothing comes of others, and no reader would know them.
+        # Other messages decide nothing, and readers of the journal do not know them.
         if type(message) in TO_ENGINE:
             self._recorder.write(Submitted(without_content(message)))
         try:
@@ -224,12 +224,12 @@ class RecordedEngine:
         for reply in replies:
             if not isinstance(reply, StepOutput):
                 continue
-            # An output of `aux` alone is what the device alone knows: it is not in the journal.
+            # An output that has only `aux` depends on the device alone: it is not in the journal.
             if reply.ids or reply.finished or not reply.aux:
                 recorder.write(answered(reply))
         if not self._engine.has_work:
-            recorder.flush()  # it may be long until the next step
-        # Work of the device cannot be taken up by another engine; it ends soon.
+            recorder.flush()  # the next step may be much later
+        # Another engine cannot take over work of the device; such work ends soon.
         is_due = recorder.is_full or recorder.is_state_due
         services = self._engine.services
         if is_due and not (services.device_jobs.is_busy or services.adapters.is_reading):
@@ -237,7 +237,8 @@ class RecordedEngine:
         return replies
 
     def _begin_again(self) -> None:
-        """Record the state of the engine; if the file is full, as the first record of another."""
+        """Record the state of the engine; if the file is full, as the first record of a new
+        file."""
         recorder = self._recorder
         try:
             state = take(self._engine, Outside(self._engine).name_of)
@@ -251,33 +252,33 @@ class RecordedEngine:
         recorder.begin(self._engine, state)
 
     def broke(self, exc: Exception) -> None:
-        """Write down how it ended."""
+        """Record the exception that ended the engine."""
         self._recorder.write(Broke(describe(exc)))
         self._recorder.flush()
 
 
 class Recorder:
-    """Writes records, while there is something to record."""
+    """Writes records after `begin`; before, it drops them."""
 
     def __init__(self, sink: Sink, max_bytes: int, state_bytes: int = 0) -> None:
         self._sink = sink
         self._max_bytes = max_bytes
         self._state_bytes = state_bytes
-        self._first_bytes = 0  # of the file that do not count: what it began with
-        self._last_end = 0  # of the newest state in the file
-        self._last_bytes = 0  # how large that is
+        self._first_bytes = 0  # size of the file up to its first state, which does not count
+        self._last_end = 0  # file size after the newest state
+        self._last_bytes = 0  # size of the newest state
         self._is_on = False
 
     @property
     def is_full(self) -> bool:
-        """Whether so much has been recorded since the file was begun that another one should be. A
-        large state is not written more often than as much has been recorded."""
+        """Whether the file should be put aside. A large state delays this: at least as many bytes
+        are recorded after the first state as the file had up to it."""
         return self._sink.num_bytes - self._first_bytes >= max(self._max_bytes, self._first_bytes)
 
     @property
     def is_state_due(self) -> bool:
-        """Whether so much has been recorded since the last state that another one should be, under
-        the same bound."""
+        """Whether the next state should be recorded. A state is recorded only after at least as
+        many bytes as the last state had."""
         if not self._state_bytes:
             return False
         num_bytes = self._sink.num_bytes - self._last_end
@@ -316,7 +317,7 @@ class Recorder:
         self._first_bytes = 0
 
     def postpone(self) -> None:
-        """No state could be taken: go on in this file for as long again."""
+        """No state could be taken: continue in this file for the same number of bytes."""
         if self.is_full:
             self._first_bytes = self._sink.num_bytes
         self._last_end = self._sink.num_bytes
@@ -333,7 +334,7 @@ class Recorder:
 
 
 class RecordedGrammars:
-    """Grammars whose answers are recorded."""
+    """Records the answers of grammars."""
 
     def __init__(self, grammars: Grammars, recorder: Recorder) -> None:
         self._grammars = grammars
@@ -374,7 +375,7 @@ class RecordedGrammars:
 
 
 class RecordedProcessors:
-    """Logit processors whose checks are recorded."""
+    """Records the checks of logit processors."""
 
     def __init__(self, processors: ProcessorChecks, recorder: Recorder) -> None:
         self._processors = processors
@@ -387,7 +388,7 @@ class RecordedProcessors:
 
 
 class RecordedTiers:
-    """A store of KV whose answers are recorded. A replay needs no store."""
+    """Records the answers of a KV store. A replay needs no store."""
 
     def __init__(self, tiers: Tiers, recorder: Recorder) -> None:
         self._tiers = tiers
@@ -443,7 +444,7 @@ class RecordedTiers:
 
 
 class RecordedHandoff:
-    """Another server, whose news are recorded. A replay needs none."""
+    """Records the news from another server. A replay needs no other server."""
 
     def __init__(self, handoff: Handoff, recorder: Recorder) -> None:
         self._handoff = handoff
@@ -499,9 +500,9 @@ class RecordedHandoff:
 
 
 class RecordedRunner:
-    """A runner whose plans and results are recorded.
+    """Records plans and results of a runner.
 
-    A plan is with the kernel before the device sees it.
+    The kernel has the record of a plan before the device gets the plan.
     """
 
     def __init__(self, runner: Runner, recorder: Recorder) -> None:
@@ -524,7 +525,7 @@ class RecordedRunner:
 
 
 class _RecordedWork:
-    """`done` is not recorded: at a replay it is true where the end was seen."""
+    """`done` is not recorded: in a replay it is True at the record of the end."""
 
     def __init__(self, pending: Pending, recorder: Recorder, *, is_beside: bool) -> None:
         self._pending = pending
@@ -567,9 +568,9 @@ class _RecordedStep:
 
 
 class Outside:
-    """Names what is no state of an engine that keeps a journal.
+    """Names the objects around an engine with a journal that are not part of its state.
 
-    `replay.py` has something for each of these names.
+    `replay.py` has a substitute for each of these names.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -580,33 +581,33 @@ class Outside:
             return ["step", thing.number]
         if isinstance(thing, Constraint):
             return ["constraint"]
-        # Of a step that has been launched: nothing reads them any more.
+        # Masks and vectors of a launched step: nothing reads them any more.
         if isinstance(thing, LazyBitmaskRows | InputVectors):
             return ["nothing"]
-        # Of a prompt: recorded as little as in messages.
+        # Values of a prompt's media: not recorded, as in messages.
         if isinstance(thing, MediaValues):
             return ["nothing"]
-        # A policy of one's own: what it remembers belongs to code that nobody here knows.
+        # A custom policy: this code does not know the policy's own state.
         if isinstance(thing, Policy) and not type(thing).__module__.startswith("weft."):
             return ["policy", type(thing).__module__, type(thing).__qualname__]
         return self._names.get(id(thing))
 
 
 def surroundings(engine: Engine) -> dict[str, object]:
-    """What is no state of an engine, by name."""
+    """The objects around an engine that are not part of its state, by name."""
     return {
         **engine.surroundings._asdict(),
-        # Of prompts: recorded as little as in messages.
+        # Vectors of prompts: not recorded, as in messages.
         "vectors": engine.services.features.vectors.by_id,
     }
 
 
 def without_content(message: ToEngine) -> ToEngine:
-    """The message without what is large and decides nothing."""
+    """The message without large content that decides nothing."""
     if type(message) not in CONTENT:
         return message
     field, empty = CONTENT[type(message)]
-    # Of pictures, videos and sounds the digests stay.
+    # The digests of pictures, videos and sounds stay.
     if isinstance(message, GenerateRequest) and message.media:
         message = msgspec.structs.replace(message, media=without_values(message.media))
     if isinstance(message, BatchGenerate) and message.media:

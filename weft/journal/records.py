@@ -1,10 +1,9 @@
-"""The records of the decision journal, in their order of use: `recorder.py` writes them,
-`replay.py` reads them.
+"""The records of the decision journal: `recorder.py` writes them, `replay.py` reads them.
 
-`VERSION` says what the fields mean. From version 6 on, adapters are read while steps go on, and
-`Ended` tells that from other work of the device. From version 5 on, `Began` may stand between other
-records, with the state of the engine at that place. Version 4 has the settings of the scheduler by
-the names of its options (`earlier.py` reads those of before). Version 3 has digests of every
+`VERSION` defines the meaning of the fields. Since version 6, adapters are read while steps run, and
+`Ended` distinguishes this from other work of the device. Since version 5, `Began` may stand between
+other records, with the state of the engine at that place. Version 4 has the scheduler's settings
+by the names of its options (`earlier.py` converts the older names). Version 3 has digests of every
 operation of a plan; version 2 had one digest of the sampling alone (`digest.py` computes both).
 """
 
@@ -26,22 +25,22 @@ from weft.plan.step import Result, find
 from weft.scheduler.settings import SchedulerSettings
 
 VERSION = 6
-READ_BESIDE = 6  # the first in which adapters are
+READ_BESIDE = 6  # the first version that reads adapters while steps run
 READABLE = (2, 3, 4, 5, 6)
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
-    """A replay can begin here: the first record of a file, and from time to time another."""
+    """A replay can begin here: the first record of a file, and later ones at intervals."""
 
     version: int
     weft: str
     unix_s: float
-    depth: int  # of the loop
-    settings: SchedulerSettings  # that it was built with, or as they were when the state was taken
+    depth: int  # steps in flight, of the engine's loop
+    settings: SchedulerSettings  # settings at the start, or at the time of the state
     state: bytes = (
-        b""  # of the engine (`snapshot.py`); nothing: it is idle and has done nothing yet
+        b""  # of the engine (`snapshot.py`); empty: it is idle and has not done anything yet
     )
-    step: int = 0  # that comes next
+    step: int = 0  # number of the next step
 
 
 BEGINNING = b"\x98\xa5began"  # the first bytes of a `Began` of version 5: eight values, its tag
@@ -56,7 +55,7 @@ class Turned(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="l"):
-    """A reply could not be sent, and the requests that it was about end with this message."""
+    """A reply could not be sent. Its requests end with this message."""
 
     ids: tuple[int, ...]
     message: str
@@ -67,13 +66,14 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag="fl"):
-    """A call by name has emptied the prefix cache at once. Only an earlier weft recorded such."""
+    """A call by name emptied the prefix cache at once. Only an earlier weft recorded this."""
 
 
 class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """A batch: its size in clear, its arrays and operations as digests (CRC-32).
+    """A batch: its sizes in plain numbers, its arrays and operations as digests (CRC-32).
 
-    Of the plan's inputs, vectors are left out, for the journal does not keep those of prompts.
+    Vectors among the plan's inputs are left out, because the journal does not keep vectors of
+    prompts.
     """
 
     step: int
@@ -87,31 +87,31 @@ class Launched(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     slots: int
     samples: int
     table: int
-    sampling: int  # in version 2 with the operations
-    logits: int = 0  # from version 3 on
-    outputs: int = 0  # from version 3 on
-    window: int = 0  # of a model whose layers with windows have a pool of their own
-    states: int = 0  # of a model with layers that keep a state
-    layers: int = 0  # of a step that computes some of them
-    adapters: int = 0  # of a step in which a request has one
-    drafting: int = 0  # of a step of a draft model
-    media: int = 0  # of a step that takes vectors of pictures, videos or sounds
-    positions: int = 0  # `Plan.rotation` and `Plan.sees_to`, where a step has one of them
+    sampling: int  # in version 2 including the operations
+    logits: int = 0  # since version 3
+    outputs: int = 0  # since version 3
+    window: int = 0  # if sliding-window layers have a pool of their own
+    states: int = 0  # if layers keep a state
+    layers: int = 0  # if the step computes only some layers
+    adapters: int = 0  # if a request of the step has an adapter
+    drafting: int = 0  # if the step is of a draft model
+    media: int = 0  # if the step uses vectors of pictures, videos or sounds
+    positions: int = 0  # `Plan.rotation` and `Plan.sees_to`, if a step has one of them
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """A result.
+    """The result of a step.
 
-    Log probabilities and hidden states are left out, and of vectors all but that they are finite:
-    nothing else is decided by them.
+    Log probabilities and hidden states are left out, and so are the values of vectors, except
+    whether they are finite: no decision depends on the rest.
     """
 
     step: int
     tokens: bytes  # int32 [sum of counts]
-    invalid: bytes = b""  # bool [S], or nothing
+    invalid: bytes = b""  # bool [S]; empty: none
     faults: tuple[tuple[int, str], ...] = ()
-    finite: bytes = b""  # bool [E] which vectors are finite; nothing: all that there are
-    counts: bytes = b""  # int32 [S]; nothing: one token each
+    finite: bytes = b""  # bool [E] whether each vector is finite; empty: all are
+    counts: bytes = b""  # int32 [S]; empty: one token each
     not_encoded: tuple[tuple[bytes, str], ...] = ()
     encoded: tuple[bytes, ...] = ()
     encoder_s: float = 0.0
@@ -149,7 +149,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 
 
 def _finite(result: Result) -> bytes:
-    """`Sampled.finite` of a result."""
+    """The value of `Sampled.finite` for a result."""
     pooled = find(result.outputs, PooledVectors)
     if pooled is None:
         return b""
@@ -158,7 +158,7 @@ def _finite(result: Result) -> bytes:
 
 
 def _stand_ins(finite: bytes) -> FloatArray:
-    """[E, 1] vectors of one number that are finite where the recorded ones were."""
+    """[E, 1] substitutes: finite where the recorded vectors were, else NaN."""
     is_finite = np.frombuffer(finite, dtype=np.bool_)
     return np.where(is_finite, 0.0, np.nan).astype(np.float32)[:, None]
 
@@ -170,15 +170,14 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Work for the device that was no step is done: what follows from it. Recorded where its end
-    was seen.
-    """
+    """Work of the device that is not a step has ended, with these effects. Recorded where the
+    engine saw the end."""
 
     ok: bool
     kv_is_stale: bool
     is_reloaded: bool
     released: tuple[str, ...]
-    is_beside: bool = False  # steps went on: an adapter was read
+    is_beside: bool = False  # an adapter was read, while steps went on
 
     def reply(self) -> DeviceReply:
         return DeviceReply(
@@ -190,7 +189,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="d"):
 
 
 class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
-    """A grammar is ready, or, with a `message`, refused."""
+    """A grammar is ready; or refused, if there is a `message`."""
 
     id: int
     warnings: tuple[str, ...]
@@ -200,28 +199,28 @@ class Readied(msgspec.Struct, frozen=True, array_like=True, tag="y"):
 
 
 class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """What became of the tokens of a step in their grammars.
+    """The moves of grammars after the tokens of a step.
 
-    Masks are left out: nothing else is decided by them.
+    Masks are left out: no decision depends on them.
     """
 
     moves: tuple[Advance, ...]
 
 
 class Followed(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """How many of the tokens that were guessed a grammar may take."""
+    """The number of drafted tokens that a grammar accepts."""
 
     num_tokens: int
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    """The error of a logit processor that a request names, or of its parameters; "" for none."""
+    """The error of a logit processor that a request names, or of its parameters; "" if none."""
 
     wrong: str
 
 
 class StoreSought(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """How much of a request's prompt is stored. Not recorded where that is nothing."""
+    """The stored part of a request's prompt. Not recorded if nothing is stored."""
 
     id: int
     num_tokens: int
@@ -229,27 +228,27 @@ class StoreSought(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class Lacked(msgspec.Struct, frozen=True, array_like=True, tag="sl"):
-    """How many tokens of a sequence are stored, or being written, that is worth writing, and
-    whether it can be resumed at its end."""
+    """The number of tokens of a sequence worth writing that are already stored or being written,
+    and whether a request can resume at their end."""
 
     num_tokens: int
     can_resume: bool = True
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="st"):
-    """What has come to its end in the store of KV. Not recorded where nothing has."""
+    """Operations of the KV store that have ended. Not recorded if there are none."""
 
     news: TierNews
 
 
 class HandedOver(msgspec.Struct, frozen=True, array_like=True, tag="ho"):
-    """What another server has said. Not recorded where it has said nothing."""
+    """The news from another server. Not recorded if there are none."""
 
     news: HandoffNews
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """A StepOutput: its size in clear, its content as CRC-32."""
+    """A StepOutput: its sizes in plain numbers, its content as CRC-32."""
 
     num_tokens: int
     num_finished: int
@@ -281,4 +280,4 @@ Record: TypeAlias = (
         | HandedOver
     )
     | (Launched | Answered | Broke)
-)  # in the order of above
+)  # in the order above

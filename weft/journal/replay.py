@@ -1,8 +1,8 @@
 """Runs the core over a journal, without a model, and compares every decision with the recorded one.
 
-The clock and the runner are the journal's: they give what was read and sampled then. The first
-batch, answer or request for an input that is not the recorded one ends the replay: from there on
-nothing can be compared.
+The clock and the runner return the recorded readings and results. The replay ends at the first
+batch, answer or request for an input that differs from the recorded one: after it, nothing can be
+compared.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ from weft.scheduler.policy import PolicyContext
 from weft.version import __version__
 
 R = TypeVar("R", bound=msgspec.Struct)
-MAX_SHOWN = 12  # values of an array
+MAX_SHOWN = 12  # values of an array that a difference shows
 _NUMBERS = ("step", "mode", "num_rows", "num_tokens", "num_finished")  # all others are digests
 _ARRAYS = ("rows", "starts", "lens", "tokens", "slots", "samples")
 
 
 class BadJournal(Exception):
-    """The records cannot be replayed. The message says what the journal is."""
+    """The records cannot be replayed. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first decision that is not as recorded."""
+    """The first decision that differs from the recorded one."""
 
     step: int
     field: str
@@ -95,9 +95,9 @@ class Difference:
 
 
 class _Halt(BaseException):
-    """There is nothing more to replay.
+    """The replay is over.
 
-    No Exception: the loop must not take it for a failed step.
+    Not an Exception: the loop must not treat it as a failed step.
     """
 
     def __init__(self, difference: Difference | None) -> None:
@@ -105,7 +105,7 @@ class _Halt(BaseException):
 
 
 class RecordedFailure(Exception):
-    """What a step of the device raised when it was recorded."""
+    """The recorded exception of a step of the device."""
 
     def __init__(self, described: str) -> None:
         super().__init__(described.partition(": ")[2])
@@ -113,12 +113,12 @@ class RecordedFailure(Exception):
 
 
 class Replay:
-    """One run over a journal. `engine` may be looked at whenever `run` has returned.
+    """One run over a journal. `engine` may be inspected whenever `run` has returned.
 
-    With `check` all invariants of memory are checked after every step, and `broke` says at which
-    they did not hold. `shadow`: a policy that decides beside the recorded one, without effect.
-    `on_step` hears of the end of each step: its plan, its result, and the seconds since the
-    end of the one before, or, if the engine had nothing to do between, since it was planned.
+    With `check`, all invariants of memory are checked after every step, and `broke` names the first
+    violation. `shadow` names a policy that decides beside the recorded one, without effect.
+    `on_step` is called at the end of each step, with its plan, its result and its seconds: since
+    the end of the previous step, or since its own planning if the engine was idle between the two.
     """
 
     def __init__(
@@ -132,18 +132,18 @@ class Replay:
         self._script = _Script(records)
         self._check = check
         self._on_step = on_step
-        self._launched: dict[int, tuple[Plan, float]] = {}  # by step, with the time of its plan
-        # The step whose result has just been taken.
+        self._launched: dict[int, tuple[Plan, float]] = {}  # plan and its time, by step
+        # The step whose result the engine has just taken.
         self._ended: tuple[int, Result] | None = None
-        self._done_s: float | None = None  # when the last step ended; None: there was a pause
+        self._done_s: float | None = None  # end of the last step; None: the engine was idle since
         self._runner = _Runner(self._script, self)
         self.began = self._script.first()
         self.engine = self._make_engine(self.began)
         if shadow:
             self.engine.scheduler.set_shadow(shadow)
         self.difference: Difference | None = None
-        self.broke: str | None = None  # how the core or its invariants broke, then as now
-        self.first_step = self.step  # of this journal
+        self.broke: str | None = None  # how the core or its invariants broke, as recorded
+        self.first_step = self.step  # number of this journal's first step
         self.last_plan: Plan | None = None
         self.num_requests = 0
         self.last_s = 0.0  # the last reading of the clock
@@ -161,7 +161,7 @@ class Replay:
     def run(self, until: int | None = None) -> bool:
         """Replay up to the launch of step `until`, or to the end.
 
-        Returns whether everything is as recorded.
+        Returns whether everything equals the record.
         """
         try:
             while self._script.peek() is not None and (until is None or self.step <= until):
@@ -185,7 +185,7 @@ class Replay:
             case Turned():
                 self._guard(self._turn)
             case Broke(exception):
-                # Raised outside of the core, by a check of invariants after the step.
+                # A check of invariants after the step raised it, outside of the core.
                 if self._check:
                     raise _Halt(Difference(self.step - 1, "invariants", exception, "they hold"))
                 self.broke = exception
@@ -202,7 +202,7 @@ class Replay:
             self.engine.scheduler.audit()
 
     def _guard(self, call: Callable[[], object]) -> None:
-        """Make a call into the core. If it raises, it must have done so then."""
+        """Make a call into the core. It may raise only what the journal recorded."""
         try:
             call()
         except Exception as exc:
@@ -225,16 +225,15 @@ class Replay:
             shown = _shown(field, value)
             if plan is not None and field in _ARRAYS:
                 shown += f" {_first_values(getattr(plan, field))}"
-            # A plan is compared before its step is counted, an answer behind it.
+            # A plan is compared before its step is counted, an answer after.
             step = self.step - 1
             if plan is not None:
                 step = self.step
             raise _Halt(Difference(step, field, _shown(field, was), shown))
 
     def _unlike(self, record: Record | None, now: str) -> Difference | None:
-        """The difference between what comes next in the journal and what happens now; None at the
-        journal's end.
-        """
+        """The difference between the next record of the journal and what happens now; None at the
+        end of the journal."""
         return (
             None if record is None else Difference(self.step, "next event", _in_words(record), now)
         )
@@ -279,9 +278,8 @@ class Replay:
         return engine
 
     def _outside(self, around: Mapping[str, object], context: PolicyContext, name: Name) -> object:
-        """What stands in for something that the engine had around it when its state was taken
-        (`journal.Outside`).
-        """
+        """The substitute for an object that was around the engine when its state was taken
+        (`recorder.Outside`)."""
         match name:
             case ["step", int(number)]:
                 return _Step(self._script, self, number)
@@ -290,12 +288,13 @@ class Replay:
             case ["nothing"]:
                 return None
             case ["policy", str(module), str(kind)]:
-                # It remembers nothing of what was before.
+                # The policy starts without its earlier memory.
                 return load_own(f"{module}:{kind}")(context)
         return around[name[0]]
 
     def _failed(self, exc: Exception) -> None:
-        """What a step or the scheduler raised is mended, unless it ended the recorded run."""
+        """Let the engine recover from an exception of a step or of the scheduler, unless this
+        exception ended the recorded run."""
         record = self._script.peek()
         if isinstance(record, Broke) and record.exception == describe(exc):
             raise exc
@@ -304,7 +303,7 @@ class Replay:
         self.last_s = self._script.expect(Read, self, "reads the clock").now
         if self.first_s is None:
             self.first_s = self.last_s
-        # The first thing that an engine does with a result is to look at the clock.
+        # The engine reads the clock right after it takes a result.
         if self._ended is not None:
             self._step_ended(*self._ended)
             self._ended = None
@@ -320,7 +319,7 @@ class Replay:
 
 
 class _NoMatcher:
-    """It is never asked: what became of its tokens is recorded."""
+    """A matcher that is never asked, because the moves of grammars are recorded."""
 
     error = ""
     is_complete = False
@@ -340,7 +339,7 @@ def _constraint() -> Constraint:
 
 
 class _Grammars:
-    """Says what was recorded. Its masks are empty: nothing is decided by them."""
+    """Answers as recorded. Its masks are empty: no decision depends on them."""
 
     def __init__(self, script: _Script, replay: Replay) -> None:
         self._script = script
@@ -356,7 +355,7 @@ class _Grammars:
         results = []
         while isinstance(record := self._script.peek(), Readied):
             self._script.take()
-            # With a message, the grammar was refused.
+            # A message means that the grammar was refused.
             constraint = None
             if not record.message:
                 constraint = _constraint()
@@ -384,7 +383,7 @@ class _Grammars:
 
 
 class _Processors:
-    """Says what was recorded."""
+    """Answers as recorded."""
 
     def __init__(self, script: _Script, replay: Replay) -> None:
         self._script = script
@@ -395,7 +394,7 @@ class _Processors:
 
 
 class _Tiers(NoTiers):
-    """Says what was recorded, and stores nothing."""
+    """Answers as recorded, and stores nothing."""
 
     def __init__(self, script: _Script, replay: Replay) -> None:
         self._script = script
@@ -432,7 +431,7 @@ class _Tiers(NoTiers):
 
 
 class _Handoff(NoHandoff):
-    """Says what was recorded, and reaches nobody."""
+    """Answers as recorded, and connects to no other server."""
 
     def __init__(self, script: _Script, replay: Replay) -> None:
         self._script = script
@@ -445,7 +444,7 @@ class _Handoff(NoHandoff):
 
 
 class _Runner:
-    """Gives the results that were recorded."""
+    """Returns the recorded results."""
 
     def __init__(self, script: _Script, replay: Replay) -> None:
         self._script = script
@@ -468,12 +467,12 @@ class _Runner:
     def control(self, request: DeviceRequest) -> Pending:
         is_beside = isinstance(request, ReadAdapter)
         if is_beside and self._replay.began.version < READ_BESIDE:
-            return Done(DeviceReply(ok=True))  # `LoadAdapter` read it then
+            return Done(DeviceReply(ok=True))  # before version 6, `LoadAdapter` read it
         return _Work(self._script, self._replay, is_beside=is_beside)
 
 
 class _Work:
-    """Done where its end was seen."""
+    """Work of the device that is done where the journal recorded its end."""
 
     def __init__(self, script: _Script, replay: Replay, *, is_beside: bool) -> None:
         self._script = script
@@ -509,7 +508,7 @@ class _Step:
 
 
 class _Script:
-    """The records, in order."""
+    """The records of a journal, in order."""
 
     def __init__(self, records: Iterable[bytes]) -> None:
         self._records = iter(records)
@@ -534,7 +533,7 @@ class _Script:
             data = next(self._records, None)
             if data is None:
                 return None
-            # A state between other records: this replay has its own.
+            # A state between other records: the replay has its own.
             if self._has_begun and data.startswith(BEGINNING):
                 continue
             try:
@@ -544,7 +543,7 @@ class _Script:
         return self._peeked
 
     def _read(self, data: bytes) -> Record | None:
-        """A record; None for one of an earlier weft that says nothing now."""
+        """A record; None for a record of an earlier weft that has no meaning now."""
         try:
             record: Record = self._decode(data)
         except msgspec.ValidationError as exc:
@@ -561,7 +560,7 @@ class _Script:
         return record
 
     def expect(self, kind: type[R], replay: Replay, now: str) -> R:
-        """The next record, which must be a `kind`, for that is what the core asks for `now`."""
+        """The next record, which must be a `kind`. `now` says in words what the core asks for."""
         record = self.peek()
         if not isinstance(record, kind):
             raise _Halt(replay._unlike(record, now))
@@ -570,10 +569,10 @@ class _Script:
 
 
 def last_beginning(reader: JournalReader, until: int) -> tuple[int, list[Damage]]:
-    """Where the last record begins from which a replay reaches step `until`, and that this weft
-    takes up: the first of the file, or one in its midst; and what is damaged before.
+    """The offset of the last `Began` from which this weft can replay to step `until` (the first of
+    the file, or a later one), and the damage before it.
 
-    Reads the file up to there, and on to the next such record.
+    Reads the file up to the first `Began` after that step.
     """
     found = reader.offset
     damage: list[Damage] = []
@@ -596,7 +595,7 @@ def last_beginning(reader: JournalReader, until: int) -> tuple[int, list[Damage]
 
 
 def num_requests(message: ToEngine) -> int:
-    """How many generate requests a message is."""
+    """The number of generate requests in a message."""
     match message:
         case GenerateRequest():
             return 1
@@ -606,7 +605,7 @@ def num_requests(message: ToEngine) -> int:
 
 
 def _shown(field: str, value: int) -> str:
-    """A value of a record: a number as it is, or a digest."""
+    """A field of a record: a plain number, or a digest."""
     if field in _NUMBERS:
         return f"{value}"
     return f"CRC {value:08x}"

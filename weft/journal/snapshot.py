@@ -1,22 +1,21 @@
-"""The state of an engine as bytes: what a journal begins with when it begins in the midst of work.
+"""The state of an engine as bytes: the first record of a journal that begins while there is work.
 
-The state is a graph of plain Python objects and numpy arrays. `take` walks it from the engine on
-and writes down every object that it comes to, once; `restore` makes the same graph again, under an
-engine that has just been built. Nothing is listed field by field, so that a new field of the
-scheduler needs no line here. It is no pickle: only objects of the packages in `PACKAGES` are made,
-and no function of what is read is called.
+The state is a graph of plain Python objects and numpy arrays. `take` walks the graph from the
+engine and writes every object once; `restore` builds the same graph again, in an engine that has
+just been made. Fields are not listed one by one, so a new field of the scheduler needs no line
+here. This is not pickle: only objects of the packages in `PACKAGES` are made, and no function that
+the data names is called.
 
     {"classes": [[name, [attribute, ...]], ...],
      "things": [[kind, content], ...],
      "engine": number of a thing}
 
-A value is an atom of msgpack, or [what it is, ...] for anything else. What has an identity (lists,
-dicts, arrays, objects) is a *thing*, and a value refers to it by its number: what two have in
-common they have in common again.
+A value is an atom of msgpack, or [an `Is`, ...] for anything else. An object with an identity
+(list, dict, array, instance) is a *thing*, and a value refers to it by its number: so shared
+objects are shared again after a restore.
 
-What is no state is left out: clock, device, grammar library and so on stand *outside*. Whoever
-takes a snapshot names such an object by plain values, and whoever restores it says what to put in
-its place.
+Objects that are not state (clock, device, grammar library and so on) are *outside*. The caller of
+`take` names such an object by plain values, and the caller of `restore` provides a substitute.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import numpy as np
 
 from weft.json_types import JsonObject
 
-Name: TypeAlias = list[Any]  # of something outside: atoms
+Name: TypeAlias = list[Any]  # the name of an object outside: atoms
 NameOf: TypeAlias = Callable[[Any], Name | None]
 Find: TypeAlias = Callable[[Name], Any]
 
@@ -47,8 +46,8 @@ PACKAGES = (
     "weft.grammar.protocol",
     "weft.config.media",
 )
-COMPRESSION = 1  # of zlib: most of a large state are zeros
-SHORT_BYTES = 32  # and less are written where they stand
+COMPRESSION = 1  # level of zlib: a large state consists mainly of zeros
+SHORT_BYTES = 32  # longest bytes that are written inline
 ATOMS = (type(None), bool, int, float, str)
 
 INSTANCE = 100  # INSTANCE + i: a thing that is an object of class i
@@ -57,20 +56,20 @@ _MISSING = object()
 
 
 class Is(IntEnum):
-    """What a value is that is no atom."""
+    """The type of a value that is not an atom."""
 
     REF = 0  # number of a thing
-    OUTSIDE = 1  # its name
-    ENUM = 2  # class, name
+    OUTSIDE = 1  # number of the thing
+    ENUM = 2  # its name
     TUPLE = 3  # values
     NAMED = 4  # class, values
-    METHOD = 5  # of what, name
+    METHOD = 5  # owner, name
     SCALAR = 6  # dtype, bytes
     UNSET = 7  # a slot without a value
 
 
 class Kind(IntEnum):
-    """What a thing is that is no object of a class of ours."""
+    """The type of a thing that is not an instance of one of our classes."""
 
     LIST = 0
     DICT = 1
@@ -79,18 +78,18 @@ class Kind(IntEnum):
     ORDERED = 4
     BYTES = 5
     ARRAY = 6
-    OBJECTS = 7  # an array of these
+    OBJECTS = 7  # an array of objects
     MESSAGE = 8
     COUNTER = 9
 
 
 class SnapshotError(Exception):
-    """A state that cannot be written, or not be made again here. The message says what of it."""
+    """A state that cannot be written, or cannot be restored here. The message gives the reason."""
 
 
 def take(engine: object, name_of: NameOf) -> bytes:
-    """The state of `engine`. `name_of` names what stands outside, and returns None for what does
-    not.
+    """The state of `engine`. `name_of` names an object that is outside, and returns None for
+    others.
 
     Raises SnapshotError.
     """
@@ -98,8 +97,8 @@ def take(engine: object, name_of: NameOf) -> bytes:
 
 
 def restore(engine: object, state: bytes, find: Find) -> None:
-    """Give `engine`, which has just been built, the state that was taken. `find` gives what stands
-    outside.
+    """Give the saved state to `engine`, which has just been built. `find` returns the substitute of
+    an object outside, by its name.
 
     Raises SnapshotError; then the engine cannot be used.
     """
@@ -121,14 +120,15 @@ class _Taker:
     def __init__(self, name_of: NameOf) -> None:
         self._name_of = name_of
         self._classes: dict[tuple[type, tuple[str, ...]], int] = {}
-        self._numbers: dict[int, int] = {}  # of things, by id()
-        self._found: list[Any] = []  # the things; they are kept, so that no id is given twice
+        self._numbers: dict[int, int] = {}  # number of each thing, by id()
+        self._found: list[Any] = []  # the things; references to them keep their ids unique
         self._slots: dict[type, tuple[str, ...]] = {}
 
     def all_of(self, engine: object) -> bytes:
         root = self._number(engine)
         written: list[list[Any]] = []
-        # Writing one thing finds others: no recursion, so a long list of nodes needs no deep stack.
+        # Writing one thing finds others. Without recursion, a long list of nodes needs no deep
+        # stack.
         while len(written) < len(self._found):
             thing = self._found[len(written)]
             written.append(self._thing(thing))
@@ -198,7 +198,7 @@ class _Taker:
             values = self._values(array.ravel().tolist())
             return [Kind.OBJECTS, [array.shape, values]]
         kept = array
-        # A table of rows, few of which are used to their end: the columns behind are zeros.
+        # A table of rows that are mainly short: the columns after the last used one are zeros.
         if array.ndim == 2:
             used = np.flatnonzero(array.any(axis=0))
             num_used = 0
@@ -214,7 +214,7 @@ class _Taker:
         if slots is None:
             slots = _slots_of(kind)
             self._slots[kind] = slots
-        # Objects of one class may have different attributes: each set of them counts as a class.
+        # Instances of one class may have different attributes: each set of names counts as a class.
         names = (*slots, *getattr(thing, "__dict__", ()))
         number = self._classes.get((kind, names))
         if number is None:
@@ -233,8 +233,8 @@ class _Taker:
 
 
 class _Restorer:
-    """First all things are made empty, then objects and lists get their content, then what is
-    looked up by a hash: that may depend on what the keys hold."""
+    """Makes all things empty first, then fills objects and lists, and then fills dicts and sets,
+    because the hash of a key may depend on the key's content."""
 
     def __init__(self, tree: JsonObject, find: Find) -> None:
         self._find = find
@@ -296,7 +296,7 @@ class _Restorer:
             _, names = self._classes[kind - INSTANCE]
             for name, value in zip(names, content, strict=True):
                 if value != [Is.UNSET]:
-                    # Of frozen dataclasses, too.
+                    # Also works for frozen dataclasses.
                     object.__setattr__(thing, name, self._value(value))
         elif kind == Kind.LIST:
             thing.extend(map(self._value, content))
@@ -338,7 +338,7 @@ class _Restorer:
         raise ValueError(f"{value!r:.80} is no value")
 
     def _kind(self, name: str) -> type:
-        """The class of a name as `_class_name` gives it."""
+        """The class that `_class_name` gave this name."""
         found = self._kinds.get(name)
         if found is None:
             if not name.startswith(PACKAGES):
@@ -347,7 +347,7 @@ class _Restorer:
             thing: Any = importlib.import_module(module)
             for part in path.split("."):
                 thing = getattr(thing, part)
-            # Also a name that another module has imported is not the name of a class.
+            # A name that the module imported from elsewhere is refused, too.
             if not isinstance(thing, type) or _class_name(thing) != name:
                 raise ValueError(f"{name!r:.80} is no class")
             found = thing
@@ -360,11 +360,11 @@ def _class_name(kind: type) -> str:
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:
-    """The names of all slots of a class and of those above it."""
+    """The names of all slots of a class and of its bases."""
     found: list[str] = []
     for one in kind.__mro__:
         slots = one.__dict__.get("__slots__", ())
-        # A class with one slot may give its name alone.
+        # A class with one slot may give its name as a string.
         if isinstance(slots, str):
             slots = (slots,)
         found += slots
