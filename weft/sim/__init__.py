@@ -1,7 +1,7 @@
-"""The scheduler without a device: what it decides, in virtual time, and what deciding costs,
-in real time.
+"""The scheduler without a device: its decisions, in virtual time.
 
-Reading order: trace (what arrives), cost (a Runner that only counts time), run (the clock), report;
-then synthetic and files (where traces come from), compare, fit (the cost model from measured
-steps), overhead (real time). No torch.
+Reading order: trace (arrivals), cost (a Runner that only counts time), run (the clock), report;
+then synthetic and files (sources of traces), changes (comparison of two runs), fit (the cost model
+from measured steps). No torch. The real time of the scheduler is measured in
+`weft/bench/overhead.py`.
 """

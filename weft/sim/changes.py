@@ -1,6 +1,5 @@
-"""Who is better off with other settings, and who is worse off:
-the same requests in two runs, one by one.
-"""
+"""The requests that get faster or slower with other settings: a comparison of two runs, request by
+request."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from weft.sim.report import e2e_of
 from weft.sim.run import Record
 from weft.sim.table import number, table
 
-SAME = 0.01  # an end-to-end time that changes by less than this share is the same
+SAME = 0.01  # relative changes of end-to-end time below this count as the same
 NUM_WORST = 10
 
 
 class Change(NamedTuple):
     """One request in both runs."""
 
-    number: int  # its place in the trace
+    number: int  # index in the trace
     tenant: int
     prompt_len: int
     output_len: int
@@ -31,12 +30,12 @@ class Changes(NamedTuple):
     num_better: int
     num_worse: int
     num_same: int
-    num_lost: int  # finished in one of the runs only
-    worst: list[Change]  # those that lose most time, most first
+    num_lost: int  # finished in only one of the runs
+    worst: list[Change]  # requests with the largest losses of time, largest first
 
 
 def changes(before: Record, after: Record) -> Changes:
-    """What becomes of each request of a trace when the run is `after` instead of `before`."""
+    """Compare each request of a trace in two runs, `before` and `after`."""
     n = min(len(before), len(after))
     old = e2e_of(before)[:n]
     new = e2e_of(after)[:n]
@@ -67,7 +66,7 @@ def changes(before: Record, after: Record) -> Changes:
 
 
 def describe(name: str, base: str, found: Changes) -> str:
-    """In lines."""
+    """The changes as text lines."""
     lost = ""
     if found.num_lost:
         lost = f", {found.num_lost:,} end in one of them only"

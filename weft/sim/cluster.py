@@ -1,13 +1,13 @@
-"""Several engines in virtual time, each on a clock of its own, behind the router that a server with
-`--dp-size` has.
+"""Several engines in virtual time, each with its own clock, behind the router of a server with
+`--dp-size`.
 
     arrival ─▶ EngineRouter ─┬─▶ engine 0 ─▶ its clock
                              ├─▶ engine 1 ─▶ its clock
                              └─▶ ...
 
-The engine whose clock is furthest behind steps next. So a request is sent when every engine that
-works has come to its time, and one that rests begins at exactly that time. What the router knows of
-an engine is as new as the end of that engine's last step.
+The engine whose clock is furthest behind steps next. So a request is sent when every busy engine
+has reached its arrival time, and an idle engine starts at exactly that time. The router's
+information about an engine is as new as the end of that engine's last step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SimulatedReplica:
 
 
 class Cluster:
-    """The engines as one target of a trace."""
+    """Several engines as one target of a trace."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Cluster:
         self._replicas = replicas
         self._router = router
         self._ranks = range(len(replicas))
-        self._idle_s = 0.0  # what has been reached while no engine works
-        self._busy: list[tuple[float, int]] = []  # heap of clocks and ranks of those that work
+        self._idle_s = 0.0  # time reached while no engine works
+        self._busy: list[tuple[float, int]] = []  # heap of clocks and ranks of busy engines
         self._is_busy = [False] * len(replicas)
         self._unbegun: set[int] = set()  # requests without a first token
         self.outputs_s = 0.0
@@ -95,13 +95,13 @@ class Cluster:
         replica.engine.submit(message)
 
     def abort(self, number: int) -> None:
-        # Those that do not have it take no notice.
+        # Engines that do not have the request ignore this.
         for replica, is_busy in zip(self._replicas, self._is_busy, strict=True):
             if is_busy:
                 replica.engine.submit(Abort(ids=(number,)))
 
     def step(self) -> list[FromEngine]:
-        """One step of the engine that is furthest behind."""
+        """Run one step of the engine that is furthest behind."""
         _, rank = heapq.heappop(self._busy)
         self._is_busy[rank] = False
         replica = self._replicas[rank]
@@ -121,7 +121,7 @@ class Cluster:
         heapq.heappush(self._busy, (self._replicas[rank].clock.now, rank))
 
     def _note(self, output: StepOutput) -> None:
-        """Tell the router of first tokens and ends."""
+        """Report first tokens and ends to the router."""
         if self._unbegun:
             ids = np.frombuffer(output.ids, dtype=np.int64).tolist()
             for id in self._unbegun.intersection(ids):
@@ -142,7 +142,7 @@ def simulate_cluster(
     overlap: bool = True,
     encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
 ) -> Record:
-    """Play a trace on `num_replicas` engines of these settings, as `simulate` does on one.
+    """Run a trace on `num_replicas` engines with these settings, like `simulate` on one engine.
 
     `method` is a key of `weft.route.policy.METHODS`.
     """

@@ -1,12 +1,11 @@
-"""A Runner that computes nothing and only counts time, on a clock that it moves itself.
+"""A Runner that computes nothing and only counts time, on a clock that it advances itself.
 
-A step takes what the cost model (`weft/scheduler/pace/step_cost.py`) says of its load. Steps run
-one after the other, as on a device:
-one that is launched while another runs begins when that one ends.
+The cost model (`weft/scheduler/pace/step_cost.py`) gives the duration of a step from its load.
+Steps run one after the other, as on a device: a step that is launched while another runs begins
+when the other ends.
 
-How long a request's output will be is known here and nowhere else. The runner gets to know which
-request a row belongs to by its sampling seed:
-the simulation gives each request its own number as seed.
+Only this module knows the length of a request's output. The runner identifies the request of a row
+by its sampling seed: the simulation uses the number of each request as its seed.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from weft.sim.speed import MachineSpeed
 from weft.sim.trace import EOS, FILLER
 
 # cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens
-# in 0.22 s a step). gpu: an 8 B model in bfloat16 on one H100:
-# 16 GB of weights and 131 kB of KV a token at 3 TB/s, 0.5 PFLOP/s.
+# in 0.22 s per step). gpu: an 8 B model in bfloat16 on one H100: 16 GB of weights and 131 kB of KV
+# per token at 3 TB/s, 0.5 PFLOP/s.
 PRESETS = {
     "cpu": CostModel(step_s=0.05, token_s=0.0024, context_s=1.4e-6),
     "gpu": CostModel(step_s=0.006, token_s=3.2e-5, context_s=4.4e-8),
@@ -36,9 +35,8 @@ PRESETS = {
 
 
 def read_cost(text: str) -> CostModel:
-    """A preset's name, or a,b,c[,d]: seconds of a step, a token,
-    a token of context and a sample. Raises SettingsError.
-    """
+    """Read a preset's name, or a,b,c[,d]: seconds per step, token, token of context and sample.
+    Raises SettingsError."""
     if text in PRESETS:
         return PRESETS[text]
     try:
@@ -57,7 +55,7 @@ def read_cost(text: str) -> CostModel:
 
 
 class VirtualClock:
-    """Time that passes only when it is moved."""
+    """A clock that advances only when it is told to."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -70,34 +68,35 @@ class VirtualClock:
 
 
 class StepCost(Protocol):
-    """How long steps usually take: a `CostModel`."""
+    """The usual duration of steps: a `CostModel`."""
 
     def seconds(self, load: StepLoad) -> float: ...
 
 
 class TrueLengths:
-    """Where each request's output will end, by the request's number; and its tokens, if they are
-    known: then what is guessed of them is right where it was right when they were recorded."""
+    """The last position of each request's output, by the request's number; and the output's tokens
+    if they are known: then drafts match where they matched in the recording."""
 
     def __init__(self) -> None:
         self._last: IntArray = np.full(1_024, -1, dtype=np.int32)
-        self._known: dict[int, tuple[int, IntArray]] = {}  # position of the first, and the tokens
+        # position of the first token, and the tokens
+        self._known: dict[int, tuple[int, IntArray]] = {}
 
     def add(self, number: int, last_position: int, output: bytes = b"") -> None:
-        """The last token of the output of request `number` will stand at this position. `output`:
-        its tokens, int32 each."""
+        """Set the position of the last token of request `number`. `output`: its tokens, int32
+        each."""
         while number >= len(self._last):
             more = np.full(len(self._last), -1, dtype=np.int32)
             self._last = np.concatenate([self._last, more])
         self._last[number] = last_position
         if output:
             tokens = np.frombuffer(output, dtype=np.int32)
-            # Only the last may end it: whatever ended the output then stands there.
+            # Only the last token may end the output: the last one may be any token that ended it.
             tokens = np.where(tokens == EOS, np.int32(FILLER), tokens)
             self._known[number] = (last_position + 1 - len(tokens), tokens)
 
     def reached(self, numbers: LongArray, positions: IntArray) -> BoolArray:
-        """[n] whether the token at this position is its request's last."""
+        """[n] whether the token at this position is the last of its request."""
         reached: BoolArray = self._last[numbers] == positions
         return reached
 
@@ -120,27 +119,26 @@ NOTHING_KNOWN = (0, np.zeros(0, dtype=np.int32))
 
 
 def decode_rows_of(plan: Plan) -> int:
-    """Rows of a step in which rows decode, alone or beside prompts;
-    0 if there are only prompts in it.
-    """
+    """Rows of a step with decode rows, including rows of prompts in the same step; 0 if the step
+    has only prompts."""
     if plan.mode in (ForwardMode.EXTEND, ForwardMode.SPLIT_PREFILL):
         return 0
     return len(plan.rows)
 
 
 class StepMeter:
-    """Adds up the steps that ran."""
+    """Sums over the steps that ran."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.busy_s = 0.0
-        self.num_decodes = 0  # steps in which rows decode
-        self.num_decode_rows = 0  # of all those steps together
+        self.num_decodes = 0  # steps with decode rows
+        self.num_decode_rows = 0  # sum over these steps
         self.decode_s = 0.0
-        self.row_s = 0.0  # rows x seconds, of those steps
+        self.row_s = 0.0  # rows x seconds, of these steps
 
     def add(self, decode_rows: int, seconds: float) -> None:
-        """A step has taken `seconds`; `decode_rows` as `decode_rows_of` counts them."""
+        """Count a step of `seconds`; `decode_rows` comes from `decode_rows_of`."""
         self.num_steps += 1
         self.busy_s += seconds
         if decode_rows:
@@ -151,7 +149,7 @@ class StepMeter:
 
     @classmethod
     def of_all(cls, meters: Sequence[StepMeter]) -> StepMeter:
-        """The steps of several devices. `busy_s` is the mean of theirs."""
+        """The steps of several devices together. `busy_s` is the mean over the devices."""
         total = cls()
         for meter in meters:
             total.num_steps += meter.num_steps
@@ -164,14 +162,14 @@ class StepMeter:
 
     @property
     def mean_rows(self) -> float:
-        """Rows that decode steps use, in the mean over their time."""
+        """Mean number of rows in decode steps, weighted by time."""
         if not self.decode_s:
             return 0.0
         return self.row_s / self.decode_s
 
 
 class SimulatedStep:
-    """A step that will end at a known time."""
+    """A step with a known end time."""
 
     __slots__ = ("_clock", "_end_s", "_result")
 
@@ -189,8 +187,8 @@ class SimulatedStep:
 
 
 class CostRunner:
-    """Samples the known output of a request, else `FILLER`, and `EOS` as its last token. `speed`:
-    of the machine; None: the usual one at all times."""
+    """Samples the known output of a request, else `FILLER`, and `EOS` as its last token. `speed` is
+    that of the machine; None: always the usual speed."""
 
     def __init__(
         self,
@@ -206,13 +204,13 @@ class CostRunner:
         self._speed = speed
         self._clock = clock
         self._lengths = lengths
-        self._free_s = 0.0  # when the device has done all that was launched
+        self._free_s = 0.0  # end of the last launched step
         self._runs = HostRuns()
 
     def launch(self, plan: Plan) -> SimulatedStep:
         encoder_s, encoded = self.encoder.step(plan)
         seconds = self._cost.seconds(StepLoad.of(plan)) + encoder_s
-        # A step begins when the one before it ends, or now if the device has nothing to do.
+        # A step begins when the previous one ends, or now if the device is idle.
         begins_s = max(self._free_s, self._clock.now)
         if self._speed is not None:
             usual_s = seconds
@@ -232,7 +230,7 @@ class CostRunner:
         return NO_DEVICE
 
     def _sampled(self, plan: Plan) -> IntArray:
-        """[S] With overlap a device finds out by itself what counts of the drafts before."""
+        """[S] With overlap, the device itself finds how many earlier draft tokens count."""
         closed = self._runs.closed(plan)
         draws = closed.sampling
         tokens = self._lengths.tokens(draws.seeds, draws.positions)

@@ -1,7 +1,7 @@
-"""The encoder of pictures, videos and sounds in simulation: it computes nothing, keeps what plans
-say, and takes as long as its cost says.
+"""The encoder of pictures, videos and sounds in simulation: it computes nothing, stores what plans
+require, and takes the time that its cost gives.
 
-Knows nothing of what is in a picture: a digest is all that there is of it.
+It knows nothing of the content of a picture, only its digest.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from weft.config.options import SettingsError, did_you_mean
 from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
 from weft.plan.step import Plan, Result, find
 
-# A device stops between two pieces of the work on one picture.
+# Work on one picture can be interrupted at this number of points.
 PIECES = 100
 
 
 class EncoderCost(NamedTuple):
-    """Seconds of a picture, tile, video or sound, and of each token that stands for it."""
+    """Seconds per picture, tile, video or sound, and per token that represents it."""
 
     item_s: float
     token_s: float
@@ -28,12 +28,12 @@ class EncoderCost(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As `--encoder-cost` takes it."""
+        """The value for `--encoder-cost`."""
         return f"{self.item_s:.6g},{self.token_s:.6g}"
 
 
 # cpu: SmolVLM-256M on two cores (340 ms for 64 tokens of 16 patches). gpu: the encoder of
-# Qwen2.5-VL (0.6 B weights, four patches a token) on an H100 at 0.25 PFLOP/s.
+# Qwen2.5-VL (0.6 B weights, four patches per token) on an H100 at 0.25 PFLOP/s.
 ENCODER_PRESETS = {
     "cpu": EncoderCost(item_s=0.0, token_s=0.0053),
     "gpu": EncoderCost(item_s=0.004, token_s=2e-5),
@@ -41,7 +41,7 @@ ENCODER_PRESETS = {
 
 
 def read_encoder_cost(text: str) -> EncoderCost:
-    """A preset's name, or a,b. Raises SettingsError."""
+    """Read a preset's name, or a,b. Raises SettingsError."""
     if text in ENCODER_PRESETS:
         return ENCODER_PRESETS[text]
     try:
@@ -59,7 +59,7 @@ def read_encoder_cost(text: str) -> EncoderCost:
 
 
 class OpenItem(NamedTuple):
-    """What is being encoded."""
+    """The item that is being encoded."""
 
     digest: bytes
     left_s: float
@@ -67,18 +67,19 @@ class OpenItem(NamedTuple):
 
 
 class SimulatedEncoder:
-    """Does what plans say, as the store of a device does (`executor/media/store.py`)."""
+    """Follows plans, like the store of a device (`executor/media/store.py`)."""
 
     def __init__(self, cost: EncoderCost) -> None:
         self._cost = cost
         self._held: set[bytes] = set()  # digests
         self._open: OpenItem | None = None
         self.num_runs = 0
-        self.num_tokens = 0  # that were encoded
+        self.num_tokens = 0  # encoded tokens
         self.busy_s = 0.0
 
     def step(self, plan: Plan) -> tuple[float, tuple[bytes, ...]]:
-        """How long the encoder works in a step and behind it, and what of `Plan.ahead` is there."""
+        """Seconds of the encoder during and after a step, and the items of `Plan.ahead` that are
+        ready."""
         seconds = 0.0
         op = find(plan.inputs, MediaVectors)
         if op is not None:
@@ -111,7 +112,7 @@ class SimulatedEncoder:
         return seconds
 
     def _work(self, one: EncoderInput, seconds: float) -> float:
-        """Work on it for so long, at least for a piece. Returns how long it took."""
+        """Work on an item for `seconds`, but at least for one piece. Returns the time taken."""
         if self._open is None or self._open.digest != one.digest:
             whole_s = self._cost.seconds(1, one.length)
             self._open = OpenItem(one.digest, whole_s, whole_s / PIECES)
@@ -128,7 +129,7 @@ class SimulatedEncoder:
 
 
 class EncoderTime(NamedTuple):
-    """What was encoded while the encoder worked for so long."""
+    """The items that were encoded within `seconds` of the encoder's time."""
 
     num_items: int
     num_tokens: int
@@ -136,12 +137,12 @@ class EncoderTime(NamedTuple):
 
 
 class EncoderTimes:
-    """Reads from plans and results how long the encoder has worked on what."""
+    """Measures the encoder's time per item from plans and results."""
 
     def __init__(self) -> None:
         self.measured: list[EncoderTime] = []
         self._held: set[bytes] = set()
-        self._open_s = 0.0  # since something was ready last
+        self._open_s = 0.0  # encoder seconds since an item was last ready
 
     def note(self, plan: Plan, result: Result) -> None:
         """A step has ended."""

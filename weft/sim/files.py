@@ -1,13 +1,12 @@
-"""Traces from files, in two published layouts, told apart by their first character.
+"""Traces from files in two published formats, distinguished by their first character.
 
-BurstGPT (arXiv:2401.17644), CSV; requests that failed have no response tokens and are left out:
+BurstGPT (arXiv:2401.17644), CSV; failed requests have no response tokens and are left out:
 
     Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     5,ChatGPT,472,18,490,Conversation log
 
 Mooncake (arXiv:2407.00079), JSON lines; milliseconds, and an id for each block of 512 prompt
-tokens, equal for equal blocks behind equal blocks:
-
+tokens, equal for equal blocks after equal blocks:
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
 """
 
@@ -25,11 +24,11 @@ BLOCK_LEN = 512
 
 
 def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Arrival]:
-    """The arrivals in a file; `speed` 2 lets them come twice as fast.
-    Raises SettingsError, also while it is read.
+    """The arrivals in a file; with `speed` 2 they come twice as fast. Raises SettingsError, also
+    during iteration.
 
-    What users allowed is not in these files:
-    `max_new_tokens` is `max_tokens`, or the output's length if that is more.
+    These files do not have the limits that users set: `max_new_tokens` is `max_tokens`, or the
+    output's length if that is more.
     """
     try:
         with open(name, encoding="utf-8-sig", newline="") as file:
@@ -45,7 +44,8 @@ def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Ar
 def _in_order(
     name: str, arrivals: Iterator[Arrival], max_tokens: int, speed: float
 ) -> Iterator[Arrival]:
-    """Times from 0 on, not falling. Raises SettingsError for a line that is no request."""
+    """Make times start at 0 and never decrease. Raises SettingsError for a line that is not a
+    request."""
     began_s = 0.0
     time_s = 0.0
     number = 0
@@ -88,7 +88,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
         ids = request["hash_ids"]
         if prompt_len <= 0 or output_len <= 0:
             continue
-        # Whole blocks of 512 tokens, and the rest in a shorter one.
+        # Whole blocks of 512 tokens, and a shorter last block for the rest.
         blocks, rest = divmod(prompt_len, BLOCK_LEN)
         lens = [BLOCK_LEN] * blocks
         if rest:

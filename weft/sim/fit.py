@@ -1,7 +1,7 @@
-"""The cost model from measured steps:
-a file of them, and least squares with coefficients that are not negative.
+"""Fits the cost model to measured steps: a file of steps, and least squares with coefficients that
+are not negative.
 
-Knows nothing of how steps are measured (`weft/bench/testbed.py` does that).
+It does not know how steps are measured (`weft/bench/testbed.py` does that).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DoubleArray: TypeAlias = NDArray[np.float64]
 
 ROUNDS = 8
 USUAL_ROUNDS = 40
-LEAST_DIFFERENCE = 0.01  # of a step's time: smaller ones weigh no more
+LEAST_DIFFERENCE = 0.01  # of a step's time: smaller differences do not get more weight
 LEAST_S = 1e-9
 
 
@@ -37,27 +37,26 @@ class CostFit(NamedTuple):
     cost: CostModel
     num_steps: int
     total_error: float  # of the sum of all seconds: model / measured - 1
-    median_error: float  # of single steps, without sign
+    median_error: float  # of single steps, absolute
 
     @property
     def text(self) -> str:
-        """The cost as `--cost` takes it: a,b,c,d."""
+        """The cost as a value for `--cost`: a,b,c,d."""
         return ",".join(f"{value:.6g}" for value in self.cost[:4])
 
 
 def fit(steps: Sequence[StepTime]) -> CostFit:
-    """Fit seconds of a step, a token, a token of context and a sample.
-    Raises ValueError if there are no steps.
+    """Fit seconds per step, token, token of context and sample. Raises ValueError without steps.
 
-    A step weighs 1 / the seconds that the model gives it (found in rounds): so the many short steps
-    count as much as the few long ones, and model and measurement agree in sum,
-    as they would not with 1 / the measured seconds.
+    A step weighs 1 / the seconds that the model gives it (found iteratively): so the many short
+    steps count as much as the few long ones, and the sums of model and measurement agree, which
+    they would not with 1 / the measured seconds.
     """
     if not steps:
         raise ValueError("there are no steps to fit the cost model to")
     table = np.array(steps, dtype=np.float64)  # [N, 4]: tokens, context, samples, seconds
     seconds = table[:, 3]
-    ones = np.ones(len(steps))  # what each step costs, whatever it computes
+    ones = np.ones(len(steps))  # the fixed cost of each step
     loads = np.column_stack([ones, table[:, :3]])  # [N, 4]
     model = np.full(len(steps), seconds.mean())
     solution = np.zeros(4)
@@ -76,10 +75,10 @@ def fit(steps: Sequence[StepTime]) -> CostFit:
 
 
 def fit_usual(steps: Sequence[StepTime]) -> CostFit:
-    """As `fit`, for steps of which some were disturbed: half of the steps take less than the model
-    says, and half more. A few that took a hundred times as long change nothing.
+    """Like `fit`, for steps of which some were disturbed: half of the steps take less than the
+    model says, and half more. A few steps that took a hundred times as long change nothing.
 
-    Least absolute differences, by least squares with weights that are found in rounds.
+    Least absolute differences, by least squares with weights that are found iteratively.
     """
     first = fit(steps)
     table = np.array(steps, dtype=np.float64)
@@ -100,8 +99,8 @@ def fit_usual(steps: Sequence[StepTime]) -> CostFit:
 
 
 def fit_encoder(times: Sequence[EncoderTime]) -> EncoderCost:
-    """Fit seconds of an item and of a token, with weights as those of `fit`.
-    Raises ValueError if nothing was encoded.
+    """Fit seconds per item and per token, with weights like those of `fit`. Raises ValueError if
+    nothing was encoded.
     """
     if not times:
         raise ValueError("nothing was encoded that the cost could be fitted to")
@@ -117,10 +116,10 @@ def fit_encoder(times: Sequence[EncoderTime]) -> EncoderCost:
 
 
 class WatchedCost:
-    """A cost model that was fitted to steps, and how much of a run is in steps that are larger than
-    any of them: there it is a straight line's guess."""
+    """A cost model that was fitted to steps. It measures the share of a run in steps larger than
+    any of these: their cost is extrapolated on a straight line."""
 
-    BEYOND = 1.25  # times the largest
+    BEYOND = 1.25  # times the largest measured step
 
     def __init__(self, cost: CostModel, steps: Sequence[StepTime]) -> None:
         self._cost = cost
@@ -131,7 +130,7 @@ class WatchedCost:
 
     @property
     def guessed_share(self) -> float:
-        """Of the time of all steps, that of steps larger than any measured."""
+        """Share of the time of all steps that is spent in steps larger than any measured one."""
         return self._beyond_s / max(self._total_s, LEAST_S)
 
     def seconds(self, load: StepLoad) -> float:
@@ -147,10 +146,9 @@ def _least_squares(
     target: DoubleArray,
     weights: DoubleArray,
 ) -> DoubleArray:
-    """The x >= 0 [4] that brings loads [N, 4] @ x nearest to target [N],
-    by weights [N] of the squares.
-    """
-    # Columns of like size keep the normal equations well conditioned.
+    """The x >= 0 [4] that minimizes the squared differences of loads [N, 4] @ x and target [N],
+    weighted by weights [N]."""
+    # Columns of similar magnitude keep the normal equations well conditioned.
     largest = np.abs(loads).max(axis=0)
     scale = np.maximum(largest, 1e-300)
     scaled = loads / scale
@@ -163,7 +161,7 @@ def _least_squares(
 
 
 def write_steps(name: str, steps: Iterable[StepTime]) -> None:
-    """Write a CSV file with a line for each step."""
+    """Write a CSV file with one line per step."""
     with open(name, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(StepTime._fields)
@@ -171,7 +169,7 @@ def write_steps(name: str, steps: Iterable[StepTime]) -> None:
 
 
 def read_steps(name: str) -> list[StepTime]:
-    """Read what `write_steps` wrote; a file without num_samples has none.
+    """Read a file of `write_steps`; without a column num_samples, the numbers of samples are 0.
     Raises ValueError for any other file.
     """
     steps = []

@@ -1,6 +1,5 @@
-"""The times between tokens, of which a long simulation has hundreds of millions:
-a histogram with logarithmic bins.
-"""
+"""The times between tokens as a histogram with logarithmic bins, because a long simulation has
+hundreds of millions of them."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from numpy.typing import NDArray
 DoubleArray = NDArray[np.float64]
 
 SHORTEST_S = 1e-7
-BINS_PER_E = 100  # bins are 1 % wide: so exact are the percentiles
+BINS_PER_E = 100  # bins are 1 % wide, which is the precision of the percentiles
 NUM_BINS = 2_600  # up to 2e4 s
 FLUSH_LEN = 1 << 18
 
 
 class Gaps:
-    """Times between tokens, counted by length: bin i has those of about
-    SHORTEST_S * e^(i / BINS_PER_E) seconds."""
+    """Times between tokens, counted by length: bin i has those of about SHORTEST_S * e^(i /
+    BINS_PER_E) seconds."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(NUM_BINS, dtype=np.int64)
@@ -25,14 +24,14 @@ class Gaps:
         self._num_pending = 0
 
     def add(self, gaps: DoubleArray) -> None:
-        """Take in times [n] in seconds; NaN (there was no token before) does not count."""
+        """Add times [n] in seconds; NaN (the first token of a request) does not count."""
         self._pending.append(gaps)
         self._num_pending += len(gaps)
         if self._num_pending >= FLUSH_LEN:
             self._flush()
 
     def percentile(self, percent: float) -> float:
-        """Seconds that so many percent of the gaps do not exceed; NaN if there are none."""
+        """The given percentile, in seconds; NaN if there are no gaps."""
         self._flush()
         total = np.cumsum(self._counts)
         if not total[-1]:

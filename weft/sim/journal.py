@@ -1,11 +1,11 @@
-"""Real traffic as a trace: the requests in a journal (`weft serve --journal FILE`), when they came,
-and how long their outputs became; how long its steps took; and what its requests saw.
+"""Real traffic as a trace. It reads a journal (`weft serve --journal FILE`): the requests, their
+arrival times and output lengths, the durations of steps, and the latencies of requests.
 
-A journal holds what entered the core; how a request ended follows from that. So the journal is
-replayed, and a tap between the replay and its engine notes requests, tokens and final words.
+A journal holds what entered the core; the ends of requests follow from that. So the journal is
+replayed, and a tap between the replay and its engine notes requests, tokens and finishes.
 
-Requests that the core refused or ended have entered it, so they are traffic, too: with other
-settings they may be taken. How long their outputs would have become is guessed (`lengths.py`).
+Requests that the core refused or ended have entered it, so they are part of the traffic: other
+settings may admit them. The full length of their outputs is guessed (`lengths.py`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from weft.sim.trace import FILLER, Arrival
 
 
 class Journal(NamedTuple):
-    settings: SchedulerSettings  # of the engine that wrote it
-    arrivals: list[Arrival]  # with their prompts and outputs as they were
-    num_open: int  # requests that are left out: they had not ended
-    num_invalid: int  # left out, too: no setting of the scheduler makes them right
-    num_guessed: int  # of `arrivals`, whose output has a length that is guessed
+    settings: SchedulerSettings  # of the recorded engine
+    arrivals: list[Arrival]  # with their recorded prompts and outputs
+    num_open: int  # requests that are left out because they had not ended
+    num_invalid: int  # left out, too: no setting of the scheduler makes them valid
+    num_guessed: int  # of `arrivals`, those whose output length is guessed
     steps: list[StepTime]  # that ran
-    ended_s: list[float]  # when each did, from the first arrival on
-    overlaps: bool  # whether it planned a step while another ran
-    encoder: list[EncoderTime]  # what its encoder did, and how long that took
-    record: Record  # what the requests of `arrivals` saw
+    ended_s: list[float]  # end of each step, in seconds since the first arrival
+    overlaps: bool  # whether the engine planned a step while another ran
+    encoder: list[EncoderTime]  # the work of the encoder, with its times
+    record: Record  # the recorded outcomes of `arrivals`
 
     def speed(self, cost: CostModel) -> MachineSpeed:
-        """Of the machine that ran the steps, where they usually take what `cost` says."""
+        """The speed of the machine that ran the steps, if `cost` is the usual cost of steps."""
         stretches = []
         for step, ended_s in zip(self.steps, self.ended_s, strict=True):
             load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
@@ -58,9 +58,8 @@ class Journal(NamedTuple):
 
 
 def read_journal(records: Iterable[bytes]) -> Journal:
-    """Raises BadJournal. From the first decision on that this version would not take,
-    requests are left out.
-    """
+    """Read a journal. Raises BadJournal. Requests after the first decision that this version would
+    make differently are left out."""
     steps: list[StepTime] = []
     ended_s: list[float] = []
 
@@ -70,13 +69,13 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         ended_s.append(replay.last_s)
         load = StepLoad.of(plan)
         encoder.note(plan, result)
-        # What the encoder does has a cost of its own.
+        # The encoder's work has a cost of its own.
         own_s = max(seconds - result.encoder_s, 0.0)
         steps.append(StepTime(load.tokens, load.context, load.samples, own_s))
 
     replay = Replay(records, on_step=note_step)
     tap = _Tap(replay, replay.engine)
-    # A replay uses no more of an engine than there is here.
+    # A replay uses only the methods of an engine that `_Tap` has.
     replay.engine = tap  # type: ignore[assignment]
     replay.run()
     settings = replay.began.settings
@@ -128,7 +127,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
 def _guessed_len(
     message: GenerateRequest, num_tokens: int, lengths: OutputLengths, context_length: int
 ) -> int:
-    """How long the output of a request would have become that was ended after `num_tokens`."""
+    """Guess the full length of an output that was ended after `num_tokens`."""
     sampling = message.sampling
     bound = sampling.max_new_tokens
     if bound is None:
@@ -139,7 +138,7 @@ def _guessed_len(
 
 
 class _Seen:
-    """Puts together what requests saw when they were recorded."""
+    """Collects the recorded outcomes of requests."""
 
     def __init__(self) -> None:
         self._columns = RequestColumns()
@@ -152,7 +151,7 @@ class _Seen:
         self._columns.enter(number, sent_s, len(message.input_ids) // 4, tenant)
         self._columns.finish(msgspec.structs.replace(finish, id=number), tap.ended_s[message.id])
         self._columns.first_s[number] = tap.first_s.get(message.id, np.nan)
-        # The front has found the end of some: a stop string.
+        # The front ended some of them, at a stop string.
         self._columns.state[number] = tap.state_of(finish)
 
     def record(self, gaps: Gaps) -> Record:
@@ -160,17 +159,17 @@ class _Seen:
 
 
 class _Tap:
-    """The engine of a replay, listened to."""
+    """A wrapper of a replay's engine that observes its messages."""
 
     def __init__(self, replay: Replay, engine: Engine) -> None:
         self.sent: list[tuple[float, GenerateRequest]] = []
         self.finished: dict[int, Finish] = {}
-        self.first_s: dict[int, float] = {}  # when the first token came, by id
+        self.first_s: dict[int, float] = {}  # time of the first token, by id
         self.ended_s: dict[int, float] = {}
         self.outputs: dict[int, list[int]] = {}  # tokens, by id
         self.gaps = Gaps()
-        self._stopped: set[int] = set()  # whose end the front has found
-        self._last_s: dict[int, float] = {}  # when the last token of an open request came
+        self._stopped: set[int] = set()  # requests that the front ended, at a stop string
+        self._last_s: dict[int, float] = {}  # time of the last token of each open request
         self._replay = replay
         self._engine = engine
 
@@ -199,13 +198,14 @@ class _Tap:
         self._engine.lose(ids, message)
 
     def state_of(self, finish: Finish) -> int:
-        """What became of a request: `outcome.state_of`, and one with a stop string is done."""
+        """The outcome of a request: as `outcome.state_of`, but DONE if it ended at a stop
+        string."""
         if finish.id in self._stopped and finish.reason == "abort":
             return DONE
         return state_of(finish)
 
     def lengths(self) -> OutputLengths:
-        """Of the outputs that came to their end. Those of no token were no outputs."""
+        """The lengths of outputs that ended by themselves. Empty outputs do not count."""
         found = OutputLengths()
         for _, message in self.sent:
             finish = self.finished.get(message.id)
@@ -234,7 +234,7 @@ class _Tap:
     def _note_tokens(self, ids: list[int]) -> None:
         now = self._replay.last_s
         gaps = []
-        # Of several tokens in a step each counts with the time since the step before, as in a run.
+        # Each of several tokens in a step counts with the time since the step before, as in a run.
         for id in ids:
             before = self._last_s.get(id)
             if before is None:
@@ -248,13 +248,13 @@ class _Tap:
 def _arrival(
     time_s: float, message: GenerateRequest, output_len: int, output: list[int]
 ) -> Arrival:
-    """`output`: its first tokens, as far as they are known; behind them it has fillers."""
+    """`output`: the first tokens, as far as known; fillers follow them."""
     sampling = message.sampling
     known = b""
     if output:
         more = [FILLER] * (output_len - len(output))
         known = np.array(output + more, dtype=np.int32).tobytes()
-    # An output that ended early must be able to end in the simulation, too.
+    # An output that ended early must be able to end early in the simulation, too.
     ended_early = output_len < (sampling.max_new_tokens or 0)
     return Arrival(
         time_s=time_s,

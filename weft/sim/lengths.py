@@ -1,4 +1,4 @@
-"""How long an output would have become that came to no end: a guess, by outputs that did."""
+"""Guesses the full length of an output that was cut off, from the outputs that ended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from weft.arrays import LongArray
 
 
 class OutputLengths:
-    """Of each tenant, the lengths of the outputs that came to their end, in tokens."""
+    """The lengths of outputs that ended by themselves, per tenant, in tokens."""
 
     def __init__(self) -> None:
         self._noted: dict[str, list[int]] = {}
         self._all: list[int] = []
-        # Sorted, with the sums from each place to the end; by tenant, None: all tenants.
+        # By tenant (None: all tenants): sorted lengths, and the sum from each index to the end.
         self._sorted: dict[str | None, tuple[LongArray, LongArray]] = {}
 
     def note(self, tenant: str, length: int) -> None:
@@ -22,9 +22,8 @@ class OutputLengths:
         self._all.append(length)
 
     def guess(self, tenant: str, *, beyond: int, bound: int) -> int:
-        """The mean of the tenant's outputs that are longer than `beyond` tokens; if there is none,
-        of everybody's; if there is none either, `bound`. Never more than `bound`.
-        """
+        """The mean length of the tenant's outputs that are longer than `beyond` tokens; if there
+        are none, that of all tenants; else `bound`. Never more than `bound`."""
         for whose in (tenant, None):
             lengths, sums = self._of(whose)
             first = int(np.searchsorted(lengths, beyond, side="right"))

@@ -1,8 +1,8 @@
-"""What became of a request, as its final word says it.
+"""The outcome of a request, read from its finish message.
 
-DONE      it came to its end: a stop, or the length that it asked for
-ABORTED   its client left it, or whoever runs the server ended all that was open
-REFUSED   the engine did not take it, or ended it itself; `why_refused` says why
+DONE      it ended at a stop, or at its maximum length
+ABORTED   its client left, or an operator aborted all open requests
+REFUSED   the engine did not admit it, or ended it; `why_refused` gives the reason
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ DONE = 1
 REFUSED = 2
 ABORTED = 3
 
-# Why a request was refused, or ended by the engine.
+# Reasons why the engine refused or ended a request.
 QUEUE_FULL = "queue full"
-TTFT = "ttft_ms"  # its first token could not come in the time that it gave
-TOO_LONG = "too long"  # prompt and output never fit the context, or the memory
+TTFT = "ttft_ms"  # its first token could not come within its ttft_ms
+TOO_LONG = "too long"  # prompt and output together never fit the context, or the memory
 NOT_BEGUN = "not begun in time"  # its timeout, or --max-queue-s
 NOT_ENDED = "not ended in time"  # its timeout, or --max-run-s
-INVALID = "invalid"  # in itself: other settings of the scheduler change nothing
-FAILED = "failed"  # a fault, or a device whose memory was released
+INVALID = "invalid"  # in itself: other settings of the scheduler do not help
+FAILED = "failed"  # a fault, or the memory of the device was released
 
 _NEVER_FITS = re.compile(r"together at most [\d,]+ fit$")
 
@@ -33,14 +33,14 @@ def state_of(finish: Finish) -> int:
     """DONE, ABORTED or REFUSED."""
     if finish.reason in ("stop", "length"):
         return DONE
-    # An abort with the status of an error is the engine's own: time was over.
+    # An abort with the status of an error is a timeout by the engine.
     if finish.reason == "abort" and finish.status < 400:
         return ABORTED
     return REFUSED
 
 
 def why_refused(finish: Finish) -> str:
-    """Why the engine refused or ended a request, in few words."""
+    """The reason for which the engine refused or ended a request, in a few words."""
     status = finish.status
     if finish.reason == "abort":
         return NOT_BEGUN if status == 503 else NOT_ENDED

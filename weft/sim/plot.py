@@ -1,4 +1,4 @@
-"""Curves of one or several runs, with matplotlib, which is not a dependency."""
+"""Curves of one or several runs, with matplotlib (an optional dependency)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ TITLES = ("TTFT", "ITL", "E2E")
 
 
 def plot(name: str, labels: Sequence[str], records: Sequence[Record]) -> None:
-    """Write an image: how many requests have at most so long a TTFT, ITL and E2E.
-    Raises SettingsError.
-    """
+    """Write an image with the cumulative distributions of TTFT, ITL and E2E. Raises
+    SettingsError."""
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
     except ImportError as exc:
@@ -44,7 +43,7 @@ def plot(name: str, labels: Sequence[str], records: Sequence[Record]) -> None:
 
 
 def _curve(record: Record, title: str) -> list[float]:
-    """Seconds at PERCENTS."""
+    """The values in seconds at PERCENTS."""
     if title == "ITL":
         return [record.gaps.percentile(percent) for percent in PERCENTS.tolist()]
     values = e2e_of(record)

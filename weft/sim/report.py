@@ -1,4 +1,4 @@
-"""What a run was worth: rates, percentiles, hits, fairness, goodput."""
+"""Summaries of a run: rates, percentiles, cache hits, fairness, goodput."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ PERCENTS = (50, 90, 99)
 
 
 class Slo(NamedTuple):
-    """What a request must keep to count as good:
-    time to the first token, and mean time between tokens.
-    """
+    """The bounds that a request must keep to count for goodput: time to the first token, and mean
+    time between tokens."""
 
     ttft_s: float = float("inf")
     itl_s: float = float("inf")
@@ -30,15 +29,14 @@ class Slo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Figures of one run. Times in seconds;
-    percentiles are p50, p90, p99 of requests that were served, of `itl_s` of all tokens.
-    Served are those that were finished, or aborted with tokens.
-    """
+    """Figures of one run. Times are in seconds. Percentiles are p50, p90, p99 of the served
+    requests; those of `itl_s` are of all tokens. Served requests are those that finished, or were
+    aborted after their first token."""
 
     requests: int
     finished: int
     aborted: int  # by their clients
-    refused: int  # or ended by the engine
+    refused: int  # refused, or ended by the engine
     refused_by: dict[str, int]  # by reason
     duration_s: float  # from the first arrival to the last token
     requests_per_s: float
@@ -50,19 +48,19 @@ class Summary:
     hit_rate: float  # prompt tokens found in the cache
     retractions: int
     evicted_tokens: int
-    row_use: float  # rows that decode, of all rows, while any does
-    device_use: float  # time in which the device is busy
-    fairness: float  # Jain's index over tenants, 1: all are served at the same speed
-    good_per_s: float  # requests that kept the SLO
+    row_use: float  # mean share of rows that decode, over the decode steps
+    device_use: float  # share of time in which the device is busy
+    fairness: float  # Jain's index over tenants; 1: all are served at the same speed
+    good_per_s: float  # requests within the SLO
     good_share: float
-    busiest: float = 1.0  # of several engines: the time that one worked, divided by the mean
+    busiest: float = 1.0  # of several engines: the largest working time, divided by the mean
     encoder_runs: int = 0
     encoded_tokens: int = 0
-    encoder_hits: int = 0  # pictures that were there encoded when a prompt needed them
-    encoder_s: float = 0.0  # that encoders worked
+    encoder_hits: int = 0  # pictures that were already encoded when a prompt needed them
+    encoder_s: float = 0.0  # working time of encoders
 
     def to_dict(self) -> JsonObject:
-        """For JSON: what never happened is null."""
+        """The figures for JSON: undefined values are null."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
@@ -75,7 +73,7 @@ def summarize(record: Record, slo: Slo) -> Summary:
     ttft = ttft_of(record)
     e2e = e2e_of(record)
     is_prompt = ttft <= slo.ttft_s
-    # A request of one token has no time between tokens, and keeps any bound on it.
+    # A request of one token has no time between tokens, so it keeps any bound on it.
     is_fluent = ~(mean_itl_of(record) > slo.itl_s)
     num_good = int((done & is_prompt & is_fluent).sum())
     num_cached = int(record.cached_len[done].sum())
@@ -111,14 +109,14 @@ def summarize(record: Record, slo: Slo) -> Summary:
 
 
 def was_served(record: Record) -> BoolArray:
-    """[N] whether a request was finished, or got tokens until its client left it."""
+    """[N] whether a request finished, or got tokens before its client left."""
     has_some = (record.state == ABORTED) & (record.output_len > 0)
     served: BoolArray = (record.state == DONE) | has_some
     return served
 
 
 def refused_by(record: Record, tenant: int | None = None) -> dict[str, int]:
-    """How many requests, of all or of one tenant, were refused, by reason."""
+    """The number of refused requests by reason, of all tenants or of one."""
     refused = record.state == REFUSED
     if tenant is not None:
         refused &= record.tenant == tenant
@@ -136,12 +134,12 @@ def _duration_s(record: Record) -> float:
     if not len(ends):
         return float("nan")
     began_s = np.nanmin(record.sent_s)
-    # Never 0: rates are divided by it.
+    # Never 0, because rates are divided by it.
     return max(float(ends.max() - began_s), 1e-9)
 
 
 def ttft_of(record: Record) -> DoubleArray:
-    """[N] seconds to the first token; to the end, for requests that wanted none."""
+    """[N] seconds to the first token; for requests without output tokens, to the end."""
     wanted_none = (record.state == DONE) & (record.output_len == 0)
     first_s = np.where(wanted_none, record.end_s, record.first_s)
     return first_s - record.sent_s
@@ -154,7 +152,7 @@ def e2e_of(record: Record) -> DoubleArray:
 
 
 def mean_itl_of(record: Record) -> DoubleArray:
-    """[N] mean seconds between the tokens of a request; NaN for those of one token."""
+    """[N] mean seconds between the tokens of a request; NaN for requests of one token."""
     num_gaps = (record.output_len - 1).astype(np.float64)
     num_gaps = np.where(num_gaps > 0, num_gaps, np.nan)
     return (record.end_s - record.first_s) / num_gaps
@@ -163,8 +161,8 @@ def mean_itl_of(record: Record) -> DoubleArray:
 def fairness(record: Record) -> float:
     """Jain's index of the speeds at which tenants were served: (sum x)^2 / (n sum x^2).
 
-    A tenant's speed is its output tokens, divided by the time that its requests spent here. So who
-    asks for more does not look better served, and who waits longer does look worse.
+    A tenant's speed is its output tokens, divided by the time that its requests were present. So a
+    tenant with more requests does not look better served, and one with longer waits looks worse.
     Source: Jain, Chiu and Hawe, DEC-TR-301 (1984).
     """
     done = was_served(record)
@@ -195,7 +193,7 @@ def percentiles(values: NDArray[np.float64]) -> Percentiles:
 
 
 def describe(summary: Summary) -> str:
-    """One run, in lines."""
+    """One run as text lines."""
     times = []
     for name, values in _times(summary).items():
         times.append([name, *map(_seconds, values)])
@@ -234,7 +232,7 @@ def _ends(summary: Summary) -> str:
 
 
 def outcomes(names: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """What became of the requests: a table with a row for each run."""
+    """A table of the outcomes of requests, with a row per run."""
     reasons = sorted({reason for each in summaries for reason in each.refused_by})
     rows = []
     for name, each in zip(names, summaries, strict=True):
@@ -244,15 +242,14 @@ def outcomes(names: Sequence[str], summaries: Sequence[Summary]) -> str:
     return table(["", "requests", "finished", "aborted", "refused", *reasons], rows)
 
 
-MAX_TENANTS = 20  # that are listed
+MAX_TENANTS = 20  # tenants that are listed
 
 
 STATES = (DONE, ABORTED, REFUSED)
 
 
 def by_tenant(record: Record) -> str:
-    """A table with a row for each tenant, those with most output tokens first; nothing if there
-    is one alone."""
+    """A table with a row per tenant, most output tokens first; empty for a single tenant."""
     if len(record.tenants) < 2:
         return ""
     ttft = ttft_of(record)
@@ -301,7 +298,7 @@ COLUMNS = [
 
 
 def compare(names: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """A table with a row for each run."""
+    """A table with a row per run."""
     rows = []
     columns = [*COLUMNS, "good"]
     sees = any(each.encoder_runs for each in summaries)
@@ -329,7 +326,7 @@ def _times(summary: Summary) -> dict[str, Percentiles]:
 
 
 def _seconds(value: float) -> str:
-    """Seconds for people: 3.40 s, 52.1 ms."""
+    """Seconds as readable text: 3.40 s, 52.1 ms."""
     if not value < 1:
         return f"{number(value)} s"
     return f"{number(1e3 * value)} ms"

@@ -1,6 +1,5 @@
-"""Sends a trace to an engine and notes what comes back. In virtual time it is a simulation; with a
-real engine and a real clock the very same run is a measurement.
-"""
+"""Sends a trace to an engine and records the replies. In virtual time this is a simulation; with a
+real engine and a real clock the same run is a measurement."""
 
 from __future__ import annotations
 
@@ -30,21 +29,22 @@ from weft.sim.speed import MachineSpeed
 from weft.sim.trace import Arrival, TokenSource
 
 DoubleArray = NDArray[np.float64]
-NumberedArrival: TypeAlias = tuple[int, Arrival]  # with its place in the trace
+NumberedArrival: TypeAlias = tuple[int, Arrival]  # (index in the trace, arrival)
 
 
 class Clock(Protocol):
     def __call__(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
         ...
 
     def wait_until(self, time_s: float) -> None:
-        """Return when it is that late. An engine without work lets time pass so."""
+        """Return when the clock has reached `time_s`. Time passes this way if an engine has no
+        work."""
         ...
 
 
 class SteppableEngine(Protocol):
-    """What is needed of `weft.engine.engine.Engine`."""
+    """The part of `weft.engine.engine.Engine` that a run uses."""
 
     @property
     def has_work(self) -> bool: ...
@@ -54,36 +54,36 @@ class SteppableEngine(Protocol):
     def step(self) -> list[FromEngine]: ...
 
 
-# What stands around the engine of a run: it looks on, or has a say in what the engine gets when.
+# Wraps the engine of a run: the wrapper may observe the engine, or control its inputs.
 Around: TypeAlias = Callable[[Engine, Clock], SteppableEngine]
 
 
 class Target(Protocol):
-    """What a trace is sent to: an engine, or several behind a router."""
+    """The destination of a trace: an engine, or several behind a router."""
 
     @property
     def now_s(self) -> float:
-        """What came until then may be sent."""
+        """Requests that arrived up to this time may be sent."""
         ...
 
     @property
     def outputs_s(self) -> float:
-        """When the outputs of the last step were there."""
+        """The time at which the outputs of the last step were available."""
         ...
 
     @property
     def has_work(self) -> bool: ...
 
     def wait_until(self, time_s: float) -> None:
-        """Without work, time passes so."""
+        """Let time pass without work."""
         ...
 
     def submit(self, message: GenerateRequest, time_s: float) -> None:
-        """A request that came at `time_s`, which is not later than `now_s`."""
+        """Send a request that arrived at `time_s`, which is not later than `now_s`."""
         ...
 
     def abort(self, number: int) -> None:
-        """The client of this request leaves."""
+        """Abort this request, because its client leaves."""
         ...
 
     def step(self) -> list[FromEngine]: ...
@@ -107,7 +107,7 @@ class EngineTarget:
 
     @property
     def has_work(self) -> bool:
-        # A refusal is in the next step's output, also of an engine without work.
+        # The next step's output has a refusal even if the engine has no work.
         return self._engine.has_work or self._has_sent
 
     def wait_until(self, time_s: float) -> None:
@@ -128,33 +128,33 @@ class EngineTarget:
 
 @dataclass
 class Record:
-    """What became of N requests. Times are those of the run's clock;
-    NaN where something never happened.
-    """
+    """The outcomes of N requests. Times are those of the run's clock; NaN for events that did not
+    happen."""
 
-    sent_s: DoubleArray  # [N] when it arrived
-    first_s: DoubleArray  # [N] when its first token was there
-    end_s: DoubleArray  # [N]
+    sent_s: DoubleArray  # [N] arrival
+    first_s: DoubleArray  # [N] first token
+    end_s: DoubleArray  # [N] end
     prompt_len: LongArray  # [N]
-    output_len: LongArray  # [N] tokens that it got
-    cached_len: LongArray  # [N] of its prompt, found in the cache
+    output_len: LongArray  # [N] tokens received
+    cached_len: LongArray  # [N] cached tokens of its prompt
     retractions: LongArray  # [N]
     state: LongArray  # [N] OPEN, DONE, REFUSED or ABORTED
-    tenant: LongArray  # [N] number of its tenant
-    tenants: list[str] = field(default_factory=list)  # their names
-    reason: LongArray = field(default_factory=lambda: _none(0))  # [N] why it was refused
-    reasons: list[str] = field(default_factory=list)  # in words
-    gaps: Gaps = field(default_factory=Gaps)  # between the tokens of a request
+    tenant: LongArray  # [N] index of its tenant
+    tenants: list[str] = field(default_factory=list)  # names of the tenants
+    # [N] index into `reasons`, if it was refused
+    reason: LongArray = field(default_factory=lambda: _none(0))
+    reasons: list[str] = field(default_factory=list)  # texts of the reasons
+    gaps: Gaps = field(default_factory=Gaps)  # times between the tokens of a request
     meter: StepMeter = field(default_factory=StepMeter)
-    num_rows: int = 0  # rows that there are
+    num_rows: int = 0  # number of rows that exist
     evicted_tokens: int = 0
     num_expected: int = 0  # first tokens whose time was estimated
-    num_within: int = 0  # of these, within the band around the estimate
-    busiest: float = 1.0  # of several engines: the time that one worked, divided by the mean
+    num_within: int = 0  # of these, first tokens within the band around the estimate
+    busiest: float = 1.0  # of several engines: the largest working time, divided by the mean
     encoder_runs: int = 0
     encoded_tokens: int = 0
-    encoder_hits: int = 0  # pictures that were there encoded when a prompt needed them
-    encoder_s: float = 0.0  # that encoders worked, of all engines together
+    encoder_hits: int = 0  # pictures that were already encoded when a prompt needed them
+    encoder_s: float = 0.0  # working time of all encoders together
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -165,7 +165,7 @@ class Record:
         return float(self.end_s.max() - self.sent_s.min())
 
     def add_encoder(self, encoder: SimulatedEncoder, stats: Stats) -> None:
-        """What the encoder of one engine did, and the numbers of that engine."""
+        """Add the encoder figures of one engine, from its encoder and its stats."""
         self.encoder_runs += encoder.num_runs
         self.encoded_tokens += encoder.num_tokens
         self.encoder_hits += stats.total_encoder_hits
@@ -173,9 +173,7 @@ class Record:
 
 
 class Run:
-    """One run of a trace. `lengths` is told the true length of each output,
-    if somebody wants to know.
-    """
+    """One run of a trace. If `lengths` is given, it receives the true length of each output."""
 
     def __init__(
         self,
@@ -190,16 +188,16 @@ class Run:
         self._gaps = Gaps()
         self._tenants: dict[str, int] = {}
         self._due: list[tuple[float, int, Arrival]] = []  # heap: next turns whose time is known
-        # Next turns, by the request that they wait for.
+        # Next turns, by the request that must end before them.
         self._parked: dict[int, list[NumberedArrival]] = {}
-        # Requests whose clients leave after a time: when, and which.
+        # Requests whose clients leave early: (time, number).
         self._leaving: list[tuple[float, int]] = []
-        self._cut: set[int] = set()  # requests whose outputs end where their clients leave
-        # The next request of the trace that waits for no other.
+        self._cut: set[int] = set()  # requests whose outputs end because their clients leave
+        # The next request of the trace that does not wait for another one.
         self._next: NumberedArrival | None = None
 
     def play(self, arrivals: Iterable[Arrival]) -> Record:
-        """Send everything, and wait for the last token."""
+        """Send all requests, and wait for the last token."""
         source = enumerate(arrivals)
         target = self._target
         self._began = target.now_s
@@ -218,13 +216,14 @@ class Run:
                 return self._record()
 
     def _send_due(self, source: Iterator[NumberedArrival]) -> float | None:
-        """Send what has arrived by now. Returns when the next request does, if that is known."""
+        """Send the requests that have arrived. Returns the time of the next arrival, if it is
+        known."""
         now = self._target.now_s
         while True:
-            first_s = math.inf  # when the next request of the trace comes
+            first_s = math.inf  # arrival of the next request of the trace
             if self._next is not None:
                 first_s = self._began + self._next[1].time_s
-            turn_s = math.inf  # when the next turn of a chat comes
+            turn_s = math.inf  # arrival of the next turn of a chat
             if self._due:
                 turn_s = self._due[0][0]
             due_s = min(turn_s, first_s)
@@ -250,7 +249,7 @@ class Run:
                 self._target.abort(number)
 
     def _pull(self, source: Iterator[NumberedArrival]) -> None:
-        """Find the next arrival that waits for no other. Put aside those that do."""
+        """Find the next arrival that does not wait for another request. Park those that do."""
         self._next = None
         for number, arrival in source:
             before = arrival.after
@@ -264,7 +263,7 @@ class Run:
                 self._follow(ended_s, number, arrival)
 
     def _follow(self, ended_s: float, number: int, arrival: Arrival) -> None:
-        """The request that this one waits for has ended: from then on its time counts."""
+        """Queue a request whose predecessor has ended: its time counts from that end."""
         heapq.heappush(self._due, (ended_s + arrival.time_s, number, arrival))
 
     def _send(self, time_s: float, number: int, arrival: Arrival) -> None:
@@ -282,7 +281,7 @@ class Run:
         sampling = SamplingParams(
             max_new_tokens=arrival.max_new_tokens,
             temperature=0.0,
-            seed=number,  # by which the runner knows the request again (`cost.py`)
+            seed=number,  # the runner identifies the request by it (`cost.py`)
             ignore_eos=arrival.ignore_eos,
         )
         message = GenerateRequest(
@@ -322,7 +321,7 @@ class Run:
 
 
 class RequestColumns:
-    """The numbers of all requests so far, by request. Arrays that double when they are full."""
+    """The figures of all requests so far, as arrays by request number. Arrays double when full."""
 
     TIMES = ("sent_s", "first_s", "last_s", "end_s")
     COUNTS = (
@@ -331,7 +330,7 @@ class RequestColumns:
     )
 
     def __init__(self) -> None:
-        self.num = 0  # requests that were entered, and all with lower numbers
+        self.num = 0  # highest entered number + 1
         self.sent_s = _never(0)
         self.first_s = _never(0)
         self.last_s = _never(0)
@@ -365,7 +364,7 @@ class RequestColumns:
             self.reason[id] = self._reasons.setdefault(why, len(self._reasons))
 
     def record(self, gaps: Gaps, tenants: list[str]) -> Record:
-        """What became of all of them. `tenants`: their names, by number."""
+        """The outcomes of all requests. `tenants`: their names, by index."""
         sent = slice(self.num)
         return Record(
             sent_s=self.sent_s[sent],
@@ -399,7 +398,7 @@ class RequestColumns:
 
 
 def _never(num: int) -> DoubleArray:
-    """Times of what has not happened."""
+    """Times of events that have not happened."""
     return np.full(num, np.nan)
 
 
@@ -417,8 +416,8 @@ def simulate(
     speed: MachineSpeed | None = None,
     encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
 ) -> Record:
-    """Play a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence
-    token. `around` may put something around the engine; `speed` is that of the machine.
+    """Run a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token.
+    `around` may wrap the engine; `speed` is that of the machine.
 
     Raises AssertionError if the engine's own checks find a fault.
     """
@@ -456,8 +455,8 @@ def simulate(
 def with_adapters(
     features: Sequence[AdaptersFeature], arrivals: Iterable[Arrival]
 ) -> Iterator[Arrival]:
-    """The arrivals. Their adapters are loaded before they come, into every engine: loading takes
-    no virtual time."""
+    """The arrivals. The adapter of each is loaded into every engine before it; loading takes no
+    virtual time."""
     for arrival in arrivals:
         if arrival.adapter:
             for feature in features:

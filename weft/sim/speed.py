@@ -1,12 +1,12 @@
-"""How fast a machine was, moment by moment, from steps that it ran; and how long other steps would
-have taken then.
+"""The speed of a machine over time, from steps that it ran; and the durations that other steps
+would have had then.
 
     recorded    |-- step --|- step -|      |---- step ----|
     speed       |   0.9    |  1.1   |  1   |     0.5      |    usual time / time taken
     simulated    |--- step ----|                               until it got its own usual time
 
-So what held up the machine is where it was in time, for as long as then, whether few long steps
-run there or many short ones.
+So a slowdown of the machine stays at its place in time, with its duration, for few long steps as
+well as for many short ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ NUM_PARTS = 10
 
 
 class Stretch(NamedTuple):
-    """A step that ran, in seconds: since when, until when, and how long one like it usually
-    takes."""
+    """A step that ran: its begin, its end, and the usual duration of such a step, in seconds."""
 
     began_s: float
     ended_s: float
@@ -32,16 +31,16 @@ class Stretch(NamedTuple):
 
 
 class SpeedSpread(NamedTuple):
-    """Of `NUM_PARTS` parts of a run with as much work each: how many times as fast as in the mean
-    the machine was in the slowest and in the fastest of them."""
+    """A run is split into `NUM_PARTS` parts of equal work. Speed of the machine, relative to the
+    mean, in the slowest and in the fastest part."""
 
     slow: float  # at most 1
     fast: float
 
 
 class MachineSpeed:
-    """`stretches` follow each other; between them, and where there are none, the speed is the usual
-    one. Behind the last one they begin anew."""
+    """`stretches` are in order of time and do not overlap; between them, and without any, the speed
+    is the usual one. After the last one they repeat from the first."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._factor = 1.0
@@ -54,7 +53,7 @@ class MachineSpeed:
             if began_s > times[-1]:
                 worth.append(worth[-1] + began_s - times[-1])
                 times.append(began_s)
-            # Of a step that began before the first time, the part behind it counts.
+            # If a step began before the previous end, only the part after that end counts.
             part = (one.ended_s - began_s) / (one.ended_s - one.began_s)
             worth.append(worth[-1] + max(part * one.usual_s, LEAST_S))
             times.append(one.ended_s)
@@ -65,7 +64,7 @@ class MachineSpeed:
         self._worth: NDArray[np.float64] = np.array(worth)
 
     def seconds(self, usual_s: float, began_s: float) -> float:
-        """How long a step takes that begins then, and usually takes `usual_s`."""
+        """The duration of a step that begins at `began_s` and usually takes `usual_s`."""
         period_s = float(self._times[-1])
         whole = float(self._worth[-1])
         since_s = began_s % period_s
@@ -75,13 +74,13 @@ class MachineSpeed:
         return max(until_s - since_s, 0.0)
 
     def times(self, factor: float) -> MachineSpeed:
-        """The same machine, at each moment so many times as fast."""
+        """The same machine, `factor` times as fast at each moment."""
         other = copy.copy(self)
         other._factor = self._factor * factor
         return other
 
     def spread(self) -> SpeedSpread:
-        """How much faster or slower it was for a while than in the mean."""
+        """The slowest and the fastest part of the run, relative to the mean."""
         edges = np.linspace(0.0, self._worth[-1], NUM_PARTS + 1)
         took_s = np.diff(np.interp(edges, self._worth, self._times))
         mean_s = float(took_s.mean())

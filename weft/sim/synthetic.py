@@ -1,5 +1,5 @@
-"""Traces that are drawn: arrivals by a random process, lengths by a distribution,
-shared prefixes, chats, tenants.
+"""Synthetic traces: arrivals from a random process, lengths from a distribution, shared prefixes,
+chats, tenants.
 
 Everything follows from the seed.
 """
@@ -19,10 +19,10 @@ from weft.messages.media import MediaItem
 from weft.sim.trace import OUTPUT, PICTURE, Arrival, Prompt, Segment
 
 BLOCK_LEN = 4_096  # conversations that are drawn together
-# Of the Gamma distribution of gaps: their coefficient of variation is 1 / sqrt(shape), about 3.
+# Of the Gamma distribution of gaps: the coefficient of variation is 1 / sqrt(shape), about 3.
 BURST_SHAPE = 0.1
-DEFAULT_SIGMA = 1.0  # of log-normal lengths; that of conversations with chatbots lies about there
-LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD as much as the first
+DEFAULT_SIGMA = 1.0  # of log-normal lengths; conversations with chatbots have about this value
+LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD times as much as tenant 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +163,8 @@ class Lengths(NamedTuple):
 def synthetic(
     traffic: Traffic, first_key: int = 0, pictures: PictureTraffic | None = None
 ) -> Iterator[Arrival]:
-    """The trace that `traffic` describes, with `pictures` in its prompts; None: there are none.
-    Prompts of another `first_key` (by more than `requests`) share nothing.
-    """
+    """The trace that `traffic` describes, with `pictures` in its prompts; None: no pictures. Traces
+    whose `first_key` differs by more than `requests` share no prompt."""
     drawn = None
     if pictures is not None and pictures.images:
         drawn = _Pictures(pictures, traffic, first_key)
@@ -185,8 +184,8 @@ def synthetic(
 
 
 def gaps_s(rng: np.random.Generator, process: str, rate: float, n: int) -> NDArray[np.float64]:
-    """[n] seconds between arrivals, of which `rate` come in a second; 0: all at once. `process` as
-    `--arrivals` names it."""
+    """[n] seconds between arrivals at `rate` per second; 0: all at once. `process` is a value of
+    `--arrivals`."""
     if rate == 0:
         return np.zeros(n)
     if process == "constant":
@@ -197,9 +196,8 @@ def gaps_s(rng: np.random.Generator, process: str, rate: float, n: int) -> NDArr
 
 
 def at_once(lengths: Iterable[tuple[int, int]], *, first_key: int = 0) -> list[Arrival]:
-    """Requests that come at once, with exactly these lengths (input,
-    output) and nothing in common.
-    """
+    """Requests that arrive at once, with exactly these lengths (input, output) and without shared
+    prefixes."""
     arrivals = []
     for key, (input_len, output_len) in enumerate(lengths, first_key):
         arrival = Arrival(
@@ -217,13 +215,13 @@ class _Turn(NamedTuple):
     time_s: float
     input_len: int
     output_len: int
-    prefix: int  # number of the shared prefix, -1: none
+    prefix: int  # index of the shared prefix, -1: none
     tenant: int
 
 
 class _Pictures:
-    """Draws the pictures of prompts, by random numbers of their own: the rest of a trace is the
-    same with pictures and without."""
+    """Draws the pictures of prompts from a separate random generator, so that the rest of a trace
+    is the same with and without pictures."""
 
     def __init__(self, pictures: PictureTraffic, traffic: Traffic, first_key: int) -> None:
         self._mean = pictures.images
@@ -235,7 +233,7 @@ class _Pictures:
         self._num_new = 0
 
     def draw(self, begin: int) -> tuple[MediaItem, ...]:
-        """Those of one prompt, one after the other from its token `begin` on."""
+        """The pictures of one prompt, one after the other from its token `begin` on."""
         items: list[MediaItem] = []
         for _ in range(int(self._rng.poisson(self._mean))):
             number, length = self._one()
@@ -246,7 +244,7 @@ class _Pictures:
         return tuple(items)
 
     def _one(self) -> tuple[int, int]:
-        """Number and tokens of the next picture."""
+        """Number and token count of the next picture."""
         if self._pool:
             [number] = _draw(self._rng, self._shares, 1)
             return number, self._pool[number]
@@ -283,10 +281,10 @@ class _Source:
         thinks = rng.exponential(traffic.think, total).tolist()
         prefixes = _draw(rng, self._prefixes, n)
         tenants = _draw(rng, self._tenants, n)
-        first = 0  # of this conversation's turns, among those of all
+        first = 0  # index of this conversation's first turn among all turns
         for i in range(n):
             turns = []
-            time_s = starts[i]  # of the first turn; a later one follows an answer
+            time_s = starts[i]  # of the first turn; a later turn follows an answer
             for j in range(first, first + num_turns[i]):
                 turn = _Turn(
                     time_s=time_s if j == first else thinks[j],
@@ -334,7 +332,7 @@ def _zipf(n: int, exponent: float) -> NDArray[np.float64]:
 
 
 def _draw(rng: np.random.Generator, cumulative: NDArray[np.float64], n: int) -> list[int]:
-    """n numbers by their cumulative probabilities; -1 if there are none."""
+    """n indices drawn by their cumulative probabilities; -1 if there are none."""
     if not len(cumulative):
         return [-1] * n
     drawn = np.searchsorted(cumulative, rng.random(n), side="right")

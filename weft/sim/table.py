@@ -1,4 +1,4 @@
-"""Tables of plain text, and numbers for people."""
+"""Plain text tables, and readable numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need be;
-    the first is aligned to the left, the others to the right.
-    """
+    """A table with columns as wide as needed: the first is left-aligned, the others
+    right-aligned."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *body = (_line(line, widths) for line in lines)
@@ -17,7 +16,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count: 0.0712, 3.40, 52.1, 1,234."""
+    """Three significant digits: 0.0712, 3.40, 52.1, 1,234."""
     if value != value:
         return "-"
     if abs(value) >= 100:

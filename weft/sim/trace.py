@@ -1,8 +1,8 @@
-"""What arrives: a trace is an iterable of `Arrival`, in the order of time. Where it comes from (a
-generator, a file, a journal) is nobody else's business.
+"""Arrivals: a trace is an iterable of `Arrival`, in order of time. No other module knows its source
+(a generator, a file, a journal).
 
 A prompt is written as segments, and becomes token ids only when it is sent: two prompts share a
-prefix as far as they begin with equal segments.
+prefix as far as their first segments are equal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ VOCAB_SIZE = 32_768  # of a simulated model
 EOS = 0  # the token that ends an output in simulation
 FILLER = 1  # every other token of an output
 FIRST_TOKEN = 2  # of prompts
-PICTURE = -2  # key of a segment of placeholders: what picture it is, `Arrival.media` says
-OUTPUT = -1  # key of a segment that repeats an output: of an earlier turn of a chat
+PICTURE = -2  # key of a segment of placeholders; `Arrival.media` has the picture
+OUTPUT = -1  # key of a segment that repeats an output of an earlier chat turn
 
 
 class Segment(NamedTuple):
-    """A piece of prompt. Segments of one key begin with the same tokens,
-    segments of different keys differ at once.
-    """
+    """A piece of a prompt. Segments with equal keys begin with the same tokens; segments with
+    different keys differ from the start."""
 
     key: int  # 0 and up, OUTPUT or PICTURE
     length: int
@@ -37,29 +36,29 @@ AnyPrompt: TypeAlias = Prompt | bytes  # bytes: the token ids themselves, int32 
 
 
 class Arrival(NamedTuple):
-    """One request of a trace. Its number is its place in the trace.
+    """One request of a trace. Its number is its index in the trace.
 
-    `time_s` counts from the beginning of the trace; or, for a request that comes `after` another
-    one (the next turn of a chat), from the end of that one.
-    Such a request stands anywhere behind the one that it waits for.
+    `time_s` counts from the beginning of the trace. If `after` names another request (this one is
+    the next turn of a chat), it counts from the end of that request; the request may then be
+    anywhere after that one in the trace.
     """
 
     time_s: float
     prompt: AnyPrompt
-    output_len: int  # how long its output will be: hidden from the scheduler
-    max_new_tokens: int | None  # what the scheduler is told; None: as many as fit
+    output_len: int  # true length of its output: hidden from the scheduler
+    max_new_tokens: int | None  # the limit that the scheduler sees; None: as many as fit
     tenant: str = ""
     after: int = -1
     priority: int = 0
     ignore_eos: bool = False  # the output ends at max_new_tokens, and the scheduler knows
     salt: str = ""  # prefixes are shared only with equal salts
-    adapter: str = ""  # uid of its adapter; nothing: none
-    ttft_ms: int = 0  # to its first token, as it asks; 0: any time
-    timeout_ms: int = 0  # until it is ended wherever it is, as it asks; 0: never
-    # The token ids of its output, int32 each, `output_len` of them; nothing: they are fillers.
+    adapter: str = ""  # uid of its adapter; empty: none
+    ttft_ms: int = 0  # its bound on the time to the first token; 0: none
+    timeout_ms: int = 0  # its bound on the whole time; 0: none
+    # The token ids of its output, int32 each, `output_len` of them; empty: fillers.
     output: bytes = b""
-    is_cut: bool = False  # its output ends there because its client leaves
-    leaves_s: float = math.inf  # after so long its client leaves, whatever it has got
+    is_cut: bool = False  # its output ends early because its client leaves
+    leaves_s: float = math.inf  # its client leaves after this time, whatever it has received
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds in its prompt, without values
 
     @property
@@ -73,8 +72,8 @@ class Arrival(NamedTuple):
 class TokenSource:
     """Turns prompts into packed token ids, at the speed of a copy.
 
-    A segment is its key, written as the first two tokens, and then a stretch of one long random
-    table. (Segments of one token can only tell `vocab_size` keys apart.)
+    A segment is its key, encoded in its first two tokens, and then a section of one long random
+    table. (Segments of one token can distinguish only `vocab_size` keys.)
     """
 
     TABLE_LEN = 1 << 18
