@@ -1,1 +1,1 @@
-"""The command line, a file for each verb."""
+"""The command line, one file per verb."""

@@ -1,6 +1,4 @@
-"""The verb `bench`: parses, and calls what is to be measured.
-What there is to measure stands in `weft/bench/`.
-"""
+"""The verb `bench`: parses the command line and calls a benchmark of `weft/bench/`."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from weft.sim.synthetic import Traffic
 class Benchmark(NamedTuple):
     run: Callable[[Settings], int]
     about: str
-    configs: tuple[type[Config], ...]  # whose fields are its options
+    configs: tuple[type[Config], ...]  # classes whose fields are the options
     positional: str = ""  # the option that needs no flag
 
 

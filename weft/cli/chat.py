@@ -1,7 +1,7 @@
-"""The verb `chat`: a conversation in the terminal,
-with a model in this process or with a running server.
+"""The verb `chat`: a conversation in the terminal, with a model in this process or with a running
+server.
 
-Ctrl-C interrupts the answer that is being given; at the prompt, Ctrl-C and Ctrl-D leave.
+Ctrl-C interrupts the current answer; at the prompt, Ctrl-C and Ctrl-D quit.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LocalChatBackend:
 
 
 class TerminalChat:
-    """Reads lines, prints answers, and remembers both."""
+    """Reads lines, prints answers, and keeps the conversation."""
 
     def __init__(self, backend: ChatBackend, system: str) -> None:
         self._backend = backend
@@ -104,7 +104,7 @@ class TerminalChat:
         self._clear()
 
     def run(self) -> None:
-        """Until the user leaves."""
+        """Chat until the user quits."""
         _enable_line_editing()
         print(f"{self._backend.name}. /help shows the commands, Ctrl-D leaves.")
         while True:
@@ -134,9 +134,8 @@ class TerminalChat:
             print(COMMANDS)
 
     def _exchange(self, line: str) -> None:
-        """Print the answer to `line` as it comes.
-        What was interrupted stays in the conversation as far as it came.
-        """
+        """Print the answer to `line` as it comes. The received part of an interrupted answer stays
+        in the conversation."""
         self._messages.append({"role": "user", "content": line})
         pieces: list[str] = []
         try:
@@ -157,7 +156,7 @@ class TerminalChat:
 
 
 def _printable(text: str) -> str:
-    """Without control characters: a model must not paint or command the terminal."""
+    """The text without control characters, so that a model cannot control the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 

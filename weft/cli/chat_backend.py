@@ -1,4 +1,4 @@
-"""What `weft chat` needs of whoever answers."""
+"""The interface of `weft chat` to the source of answers: a model in this process, or a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class ChatBackend(Protocol):
     name: str
 
     def answer(self, messages: list[JsonObject]) -> Generator[str, None, None]:
-        """The next answer in pieces of text. Closing it early ends the request.
-        Raises ChatError.
-        """
+        """Yield the next answer in pieces of text. Closing the generator early ends the request.
+        Raises ChatError."""
         ...

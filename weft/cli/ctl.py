@@ -1,16 +1,16 @@
-"""The verb `ctl`: a control request to a running server, and its answer as lines.
+"""The verb `ctl`: sends a control request to a running server and prints its answer as lines.
 
     weft ctl flush-cache --timeout 10
     weft ctl state set max_running_requests=8 schedule_policy=lpm
     weft ctl requests --json
 
-Every route of administration is a command. `COMMANDS` lists them with their words; the arguments of
-a command follow from the message that is the body of its route, and from the numbers behind the
-path. A route that is not in the list is a command under its own name. Single routes are known to
-`COMMANDS` alone.
+Every administration route is a command. `COMMANDS` lists the commands with their words; the
+arguments of a command come from the message that is the body of its route, and from the query
+parameters of the route. A route that is not in the list is a command under its own name. Only
+`COMMANDS` knows single routes.
 
-Exit status: 0 if it was done, 1 if the server refused it, 2 for a command or an address that cannot
-be used.
+Exit status: 0 if the request succeeded, 1 if the server refused it, 2 for a command or an address
+that cannot be used.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ Place = Literal["body", "query", "path", "content"]  # content: the whole body, 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a command: an option if its name begins with dashes, else by its position."""
+    """One argument of a command: an option if its name begins with dashes, else positional."""
 
     name: str
     help: str
     read: Callable[[str], Any] | None = str  # text to value; None: a switch
-    field: str = ""  # in the body or query, if it is not the name
-    place: Place | None = None  # None: the body, or the query of a GET or beside a content
+    field: str = ""  # name in the body or query, if it differs from the argument's name
+    # None: the body; or the query, for GET and for commands with a content
+    place: Place | None = None
     optional: bool = False
-    many: bool = False  # takes all that follow; `read` gets them one by one, `field` their list
+    # takes all following words; `read` parses them one by one, `field` is their list
+    many: bool = False
 
     @property
     def target(self) -> str:
@@ -71,7 +73,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class CtlCommand:
-    """`body`: the message whose fields are arguments, besides those that `arguments` has."""
+    """`body` is the message whose fields are arguments, except fields that `arguments` lists."""
 
     words: str
     method: str
@@ -79,7 +81,8 @@ class CtlCommand:
     help: str
     arguments: tuple[Argument, ...] = ()
     body: type[msgspec.Struct] | None = None
-    show: Callable[[Any], Iterator[str]] | None = None  # the answer in lines; None: `readable`
+    # formats the answer as lines; None: `readable`
+    show: Callable[[Any], Iterator[str]] | None = None
 
 
 # ---- texts as values
@@ -98,7 +101,7 @@ def words(text: str) -> list[str]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """name=value, where the value is JSON or else a text."""
+    """Parse name=value; the value is JSON, or else plain text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ValueError(text)
@@ -109,7 +112,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def content(text: str) -> bytes:
-    """The bytes of the file of that name."""
+    """The bytes of the named file."""
     try:
         return Path(text).read_bytes()
     except OSError as exc:
@@ -124,7 +127,7 @@ def weight_version(answer: Any) -> Iterator[str]:
 
 
 def traces(answer: Any) -> Iterator[str]:
-    """Of requests, as they read."""
+    """The traces of requests as text."""
     for one in answer["requests"]:
         place = ""
         if one.get("position") is not None:
@@ -139,7 +142,7 @@ def traces(answer: Any) -> Iterator[str]:
 
 
 def experts(answer: Any) -> Iterator[str]:
-    """A line for each layer: its tokens times experts, and the experts that got most."""
+    """One line per layer: (token, expert) assignments, and the experts with the most."""
     for layer, prefill, decode in zip(
         answer["layers"], answer["prefill"], answer["decode"], strict=True
     ):
@@ -161,7 +164,7 @@ def profile(answer: Any) -> Iterator[str]:
 
 # ---- the commands
 
-# What the field of a message is for. One that is not here is explained by its type.
+# Help texts for fields of messages. A field without one shows its type.
 HELP = {
     "policy": "name",
     "mode": "what becomes of open requests: abort, retract, in_place",
@@ -460,7 +463,7 @@ COMMANDS = (
 
 
 def arguments_of(command: CtlCommand) -> tuple[Argument, ...]:
-    """The arguments that the command lists, behind those that follow from its body."""
+    """The arguments that follow from the command's body, then those that the command lists."""
     if command.body is None:
         return command.arguments
     listed = {one.target for one in command.arguments}
@@ -471,7 +474,7 @@ def arguments_of(command: CtlCommand) -> tuple[Argument, ...]:
 
 
 def _argument(field: msgspec.structs.FieldInfo) -> Argument:
-    """A field that must be given has a position, another is an option."""
+    """A required field is a positional argument, any other an option."""
     kinds = _alternatives(msgspec.inspect.type_info(field.type))
     kind = kinds[0]
     read: Callable[[str], Any] | None = _READERS.get(type(kind), json.loads)
@@ -498,16 +501,16 @@ _READERS: dict[type, Callable[[str], Any] | None] = {
 
 
 def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
-    """The types of a union but for null, or the type alone."""
+    """The types of a union without null, or the type itself."""
     if not isinstance(kind, msgspec.inspect.UnionType):
         return [kind]
     return [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
 
 
 def other_commands() -> list[CtlCommand]:
-    """Commands of the routes of administration that are not in the list.
+    """Commands for the administration routes that are not in `COMMANDS`.
 
-    The server's modules are imported for it, so only if there is need.
+    This imports the server's modules, so it is called only when needed.
     """
     from weft.server.admin import settings, weights, work
 
@@ -528,7 +531,7 @@ def other_commands() -> list[CtlCommand]:
 
 
 def ctl(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit status. Raises SettingsError for what cannot even be sent."""
+    """Run the verb. Returns the exit status. Raises SettingsError if the request cannot be sent."""
     common, rest = _common().parse_known_args(list(argv))
     if not rest:
         print(_help())
@@ -583,7 +586,7 @@ def _common() -> argparse.ArgumentParser:
 
 
 def _find(texts: list[str]) -> tuple[CtlCommand, list[str]]:
-    """The command that `texts` begin with, and the others. Raises SettingsError."""
+    """The command at the beginning of `texts`, and the remaining words. Raises SettingsError."""
     for command in COMMANDS:
         name = command.words.split()
         if texts[: len(name)] == name:
@@ -627,7 +630,7 @@ def _parser(command: CtlCommand) -> argparse.ArgumentParser:
 def _request(
     command: CtlCommand, given: argparse.Namespace
 ) -> tuple[str, bytes | None, dict[str, str]]:
-    """Path with query, body if the method has one, and headers."""
+    """The path with its query, the body if the method has one, and the headers."""
     arguments = arguments_of(command)
     sends_content = any(one.place == "content" for one in arguments)
     usual: Place = "query" if command.method == "GET" or sends_content else "body"
@@ -658,7 +661,7 @@ def _request(
 
 
 def _value(argument: Argument, written: Any) -> Any:
-    """The written texts as the server takes them. Raises SettingsError."""
+    """Convert the texts of the command line to the value for the server. Raises SettingsError."""
     if argument.read is None:
         return True
     texts = written if argument.many else [written]

@@ -1,11 +1,11 @@
-"""The verb `doctor`: looks at this machine, this installation and a model, and starts nothing.
+"""The verb `doctor`: checks this machine, this installation and a model, and starts nothing.
 
     ok    cpu          AMD EPYC, 2 cores; avx2 avx512 avx512_bf16 avx512_vnni
     warn  port         30000 is taken by weft (pid 4711)
     FAIL  weights      2 tensors are missing: model.layers.3.mlp.up_proj.weight, ...
 
-Every line is one check: a function that returns what it found, or raises what is wrong.
-Exit status 1 if any failed.
+Every line is one check: a function that returns what it found, or raises an error. Exit status 1 if
+any check failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ABOUT = (
     "Check this machine, this installation, and a model (the default one if none is named), "
     "without starting it."
 )
-CPU_FEATURES = {  # as the kernel spells it -> what it is good for
+CPU_FEATURES = {  # the kernel's name -> the feature in weft
     "avx2": "avx2",
     "avx512f": "avx512",
     "avx512_vnni": "int8",
@@ -56,13 +56,13 @@ CPU_FEATURES = {  # as the kernel spells it -> what it is good for
 }
 
 LEAST_TORCH = [2, 11]
-LEAST_CAPABILITY = 8  # of a GPU
+LEAST_CAPABILITY = 8  # major version of a GPU's compute capability
 
 Check: TypeAlias = Callable[[], str]
 
 
 class Caution(Exception):
-    """Worth knowing, but nothing that keeps weft from working."""
+    """A warning: the user should know it, but weft works."""
 
 
 def doctor(argv: Sequence[str]) -> int:
@@ -98,7 +98,7 @@ def report(name: str, check: Check) -> bool:
     except Caution as exc:
         mark = "warn"
         text = str(exc)
-    except Exception as exc:  # whatever it is, it is what the user wants to know
+    except Exception as exc:  # any error is what the user wants to know
         known = isinstance(exc, SettingsError | ModelError)
         mark = "FAIL"
         text = str(exc) if known else f"{type(exc).__name__}: {exc}"
@@ -184,7 +184,7 @@ def _torch() -> str:
 
 
 def _kernels() -> str:
-    """Which kernels compute on the CPU; the library is built if need be, as a server would."""
+    """The kernels that compute on the CPU. Builds their library if necessary, as a server would."""
     from weft.ops.cpp.library import Unavailable, load
 
     try:
@@ -197,7 +197,7 @@ def _kernels() -> str:
 
 
 def _gpu_kernels() -> str:
-    """Whether our kernels for GPUs could be compiled here; they are when the engine starts."""
+    """Whether our GPU kernels can be compiled here; the engine compiles them at its start."""
     import torch
 
     if not torch.cuda.is_available():
@@ -227,7 +227,7 @@ def _gpu_kernels() -> str:
 
 
 def _lacks_to_build() -> str:
-    """What a small library of C for this Python cannot be built without."""
+    """What is missing to build a small C library for this Python; "" if nothing is."""
     if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
         return "gcc (or clang, or what CC names) is"
     headers = Path(sysconfig.get_path("include"), "Python.h")
@@ -237,7 +237,7 @@ def _lacks_to_build() -> str:
 
 
 def _packages() -> str:
-    """Versions of what weft needs; fails for what is missing or too old."""
+    """Versions of the packages that weft requires. Fails if one is missing or too old."""
     lines = []
     wrong = []
     for requirement in metadata.requires("weft") or []:
@@ -264,9 +264,8 @@ def _numbers(version: str) -> list[int]:
 
 
 def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, Check]]:
-    """Each check presupposes those before it;
-    where there is no model at all, there is only the first.
-    """
+    """The checks of a model. Each check presupposes the earlier ones; without a model, there is
+    only the first check."""
     from weft.assemble.model_config import choose_model
     from weft.assemble.model_folder import model_folder
     from weft.assemble.prepare import load_tokenizer
@@ -295,7 +294,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
         yield "chat", lambda: _chat(folder)
     else:
         yield "gives", lambda: _pooled(model, pooling)
-    # Of experts, and of the code of transformers, it is not known.
+    # The cost is not known for experts, nor for the code of transformers.
     is_plain = all(isinstance(layer.mlp, MlpSpec) for layer in model.decoder.layers)
     if not model.is_encoder and is_plain and not model.library_config:
         yield "layers", lambda: _layers(config, model, machine)
@@ -320,7 +319,7 @@ def _architecture(model: ModelConfig) -> str:
 
 
 def _code(model: ModelConfig) -> str:
-    """Whose code computes the model (`--model-impl`), and what that costs."""
+    """The code that computes the model (`--model-impl`), and its cost."""
     from weft.assemble.model_config import COST
 
     if not model.library_config:
@@ -330,7 +329,7 @@ def _code(model: ModelConfig) -> str:
 
 
 def _weights(folder: Path, model: ModelConfig) -> str:
-    """Compare names and shapes in the files' headers with what the architecture wants."""
+    """Compare names and shapes in the files' headers with those that the architecture needs."""
     import torch
 
     from weft.executor.plain.tower import TorchTowerBackend
@@ -344,7 +343,7 @@ def _weights(folder: Path, model: ModelConfig) -> str:
 
     with ExitStack() as stack:
         files = open_contents(stack, labelled(weight_files(folder)))
-        # transformers renames and merges tensors when it loads them: it alone can compare.
+        # transformers renames and merges tensors when it loads them: only it can compare.
         if not model.library_config:
             empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
             wanted = {weight.name: weight for weight in empty.weights()}
@@ -360,7 +359,7 @@ def _weights(folder: Path, model: ModelConfig) -> str:
 
 
 def _encoder(vision: TowerSpec, model: ModelConfig) -> str:
-    """What stands beside the decoder for pictures, videos or sounds."""
+    """The encoder for pictures, videos or sounds beside the decoder."""
     kinds = " and ".join(f"{kind}s" if kind != "audio" else kind for kind in vision.kinds)
     weights = f"{count(vision.num_parameters)} parameters, {size(model.vision_bytes)}"
     return f"{kinds}: {vision.told}; {weights}"
@@ -387,7 +386,7 @@ STATES = {
 
 
 def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
-    """What a model makes of a prompt that is not text."""
+    """The output of a model that makes vectors or scores from a prompt, not text."""
     state = STATES[pooling.kind]
     if pooling.task == "classify":
         labels = f"{len(pooling.labels)} labels" if len(pooling.labels) > 1 else "one label"
@@ -397,7 +396,7 @@ def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
 
 
 def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
-    """What the mechanisms of the model cost besides its products."""
+    """The cost of the model's mechanisms besides its matrix products."""
     alone = replace(config, draft_model="", speculative=OFF)
     on_gpu = resolve(alone, model, machine).config.device == "cuda"
     passes = own_passes(model.decoder, model.num_layers, model.num_heads)
@@ -439,7 +438,7 @@ def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machin
 
 
 def _on_gpu(config: EngineConfig) -> str:
-    """How steps run there; `config` is resolved."""
+    """How steps run on the GPU; `config` is resolved."""
     sizes = config.cuda_graph_sizes.split(",")
     graphs = "no graphs"
     if config.cuda_graph_sizes:

@@ -1,10 +1,10 @@
-"""The live page over a recording: pictures of an engine that ran before, or of a simulated one.
+"""The live page for a recording: pictures of an engine that ran earlier, or of a simulated one.
 
     journal or simulation ─▶ Camera ─▶ frames ─▶ a server for this machine ─▶ the page
 
-The pictures are those that the page would have shown. Every step has one, as long as there are not
-too many: then every second is dropped, and so on, so that a film of any length has its place in
-memory. It knows neither how the engine is run, nor what a journal is.
+The pictures are those that the live page would have shown, one per step. When there are too many,
+every second one is dropped, repeatedly, so that a film of any length fits in memory. This module
+knows neither how the engine is run, nor the format of a journal.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from weft.server.page.files import INDEX, PageFile, read_files
 from weft.server.serve import make_server, run
 
 MAX_FRAMES = 1_200
-STEPS_BEFORE = 240  # whose bars a frame shows
-SPAN_S = 60.0  # before a frame, of which it shows figures
-NUM_POINTS = 30  # of the figures before a frame
+STEPS_BEFORE = 240  # steps before a frame whose bars it shows
+SPAN_S = 60.0  # time before a frame whose figures it shows
+NUM_POINTS = 30  # number of these figures
 COMPRESSION = 1
 HOST = "127.0.0.1"
 
@@ -47,13 +47,13 @@ class Frame(NamedTuple):
     """One picture."""
 
     step: int
-    at_s: float  # since the first one
-    packed: bytes  # its JSON, compressed
-    point: JsonObject  # its time and counters: `at_s`, `stats`
+    at_s: float  # since the first frame
+    packed: bytes  # the JSON of the picture, compressed
+    point: JsonObject  # time and counters of the picture: `at_s`, `stats`
 
 
 class Camera:
-    """Takes a picture of an engine behind each step from number `since` on."""
+    """Takes a picture of an engine after each step, from number `since` on."""
 
     def __init__(self, engine: Engine, since: int = 0) -> None:
         self._pictures = engine.services.pictures
@@ -68,7 +68,7 @@ class Camera:
         self._pictures.stay()
 
     def look(self, now: float) -> None:
-        """The engine has made a turn: take a picture, if it has planned another step."""
+        """Take a picture if the engine has planned another step since the last call."""
         step = self._counters.num_steps - 1
         if step == self._last_step:
             return
@@ -86,7 +86,8 @@ class Camera:
             self._first_s = now
         question = Watch(since_step=step - STEPS_BEFORE, since_round=self._round)
         fields = shown(self._pictures.take(question, now), ids_as_text)
-        # A frame stands alone, wherever the page comes from: it has the tree as last seen.
+        # Each frame is complete, because the page can jump to any frame: it has the tree as last
+        # seen.
         tree = fields.get("tree")
         if tree is not None:
             self._tree = tree
@@ -106,7 +107,7 @@ class Camera:
 
 
 class FilmedEngine:
-    """An engine of a simulation, with a camera on it."""
+    """A simulated engine with a camera."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -126,7 +127,7 @@ class FilmedEngine:
         return replies
 
     def film(self, title: str, summary: str) -> Film:
-        """What the camera has seen."""
+        """The film of the pictures so far."""
 
         def tell(rid: str) -> list[Explanation]:
             return trace_request_flow(self._engine.scheduler, rid, self._clock())
@@ -135,29 +136,30 @@ class FilmedEngine:
 
 
 class Film(NamedTuple):
-    """What the page is told."""
+    """The data of the page."""
 
     title: str
     summary: str
     frames: Sequence[Frame]
     stride: int
-    tell: Callable[[str], list[Explanation]]  # the stories of a name, as they ended
-    journals: tuple[str, ...] = ()  # the file that it is of, if it is of one
+    # traces of the requests with a name, at the end of the run
+    tell: Callable[[str], list[Explanation]]
+    journals: tuple[str, ...] = ()  # path of the recorded journal, if the film is of one
 
     @property
     def pictures(self) -> str:
-        """Which steps have a picture."""
+        """The steps that have a picture, in words."""
         return "each step" if self.stride == 1 else f"every {self.stride}th step"
 
     def points_before(self, number: int) -> list[JsonObject]:
-        """Times and counters before a frame, the earliest first: without them its rates would
-        depend on the frame that was shown last."""
+        """Times and counters before a frame, earliest first. Without them, the rates of the frame
+        would depend on the frame shown before."""
         end_s = self.frames[number].at_s
         first = number
         while first and end_s - self.frames[first - 1].at_s <= SPAN_S:
             first -= 1
         stride = (number - first) // NUM_POINTS + 1
-        # Rates are those from the nearest points on: these are all there.
+        # The page computes rates from the nearest points, so all of these are included.
         near = max(number - NUM_POINTS // 2, first)
         numbers = [
             *range(first, near, stride),
@@ -167,14 +169,15 @@ class Film(NamedTuple):
 
 
 def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIApp:
-    """The page, its frames and the stories of requests; for pages of this server alone."""
+    """The web app: the page, its frames and the traces of requests. Only for pages of this
+    server."""
     found = files or read_files()
     index = found[INDEX]
     markup = index.body.replace(b'<html lang="en"', b'<html lang="en" data-mode="film"', 1)
 
     async def page(request: Request) -> Response:
         headers = dict(index.headers)
-        del headers["etag"]  # it is another page than that of a server
+        del headers["etag"]  # the page differs from that of a server
         return Response(markup, headers=headers)
 
     async def file(request: Request) -> Response:
@@ -224,7 +227,7 @@ def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIA
 
 
 class _ForPagesOfOurs:
-    """Recordings have prompts of users in them: no page of another origin reads them."""
+    """Recordings contain users' prompts, so pages of other origins must not read them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -248,7 +251,7 @@ def _json(body: bytes) -> Response:
 
 
 def show_film(film: Film, port: int) -> None:
-    """Serve the page to this machine until it is interrupted. Raises SettingsError for a port that
+    """Serve the page to this machine until the user interrupts it. Raises SettingsError if the port
     is taken."""
     if not film.frames:
         raise SettingsError("there is no step to show")

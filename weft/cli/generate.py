@@ -1,17 +1,18 @@
 """The verb `generate`: complete prompts without a server.
 
-One prompt on the command line is answered on standard output, as it comes. Many come as JSON lines:
+One prompt on the command line is answered on standard output, as the answer comes. Many prompts are
+read as JSON lines:
 
     {"id": "a1", "prompt": "def f(", "max_new_tokens": 16, "temperature": 0}
     {"messages": [{"role": "user", "content": "Hello"}]}
 
-with any sampling parameter by its name; what a line does not set is as on the command line. Each
-line gives a line
+with any sampling parameter by its name; parameters that a line does not set are taken from the
+command line. Each line gives one output line
 
     {"id": "a1", "index": 0, "text": "...", "finish_reason": "stop", "prompt_tokens": 3, ...}
 
-in the order in which they end; "index" counts the lines of the input.
-A line that cannot be run gives one with "error".
+in the order in which completions end; "index" is the index of the input line. A line that cannot be
+run gives an output line with "error".
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class GenerateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Sampling parameters as options: of `generate` and `chat`. What is not given is as the model's
-    makers recommend, if they do."""
+    """Sampling parameters as options of `generate` and `chat`. Defaults are the recommendations of
+    the model's makers, if there are any."""
 
     max_tokens: int = option(
         512,
@@ -97,9 +98,8 @@ class SamplingOptions:
 
 
 def asked(settings: Settings) -> JsonObject:
-    """What of `SamplingOptions` is set, by the names of the API;
-    without `max_tokens` it is as long as may be.
-    """
+    """The given values of `SamplingOptions`, by their names in the API. Without `max_tokens`,
+    completions may be as long as the context allows."""
     given = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
     if not given["max_tokens"]:
         del given["max_tokens"]
@@ -107,7 +107,7 @@ def asked(settings: Settings) -> JsonObject:
 
 
 def params_of(settings: Settings, defaults: SamplingParams) -> SamplingParams:
-    """`defaults`, and over them what is set."""
+    """`defaults`, overridden by the given options."""
     import msgspec
 
     given = asked(settings)
@@ -142,7 +142,7 @@ def generate(argv: Sequence[str]) -> int:
 
 
 def _open(name: str, mode: str, stack: ExitStack) -> IO[str]:
-    """The file, or standard input or output."""
+    """The named file, or standard input or output."""
     if name in ("", "-"):
         if mode == "r":
             return sys.stdin
@@ -174,7 +174,7 @@ def _complete_one(
 def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: SamplingParams) -> int:
     from weft.observe.progress import Progress
 
-    ids: list[Any] = []  # of the lines that were read
+    ids: list[Any] = []  # of the lines read so far
     num_failed = 0
     progress = Progress()
     for index, outputs in llm.complete(_prompts(llm, source, params, ids), strict=False):
@@ -195,9 +195,7 @@ def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: Sampling
 def _prompts(
     llm: LLM, source: IO[str], defaults: SamplingParams, ids: list[Any]
 ) -> Iterator[Prompt | InvalidParam]:
-    """The lines of `source` as prompts, or what is wrong with them;
-    the id of each is added to `ids`.
-    """
+    """The lines of `source` as prompts, or their errors. Appends the id of each line to `ids`."""
     from weft.messages.sampling import InvalidParam
 
     for text in filter(str.strip, source):

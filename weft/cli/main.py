@@ -1,8 +1,7 @@
-"""The command `weft`: finds the verb, runs it,
-and turns what the user can mend into one paragraph and exit status 2.
+"""The command `weft`: finds the verb, runs it, and turns errors that the user can fix into one
+paragraph and exit status 2.
 
-Every verb lives in a module of its own that is imported only when it runs,
-so that help costs nothing.
+Every verb is in a module of its own that is imported only when it runs, so that help is fast.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `weft` with `argv` (the process's own, if none are given). Returns the exit status."""
+    """Run `weft` with `argv` (None: the process's arguments). Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone: weft --help | head
+    except BrokenPipeError:  # the reader of our output has closed it: weft --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""An answer of JSON as lines for people. What the answer is about is not known here."""
+"""Formats a JSON answer as readable lines, for any kind of answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.json_types import JsonObject
 def readable(answer: Any, indent: str = "") -> Iterator[str]:
     """JSON as lines.
 
-    `name  value` for what is simple, indented below its name for what is not, lists as columns.
+    Simple values are `name  value`; others are indented below their name; lists become columns.
     """
     if isinstance(answer, dict):
         yield from _members(answer, indent)
@@ -45,7 +45,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _columns(rows: list[JsonObject], indent: str) -> Iterator[str]:
-    names: dict[str, None] = {}  # of all rows, in the order in which they come
+    names: dict[str, None] = {}  # of all rows, in order of appearance
     for row in rows:
         names |= dict.fromkeys(row)
 

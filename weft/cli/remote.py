@@ -1,6 +1,7 @@
-"""A running server as `weft chat --url` and `weft ctl` reach it, over the standard library's HTTP.
+"""The connection of `weft chat --url` and `weft ctl` to a running server, with the standard
+library's HTTP.
 
-What is asked, and what answers mean beyond a chat's text, is not known here.
+It does not know the requests, and of the answers it understands only the text of a chat.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ EVENT = b"data: "
 
 
 class RemoteServer:
-    """The address of a server, and the key that opens it."""
+    """The address of a server, and the key for it."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        """Raises SettingsError for a URL that is none."""
+        """Raises SettingsError if `url` is not a URL."""
         full_url = url if "://" in url else f"http://{url}"
         parts = urlsplit(full_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             message = f"--url is {url!r}; something like http://127.0.0.1:30000 is expected"
             raise SettingsError(message)
         self.address = parts.netloc
-        self.path = parts.path.rstrip("/").removesuffix("/v1")  # what all its routes begin with
+        self.path = parts.path.rstrip("/").removesuffix("/v1")  # prefix of all its routes
         self.headers = {"content-type": "application/json"}
         if key:
             self.headers["authorization"] = f"Bearer {key}"
@@ -44,24 +45,24 @@ class RemoteServer:
         return http.client.HTTPConnection(self.address, timeout=timeout_s)
 
     def missing(self, exc: OSError) -> SettingsError:
-        """The error for an address at which no server listens."""
+        """The error for an address where no server listens."""
         reason = exc.strerror or str(exc)
         message = f"no server answers at {self.address} ({reason}); weft serve starts one"
         return SettingsError(message)
 
 
 class RemoteChatBackend:
-    """Answers come from a server, with the same sampling fields in each request."""
+    """A server that answers, with the same sampling fields in each request."""
 
     def __init__(self, url: str, api_key: str, sampling: Mapping[str, Any]) -> None:
-        """Raises SettingsError if there is no server at `url`, or none that speaks OpenAI's API."""
+        """Raises SettingsError if there is no server at `url`, or no OpenAI API."""
         self._server = RemoteServer(url, api_key)
         self._path = self._server.path + "/v1"
         self._body = {"stream": True, **sampling}
         self.name = self._model()
 
     def answer(self, messages: list[JsonObject]) -> Generator[str, None, None]:
-        """As `ChatBackend.answer`.
+        """See `ChatBackend.answer`.
 
         Closing the generator closes the connection, and that ends the request in the server.
         """
@@ -74,14 +75,14 @@ class RemoteChatBackend:
                 if response.status != 200:
                     raise ChatError(error_of(response))
                 for line in response:
-                    if line.startswith(EVENT + b"{"):  # the last event is no object
+                    if line.startswith(EVENT + b"{"):  # the last event is not an object
                         yield _text(json.loads(line.removeprefix(EVENT)))
             except (OSError, http.client.HTTPException, ValueError) as exc:
                 message = f"the connection to {self._server.address} broke: {exc}"
                 raise ChatError(message) from exc
 
     def _model(self) -> str:
-        """The first model that the server has. Raises SettingsError."""
+        """The first model of the server. Raises SettingsError."""
         address = self._server.address
         path = f"{self._path}/models"
         with closing(self._server.connect(CONNECT_TIMEOUT_S)) as connection:
@@ -98,7 +99,7 @@ class RemoteChatBackend:
 
 
 def _text(event: JsonObject) -> str:
-    """The text that one event of the stream brings. Raises ChatError for an error."""
+    """The text in one event of the stream. Raises ChatError for an error event."""
     if "error" in event:
         raise ChatError(str(event["error"].get("message", "the server reports an error")))
     choices = event.get("choices") or [{}]
@@ -107,7 +108,7 @@ def _text(event: JsonObject) -> str:
 
 
 def error_of(response: http.client.HTTPResponse) -> str:
-    """The server's words for what is wrong."""
+    """The server's error message."""
     content = response.read(100_000)
     try:
         return str(json.loads(content)["error"]["message"])

@@ -1,9 +1,9 @@
-"""The verb `replay`: run the scheduler over a journal (`weft serve --journal FILE`),
-without a model.
+"""The verb `replay`: run the scheduler over a journal (`weft serve --journal FILE`), without a
+model.
 
-Every decision must be the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the file
-cannot be replayed, or not all of it because it is damaged. What follows the damage is replayed from
-the next state of the engine in the file on.
+Every decision must equal the recorded one, bit for bit. Exit status: 0 if so, 1 if not, 2 if the
+file cannot be replayed completely, or at all, because it is damaged. After damage, the replay
+continues at the next state of the engine in the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.messages.control import Explanation
 from weft.scheduler.shadow.shadowed import Shadowed
 from weft.version import __version__
 
-MAX_SHADOWED = 20  # requests that are shown
+MAX_SHADOWED = 20  # requests that the report lists
 
 ABOUT = (
     "Run the scheduler over the journal FILE, without a model: every decision must be the "
@@ -81,9 +81,8 @@ class ReplayOptions:
 
 
 def replay(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit status.
-    Raises SettingsError for a file that cannot be replayed.
-    """
+    """Run the verb. Returns the exit status. Raises SettingsError for a file that cannot be
+    replayed."""
     command = Command("weft replay", ABOUT, ReplayOptions, positional="file")
     section = asked_help(argv)
     if section is not None:
@@ -102,7 +101,7 @@ def replay(argv: Sequence[str]) -> int:
 
 
 def _replay(reader: JournalReader, options: ReplayOptions) -> int:
-    """Replay the file, or all of it that is not damaged. Returns the exit status."""
+    """Replay the undamaged parts of the file. Returns the exit status."""
     if options.page:
         return _show(reader, options)
     damage: list[Damage] = []
@@ -126,8 +125,8 @@ def _replay(reader: JournalReader, options: ReplayOptions) -> int:
 
 
 def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
-    """Replay from the state of an engine on, up to the end or the next damage. Returns whether
-    everything is as recorded."""
+    """Replay from a state of the engine to the end or the next damage. Returns whether everything
+    equals the record."""
     began = time.perf_counter()
     offset = reader.offset
     try:
@@ -157,8 +156,8 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
 
 
 def _show(reader: JournalReader, options: ReplayOptions) -> int:
-    """Replay with a camera on the engine, up to the end or the first damage; then show what it has
-    seen. Returns the exit status."""
+    """Replay with a camera on the engine, up to the end or the first damage; then show the film.
+    Returns the exit status."""
     began = time.perf_counter()
     start, _ = last_beginning(reader, options.since)
     reader.go_to(start)
@@ -187,13 +186,14 @@ def _show(reader: JournalReader, options: ReplayOptions) -> int:
 
 
 def _read_the_rest(reader: JournalReader) -> None:
-    """What a replay left unread, because the core broke before: it may be damaged, too."""
+    """Read the records that a replay left unread because the core broke: they may be damaged,
+    too."""
     for _ in reader:
         pass
 
 
 def describe_step(run: Replay) -> Iterator[str]:
-    """What the last step did, and how the queue stands."""
+    """The last step's work, and the state of the queue."""
     plan = run.last_plan
     scheduler = run.engine.scheduler
     if plan is None:
@@ -225,7 +225,8 @@ def describe_step(run: Replay) -> Iterator[str]:
 
 
 def describe_shadow(run: Replay) -> Iterator[str]:
-    """What the shadow policy would have changed, in numbers and for the requests most concerned."""
+    """What the shadow policy would have changed: in total, and for the requests with the largest
+    changes."""
     scheduler = run.engine.scheduler
     policy = scheduler.waiting_queue.policy
     if not isinstance(policy, Shadowed):
@@ -246,7 +247,7 @@ def describe_shadow(run: Replay) -> Iterator[str]:
 
 
 def describe_requests(run: Replay, rid: str) -> Iterator[str]:
-    """What happened to the requests of this name."""
+    """The history of the requests with this name."""
     found = insight.trace_request_flow(run.engine.scheduler, rid, run.last_s)
     if not found:
         yield f"no request named {rid!r} is open or among the last that ended"

@@ -1,5 +1,4 @@
-"""The verb `sim`: plays a trace through the scheduler in virtual time,
-once or with several settings.
+"""The verb `sim`: runs a trace through the scheduler in virtual time, with one or several settings.
 
 weft sim --rate 20 --compare policy=fcfs,lpm
 weft sim --trace BurstGPT_1.csv --requests 100000 --cost gpu --slo-ttft 1 --slo-itl 0.05
@@ -65,8 +64,8 @@ ABOUT = (
     "virtual time."
 )
 
-# Of the scheduler's settings: defaults of those that have none, or another one here;
-# and those that mean nothing here.
+# Defaults for the scheduler's settings: for settings that have none, or with another value here;
+# and values for settings that have no meaning here.
 DEFAULTS: dict[str, Value] = {
     "num_pages": 25_000,
     "page_size": 16,
@@ -77,8 +76,9 @@ DEFAULTS: dict[str, Value] = {
     "mixed_chunk": False,
     "aging_s": 0.0,
 }
-SHORT_NAMES = {"schedule_policy": "policy"}  # of options that have another name here
-WORTH_SAYING = 0.05  # of a run's time, in steps whose cost is a guess
+SHORT_NAMES = {"schedule_policy": "policy"}  # options that have another name here
+# share of a run's time in steps whose cost is a guess; above it, a note is printed
+WORTH_SAYING = 0.05
 FIXED: JsonObject = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
@@ -187,8 +187,8 @@ class SimOptions:
 
 
 def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
-    """The scheduler's settings as options: all that are plain values, those of tomorrow too; and
-    the slots for states."""
+    """The scheduler's settings as options: all settings with plain values, also new ones; and the
+    number of slots for states."""
     known: dict[str, str] = {}
     for each in options_of(EngineConfig):
         known[SHORT_NAMES.get(each.name, each.name)] = each.help
@@ -218,11 +218,11 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
 
 
 class SimVariant(NamedTuple):
-    """The scheduler's settings of one run. The name says what differs."""
+    """The scheduler's settings of one run. The name says how they differ from the others."""
 
     name: str
     settings: SchedulerSettings
-    router: str = ""  # of several engines
+    router: str = ""  # if there are several engines
 
 
 class ComparedValue(NamedTuple):
@@ -230,7 +230,7 @@ class ComparedValue(NamedTuple):
 
     name: str
     value: Value
-    text: str  # as the user wrote it
+    text: str  # as the user typed it
 
 
 def sim(argv: Sequence[str]) -> int:
@@ -312,7 +312,7 @@ def sim(argv: Sequence[str]) -> int:
 
 
 def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[SimVariant]:
-    """One for each combination of what `text` names. Raises SettingsError."""
+    """One variant for each combination of the values in `text`. Raises SettingsError."""
     known = {each.name: each for each in options}
     axes: list[list[ComparedValue]] = []
     for word in text.split():
@@ -341,7 +341,7 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
 
 
 def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]:
-    """Each variant with each router that `--router` names. Raises SettingsError."""
+    """Each variant with each router of `--router`. Raises SettingsError."""
     if options.replicas == 1:
         return variants
     routers = options.router.split(",")
@@ -377,21 +377,21 @@ def _settings(values: JsonObject) -> SchedulerSettings:
 
 
 class Played(NamedTuple):
-    """One run, and what is to be said of it."""
+    """One run, and a note about it."""
 
     record: Record
     note: str
 
 
 class FigureRange(NamedTuple):
-    """Figures of a run on a slower machine, and on a faster one."""
+    """The figures of a run on a slower machine, and on a faster one."""
 
     slow: Summary
     fast: Summary
 
 
 class Trial:
-    """Plays the trace under each variant."""
+    """Runs the trace with each variant."""
 
     def __init__(
         self,
@@ -412,12 +412,12 @@ class Trial:
         self._speed: MachineSpeed | None = None
         if journal is not None:
             self._overlaps = options.overlap and journal.overlaps
-            # A cost that was given is that of another machine, or moment.
+            # A given cost belongs to another machine, or to another time.
             if options.cost == "auto" and journal.steps and options.replicas == 1:
                 self._speed = journal.speed(cost)
 
     def play(self, variant: SimVariant, filmed: list[FilmedEngine]) -> Played:
-        """Once. With `--page` the engine is added to `filmed`."""
+        """Run one variant. With `--page`, its engine is added to `filmed`."""
 
         def film(engine: Engine, clock: Clock) -> FilmedEngine:
             filmed.append(FilmedEngine(engine, clock))
@@ -458,8 +458,8 @@ class Trial:
         return Played(record, note)
 
     def range_of(self, variant: SimVariant, slo: Slo) -> FigureRange | None:
-        """Between what its figures lie where the machine is as slow, or as fast, as the recorded
-        one was at times; None where that is not known, or not asked for."""
+        """The range of a variant's figures: on a machine at the recorded machine's slowest and
+        fastest speed. None if that speed is not known, or the range was not requested."""
         if self._speed is None or not self._options.ranges or self._options.page:
             return None
         spread = self._speed.spread()
@@ -496,7 +496,7 @@ def _range_table(variants: Sequence[SimVariant], ranges: Sequence[FigureRange]) 
 
 
 def _main_figures(summary: Summary) -> list[float]:
-    """Output tokens a second; TTFT, ITL and E2E p50 in milliseconds."""
+    """Output tokens per second; TTFT, ITL and E2E p50 in milliseconds."""
     times = [summary.ttft_s[0], summary.itl_s[0], summary.e2e_s[0]]
     return [summary.output_per_s, *[1e3 * time_s for time_s in times]]
 
@@ -532,7 +532,8 @@ def _encoder_cost(text: str, journal: Journal | None) -> EncoderCost:
 
 
 def _beside_recorded(recorded: Summary, simulated: Summary) -> str:
-    """The recorded run and the simulated one of its first settings, figure by figure."""
+    """A table of the recorded run and of its simulation with the first settings, figure by
+    figure."""
     rows = []
     names = ["output tokens/s", "TTFT p50, ms", "ITL p50, ms", "E2E p50, ms"]
     pairs = zip(names, _main_figures(recorded), _main_figures(simulated), strict=True)
@@ -547,8 +548,8 @@ def _beside_recorded(recorded: Summary, simulated: Summary) -> str:
 def _print_outcomes(
     variants: Sequence[SimVariant], summaries: Sequence[Summary], recorded: Summary | None
 ) -> None:
-    """What became of the requests in each run, the recorded one before all others; nothing if all
-    were finished, or the one run has said so."""
+    """Print the outcomes of the requests in each run, the recorded run first. Prints nothing if all
+    requests finished, or if there is only one run, whose summary has them."""
     names = [variant.name or "simulated" for variant in variants]
     runs = list(summaries)
     if recorded is not None:
@@ -561,7 +562,7 @@ def _print_outcomes(
 def _arrivals(
     options: SimOptions, traffic: Traffic, pictures: PictureTraffic, journal: Journal | None
 ) -> Iterator[Arrival]:
-    """The trace, from its beginning."""
+    """The arrivals of the trace, from its beginning."""
     if journal is not None:
         faster = (
             arrival._replace(time_s=arrival.time_s / options.speed) for arrival in journal.arrivals
@@ -574,7 +575,8 @@ def _arrivals(
 
 
 def _journal(name: str) -> Journal | None:
-    """The requests of a journal, if it is one. Raises SettingsError if it cannot be replayed."""
+    """The requests of a journal; None for another file. Raises SettingsError if it cannot be
+    replayed."""
     try:
         if not name or not _begins_with(name, MAGIC):
             return None
@@ -628,7 +630,7 @@ def _print(
 
 
 def _waits(record: Record) -> str:
-    """How good the estimates of the waits were."""
+    """The share of first tokens whose time was estimated well."""
     within = record.num_within / record.num_expected
     return f"waits        {within:.1%} of {record.num_expected:,} within the band that was expected"
 

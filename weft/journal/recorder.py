@@ -6,22 +6,22 @@ steps and the readings of the clock. `RecordedEngine` is an engine that writes t
 it serves; `Replay` (`replay.py`) runs the same core over them and compares. Nothing is recorded
 twice, and nothing that the core computes by itself is recorded, except digests.
 
-        Began     settings, and the state of the engine if it already has work
-        Submitted a message                       ┐
-        Turned    a call of Engine.step           │
-        Read      the clock                       │
-        Sampled   the result of a step, or        │ inputs
-        Failed    its exception                   │
-        Ended     work of the device, not a step  │
-        Readied   a grammar is ready or refused   │
-        Advanced  moves of grammars after tokens  │
-        Followed  length of a draft in a grammar  │
-        Checked   a logit processor of a request  │
-        StoreSought, Lacked, Told  the KV store   │
-        HandedOver  news from another server      ┘
-        Launched  digest of a batch               ┐ decisions
-        Answered  digest of an output             ┘
-        Broke     the exception with which the core or its invariants broke
+    Began     settings, and the state of the engine if it already has work
+    Submitted a message                       ┐
+    Turned    a call of Engine.step           │
+    Read      the clock                       │
+    Sampled   the result of a step, or        │ inputs
+    Failed    its exception                   │
+    Ended     work of the device, not a step  │
+    Readied   a grammar is ready or refused   │
+    Advanced  moves of grammars after tokens  │
+    Followed  length of a draft in a grammar  │
+    Checked   a logit processor of a request  │
+    StoreSought, Lacked, Told  the KV store   │
+    HandedOver  news from another server      ┘
+    Launched  digest of a batch               ┐ decisions
+    Answered  digest of an output             ┘
+    Broke     the exception with which the core or its invariants broke
 
 A full file is put aside, whatever the engine is doing, and the next file begins with the state of
 the engine. So each file can be replayed alone.

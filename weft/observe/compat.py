@@ -1,8 +1,7 @@
-"""The metrics of weft by the names that other engines have for them,
-for dashboards and routers made for those.
+"""The metrics of weft under the names of other engines, for dashboards and routers made for those.
 
-One table for each engine: its name for a value, and ours. The values are taken from our own metrics
-when they are asked for, so that both always agree.
+One table per engine: its name for a value, and ours. The values are read from our own metrics when
+a page is requested, so both always agree.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ OURS = "weft:"
 
 
 class System(NamedTuple):
-    """How one engine names things."""
+    """The names that one engine uses."""
 
     prefix: str
-    labels: dict[str, str]  # that it has on every value, beside ours
-    renamed_labels: dict[str, str]  # ours: its
-    names: dict[str, str]  # its: ours
+    labels: dict[str, str]  # extra labels on every value, in addition to ours
+    renamed_labels: dict[str, str]  # our name: its name
+    names: dict[str, str]  # its name: our name
 
 
 _SAME_IN_SGLANG = (
@@ -107,12 +106,12 @@ SYSTEMS = {
 
 
 class Renamed(Collector):
-    """What `registry` holds under our names, once more under those of a system."""
+    """The metrics of `registry`, repeated under the names of a system."""
 
     def __init__(self, system: str, registry: CollectorRegistry) -> None:
         self._system = SYSTEMS[system]
         self._registry = registry
-        self._is_busy = False  # the registry asks us, too
+        self._is_busy = False  # the registry collects from us, too
 
     def collect(self) -> Iterator[Metric]:
         if self._is_busy:
@@ -127,9 +126,8 @@ class Renamed(Collector):
             yield self._renamed(self._system.prefix + name, ours[OURS + plain], picked)
 
     def _renamed(self, name: str, family: Metric, picked: str) -> Metric:
-        """`family` as `name`; of its values those whose label is as
-        `picked` says ("stage=decode"), or all.
-        """
+        """`family` under the name `name`. `picked` ("stage=decode") selects the samples with that
+        label; empty: all."""
         renamed = Metric(name, family.documentation, family.type)
         key, _, value = picked.partition("=")
         for sample in family.samples:

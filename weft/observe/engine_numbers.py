@@ -1,7 +1,8 @@
-"""The engine's latest numbers: as metrics, and as the line that a server writes about itself.
+"""The engine's latest numbers: as metrics, and as a status line in the server's log.
 
 The engine counts its own work and sends snapshots, the fields of `Stats`. While it has work, a log
-line says at intervals how much runs and waits, how fast and how full. Knows nothing of requests.
+line reports at intervals the running and waiting requests, the speed and the memory use. This
+module knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from weft.config.handoff import REASONS
 from weft.observe.log import EventLog
 
 PREFIX = "weft:"
-LINE_INTERVAL_S = 10.0  # between two lines about itself
-RATE_INTERVAL_S = 0.5  # the shortest over which a rate is measured
+LINE_INTERVAL_S = 10.0  # between two status lines
+RATE_INTERVAL_S = 0.5  # shortest time over which a rate is measured
 
 log = EventLog("status")
 
@@ -238,7 +239,7 @@ _COUNTERS = {
 }
 
 
-# Of which the line of work tells how much there was since the last one.
+# Counters whose growth since the last status line goes into the next one.
 GROWING = (
     "busy_s",
     "total_prompt_tokens",
@@ -249,26 +250,27 @@ GROWING = (
 
 
 class EngineNumbers(Collector):
-    """The engine's last snapshot, by its field names, and what follows from it."""
+    """The engine's last snapshot, by field names, and values derived from it."""
 
     def __init__(self, model_name: str, dp_rank: int | None = None) -> None:
-        """`dp_rank`: of an engine beside others, which becomes a label. The line is about all."""
+        """`dp_rank` is a label, if there are several engines. Status lines are about all of them,
+        so an engine with a rank writes none."""
         self._labels = {"model_name": model_name}
         self._writes_lines = dp_rank is None
         if dp_rank is not None:
             self._labels["dp_rank"] = str(dp_rank)
         self._numbers: Mapping[str, float] = {}
-        self._rate_base = (time.monotonic(), 0.0)  # when, tokens generated
+        self._rate_base = (time.monotonic(), 0.0)  # (time, generated tokens)
         self.gen_throughput = 0.0  # tokens per second between the last two snapshots
-        self._line_at = float("-inf")  # when the last line was written,
-        self._line_numbers: Mapping[str, float] = {}  # and the snapshot in it
+        self._line_at = float("-inf")  # time of the last status line,
+        self._line_numbers: Mapping[str, float] = {}  # and its snapshot
 
     def set(self, numbers: Mapping[str, float], now: float) -> None:
-        """The engine has sent a snapshot; `now` is a reading of `time.monotonic`."""
+        """Take a snapshot of the engine; `now` is a reading of `time.monotonic`."""
         self._numbers = numbers
         then, before = self._rate_base
         generated = numbers.get("total_generated_tokens", 0.0)
-        # Snapshots may come close to one another: of a few tokens there is no rate.
+        # Snapshots may come close together; over a short time, a rate would be inexact.
         if now - then >= RATE_INTERVAL_S:
             self.gen_throughput = max(generated - before, 0.0) / (now - then)
             self._rate_base = (now, generated)
@@ -280,18 +282,18 @@ class EngineNumbers(Collector):
 
     @property
     def token_usage(self) -> float:
-        """Part of the KV pool that requests hold, 0 to 1."""
+        """Part of the KV pool that requests own, 0 to 1."""
         return self._numbers.get("kv_used", 0) / max(self._numbers.get("kv_tokens", 0), 1)
 
     @property
     def swa_token_usage(self) -> float:
-        """Part of the pool of layers with sliding windows that requests hold, 0 to 1."""
+        """Part of the pool of sliding-window layers that requests own, 0 to 1."""
         used = self._numbers.get("kv_window_used", 0)
         return used / max(self._numbers.get("kv_window_tokens", 0), 1)
 
     @property
     def mamba_usage(self) -> float:
-        """Part of the slots for states that requests hold, 0 to 1."""
+        """Part of the slots for states that requests own, 0 to 1."""
         used = self._numbers.get("state_slots_used", 0)
         return used / max(self._numbers.get("state_slots", 0), 1)
 
@@ -304,7 +306,7 @@ class EngineNumbers(Collector):
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens of a draft that came out the same, in the mean."""
+        """Mean number of accepted tokens per draft."""
         accepted = 0.0
         for name, value in self._numbers.items():
             if name.startswith("total_accepted_"):
@@ -313,7 +315,7 @@ class EngineNumbers(Collector):
 
     @property
     def available_tokens(self) -> float:
-        """KV tokens that nobody uses, not even the cache."""
+        """KV tokens that are free, neither owned nor cached."""
         held = sum(
             self._numbers.get(name, 0)
             for name in ("kv_used", "kv_evictable", "kv_held", "kv_quarantined")
@@ -321,10 +323,10 @@ class EngineNumbers(Collector):
         return max(self._numbers.get("kv_tokens", 0) - held, 0)
 
     def _write_line(self, numbers: Mapping[str, float]) -> None:
-        # Rates are of the time with work since the last line: a quiet hour does not thin them.
+        # Rates are per time with work since the last line, so that idle time does not lower them.
         grown: dict[str, float] = {}
         for name in GROWING:
-            # Of several engines one may have been lost, and its counts with it.
+            # With several engines, one may have been lost with its counts.
             grown[name] = max(numbers[name] - self._line_numbers.get(name, 0), 0.0)
         busy_s = max(grown["busy_s"], 1e-3)
         log.info(
@@ -377,7 +379,7 @@ class EngineNumbers(Collector):
 
 
 class NumbersOfEngines(Collector):
-    """The numbers of several engines, told apart by the label `dp_rank`."""
+    """The numbers of several engines, distinguished by the label `dp_rank`."""
 
     def __init__(self, engines: Sequence[EngineNumbers]) -> None:
         self._engines = engines

@@ -1,7 +1,7 @@
-"""Memory that is not in use any more:
-Python's garbage collector, and what the C library keeps for later.
+"""Releases unused memory: Python's garbage collector, and memory that the C library keeps.
 
-What is there when a process has warmed up stays: it need not be looked at ever again.
+Objects that exist when a process has warmed up stay, so the collector need never examine them
+again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable
 
 from weft.observe.log import EventLog
 
-# That are made before they are looked at; Python's 700 are one request, none of it garbage.
+# New objects before a collection. Python's default of 700 is one request, without any garbage.
 YOUNG_OBJECTS = 20_000
-TRIM_AFTER_S = 1.0  # what a request has used is free by then
+TRIM_AFTER_S = 1.0  # a request's memory is free by then
 
 log = EventLog("garbage")
 
 
 def freeze() -> None:
-    """Collect once, then move every object that lives out of the collector's sight.
+    """Collect once, then exclude all living objects from later collections.
 
-    What comes later is collected as before, but in larger portions. What has come since the last
-    time decides how long it takes: of all modules, a fifth of a second.
+    New objects are collected as before, but in larger batches. The time depends on the number of
+    objects since the last call: for all modules, a fifth of a second.
     """
     gc.collect()
     gc.freeze()
@@ -35,19 +35,19 @@ def freeze() -> None:
 
 
 def freeze_modules() -> None:
-    """Move what is there out of the collector's sight as it is.
+    """Exclude all existing objects from later collections, without collecting first.
 
-    For processes that have done nothing but import: what modules leave behind is not worth the
-    time to look for it.
+    For processes that have only imported modules: the garbage of imports is not worth the time to
+    find it.
     """
     gc.freeze()
 
 
 class Trim:
-    """Gives memory back to the system, soon after somebody has said that much became free.
+    """Returns memory to the system, shortly after a caller reported that much became free.
 
-    The C library keeps what was freed for the next allocation, of every thread by itself. Where it
-    is glibc, it can be told to let go; elsewhere this does nothing.
+    The C library keeps freed memory for the next allocation, separately per thread. glibc can
+    release it on request; with other libraries this does nothing.
     """
 
     def __init__(self, trim: Callable[[], object] | None = None) -> None:
@@ -55,7 +55,7 @@ class Trim:
         self._is_due = False
 
     def soon(self) -> None:
-        """From an event loop; once for all that say so within `TRIM_AFTER_S`."""
+        """Call from an event loop. All calls within `TRIM_AFTER_S` cause one release."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._begin)

@@ -1,9 +1,9 @@
-"""Logging: one line per event, `time level component event key=value ...` or JSON,
-on the standard library's loggers.
+"""Logging: one line per event, `time level component event key=value ...` or JSON, on the standard
+library's loggers.
 
-A value can hold whatever a user sent: control characters are escaped and long values cut, so that
-no request can write a line of its own or paint the terminal. What is logged while an HTTP request
-is worked on carries its name (`request_context.py`).
+A value may hold anything that a user sent: control characters are escaped and long values cut, so
+that no request can forge a line or control the terminal. Lines that are logged during an HTTP
+request carry its name (`request_context.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TextIO
 from weft.observe import request_context
 
 MAX_VALUE_LEN = 256
-SELDOM_S = 60.0  # between two lines of an event that may come in masses
+SELDOM_S = 60.0  # between two lines of an event that may be very frequent
 LEVELS = ("debug", "info", "warning", "error")
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x22, 0x5C, *range(0x7F, 0xA0))} | {
     ord("\n"): "\\n",
@@ -31,9 +31,8 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x22, 0x5C, *range
 
 
 def escaped(value: object, max_len: int = MAX_VALUE_LEN) -> str:
-    """`value` on one line, of at most about `max_len` characters,
-    in quotes if it would not stand alone.
-    """
+    """`value` on one line, of at most about `max_len` characters, quoted if it would be
+    ambiguous."""
     if isinstance(value, float):
         return f"{value:.4g}"
     raw = str(value)
@@ -51,9 +50,9 @@ class EventLog:
 
     def __init__(self, component: str) -> None:
         self._logger = logging.getLogger(f"weft.{component}")
-        # Whether a level of `logging` is written: ask before making fields that cost time.
+        # Whether a level of `logging` is enabled: check it before computing expensive fields.
         self.is_enabled_for = self._logger.isEnabledFor
-        # By event: when it was last written, how often it came since.
+        # By event: time of the last line, and number of events since.
         self._seldom: dict[str, tuple[float, int]] = {}
 
     def debug(self, event: str, **fields: object) -> None:
@@ -69,9 +68,8 @@ class EventLog:
         self._write(logging.ERROR, event, fields)
 
     def seldom(self, event: str, **fields: object) -> None:
-        """A warning about what may come in masses:
-        at most one a minute, with how many there were since the last.
-        """
+        """A warning about an event that may be very frequent: at most one line a minute, with the
+        number of events since the last line."""
         written_at, num = self._seldom.get(event, (-SELDOM_S, 0))
         now = time.monotonic()
         if now - written_at >= SELDOM_S:
@@ -81,7 +79,7 @@ class EventLog:
         self._seldom[event] = written_at, num + 1
 
     def exception(self, event: str, exc: BaseException | None = None, /, **fields: object) -> None:
-        """As `error`, with the traceback of `exc`, or of the exception that is being handled."""
+        """Like `error`, with the traceback of `exc`, or of the exception that is being handled."""
         self._logger.error(event, extra={"fields": _named(fields)}, exc_info=exc or True)
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
@@ -90,7 +88,7 @@ class EventLog:
 
 
 def _named(fields: dict[str, object]) -> dict[str, object]:
-    """`fields`, with the name of the request that is being worked on in front, if there is one."""
+    """`fields`, preceded by the name of the current request, if there is one."""
     rid = request_context.rid()
     if rid:
         return {"rid": rid, **fields}
@@ -98,14 +96,14 @@ def _named(fields: dict[str, object]) -> dict[str, object]:
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line; of a traceback, every line indented."""
+    """A record as one line; every line of a traceback is indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
         component = record.name.removeprefix("weft.")
         fields = getattr(record, "fields", None)
         event = record.getMessage()
-        # An event of ours is a constant, a foreign message may hold anything.
+        # Our own events are constants; a message of another library may contain anything.
         if fields is None:
             event = escaped(event, 2_000).strip('"')
         line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower()} {component} {event}"
@@ -119,9 +117,8 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON in ASCII:
-    what stands below `fields` is never taken for more than a value.
-    """
+    """A record as one line of ASCII JSON. A reader never takes a value of `fields` for another
+    key."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", None)
@@ -141,7 +138,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _plain(value: object, max_len: int = MAX_VALUE_LEN) -> object:
-    """`value` as JSON has it; texts are cut. JSON has no infinity: it becomes a text."""
+    """`value` for JSON; long texts are cut. JSON has no infinity, so it becomes text."""
     if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float) and abs(value) < float("inf"):
@@ -158,10 +155,10 @@ _TRACE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code not in (
 
 
 def setup(level: str = "info", stream: TextIO | None = None, format: str = "text") -> None:
-    """Log everything from `level` up to `stream` (standard error if not given),
-    other libraries from warning up.
+    """Log our events from `level` on to `stream` (None: standard error), those of other libraries
+    from warning on.
 
-    `format` is one of `FORMATS`.
+    `format` is a key of `FORMATS`.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(FORMATS[format]())
@@ -169,18 +166,18 @@ def setup(level: str = "info", stream: TextIO | None = None, format: str = "text
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     set_level(level)
-    # What clients send wrong is not worth a line each.
+    # Invalid requests of clients are not worth a line each.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def set_level(level: str) -> None:
-    """Log our own events from this one of `LEVELS` up."""
+    """Log our own events from this level of `LEVELS` on."""
     logging.getLogger("weft").setLevel(level.upper())
 
 
 def get_format() -> str:
-    """The one of `FORMATS` in which events are written."""
+    """The key of `FORMATS` of the current format."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonFormatter):
             return "json"
@@ -188,5 +185,5 @@ def get_format() -> str:
 
 
 def get_level() -> str:
-    """From which one of `LEVELS` up our own events are logged."""
+    """The lowest level of `LEVELS` at which our own events are logged."""
     return logging.getLevelName(logging.getLogger("weft").getEffectiveLevel()).lower()

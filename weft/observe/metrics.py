@@ -1,10 +1,10 @@
-"""Metrics of one front and its engine, in a registry of their own, under `weft:`.
+"""Metrics of one front and its engine, in their own registry, with the prefix `weft:`.
 
-Names have the suffixes of SGLang; `compat.py` writes the same values by the names of other engines.
-Here are the instruments. Whatever sees an event records it: the client what it knows of completions
-(`Metrics.completions`), the edge of the server HTTP (`Metrics.http`); the engine counts its own
-work and sends snapshots (`Metrics.engine`). Nothing is labelled by request, and no label has more
-values than are written here, whatever clients send.
+Names have the suffixes of SGLang; `compat.py` repeats the values under the names of other engines.
+This module has the instruments. The component that sees an event records it: the client records
+completions (`Metrics.completions`), the HTTP edge of the server records HTTP (`Metrics.http`); the
+engine counts its own work and sends snapshots (`Metrics.engine`). No metric is labelled by request,
+and no label has more values than the limits here, whatever clients send.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.observe.compat import Renamed
 from weft.observe.engine_numbers import PREFIX, EngineNumbers, NumbersOfEngines
 from weft.observe.savings import Savings
 
-MAX_PRIORITIES = 16  # that have latencies of their own
+MAX_PRIORITIES = 16  # number of priorities with separate latencies
 MAX_ENDPOINTS = 200
 STAGES = ("dispatch", "queue", "prefill", "decode")
 SECONDS = (
@@ -42,33 +42,34 @@ SECONDS = (
 )
 TOKENS = tuple(float(2**power) for power in range(18))
 COUNTS = tuple(float(2**power) for power in range(7))
-MAX_EXEMPLAR_LEN = 120  # of a name; the format allows 128 with its label
-_OTHER = 2**40  # no priority of a client
+MAX_EXEMPLAR_LEN = 120  # of a request's name; the format allows 128 including the label
+_OTHER = 2**40  # not a priority that clients can use
 
 
 class Histogram:
-    """Counts of values by bucket, and an example for each bucket.
+    """Counts of values by bucket, with an example for each bucket.
 
-    An *exemplar* is one value with the name of its request: whoever sees a slow bucket can look
-    that request up.
+    An *exemplar* is one value with the name of its request, so that an operator who sees a slow
+    bucket can look up a request.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = list(bounds)  # for one value: numpy takes ten times as long for it
-        self._edges = np.asarray(bounds)  # for many
-        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)  # the last is above all bounds
+        self._bounds = list(bounds)  # to observe one value: numpy takes ten times as long
+        self._edges = np.asarray(bounds)  # to observe many values
+        # the last bucket is above all bounds
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._exemplars: list[Exemplar | None] = [None] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
-        """Many values at once: the latencies of a whole step."""
+        """Count many values at once, such as the latencies of a whole step."""
         if values:
             buckets = np.searchsorted(self._edges, values)
             self._counts += np.bincount(buckets, minlength=len(self._counts))
             self.sum += float(sum(values))
 
     def observe_one(self, value: float, rid: str = "") -> None:
-        """One value, and the name of its request."""
+        """Count one value, with the name of its request."""
         bucket = bisect_left(self._bounds, value)
         self._counts[bucket] += 1
         self.sum += value
@@ -77,16 +78,17 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
-        """Upper bound, number of values up to it, an example of those above the bound before."""
+        """For each bucket: upper bound, number of values up to it, an exemplar within the
+        bucket."""
         names = [*map(str, self._bounds), "+Inf"]
         counts = np.cumsum(self._counts).astype(float).tolist()
         return list(zip(names, counts, self._exemplars, strict=True))
 
 
 class Histograms(Collector):
-    """Histograms of one name, told apart by one label.
+    """Histograms with one name, distinguished by one label.
 
-    Past `most` of them the rest share the label "other".
+    After `most` label values, all further ones share the label "other".
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Histograms(Collector):
 class Latency(NamedTuple):
     """The latencies of one priority."""
 
-    gaps: list[float]  # between two tokens, of this step: `Latencies.count_gaps` counts them
+    gaps: list[float]  # between tokens, in this step; `Latencies.count_gaps` counts and clears them
     inter_token: Histogram
     first_token: Histogram
     e2e: Histogram
@@ -135,10 +137,10 @@ class Latency(NamedTuple):
 
 
 class Latencies(dict[int, Latency]):
-    """By priority. Past `MAX_PRIORITIES` different ones, the others share a place."""
+    """Latencies by priority. After `MAX_PRIORITIES` different ones, the others share one entry."""
 
     def __init__(self, families: Sequence[Histograms]) -> None:
-        """`families`: in the order of the fields of `Latency`."""
+        """`families` are in the order of the fields of `Latency`."""
         super().__init__()
         self._families = families
 
@@ -151,7 +153,7 @@ class Latencies(dict[int, Latency]):
         return self.setdefault(_OTHER, latency)
 
     def count_gaps(self) -> None:
-        """All tokens of a step have come."""
+        """Count the gaps of a step, after all of its tokens."""
         for latency in self.values():
             if latency.gaps:
                 latency.inter_token.observe(latency.gaps)
@@ -159,7 +161,7 @@ class Latencies(dict[int, Latency]):
 
 
 class Maker:
-    """Makes instruments of one model in one registry."""
+    """Makes the instruments of one model in one registry."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry = registry
@@ -178,7 +180,7 @@ class Maker:
         label: str,
         most: int = MAX_PRIORITIES,
     ) -> Histograms:
-        """Of seconds."""
+        """Histograms of seconds."""
         histograms = Histograms(PREFIX + name, help, SECONDS, self._model_name, label, most)
         self._registry.register(histograms)
         return histograms
@@ -193,7 +195,7 @@ class Maker:
 
 
 class CompletionMetrics:
-    """What the client sees of completions, from their parameters to their ends."""
+    """The client's view of completions, from their parameters to their ends."""
 
     def __init__(self, make: Maker) -> None:
         self.latencies = Latencies(
@@ -210,7 +212,7 @@ class CompletionMetrics:
                 ),
             ]
         )
-        _ = self.latencies[0]  # on the page from the start
+        _ = self.latencies[0]  # so that the page has it from the start
         stages = make.histograms(
             "per_stage_req_latency_seconds", "Time of a completion in a stage.", "stage"
         )
@@ -250,7 +252,7 @@ class CompletionMetrics:
             "num_failed_requests", "Completions that failed.", "model_name", "status_code"
         )
         self.savings = make.savings()
-        # Of a completion that its client has left, and of one that has ended here already.
+        # disconnect: the client has left; late: the completion has already ended here.
         abandoned = make.counter(
             "abandoned_tokens",
             "Generated tokens that no client got: it had left before (disconnect), or they came "
@@ -261,7 +263,7 @@ class CompletionMetrics:
 
 
 class HttpMetrics:
-    """What the edge of the server sees of requests. An endpoint is the template of a path."""
+    """The HTTP edge's view of requests. An endpoint is the template of a path."""
 
     def __init__(self, make: Maker) -> None:
         self.active = make.gauge("http_requests_active", "Open HTTP requests.")
@@ -275,7 +277,7 @@ class HttpMetrics:
 
 
 class FleetMetrics:
-    """What the launcher of several engines sees of them."""
+    """The launcher's view of several engines."""
 
     def __init__(self, make: Maker, engines: Sequence[EngineNumbers]) -> None:
         self.engines = engines  # by rank
@@ -286,10 +288,10 @@ class FleetMetrics:
 
 
 class Metrics:
-    """All instruments. `render` is the page for Prometheus."""
+    """All instruments. `render` makes the page for Prometheus."""
 
     def __init__(self, model_name: str = "", compat: str = "none") -> None:
-        """`compat` is none, or a name in `compat.SYSTEMS`."""
+        """`compat` is "none", or a key of `compat.SYSTEMS`."""
         self.registry = CollectorRegistry()
         self.model_name = model_name
         make = Maker(self.registry, model_name)
@@ -315,14 +317,14 @@ class Metrics:
             self.registry.register(Renamed(compat, self.registry))
 
     def started(self, phases: Iterable[tuple[str, float]], page_size: int, num_pages: int) -> None:
-        """The engine is ready."""
+        """Record that the engine is ready."""
         for phase, seconds in phases:
             self._startup.labels(phase).set(seconds)
         self._cache_config.labels(str(page_size), str(num_pages)).set(1)
         self._responding.set(1)
 
     def split(self, num_engines: int) -> FleetMetrics:
-        """There are several engines: on the page, each has numbers of its own."""
+        """Split the engine's numbers by engine, for a server with several engines."""
         engines = [EngineNumbers(self.model_name, rank) for rank in range(num_engines)]
         self.registry.unregister(self.engine)
         self.registry.register(NumbersOfEngines(engines))
@@ -332,7 +334,7 @@ class Metrics:
         self._responding.set(is_responding)
 
     def refused(self, limit: str) -> None:
-        """Something exceeded this limit, a field of `config.limits.Limits`."""
+        """Count a violation of this limit, a field of `config.limits.Limits`."""
         self._refused.labels(limit).inc()
 
     def unknown_fields(self, count: int) -> None:
@@ -342,14 +344,14 @@ class Metrics:
         return generate_latest(self.registry)
 
     def render_open(self) -> bytes:
-        """In the format OpenMetrics, which has a place for exemplars."""
+        """The page in the OpenMetrics format, which supports exemplars."""
         generate: Callable[..., bytes] = generate_open_metrics
-        # Other ways to escape change the colon.
+        # Other ways of escaping change the colon in names.
         return generate(self.registry, escaping=ALLOWUTF8)
 
 
 class Processes(Collector):
-    """Processor time and memory of the front and of whatever processes are added."""
+    """Processor time and memory of the front and of the added processes."""
 
     def __init__(self) -> None:
         self._pids = {"front": os.getpid()}

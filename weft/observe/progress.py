@@ -1,6 +1,5 @@
-"""How far a long job is: one line of standard error that is written again and again,
-and nothing if nobody looks.
-"""
+"""Progress of a long job: one line on standard error that is rewritten, and nothing if standard
+error is not a terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Progress:
         )
 
     def add(self, num_tokens: int) -> None:
-        """One more request has ended, with so many tokens."""
+        """Count one more ended request, with its tokens."""
         self.num_requests += 1
         self.num_tokens += num_tokens
         now = time.perf_counter()

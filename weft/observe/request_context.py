@@ -1,9 +1,9 @@
-"""The HTTP request that the running task works on: its name, and when it came.
+"""The HTTP request that the running task works on: its name, and its arrival time.
 
-The edge of the server sets it; log lines and traces about the request take its name from here, so
-that no function in between has to pass it on. Whose turn it is where requests wait for threads
-(`text/turns.py`) goes by its tenant.
-Nothing else may depend on it: a request is answered the same without.
+The HTTP edge of the server sets it. Log lines and traces take the name of the request from here, so
+that no function in between has to pass it on. Where requests wait for threads, `text/turns.py`
+orders them by the tenant from here. Nothing else may depend on it: the answer to a request is the
+same without it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 class RequestContext:
     rid: str
     arrived_s: float  # time.perf_counter
-    traceparent: str = ""  # W3C header, as it came
-    tenant: str = ""  # who asks: a name for the key, or the address of a client without one
+    traceparent: str = ""  # W3C header, as received
+    tenant: str = ""  # a name for the key, or the address of a client without a key
 
 
 current: ContextVar[RequestContext | None] = ContextVar("weft_call", default=None)
 
 
 def rid() -> str:
-    """The name of the request that is being worked on; empty if there is none."""
+    """The name of the current request; empty if there is none."""
     call = current.get()
     if call is None:
         return ""
@@ -32,7 +32,7 @@ def rid() -> str:
 
 
 def tenant() -> str:
-    """Who asked for what is being worked on; empty if it did not come over HTTP."""
+    """The tenant of the current request; empty if it did not come over HTTP."""
     call = current.get()
     if call is None:
         return ""
@@ -40,9 +40,9 @@ def tenant() -> str:
 
 
 def rename(name: str) -> None:
-    """The request has named itself in its body.
+    """Use the name that the request has in its body.
 
-    A name that no header could carry is not taken over.
+    A name that a header could not carry is ignored.
     """
     call = current.get()
     if call is not None and is_safe_name(name):
@@ -50,5 +50,5 @@ def rename(name: str) -> None:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name may stand in headers and logs as it is."""
+    """Whether a name can be used unchanged in headers and logs."""
     return bool(name) and name.isascii() and name.isprintable() and " " not in name

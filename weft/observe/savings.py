@@ -1,21 +1,21 @@
-"""What was saved, and what was wasted: cached prompt tokens by tenant, and tokens that nobody got.
+"""Saved and wasted work: cached prompt tokens per tenant, and the waiting time that they save.
 
-The time that a cached token saves is what one more computed token takes: the slope of a line
-through the tokens computed and the seconds from admission to first token of all such completions.
-What every prompt takes, however short, a cache does not save. However many names clients invent,
-no more than `MAX_TENANTS` stand on the page.
+The time that a cached token saves is the time of one more computed token: the slope of a line
+fitted to computed tokens and seconds from admission to first token, over all such completions. A
+cache does not save the fixed time that every prompt takes. Clients may invent any number of names,
+so the page has at most `MAX_TENANTS`.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-MAX_TENANTS = 100  # with numbers of their own; the rest share the label "other"
+MAX_TENANTS = 100  # tenants with separate numbers; the rest share the label "other"
 NO_TENANT = "(none)"
 
 
 class Savings:
-    """Grows when a completion has ended whose prompt was partly cached."""
+    """Counts ended completions whose prompts were partly cached."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self._tokens = Counter(
@@ -31,7 +31,7 @@ class Savings:
             registry=registry,
         )
         self._tenants: set[str] = set()
-        # Least squares over these completions: seconds = what each takes + slope * tokens computed.
+        # Least squares over these completions: seconds = fixed time + slope * computed tokens.
         self._num = 0
         self._sum_tokens = 0.0
         self._sum_seconds = 0.0
@@ -39,8 +39,8 @@ class Savings:
         self._sum_products = 0.0
 
     def add(self, tenant: str, num_cached: int, num_computed: int, seconds: float) -> None:
-        """A completion of `tenant` has ended. Of its prompt, so many tokens were cached, and so
-        many were computed, in so many seconds."""
+        """Count an ended completion of `tenant`: cached and computed tokens of its prompt, and the
+        seconds from admission to first token."""
         self._num += 1
         self._sum_tokens += num_computed
         self._sum_seconds += seconds
@@ -48,7 +48,7 @@ class Savings:
         self._sum_products += num_computed * seconds
         token_s = self._sum_seconds / max(self._sum_tokens, 1.0)
         spread = self._num * self._sum_squares - self._sum_tokens**2
-        # While all prompts were equally long, the mean is all that is known.
+        # While all prompts have equal lengths, only the mean is known.
         if spread > 0:
             slope = self._num * self._sum_products - self._sum_tokens * self._sum_seconds
             token_s = min(max(slope / spread, 0.0), token_s)

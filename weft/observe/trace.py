@@ -1,15 +1,15 @@
-"""Traces by OpenTelemetry: one span for each completion, with its stages below it,
-sent when it has ended.
+"""Traces with OpenTelemetry: one span per completion, with its stages as child spans, sent when the
+completion has ended.
 
-    llm_request ─┬─ tokenize            the HTTP request came ─▶ its prompt is token ids
+    llm_request ─┬─ tokenize            HTTP request received ─▶ its prompt is token ids
                  ├─ api_server_dispatch  ─▶ the engine has it; and the way back of the first token
                  ├─ prefill_waiting      ─▶ admitted
                  ├─ prefill_forward      ─▶ first token
                  └─ decode_loop          ─▶ last token
 
-A W3C `traceparent` of the client makes the span part of his trace. The libraries are an extra;
-without them `make_tracer` says so.
-Nothing is measured for a trace alone: the times are those of the metrics and the log.
+A W3C `traceparent` header of the client makes the span part of the client's trace. The libraries
+are an optional extra; without them `make_tracer` raises an error that says so. Nothing is measured
+only for traces: the times are those of the metrics and the log.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ STAGE_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionTrace:
-    """One completion that has ended. Times are readings of `time.perf_counter`."""
+    """One ended completion. Times are readings of `time.perf_counter`."""
 
     rid: str
     traceparent: str
     began_s: float
     ended_s: float
-    stages: Mapping[str, float]  # seconds in each of `STAGE_NAMES` that it came to, in order
+    stages: Mapping[str, float]  # seconds in each of its `STAGE_NAMES`, in order
     attributes: Mapping[str, str | int | float | list[str]]
-    error: str  # why it failed; empty if it did not
+    error: str  # the error message; empty if it succeeded
 
 
 class Tracer(Protocol):
     def ended(self, trace: CompletionTrace) -> None:
-        """Send it. Does not wait."""
+        """Send the trace. Does not wait."""
 
     def close(self) -> None:
-        """Send what has not been sent yet, for a moment at most."""
+        """Send the remaining traces, within a second."""
 
 
 class NoTracer:
-    """Tracing is off."""
+    """No tracing."""
 
     def ended(self, trace: CompletionTrace) -> None:
         pass
@@ -63,9 +63,8 @@ class NoTracer:
 
 
 def make_tracer(endpoint: str, model_name: str) -> Tracer:
-    """A tracer that sends to `endpoint` (OTLP over HTTP), or none without one.
-    Raises SettingsError.
-    """
+    """A tracer that sends to `endpoint` (OTLP over HTTP); without an endpoint, one that does
+    nothing. Raises SettingsError."""
     if not endpoint:
         return NoTracer()
     if not endpoint.startswith(("http://", "https://")):
@@ -83,9 +82,7 @@ def make_tracer(endpoint: str, model_name: str) -> Tracer:
 
 
 class OtelTracer:
-    """Makes spans; `processor` (of the OpenTelemetry SDK) takes them away,
-    in a thread of its own.
-    """
+    """Makes spans; `processor` (of the OpenTelemetry SDK) sends them, in its own thread."""
 
     def __init__(self, processor: Any, model_name: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -105,7 +102,7 @@ class OtelTracer:
         epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
         parent = self._propagator.extract(
             {"traceparent": trace.traceparent}
-        )  # an invalid one counts as none
+        )  # an invalid header counts as none
         at_ns = epoch_ns + int(trace.began_s * 1e9)
         span = self._tracer.start_span(
             "llm_request",
