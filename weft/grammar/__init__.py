@@ -1,4 +1,4 @@
-"""What an output may be: grammars are compiled once, and followed token by token.
+"""Grammars that constrain outputs: they are compiled once, and followed token by token.
 
-Knows no request and no model.
+This package knows no request and no model.
 """

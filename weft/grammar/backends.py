@@ -1,4 +1,4 @@
-"""The grammar libraries, by name. Knows of each where its compiler is and how to install it."""
+"""The grammar libraries, by name: the class of each compiler, and how to install the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKENDS = {
 
 
 def missing(name: str) -> str:
-    """What has to be installed before this one can be used; "" if nothing."""
+    """The package to install before this library can be used; "" if none."""
     if find_spec(name) is not None:
         return ""
     _, package = BACKENDS[name]

@@ -1,6 +1,6 @@
-"""Compiled grammars and the reasons of invalid ones, bounded in bytes.
+"""A cache of compiled grammars, and of the errors of invalid ones, with a limit in bytes.
 
-The least recently used entries go first. Knows nothing of threads: one thread uses a cache.
+It drops the least recently used entries first. It is not thread-safe: one thread uses a cache.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key
 
-ENTRY_BYTES = 512  # of the table itself, for each entry
+ENTRY_BYTES = 512  # memory of the table per entry
 
 
 class GrammarCache:

@@ -1,6 +1,8 @@
-"""One of several strings, in plain Python: the small twin of a grammar library, byte by byte.
+"""One of several strings, in plain Python, byte by byte: the small counterpart of a grammar
+library.
 
-Its specification can be read in a minute; tests hold the scheduler and the large twin against it.
+It is short enough to serve as the specification; tests compare the scheduler and the libraries with
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 
 
 class ChoiceMatcher:
-    """`left`: of each choice that is still possible, the part that has not been said."""
+    """`left`: the remaining text of each choice that is still possible."""
 
     def __init__(
         self,
@@ -56,14 +58,15 @@ class ChoiceMatcher:
         return not self.is_complete
 
     def forced(self) -> list[int]:
-        """Written in the longest tokens; the rest of the text might become part of a longer one."""
+        """The text is written in the longest tokens; an end that might become part of a longer
+        token is left out."""
         text = _common_prefix(self.left)
         tokens: list[int] = []
         while text:
             longest = 0
             found = -1
             for token, piece in enumerate(self.vocabulary):
-                # The text might go on as this longer token: how it is written is open.
+                # The text might continue as this longer token, so its tokens are not certain.
                 if len(piece) > len(text) and piece.startswith(text):
                     return tokens
                 if text.startswith(piece) and len(piece) > longest:
@@ -79,7 +82,7 @@ class ChoiceMatcher:
 def _common_prefix(texts: frozenset[bytes]) -> bytes:
     if not texts:
         return b""
-    # What the first and the last in order have in common, all between them have.
+    # All texts in between share the common prefix of the smallest and the largest.
     low = min(texts)
     high = max(texts)
     size = 0
@@ -89,7 +92,8 @@ def _common_prefix(texts: frozenset[bytes]) -> bytes:
 
 
 class ChoiceCompiler:
-    """Compiles grammars of kind "choice": a JSON list of strings. `vocabulary`: bytes by token."""
+    """Compiles grammars of kind "choice": a JSON list of strings. `vocabulary`: the bytes of each
+    token."""
 
     def __init__(self, vocabulary: Sequence[bytes], eos: frozenset[int]) -> None:
         self._vocabulary = vocabulary

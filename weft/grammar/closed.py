@@ -1,11 +1,12 @@
-"""JSON schemas whose objects have the properties that they name, and no others, unless they say so.
+"""JSON schemas whose objects have only the properties that they name, unless they allow others.
 
-A schema that lists properties and is silent about others allows any: a small model then goes on
-inventing them until its tokens are used up. Here silence forbids them, as in other engines;
-`"additionalProperties": true`, or a schema, allows them. Knows nothing of grammar libraries.
+By the standard, a schema that lists properties and does not mention others allows any: a small
+model then invents properties until its tokens are used up. Here such a schema forbids others, as in
+other engines; `"additionalProperties": true`, or a schema, allows them. This module knows nothing
+of grammar libraries.
 
-Schemas that hold for one object together (`allOf`, `anyOf` beside `properties`, ...) stay as they
-are where more than one of them names properties: each would forbid what the others name.
+Schemas that apply to the same object (`allOf`, `anyOf` beside `properties`, ...) stay unchanged if
+more than one of them names properties: each would forbid the properties of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from weft.json_types import JsonObject
 _NAMING = ("properties", "patternProperties")
 _SAYS_IT = ("additionalProperties", "unevaluatedProperties")
 _TOGETHER = ("allOf", "anyOf", "oneOf")  # lists of schemas for the same value
-# These mean something else when they forbid more; so does dependentSchemas.
+# Their meaning would change if they forbade more; likewise dependentSchemas.
 _CONDITIONS = ("not", "if", "then", "else")
 _IN_ONE = ("items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems")
 _IN_LIST = ("prefixItems", "items", *_TOGETHER)
@@ -37,9 +38,9 @@ def closed(schema: Any) -> Any:
 
 
 def is_compact(schema: Any) -> bool:
-    """Whether the JSON has a space behind each comma and colon, and no other white space.
+    """Whether the JSON has one space after each comma and colon, and no other white space.
 
-    The key is llguidance's.
+    The key `x-guidance` is that of llguidance.
     """
     if not isinstance(schema, dict):
         return False
@@ -48,11 +49,11 @@ def is_compact(schema: Any) -> bool:
 
 
 class _Closing:
-    """One document. First all schemas that must stay open are found, then a copy is made."""
+    """One document. First it finds all schemas that must stay open, then it makes the copy."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._open: set[int] = set()  # ids of schemas of the original that stay as they are
+        self._open: set[int] = set()  # ids of original schemas that stay unchanged
         for schema in _all(root):
             self._leave_open(schema)
 
@@ -76,32 +77,33 @@ class _Closing:
         return result
 
     def _leave_open(self, schema: Schema) -> None:
-        """Note the schemas that name properties of the same object as others do."""
+        """Note the schemas that name properties of an object for which other schemas do, too."""
         self._leave_conditions_open(schema)
         sources = self._sources(schema)
         required = self._required_together(schema)
         for source in sources:
             for naming in source:
-                # Two sources: each would forbid the properties of the other. One source: closed,
-                # it must still have a value.
+                # Several sources: each would forbid the properties of the others. One source: when
+                # closed, it must still match some value.
                 if len(sources) > 1 or _needs_others(naming, required):
                     self._open.add(id(naming))
 
     def _leave_conditions_open(self, schema: Schema) -> None:
         for condition in _conditions(schema):
-            # A closed condition would hold for fewer values, and its negation for more.
+            # A closed condition would match fewer values, and its negation more.
             for naming in self._naming(condition):
                 self._open.add(id(naming))
             if any(map(_names_properties, _all(condition))):
                 self._open.add(id(schema))
 
     def _sources(self, schema: Schema) -> list[list[Schema]]:
-        """Where properties of the same object are named; of one source only one schema holds."""
+        """The groups of schemas that name properties of the same object; one schema of each group
+        applies."""
         sources: list[list[Schema]] = []
         if _names_properties(schema):
             sources.append([schema])
         sources += map(self._naming, _schemas_in(schema, "allOf"))
-        # Of these only one holds beside the rest: together they are one source.
+        # Only one of these applies in addition to the rest: together they are one source.
         for key in ("anyOf", "oneOf"):
             choices: list[Schema] = []
             for one in _schemas_in(schema, key):
@@ -113,7 +115,7 @@ class _Closing:
         return [source for source in sources if source]
 
     def _required_together(self, schema: Schema) -> set[str]:
-        """The properties that its object must have, as far as that does not depend on a choice."""
+        """The properties that the object must have, whatever choice is made."""
         required: set[str] = set()
         for part in self._parts(schema, ("allOf",)):
             required.update(_required(part))
@@ -123,7 +125,7 @@ class _Closing:
         return required
 
     def _naming(self, schema: Schema) -> list[Schema]:
-        """`schema` and what holds together with it, as far as it names properties."""
+        """Those of `schema` and the schemas that apply together with it that name properties."""
         parts = self._parts(schema, _TOGETHER, with_conditions=True)
         return [part for part in parts if _names_properties(part)]
 
@@ -134,8 +136,8 @@ class _Closing:
         *,
         with_conditions: bool = False,
     ) -> list[Schema]:
-        """`schema` and what holds for the same value: below `keys`, and behind `$ref`."""
-        # By identity: a schema may refer to itself.
+        """`schema` and all schemas for the same value: below `keys`, and targets of `$ref`."""
+        # By identity, because a schema may refer to itself.
         found: dict[int, Schema] = {}
         pending = [schema]
         while pending:
@@ -153,7 +155,7 @@ class _Closing:
         return list(found.values())
 
     def _target(self, schema: Schema) -> Schema | None:
-        """The schema of this document that its `$ref` points to."""
+        """The target of its `$ref` in this document."""
         ref = schema.get("$ref")
         if not isinstance(ref, str) or not ref.startswith("#"):
             return None
@@ -174,12 +176,12 @@ def _names_properties(schema: Schema) -> bool:
 
 
 def _is_silent(schema: Schema) -> bool:
-    """Whether it names properties and does not say whether there may be others."""
+    """Whether the schema names properties and does not say whether others are allowed."""
     return _names_properties(schema) and not any(key in schema for key in _SAYS_IT)
 
 
 def _needs_others(schema: Schema, required: set[str]) -> bool:
-    """Whether no value has only the properties that it names."""
+    """Whether every valid value needs properties that the schema does not name."""
     if isinstance(schema.get("patternProperties"), dict):
         return False
     named = schema["properties"]

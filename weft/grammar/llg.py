@@ -1,7 +1,7 @@
-"""Grammars by llguidance: JSON schemas, regular expressions, Lark, GBNF, structural tags.
+"""Grammars with llguidance: JSON schemas, regular expressions, Lark, GBNF, structural tags.
 
-The library's own limits bound the cost of one step of a matcher; the process in which a grammar is
-compiled first (`sandbox.py`) bounds the cost of compiling.
+The library's own limits bound the cost of one step of a matcher; the process that compiles each
+grammar first (`sandbox.py`) bounds the cost of compiling.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import LarkWriter, as_format
 from weft.json_types import JsonObject
 
-# Between the tokens of JSON: bounded, or a weak model never ends it.
+# White space between the tokens of JSON: bounded, because a weak model would never end it.
 WHITESPACE = r" |\n( {0,16}|\t{0,8})"
 COMPACT: JsonObject = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-FEW = 64  # masks times threads: more than this is worth the help of other threads
-MAX_LEXER_STATES = 50_000  # of 1 to 2 kB: the memory of one grammar
-MAX_STEP_ITEMS = 25_000  # a step of one matcher takes 40 ms at most, about
+FEW = 64  # masks times threads; above it, several threads fill the masks
+MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each: this bounds the memory of one grammar
+MAX_STEP_ITEMS = 25_000  # a step of one matcher takes about 40 ms at most
 MAX_STEP_FUEL = 100_000
 MAX_MESSAGE_LEN = 500
 BASE_BYTES = 60_000  # of a small compiled grammar, measured
-BYTES_PER_CHARACTER = 64  # of a larger one, about
-_LIMIT = re.compile("too many|limit|fuel", re.IGNORECASE)  # in the words of the library
+BYTES_PER_CHARACTER = 64  # of a larger grammar, approximately
+_LIMIT = re.compile("too many|limit|fuel", re.IGNORECASE)  # words of the library's messages
 
 
 class LlgMatcher:
@@ -63,7 +63,7 @@ class LlgMatcher:
 
 
 class LlgCompiler:
-    """For the tokenizer in a file tokenizer.json. Loading it takes 5 µs a token.
+    """The compiler for the tokenizer in a file tokenizer.json. Loading takes 5 µs per token.
 
     Raises InvalidGrammar if it cannot be used, ImportError without llguidance.
     """
@@ -86,7 +86,7 @@ class LlgCompiler:
             )
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as exc:  # a panic of the library is no Exception
+        except BaseException as exc:  # a panic of the library is not an Exception
             raise InvalidGrammar(
                 f"this model's tokenizer cannot be used with grammars: {_plain(str(exc))}"
             ) from exc
@@ -109,8 +109,8 @@ class LlgCompiler:
             raise InvalidGrammar(_plain(str(exc))) from exc
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
-        # A few at once in the caller's thread: to wake others takes longer, and they may be busy
-        # with the model.
+        # The caller's thread fills a few masks by itself: to wake other threads takes longer, and
+        # they may be busy with the model.
         inner: list[tuple[Any, int]] = []
         for row, matcher in enumerate(matchers):
             assert isinstance(matcher, LlgMatcher)
@@ -124,7 +124,7 @@ class LlgCompiler:
             one.unsafe_compute_mask_ptr(start + row * row_bytes, row_bytes)
 
     def _compile(self, key: Key) -> Compiled:
-        # Strictly first: only then the library says that it cannot enforce something.
+        # Strict first, because only then the library reports what it cannot enforce.
         matcher = self._matcher(self._grammar(key, lenient=False))
         if matcher.error and key.kind in ("json_schema", "structural_tag"):
             matcher = self._lenient(key, matcher)
@@ -139,7 +139,7 @@ class LlgCompiler:
         return Compiled(matcher, mask[0], num_bytes, warnings)
 
     def _lenient(self, key: Key, strict: LlgMatcher) -> LlgMatcher:
-        """A matcher without what cannot be enforced, unless the request wants all of it."""
+        """A matcher that leaves out what cannot be enforced, unless the request is strict."""
         lenient = self._matcher(self._grammar(key, lenient=True))
         if not key.strict:
             return lenient
@@ -155,7 +155,7 @@ class LlgCompiler:
         return LlgMatcher(make(self._tokenizer, grammar, log_level=0, limits=self._limits))
 
     def _grammar(self, key: Key, *, lenient: bool) -> str:
-        """In the library's own language."""
+        """The grammar in the library's own language."""
         make = self._library.LLMatcher
         match key.kind:
             case "json_schema":
@@ -195,7 +195,7 @@ class LlgCompiler:
         return str(self._library.LLMatcher.grammar_from_lark(writer.grammar(as_format(tag))))
 
     def _special(self, text: str) -> int | None:
-        """The id of a text that is one special token."""
+        """The id of a text that is one special token, else None."""
         tokens = self._tokenizer.tokenize_str(text, parse_special=True)
         if len(tokens) != 1 or not self._tokenizer.is_special_token(tokens[0]):
             return None
@@ -204,14 +204,14 @@ class LlgCompiler:
 
 
 def _to_lark(text: str) -> str:
-    """GBNF as Lark; what is Lark already stays as it is."""
+    """Convert GBNF to Lark; Lark stays unchanged."""
     from llguidance import gbnf_to_lark
 
     return gbnf_to_lark.any_to_lark(text)
 
 
 def _with_limits(error: str) -> str:
-    """An error of a matcher. Where a limit was reached, it says what the limits are."""
+    """An error of a matcher. If a limit was reached, the limits are added."""
     plain = _plain(error)
     if not _LIMIT.search(plain):
         return plain
@@ -222,6 +222,6 @@ def _with_limits(error: str) -> str:
 
 
 def _plain(message: str) -> str:
-    """An error of the library without its traces."""
+    """An error message of the library without its traces."""
     message = re.split(r"<(?:backtrace|state|grammar|non-verbose)", message)[0]
     return " ".join(message.split())[:MAX_MESSAGE_LEN]

@@ -1,4 +1,4 @@
-"""Bitmasks that may still be on their way: a thread fills them while the model computes the logits.
+"""Lazy bitmasks: a thread fills them while the model computes the logits.
 
     advance ─▶ LazyBitmasks ─▶ thread: fills them     meanwhile the engine's thread goes on
                     └── words ─▶ sampler              waits for the thread, or fills them itself,
@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words: TypeAlias = NDArray[np.int32]
-# Rows that mean nothing, and why their outputs cannot go on.
+# Rows without a valid mask, with the reason why their outputs cannot continue.
 Faults: TypeAlias = Mapping[int, str]
 
 
 class LazyBitmasks:
-    """What may come next at M places.
+    """The allowed next tokens of M outputs.
 
-    `fill` writes it into `words` [M, W] and returns the faults; without `fill` the words are
-    complete. It is called once, in whichever thread comes first; pickling waits for it, too.
+    `fill` writes them into `words` [M, W] and returns the faults; without `fill`, the words are
+    complete. `fill` is called once, by the thread that needs the words first; pickling waits for
+    it, too.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class LazyBitmaskRow(NamedTuple):
 
     masks: LazyBitmasks
     row: int = 0
-    also: int | None = None  # a token that is allowed besides
+    also: int | None = None  # one more allowed token
 
     @property
     def words(self) -> Words:
@@ -80,7 +81,7 @@ class LazyBitmaskRow(NamedTuple):
         also = self.also
         if also is None or also >= 32 * len(words):
             return words
-        words = words.copy()  # other rows and steps see the original
+        words = words.copy()  # other rows and steps read the original
         words.view(np.uint32)[also // 32] |= np.uint32(1 << also % 32)
         return words
 
@@ -92,8 +93,8 @@ class LazyBitmaskRows(NamedTuple):
 
     @property
     def words(self) -> Words:
-        """[M, W]. Waits for them, after it has filled those that no thread has begun."""
-        # From the last row on: the thread comes from the other end, so both fill at the same time.
+        """[M, W]. Fills the masks that no thread has begun, then waits for the others."""
+        # In reverse order, because the thread begins with the first: so both fill at the same time.
         from_last = [row.words for row in reversed(self.rows)]
         return np.stack(from_last[::-1])
 

@@ -1,14 +1,14 @@
-"""The grammar service: a cache, threads that compile what is not in it, a thread that fills masks.
+"""The grammar service: a cache, threads that compile missing grammars, a thread that fills masks.
 
     ask ──▶ cache ──▶ CompileResult                      ┐ all this in the engine's thread,
      └────▶ PendingCompile ──▶ thread ──▶ done ──▶ take  ┘ which never waits
                                sandbox, compile
                                   └── notify: the engine wakes up
 
-A grammar is compiled once, however many requests ask for it meanwhile. Tenants take turns, and a
-grammar that is long by its text leaves a thread to the others; the time that a grammar waits does
-not count as its work. What is invalid is remembered like what is valid; what only took too long is
-not. Knows nothing of grammar libraries but the protocol.
+A grammar is compiled once, even if several requests ask for it in the meantime. Tenants take turns,
+and grammars with long text leave one thread free for others; the time that a grammar waits does not
+count as its work. The cache keeps errors of invalid grammars, too, but not timeouts. This module
+knows grammar libraries only through the protocol.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ from weft.grammar.protocol import (
 )
 from weft.grammar.sandbox import CompileSandbox, NoSandbox, SandboxFailed
 
-NUM_THREADS = 2  # one grammar that takes long does not hold up the next
-LONG_LEN = 65_536  # characters of a grammar that does not take the last thread
-WAIT_S = 10.0  # for a thread; a grammar that has waited longer is refused for now
-FEW = 4  # masks: to fill less takes no longer than to wake a thread
+NUM_THREADS = 2  # one slow grammar does not delay the next
+LONG_LEN = 65_536  # characters; a longer grammar does not take the last free thread
+WAIT_S = 10.0  # a grammar that has waited longer for a thread is refused for now
+FEW = 4  # masks: to fill fewer takes no longer than to wake a thread
 PART = 8  # masks filled in one go: the thread begins with the first part, the sampler with the last
 
 
 class CompileOverloaded(Exception):
-    """The grammar has waited too long for a thread. The message is for the user, who may retry."""
+    """The grammar waited too long for a thread. The message is for the user, who may retry."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCompile:
-    """A grammar that is compiled or waits for it, and the requests that wait for the result."""
+    """A grammar that is being compiled or waits for it, and the requests that wait for the
+    result."""
 
     key: Key
-    tenant: str  # of the first that asked
+    tenant: str  # of the first request that asked
     asked_s: float
     ids: list[int] = field(default_factory=list)
 
@@ -76,7 +77,7 @@ class FinishedCompile(NamedTuple):
 
 
 class GrammarPool:
-    """The service of one engine. Its public methods are for the engine's thread."""
+    """The grammar service of one engine. Only the engine's thread calls its public methods."""
 
     def __init__(
         self,
@@ -89,13 +90,13 @@ class GrammarPool:
         beside: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_bytes`: of the cache.
+        """`max_bytes` is the limit of the cache.
 
-        `make_compiler` is called once, by a thread, when the first grammar comes; it may raise
-        InvalidGrammar or ImportError. Each compiling thread makes a sandbox of its own. A thread
-        calls `notify` whenever `take` has something new. Without `jump` no token is forced: each
-        is sampled. With `beside`, for a model that computes elsewhere than on this machine's
-        processors, a thread fills masks while a step runs; without it the sampler fills them.
+        A thread calls `make_compiler` once, for the first grammar; it may raise InvalidGrammar or
+        ImportError. Each compiling thread makes its own sandbox. A thread calls `notify` whenever
+        `take` has a new result. Without `jump` no token is forced: each is sampled. With `beside`,
+        for a model that does not compute on this machine's processors, a thread fills masks while a
+        step runs; without it, the sampler fills them.
         """
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
@@ -105,7 +106,7 @@ class GrammarPool:
         self._filler = ThreadPoolExecutor(1, "masks")
         self._clock = clock
         self._pending: dict[Key, PendingCompile] = {}
-        self._key_of: dict[int, Key] = {}  # of the requests that wait
+        self._key_of: dict[int, Key] = {}  # of waiting requests
         self._from_cache: list[CompileResult] = []  # not taken yet
 
     # ---- compiling
@@ -130,7 +131,7 @@ class GrammarPool:
             return
         pending = self._pending[key]
         pending.ids.remove(id)
-        # A compilation that has begun goes on: its result will soon be in the cache.
+        # A running compilation continues: its result will soon be in the cache.
         if not pending.ids and self._threads.remove(pending):
             del self._pending[key]
 
@@ -139,7 +140,7 @@ class GrammarPool:
         self._from_cache = []
         for key, outcome, took_s in self._threads.take():
             self.num_compiled += 1
-            # What took too long may be fast another time.
+            # A grammar that timed out may compile faster another time.
             if not isinstance(outcome, SandboxFailed | CompileOverloaded):
                 self.cache.put(key, outcome)
             for id in self._pending.pop(key).ids:
@@ -165,9 +166,10 @@ class GrammarPool:
         room: Sequence[int],
     ) -> list[Advance]:
         advances: list[Advance] = []
-        continuing: dict[int, Constraint] = {}  # by identity: one may have taken several tokens
+        # by id(): a constraint may take several tokens in one call
+        continuing: dict[int, Constraint] = {}
         for constraint, token, most in zip(constraints, tokens, room, strict=True):
-            constraint.mask.masks.finish()  # its matcher may still be in use
+            constraint.mask.masks.finish()  # a thread may still use its matcher to fill the mask
             advance = _consume(constraint.matcher, (token,))
             if advance is CONTINUE and self._jump and most:
                 advance = _jump(constraint.matcher, most)
@@ -183,7 +185,7 @@ class GrammarPool:
     def follow(
         self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
     ) -> list[LazyBitmaskRow]:
-        constraint.mask.masks.finish()  # its matcher may still be in use
+        constraint.mask.masks.finish()  # a thread may still use its matcher to fill the mask
         matchers = _ahead(constraint.matcher, tokens, jumps=jumps and self._jump)
         if not matchers:
             return []
@@ -195,13 +197,13 @@ class GrammarPool:
         return [LazyBitmaskRow(masks, row) for row in range(len(matchers))]
 
     def _renew_masks(self, constraints: Sequence[Constraint]) -> None:
-        """Begin to find out what may come next.
+        """Begin to compute the masks of the next tokens.
 
-        Without the thread, and where there are few masks, the sampler will fill them.
+        Without the thread, or for few masks, the sampler fills them.
         """
         num_masks = len(constraints)
         num_words = constraints[0].mask.masks.words.shape[1]
-        # Small parts let the thread and the sampler work at both ends at once.
+        # Several small parts let the thread and the sampler work from both ends at once.
         part_size = num_masks
         if self._beside:
             part_size = max(PART, -(-num_masks // 4))
@@ -218,13 +220,13 @@ class GrammarPool:
             self._filler.submit(_finish, parts)
 
     def _fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> dict[int, str]:
-        """Fill `masks` [M, W], in a thread as a rule.
+        """Fill `masks` [M, W], normally in a thread.
 
-        Returns the rows where an output cannot go on, and why.
+        Returns the rows whose outputs cannot continue, with the reasons.
         """
         self._fill_words(matchers, masks)
         num_used_words = np.count_nonzero(masks, axis=1).tolist()
-        # A limit of the library may be reached only here, while the mask is worked out.
+        # A limit of the library may be exceeded only here, while the mask is computed.
         faults: dict[int, str] = {}
         for row, matcher in enumerate(matchers):
             error = matcher.error
@@ -233,12 +235,13 @@ class GrammarPool:
         return faults
 
     def _fill_words(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
-        """All at once; if that fails, one by one: then only those that fail have an empty mask."""
+        """Fill all masks at once; if that fails, one by one, so that only failing ones have an
+        empty mask."""
         try:
             self._threads.compiler.fill(matchers, masks)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # a panic of the library is no Exception
+        except BaseException:  # a panic of the library is not an Exception
             masks[:] = 0
             if len(matchers) > 1:
                 for i, matcher in enumerate(matchers):
@@ -246,7 +249,7 @@ class GrammarPool:
 
 
 class _CompilerThreads:
-    """The threads that compile, and the grammars that wait for one."""
+    """The threads that compile, and the grammars that wait for a thread."""
 
     def __init__(
         self,
@@ -255,12 +258,13 @@ class _CompilerThreads:
         notify: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self.done: deque[FinishedCompile] = deque()  # the threads append, the engine's takes
+        # compiling threads append, the engine's thread takes
+        self.done: deque[FinishedCompile] = deque()
         self._make_compiler = make_compiler
         self._made: Compiler | None = None
         self._making = threading.Lock()  # held while the compiler is made
         self._make_sandbox = make_sandbox
-        self._own = threading.local()  # a thread's sandbox
+        self._own = threading.local()  # the sandbox of each thread
         self._sandboxes: list[CompileSandbox] = []
         self._notify = notify
         self._clock = clock
@@ -269,7 +273,8 @@ class _CompilerThreads:
 
     @property
     def compiler(self) -> Compiler:
-        """Made by the first thread that needs it; there is one wherever a grammar was compiled."""
+        """The compiler. The first thread that needs it makes it, so it exists after any
+        compilation."""
         with self._making:
             if self._made is None:
                 self._made = self._make_compiler()
@@ -280,7 +285,7 @@ class _CompilerThreads:
         self._pool.submit(self._work)
 
     def remove(self, pending: PendingCompile) -> bool:
-        """Whether it had not begun."""
+        """Remove a pending grammar. Returns False if its compilation has begun."""
         return self._queue.remove(pending)
 
     def take(self) -> list[FinishedCompile]:
@@ -301,7 +306,7 @@ class _CompilerThreads:
         self._sandboxes.append(self._own.sandbox)
 
     def _work(self) -> None:
-        """Compile what waits, as long as there is something that this thread may take."""
+        """Compile waiting grammars, as long as there is one that this thread may take."""
         while (pending := self._queue.take()) is not None:
             began = time.perf_counter()
             outcome: CompileOutcome
@@ -324,27 +329,27 @@ class _CompilerThreads:
             return exc
         except ImportError as exc:
             return SandboxFailed(str(exc))
-        except BaseException as exc:  # a panic of the library is no Exception
+        except BaseException as exc:  # a panic of the library is not an Exception
             return SandboxFailed(_library_failed(exc))
 
 
 class _Queue:
-    """Grammars that wait, for several threads.
+    """Waiting grammars, for several threads.
 
-    Tenants take turns, and long grammars leave a thread to the others.
+    Tenants take turns, and long grammars leave one thread free for others.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = Rotation[PendingCompile]()
-        self._num_long = 0  # that are being compiled
+        self._num_long = 0  # long grammars that are being compiled
 
     def put(self, pending: PendingCompile) -> None:
         with self._lock:
             self._waiting.put(pending.tenant, pending, is_long=pending.is_long)
 
     def take(self) -> PendingCompile | None:
-        """The next that may begin. The caller has to `finish` it."""
+        """The next grammar that may begin, or None. The caller must `finish` it."""
         with self._lock:
             has_room_for_long = self._num_long < max(NUM_THREADS - 1, 1)
             pending = self._waiting.take(with_long=has_room_for_long)
@@ -357,7 +362,7 @@ class _Queue:
             self._num_long -= pending.is_long
 
     def remove(self, pending: PendingCompile) -> bool:
-        """Whether it had not begun."""
+        """Remove a pending grammar. Returns False if its compilation has begun."""
         with self._lock:
             return self._waiting.remove(pending.tenant, pending)
 
@@ -368,14 +373,14 @@ def _finish(parts: Sequence[LazyBitmasks]) -> None:
 
 
 def _consume(matcher: GrammarMatcher, tokens: Sequence[int]) -> Advance:
-    """The matcher takes tokens."""
+    """Let the matcher consume tokens."""
     continues = False
     try:
         for token in tokens:
             continues = matcher.consume(token)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as exc:  # a panic of the library is no Exception
+    except BaseException as exc:  # a panic of the library is not an Exception
         return Advance(error=_library_failed(exc))
     if continues:
         return CONTINUE
@@ -385,12 +390,12 @@ def _consume(matcher: GrammarMatcher, tokens: Sequence[int]) -> Advance:
 
 
 def _jump(matcher: GrammarMatcher, room: int) -> Advance:
-    """The matcher takes what must follow, if anything must."""
+    """Let the matcher consume the forced tokens, if there are any."""
     try:
         forced = tuple(matcher.forced()[:room])
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as exc:  # a panic of the library is no Exception
+    except BaseException as exc:  # a panic of the library is not an Exception
         return Advance(error=_library_failed(exc))
     if not forced:
         return CONTINUE
@@ -401,7 +406,8 @@ def _jump(matcher: GrammarMatcher, room: int) -> Advance:
 
 
 def _ahead(matcher: GrammarMatcher, tokens: Sequence[int], *, jumps: bool) -> list[GrammarMatcher]:
-    """Copies of a matcher behind each of the tokens, up to one behind which there is no choice."""
+    """Forks of a matcher, one after each of the tokens, up to the first token that is not allowed
+    or leaves no choice after it."""
     found: list[GrammarMatcher] = []
     try:
         for token in tokens:
@@ -411,7 +417,7 @@ def _ahead(matcher: GrammarMatcher, tokens: Sequence[int], *, jumps: bool) -> li
             found.append(matcher)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # a panic of the library is no Exception; what is guessed ends there
+    except BaseException:  # a panic of the library is not an Exception; the draft ends there
         return found
     return found
 

@@ -1,12 +1,12 @@
-"""Grammars: what compiles them, what follows them, and the service that the scheduler asks.
+"""Grammars: compilers, matchers, and the service that the scheduler uses.
 
     Compiler         a grammar library for one vocabulary: text in, a Compiled out; fills masks
-    GrammarMatcher   the place of one output in its grammar
+    GrammarMatcher   the position of one output in its grammar
     Grammars         the service: `ask` begins to compile, `take` reports the end; no call waits
 
-Twins: `llg.py` (llguidance), `xgr.py` (xgrammar) and `choice.py` (plain Python, for tests) compile;
-`pool.py` is the service, and the journal's replay repeats its reports. What may come next is said
-in masks (`masks.py`).
+Implementations: `llg.py` (llguidance), `xgr.py` (xgrammar) and `choice.py` (plain Python, for
+tests) compile; `pool.py` is the service, and the journal's replay repeats its reports. Masks
+(`masks.py`) hold the allowed next tokens.
 """
 
 from __future__ import annotations
@@ -17,76 +17,77 @@ from typing import NamedTuple, Protocol
 
 from weft.grammar.masks import LazyBitmaskRow, Words
 
-# The beginning of the error of an output whose grammar is too hard, or is left.
+# Prefix of the error of an output whose grammar is too expensive, or that has left its grammar.
 NOT_FOLLOWED = "the grammar cannot be followed"
 
 
 class InvalidGrammar(ValueError):
-    """No output can be held to this grammar, now or ever. The message is for the user."""
+    """No output can ever follow this grammar. The message is for the user."""
 
 
 class Key(NamedTuple):
-    """A grammar. Equal ones are compiled once."""
+    """A grammar. Equal keys are compiled once."""
 
     kind: str  # json_schema, regex, choice, ebnf, structural_tag
     text: str
-    strict: bool = False  # refuse what cannot be enforced, instead of leaving it out
+    strict: bool = False  # refuse a grammar that cannot be enforced completely
 
 
 class GrammarMatcher(Protocol):
-    """A matcher that cannot go on has an `error`, for ever; it does not raise."""
+    """A matcher that cannot continue keeps its `error` for ever; it does not raise."""
 
     @property
     def error(self) -> str: ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow any more but the end of the output."""
+        """Whether only the end of the output may follow."""
         ...
 
     def fork(self) -> GrammarMatcher:
-        """Another one at the same place."""
+        """A copy at the same position."""
         ...
 
     def consume(self, token: int) -> bool:
-        """Take a token. Returns whether more may follow: not complete, and no error."""
+        """Consume a token. Returns whether more may follow: the output is not complete, without
+        error."""
         ...
 
     def forced(self) -> list[int]:
-        """The tokens of the text that must follow, as the tokenizer would write it.
+        """The tokens of the text that must follow, as the tokenizer would encode it.
 
-        [] if there is a choice. The last ones are left out if the text behind them might change
-        how they are written.
+        [] if there is a choice. The last tokens are left out if later text might change the
+        encoding.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    matcher: GrammarMatcher  # at the beginning: to be forked
-    mask: Words  # [W] of the first token
-    num_bytes: int  # memory that it takes, about
-    warnings: tuple[str, ...] = ()  # what of the grammar is not enforced
+    matcher: GrammarMatcher  # at the beginning; callers fork it
+    mask: Words  # [W] mask of the first token
+    num_bytes: int  # approximate memory
+    warnings: tuple[str, ...] = ()  # parts of the grammar that are not enforced
 
 
 class Compiler(Protocol):
     def compile(self, key: Key) -> Compiled:
-        """Raises InvalidGrammar."""
+        """Compile a grammar. Raises InvalidGrammar."""
         ...
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
-        """Write into masks [M, W] what may come next.
+        """Write the allowed next tokens of each matcher into masks [M, W].
 
-        The row of a matcher with an error means nothing.
+        The row of a matcher with an error is undefined.
         """
         ...
 
 
 @dataclass(slots=True)
 class Constraint:
-    """One request's place in its grammar, and what may come next there.
+    """The position of one request in its grammar, and the mask of its next token.
 
-    No thread touches the matcher while another fills its mask.
+    While a thread fills the mask, no other thread may use the matcher.
     """
 
     matcher: GrammarMatcher
@@ -100,31 +101,31 @@ class CompileResult(NamedTuple):
     constraint: Constraint | None
     warnings: tuple[str, ...] = ()
     message: str = ""
-    status: int = 200  # as an HTTP status: 400 is the grammar's fault
-    compile_s: float = 0.0  # 0: it was compiled already
+    status: int = 200  # an HTTP status: 400 is an error of the grammar
+    compile_s: float = 0.0  # 0: it was in the cache
 
 
 class Advance(NamedTuple):
-    """What one token did to its grammar. With an error nothing is forced."""
+    """The effect of one token on its grammar. With an error, nothing is forced."""
 
-    is_complete: bool = False  # nothing may follow it, and the forced tokens
-    # An error that is found only when the mask is filled is among `LazyBitmasks.faults`.
+    is_complete: bool = False  # nothing may follow this token and the forced ones
+    # An error that occurs only while the mask is filled is in `LazyBitmasks.faults`.
     error: str = ""
-    forced: tuple[int, ...] = ()  # tokens that had to follow: the matcher has taken them, too
+    forced: tuple[int, ...] = ()  # tokens that must follow; the matcher has consumed them, too
 
 
 CONTINUE = Advance()
 
 
 class Grammars(Protocol):
-    """Called from one thread, which never waits for a compilation."""
+    """All methods are called from one thread, and none waits for a compilation."""
 
     def ask(self, id: int, key: Key, tenant: str = "") -> None:
         """Compile a grammar for request `id` of `tenant`. `take` reports the result."""
         ...
 
     def cancel(self, id: int) -> None:
-        """The request has ended: do not report its result."""
+        """The request has ended: drop its result."""
         ...
 
     def take(self) -> list[CompileResult]:
@@ -137,29 +138,27 @@ class Grammars(Protocol):
         tokens: Sequence[int],
         room: Sequence[int],
     ) -> list[Advance]:
-        """Give each constraint its token, then up to `room` tokens that must follow.
+        """Give each constraint its token, then up to `room` forced tokens.
 
-        A constraint may be named several times, and takes its tokens in this order. This begins to
-        fill the masks of what may come next. Where an earlier mask is still being filled, it is
-        waited for first.
+        A constraint may occur several times, and takes its tokens in this order. The call begins to
+        fill the masks of the next tokens. If an earlier mask of a constraint is still being filled,
+        the call waits for it first.
         """
         ...
 
     def follow(
         self, constraint: Constraint, tokens: Sequence[int], *, jumps: bool
     ) -> list[LazyBitmaskRow]:
-        """What might come next behind each of some tokens that are only guessed; the place of the
-        constraint stays.
+        """The masks after each of some drafted tokens; the constraint keeps its position.
 
-        The first n of the tokens have a mask: those that are allowed and leave a choice behind
-        them. There is none where the output would be complete, nor, with `jumps`, where tokens
-        must follow.
+        The first n tokens have a mask: those that are allowed and leave a choice after them. There
+        is no mask where the output would be complete, nor, with `jumps`, where tokens are forced.
         """
         ...
 
 
 class NoGrammars:
-    """Compiles nothing: every request that asks is refused with `reason`."""
+    """Compiles nothing, and refuses every request for a grammar with `reason`."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -1,9 +1,9 @@
-"""Where a grammar is compiled first: a process of its own, which may be killed.
+"""A separate process that compiles each grammar first, and that can be killed.
 
-A grammar can be made so that compiling it takes minutes or gigabytes, or brings the library down.
-A grammar that has been compiled here once, in bounded time and memory, may be compiled in the
-engine. The process is started at the first grammar, and again after it had to be killed.
-`sandbox_process.py` is the other end.
+A grammar can be written such that its compilation takes minutes or gigabytes, or crashes the
+library. A grammar that this process has compiled once, in bounded time and memory, may be compiled
+in the engine. The process starts at the first grammar, and again after it was killed.
+`sandbox_process.py` is the code of that process.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Protocol
 from weft.config.process import Child, ChildEnded
 from weft.grammar.protocol import InvalidGrammar, Key
 
-START_S = 60.0  # for the interpreter and the vocabulary
+START_S = 60.0  # for the interpreter and the vocabulary to load
 SLOW_S = 30.0  # of the clock beyond the time of work, on a busy machine; later it counts as hung
 
 
 class SandboxFailed(Exception):
-    """The grammar could not be tried to the end, but may be another time.
+    """The trial of the grammar was not completed, but may succeed another time.
 
     The message is for the user.
     """
@@ -28,14 +28,14 @@ class SandboxFailed(Exception):
 
 class CompileSandbox(Protocol):
     def run(self, key: Key) -> None:
-        """Compile the grammar and throw it away. Raises InvalidGrammar, or SandboxFailed."""
+        """Compile the grammar and discard the result. Raises InvalidGrammar or SandboxFailed."""
         ...
 
     def close(self) -> None: ...
 
 
 class NoSandbox:
-    """For compilers that need none."""
+    """For compilers that need no sandbox."""
 
     def run(self, key: Key) -> None:
         pass
@@ -45,7 +45,7 @@ class NoSandbox:
 
 
 class SandboxProcess:
-    """For one thread."""
+    """The sandbox of one thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SandboxProcess:
         eos_token_ids: tuple[int, ...],
         timeout_s: float,
     ) -> None:
-        """`timeout_s`: of work, for one grammar."""
+        """`timeout_s` limits the processor time for one grammar."""
         self._vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
         self._timeout_s = timeout_s
         self._child: Child | None = None

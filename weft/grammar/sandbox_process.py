@@ -1,7 +1,7 @@
-"""The process behind `sandbox.py`: reads a vocabulary, then grammars, each a line of JSON.
+"""The process of `sandbox.py`: reads a vocabulary, then grammars, each as a line of JSON.
 
-It answers each with a line: empty if it compiles, otherwise the reason. It ends with its standard
-input.
+It answers each with a line: empty if it compiles, else the reason. The process ends when its
+standard input closes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.config.process import limit_memory, limit_work, serve
 from weft.grammar.backends import make_compiler
 from weft.grammar.protocol import Compiler, InvalidGrammar, Key
 
-MAX_MEMORY = 1 << 30  # bytes of address space, on top of what the start has taken
+MAX_MEMORY = 1 << 30  # bytes of address space, in addition to those used after the start
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ class SandboxWorker:
         return json.dumps(self._answer(json.loads(line))).encode()
 
     def _answer(self, question: list[Any]) -> str:
-        """Empty if the grammar compiles."""
+        """The error message; empty if the grammar compiles."""
         try:
             if self._compiler is None:
                 self._begin(*question)
@@ -46,7 +46,7 @@ class SandboxWorker:
             return str(exc)
         except MemoryError:
             os._exit(1)
-        except BaseException as exc:  # a panic of the library is no Exception
+        except BaseException as exc:  # a panic of the library is not an Exception
             return f"the grammar library failed on it: {exc}"
         finally:
             limit_work(0.0)

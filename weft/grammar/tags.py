@@ -1,10 +1,10 @@
-"""Structural tags as Lark, the language of llguidance: free text with structures in it.
+"""Structural tags as Lark, the language of llguidance: free text that contains structures.
 
     {"structures": [{"begin", "schema", "end"}], "triggers": [...]}     the older form
     {"format": {"type": ..., ...}}                                      the newer: nested formats
 
-Free text ends where the format behind it begins; so it may stand last, or before a fixed text.
-Knows nothing of schemas and tokens: functions translate both.
+Free text ends where the next format begins; so it may come last, or before a fixed text. This
+module knows nothing of schemas and tokens: functions translate both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
 def as_format(tag: JsonObject) -> Format:
-    """The format of a structural tag in either form."""
+    """The format of a structural tag of either form."""
     if "format" in tag:
         return dict(tag["format"])
     tags: list[Format] = []
@@ -33,7 +33,7 @@ def as_format(tag: JsonObject) -> Format:
 
 
 def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a format with all JSON schemas in it changed."""
+    """A copy of a format with `change` applied to all of its JSON schemas."""
     if isinstance(format, list):
         return [with_schemas(one, change) for one in format]
     if not isinstance(format, dict):
@@ -48,7 +48,7 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class LarkWriter:
-    """Writes a format down as rules."""
+    """Writes a format as Lark rules."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class LarkWriter:
         regex: Callable[[str], str],
         special: Callable[[str], int | None],
     ) -> None:
-        """`schema` gives the JSON schema to use for one, `regex` a pattern as it stands between
-        slashes, `special` the id of a text that is one special token, or None."""
+        """`schema` converts a JSON schema; `regex` converts a pattern to the text between slashes;
+        `special` returns the id of a text that is one special token, else None."""
         self._schema = schema
         self._regex = regex
         self._special = special
@@ -78,7 +78,7 @@ class LarkWriter:
         return name
 
     def _write(self, format: Format) -> str:
-        """A format, as it stands in a rule's body."""
+        """A format as text for the body of a rule."""
         match format["type"]:
             case "const_string":
                 return self._literal(format["value"])
@@ -116,7 +116,7 @@ class LarkWriter:
         return f"({self._write(format['content'])}){{{least},{most}}}"
 
     def _sequence(self, elements: list[Format]) -> str:
-        """One format behind the other. Free text ends with the fixed text behind it."""
+        """The formats one after the other. Free text ends at the fixed text after it."""
         parts: list[Format] = []
         for element in elements:
             if element["type"] == "tag":
@@ -126,7 +126,7 @@ class LarkWriter:
         written: list[str] = []
         remaining = iter(parts)
         for part in remaining:
-            # Free text takes the fixed text behind it into its own rule, which ends there.
+            # Free text and the fixed text after it are one rule, which ends with the fixed text.
             is_free = part["type"] == "any_text" and not part.get("excludes")
             behind = next(remaining, None) if is_free else None
             if behind is None:
@@ -140,15 +140,15 @@ class LarkWriter:
         return f"({' '.join(written)})"
 
     def _triggered(self, format: Format) -> str:
-        """Free text in which whatever begins like a trigger must be one of the tags.
+        """Free text in which every occurrence of a trigger must begin one of the tags.
 
-        With `at_least_one` it begins with a tag.
+        With `at_least_one` the text begins with a tag.
         """
-        rests: dict[str, list[str]] = {}  # of the tags of each trigger, what stands behind it
+        rests: dict[str, list[str]] = {}  # by trigger: the rest of each of its tags
         for tag in format["tags"]:
             begin = tag["begin"]
             trigger = _trigger_of(begin, format["triggers"])
-            # The rule of the trigger ends with it, so the tag's own text begins behind it.
+            # The rule of the trigger ends with the trigger, so the rest of the tag comes after it.
             rest = self._sequence(_parts({**tag, "begin": begin[len(trigger) :]}))
             rests.setdefault(trigger, []).append(rest)
         first: list[str] = []
@@ -178,7 +178,7 @@ class LarkWriter:
         return f"({written})?"
 
     def _up_to(self, text: str) -> str:
-        """Free text up to the first `text`, and this."""
+        """Free text up to and including the first `text`."""
         special = self._special(text)
         if special is not None:
             return f"{self._rule(TEXT)} <[{special}]>"

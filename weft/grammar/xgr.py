@@ -1,7 +1,8 @@
-"""Grammars by xgrammar: JSON schemas, regular expressions, GBNF and Lark grammars, structural tags.
+"""Grammars with xgrammar: JSON schemas, regular expressions, GBNF and Lark grammars, structural
+tags.
 
-It takes more schemas than llguidance, and longer to compile them; it leaves out what it cannot
-enforce without a warning, and never says what must follow: there are no jumps.
+It accepts more schemas than llguidance, and takes longer to compile them. It leaves out what it
+cannot enforce without a warning, and it reports no forced tokens: there are no jumps.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import as_format, with_schemas
 
-# Characters side by side between the tokens of JSON: without a bound a weak model never ends.
+# Consecutive white space between the tokens of JSON: without a bound, a weak model never ends it.
 MAX_WHITESPACE = 16
 MAX_MESSAGE_LEN = 500
 
 
 class XgrMatcher:
-    """`others` [W] is a tensor of the tokens that do not end the output."""
+    """`others` [W] is a tensor: the mask of all tokens that do not end the output."""
 
     def __init__(self, inner: Any, others: Any) -> None:
         self.inner = inner
@@ -34,8 +35,8 @@ class XgrMatcher:
 
     @property
     def is_complete(self) -> bool:
-        # The library is done when an end token has come. Where one may come, it does not say
-        # whether anything else may.
+        # The library terminates after an end token. Where an end token may come, it does not report
+        # whether other tokens may.
         if self.inner.is_terminated():
             return True
         return bool(self.inner.is_completed() and not self._may_continue())
@@ -58,7 +59,7 @@ class XgrMatcher:
 
 
 class XgrCompiler:
-    """For the tokenizer in a file tokenizer.json.
+    """The compiler for the tokenizer in a file tokenizer.json.
 
     Raises InvalidGrammar if it cannot be used, ImportError without xgrammar.
     """
@@ -149,6 +150,6 @@ class XgrCompiler:
 
 
 def _plain(message: str) -> str:
-    """An error of the library without the time and its line of code."""
+    """An error message of the library without time and source line."""
     message = re.sub(r"^\[[0-9:]+\] \S+: ", "", message)
     return " ".join(message.split())[:MAX_MESSAGE_LEN]
