@@ -1,5 +1,5 @@
-"""What `weft bench` runs: loads, the measurement of their steps, and tables of figures.
-Knows nothing of the command line.
+"""The benchmarks of `weft bench`: loads, the measurement of their steps, and tables of figures.
+They know nothing of the command line.
 
-What compares weft with other engines, or needs a GPU, is not shipped: `benchmarks/`.
+Comparisons with other engines, and benchmarks that need a GPU, are not shipped: `benchmarks/`.
 """

@@ -1,13 +1,13 @@
-"""`weft bench batching`: static against continuous batching. The same engine, the same requests.
+"""`weft bench batching`: static against continuous batching, with the same engine and requests.
 
 Static batching (`static_batches.py`) collects a batch, computes it as a rectangle until its slowest
-request ends, and begins with the next one then. What continuous batching gains is a product, and
-the report shows its factors:
+request ends, and then begins the next batch. The gain of continuous batching is a product, and the
+report shows its factors:
 
     tokens/s = rows with a request in a decode step / seconds of a decode step
                * share of the time that is spent decoding
 
-Of equal rows, continuous batching cannot gain more than max / mean of the output lengths of a
+With equal rows, continuous batching cannot gain more than max / mean of the output lengths of a
 batch, on any device.
 """
 
@@ -45,12 +45,12 @@ INPUT_LEN = 64
 SHORTEST = 100  # output tokens
 LONGEST = 1_000
 PAGE_SIZE = 16  # tokens, in virtual time
-SPARE_PAGES = 4  # that admission wants for a request besides its tokens, at most
+SPARE_PAGES = 4  # most pages that admission reserves for a request besides its tokens
 
 Draw = Callable[[random.Random], float]
 
-# How mixed outputs are spread between the two:
-# evenly, or as in chats, where most answers are short and few are long.
+# Distributions of mixed outputs between the two lengths: uniform, or as in chats, where most
+# answers are short and few are long.
 MIXES: dict[str, Draw] = {
     "uniform": lambda rng: rng.uniform(SHORTEST, LONGEST),
     "lognormal": lambda rng: rng.lognormvariate(math.log(150), 0.8),
@@ -114,12 +114,12 @@ class BatchingOptions:
 
 
 class BatchingWorkload(NamedTuple):
-    """Requests, of which `num_rows` can run together."""
+    """Requests, of which `num_rows` can run at the same time."""
 
     name: str
     num_rows: int
-    lengths: tuple[tuple[int, int], ...]  # tokens of input and output of each
-    goal: float  # tokens/s of continuous batching, in those of static
+    lengths: tuple[tuple[int, int], ...]  # (input tokens, output tokens) of each
+    goal: float  # wanted ratio of the throughputs in tokens/s, continuous to static
 
     @property
     def mean_output_len(self) -> float:
@@ -129,11 +129,11 @@ class BatchingWorkload(NamedTuple):
 class BatchingRun(NamedTuple):
     """One run of a workload. Times in seconds."""
 
-    output_per_s: float  # tokens, no padding
-    row_use: float  # share of the rows of decode steps that computed a token for somebody
-    rows_per_step: float  # of these, in the mean over decode steps
+    output_per_s: float  # tokens, without padding
+    row_use: float  # share of the rows of decode steps that computed a token of a request
+    rows_per_step: float  # number of these rows, mean over decode steps
     decode_step_s: float
-    decode_share: float  # of the whole time
+    decode_share: float  # share of the whole time
     ttft_p50_s: float
     e2e_p50_s: float
     e2e_p99_s: float
@@ -141,7 +141,7 @@ class BatchingRun(NamedTuple):
     @classmethod
     def of(cls, record: Record) -> BatchingRun:
         meter = record.meter
-        # The first token of each comes of its prompt.
+        # The first token of each request comes from its prefill.
         num_decoded = int(record.output_len.sum()) - len(record)
         rows_per_step = num_decoded / meter.num_decodes
         e2e_p50_s, _, e2e_p99_s = percentiles(e2e_of(record))
@@ -162,7 +162,7 @@ Play = Callable[[BatchingWorkload, Sequence[Arrival], str], Record]
 
 class BatchingComparison(NamedTuple):
     workload: BatchingWorkload
-    peak_per_s: float  # output tokens, while all rows decode and nothing else runs
+    peak_per_s: float  # output tokens per second while all rows decode and nothing else runs
     static: BatchingRun
     continuous: BatchingRun
 
@@ -176,7 +176,7 @@ class BatchingComparison(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Where the ratio comes from."""
+        """An explanation of the ratio."""
         rows = self.continuous.rows_per_step / self.static.rows_per_step
         step = self.continuous.decode_step_s / self.static.decode_step_s
         share = self.continuous.decode_share / self.static.decode_share
@@ -231,10 +231,8 @@ def bench_batching(settings: Settings) -> int:
 def workloads(
     mix: str = "uniform", scale: float = 1.0, batches: int = 12, seed: int = 0
 ) -> list[BatchingWorkload]:
-    """The three workloads. `mix` is a name of MIXES;
-    `scale` makes all prompts and outputs shorter, for slow machines; each has the requests of
-    `batches` full batches.
-    """
+    """The three workloads. `mix` is a key of MIXES; `scale` below 1 shortens all prompts and
+    outputs, for slow machines; each workload has the requests of `batches` full batches."""
     rng = random.Random(seed)
 
     def lengths(num: int, draw: Draw) -> tuple[tuple[int, int], ...]:
@@ -274,17 +272,18 @@ def _median_run(runs: Sequence[BatchingRun]) -> BatchingRun:
 
 
 def _peak_per_s(workload: BatchingWorkload, play: Play) -> float:
-    """Output tokens a second while every row decodes for somebody, and no prompt is computed."""
+    """Output tokens per second while every row decodes for a request, and no prompt is computed."""
     input_len = workload.lengths[0][0]
     mean_len = round(workload.mean_output_len)
     full = at_once([(input_len, mean_len)] * workload.num_rows)
-    play(workload, full, CONTINUOUS)  # the first run of all is slower
+    play(workload, full, CONTINUOUS)  # the very first run is slower
     meter = play(workload, full, CONTINUOUS).meter
     return meter.num_decode_rows / meter.decode_s
 
 
 def _arrivals(workload: BatchingWorkload, process: str, tokens_per_s: float) -> list[Arrival]:
-    """The requests of a workload, which together ask for so many output tokens a second."""
+    """The requests of a workload, at a rate of `tokens_per_s` requested output tokens per
+    second."""
     requests = at_once(workload.lengths)
     if process == AT_ONCE:
         return requests
@@ -315,7 +314,7 @@ def _simulated(
     config: EngineConfig,
     cost: CostModel,
 ) -> Record:
-    """In virtual time, with memory for all rows."""
+    """Run in virtual time, with memory for all rows."""
     longest = max(map(sum, workload.lengths))
     settings = SchedulerSettings(
         num_pages=(longest // PAGE_SIZE + SPARE_PAGES) * workload.num_rows,
@@ -340,7 +339,7 @@ def _measured(
     config: EngineConfig,
     testbed: Testbed,
 ) -> Record:
-    """On a loaded model. Nothing is guessed, so that a row gives one token a step."""
+    """Run on a loaded model, without drafts, so that a row yields one token per step."""
     num_rows = min(workload.num_rows, testbed.settings.max_running_requests)
     page_size = testbed.settings.page_size
     longest = max(map(sum, workload.lengths))
@@ -362,13 +361,13 @@ def _measured(
 
 
 def _moved(prompt: AnyPrompt, first_key: int) -> Prompt:
-    """A prompt that shares nothing with those of other runs."""
+    """A prompt that shares no prefix with the prompts of other runs."""
     assert not isinstance(prompt, bytes)
     return tuple(Segment(first_key + segment.key, segment.length) for segment in prompt)
 
 
 def _mixes(config: EngineConfig, way: str) -> bool:
-    """The prompts of a static batch are computed before all of it decodes."""
+    """Whether steps are mixed: a static batch computes all of its prompts before it decodes."""
     return config.mixed_chunk and way != STATIC
 
 

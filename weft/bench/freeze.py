@@ -1,9 +1,9 @@
-"""`weft bench freeze`: how long streams stand still while the prompts of others are computed,
-by default, and by chunk size and with mixed steps where nothing else cuts prompts.
+"""`weft bench freeze`: how long streams stop while prompts of other requests are computed: with the
+default settings, and by chunk size and with mixed steps, without other limits on chunks.
 
-Some requests begin to stream; for a while they are alone. Then long prompts come, a few at once,
-the next when one has got its output. Every variant has the same to do, so the tokens of all
-requests, over the time until the last of them has ended, compare what the variants cost.
+Some requests begin to stream, and run alone for a while. Then long prompts arrive, a few at a time;
+the next comes when one has received its output. Every variant has the same work, so the throughput
+(tokens of all requests, over the time until the last one ends) compares the costs of variants.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from weft.sim.run import SteppableEngine
 from weft.sim.table import number, table
 
 NO_GRAMMARS = NoGrammars("this benchmark has none")
-SETTLED = 8  # tokens that each stream has before the first prompt comes
-SETTLING_TOKENS = 16  # of a context that neither prompt nor output may have
-ALONE = 64  # tokens that each stream has then, before the first prompt comes
-# Still runs when the first prompt comes, though with drafts a step gives several tokens.
+SETTLED = 8  # tokens of each stream before the measurement
+SETTLING_TOKENS = 16  # part of the context that neither prompts nor outputs use
+ALONE = 64  # tokens of each stream that are measured before the first prompt arrives
+# Long enough to run when the first prompt arrives, even if a step yields several draft tokens.
 SHORTEST_STREAM = SETTLED + ALONE + 24
 DEFAULT = "default"
 
@@ -67,15 +67,15 @@ class FreezeLoad(NamedTuple):
     num_prompts: int
     prompt_len: int
     output_len: int
-    at_once: int  # prompts
+    at_once: int  # prompts at a time
 
 
 class PrefillVariant(NamedTuple):
-    """One way to prefill. `chunk` None: prompts are not cut."""
+    """One way to prefill. `chunk` is the chunk size; None: prompts are not cut."""
 
     chunk: int | None
     mixed: bool
-    is_default: bool = False  # the settings are left as they are
+    is_default: bool = False  # the settings are unchanged
 
     @property
     def chunk_name(self) -> str:
@@ -98,14 +98,14 @@ class FreezeRun(NamedTuple):
     """One run. Times in seconds."""
 
     alone_gaps_s: list[float]  # between two tokens of a stream, before the prompts
-    gaps_s: list[float]  # the same while there were prompts
+    gaps_s: list[float]  # between two tokens of a stream, while there were prompts
     ttft_s: list[float]  # of the prompts
-    num_tokens: int  # of prompts, and generated, from the beginning to the end
+    num_tokens: int  # prompt and generated tokens of the whole run
     seconds: float
 
 
 class FreezeFigures(NamedTuple):
-    """Of all runs of a variant."""
+    """The figures of all runs of a variant."""
 
     alone_p99_s: float
     p50_s: float
@@ -116,7 +116,7 @@ class FreezeFigures(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How much slower a stream gets, at its worst hundredth."""
+        """p99 of the gaps of streams while there are prompts, relative to p99 without prompts."""
         return self.p99_s / self.alone_p99_s
 
 
@@ -130,7 +130,7 @@ def bench_freeze(settings: Settings) -> int:
     prompts = f"{load.num_prompts} prompts of {load.prompt_len:,} tokens, {load.at_once} at once"
     print(f"{load.num_streams} streams; {prompts}; {options.rounds} runs each")
     runs: dict[PrefillVariant, list[FreezeRun]] = {variant: [] for variant in variants}
-    _play(testbed, variants[0], load, 0)  # what is done for the first time takes longer
+    _play(testbed, variants[0], load, 0)  # the very first run is slower
     order = random.Random(0)
     for seed in range(1, options.rounds + 1):
         for variant in order.sample(variants, len(variants)):
@@ -147,7 +147,7 @@ def bench_freeze(settings: Settings) -> int:
 
 
 def figures(runs: list[FreezeRun]) -> FreezeFigures:
-    """Of all gaps of the runs together; tokens a second are the median."""
+    """Figures over the gaps of all runs together; tokens per second are the median of the runs."""
     alone = np.concatenate([run.alone_gaps_s for run in runs])
     gaps = np.concatenate([run.gaps_s for run in runs])
     ttft = np.concatenate([run.ttft_s for run in runs])
@@ -163,7 +163,7 @@ def figures(runs: list[FreezeRun]) -> FreezeFigures:
 
 
 def _variants(chunks: str, settings: SchedulerSettings) -> list[PrefillVariant]:
-    """Each chunk size without mixed steps, and with them. Raises SettingsError."""
+    """Each chunk size, without mixed steps and with them. Raises SettingsError."""
     variants = []
     for word in chunks.split(","):
         name = word.strip()
@@ -185,7 +185,7 @@ def _variants(chunks: str, settings: SchedulerSettings) -> list[PrefillVariant]:
 
 
 def load_of(options: FreezeOptions, testbed: Testbed) -> FreezeLoad:
-    """Raises SettingsError if the engine has no room for it."""
+    """The load. Raises SettingsError if the engine has no room for it."""
     settings = testbed.settings
     longest = settings.context_length - options.output_len - SETTLING_TOKENS
     if options.prompt_len > longest:
@@ -233,7 +233,7 @@ def _play(testbed: Testbed, variant: PrefillVariant, load: FreezeLoad, seed: int
 
 
 def _table(found: Mapping[PrefillVariant, FreezeFigures]) -> str:
-    """Throughput is compared with the best."""
+    """The table of figures, with throughput relative to the best."""
     best = max(one.tokens_per_s for one in found.values())
     header = [
         "chunk",
@@ -266,7 +266,7 @@ def _table(found: Mapping[PrefillVariant, FreezeFigures]) -> str:
 
 
 class LoadPlayer:
-    """Plays a load on one engine. `clock` gives seconds."""
+    """Runs a load on one engine. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -282,8 +282,8 @@ class LoadPlayer:
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)
         self._next_id = 0
-        self._streams: dict[int, float] = {}  # by id: when its last token came
-        self._prompts: dict[int, float] = {}  # by id: when it was sent
+        self._streams: dict[int, float] = {}  # by id: time of its last token
+        self._prompts: dict[int, float] = {}  # by id: time at which it was sent
         self._num_outputs: dict[int, int] = defaultdict(int)  # by id
         self._gaps_s: list[float] = []
         self._ttft_s: list[float] = []
@@ -320,7 +320,7 @@ class LoadPlayer:
         return FreezeRun(alone_gaps_s, gaps_s, self._ttft_s, num_tokens, seconds)
 
     def _stream_until(self, num_tokens: int) -> None:
-        """Until each stream has so many."""
+        """Run steps until each stream has `num_tokens` tokens."""
         while any(self._num_outputs[id] < num_tokens for id in self._streams):
             self._step()
 
@@ -354,7 +354,7 @@ class LoadPlayer:
                 self._end(finish.id)
 
     def _take(self, id: int, now: float) -> None:
-        """A token has come."""
+        """Record a token."""
         is_first = not self._num_outputs[id]
         self._num_outputs[id] += 1
         self._num_generated += 1

@@ -1,6 +1,5 @@
-"""`weft bench grammar`: what structured output costs.
-The same requests run free, under a grammar's masks, and with its jumps.
-"""
+"""`weft bench grammar`: the cost of structured output. The same requests run without a grammar,
+with masks of a grammar, and with masks and jumps."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, SamplingParams
 from weft.sim.table import number, table
 
-# A list that goes on for ever, of objects with long names:
-# text of the model's own between text that must follow.
+# An endless list of objects with long names: text that the model chooses between forced text.
 SCHEMA = """{"type": "array", "minItems": 100000, "items": {"type": "object", "properties": {
     "customer_reference_number": {"type": "integer", "minimum": 0},
     "shipping_address_city": {"type": "string", "maxLength": 40},
@@ -66,18 +64,18 @@ class GrammarOptions:
 
 
 class GrammarRun(NamedTuple):
-    """What one run took."""
+    """The costs of one run."""
 
     wall_s: float
-    cpu_s: float  # of all threads
+    cpu_s: float  # processor time of all threads
     num_steps: int
-    grammar_s: float  # of the wall's, in which the outputs were followed in their grammars
-    masks_s: float  # in which masks were filled, most of it beside the loop
+    grammar_s: float  # wall time in which outputs were followed in their grammars
+    masks_s: float  # time in which masks were filled, mainly in parallel with the loop
     num_tokens: int
 
 
 class TimedGrammars:
-    """Grammars that count how long they take to follow outputs."""
+    """Grammars that measure the time to follow outputs."""
 
     def __init__(self, grammars: Grammars) -> None:
         self.seconds = 0.0
@@ -110,9 +108,8 @@ class TimedGrammars:
 
 
 class TimedCompiler:
-    """A compiler that keeps in `seconds` how long it takes to fill masks.
-    Threads may do so at the same time.
-    """
+    """A compiler that appends the time of each `fill` to `seconds`. Threads may call it at the same
+    time."""
 
     def __init__(self, compiler: Compiler, seconds: list[float]) -> None:
         self._compiler = compiler
@@ -174,9 +171,8 @@ def bench_grammar(settings: Settings) -> int:
 def _measure(
     kinds: Mapping[str, Callable[[], GrammarRun]], repeats: int
 ) -> dict[str, list[GrammarRun]]:
-    """Run all kinds in turns, so that a slow minute falls on all of them.
-    The first turn warms up.
-    """
+    """Run all kinds in turns, so that a slow minute of the machine affects all of them. The first
+    turn warms up."""
     runs: dict[str, list[GrammarRun]] = {kind: [] for kind in kinds}
     for turn in range(repeats + 1):
         for kind, run in kinds.items():
@@ -187,7 +183,7 @@ def _measure(
 
 
 def _figures(runs: list[GrammarRun], free: list[GrammarRun], streams: int) -> dict[str, float]:
-    """Medians. The ratio is that of the runs of one turn."""
+    """Medians. A ratio compares the runs of one turn."""
     ratios: list[float] = []
     for run, base in zip(runs, free, strict=True):
         ratios.append(base.wall_s / run.wall_s)
@@ -208,11 +204,11 @@ def _figures(runs: list[GrammarRun], free: list[GrammarRun], streams: int) -> di
 def _run(
     testbed: Testbed, options: GrammarOptions, schema: str | None, timed: TimedPool
 ) -> GrammarRun:
-    """Let all requests run to their length. The grammar is compiled before the clock starts."""
+    """Run all requests to their full length. The grammar is compiled before the clock starts."""
     grammars = TimedGrammars(timed.pool)
     engine = testbed.engine(grammars, prefix_cache=False)
     _submit(engine, testbed.settings.vocab_size, options, schema)
-    # Steps are not taken before the grammar is compiled: that time belongs to no request.
+    # No steps before the grammar is compiled, because that time belongs to no request.
     while engine.services.grammars.feature.queue and not timed.pool.has_news:
         time.sleep(0.001)
     timed.mask_seconds.clear()
@@ -222,7 +218,7 @@ def _run(
     while engine.has_work:
         for reply in engine.step():
             if isinstance(reply, StepOutput):
-                num_tokens += len(reply.tokens) // 4  # bytes of an int32
+                num_tokens += len(reply.tokens) // 4  # 4 bytes per int32
                 _require_length(reply)
     wall_s = time.perf_counter() - began_s
     cpu_s = time.process_time() - began_cpu_s
@@ -237,7 +233,7 @@ def _run(
 
 
 def _submit(engine: Engine, vocab_size: int, options: GrammarOptions, schema: str | None) -> None:
-    """All requests, each with a prompt of its own."""
+    """Submit all requests, each with its own prompt."""
     rng = np.random.default_rng(options.streams)
     grammar = None
     if schema is not None:
@@ -260,7 +256,8 @@ def _submit(engine: Engine, vocab_size: int, options: GrammarOptions, schema: st
 
 
 def _require_length(output: StepOutput) -> None:
-    """Raise SettingsError if a request has ended before its length: then the times mean nothing."""
+    """Raise SettingsError if a request has ended before its length, because the times are then
+    invalid."""
     for finish in output.finished:
         if finish.reason != "length":
             why = finish.message or "too early"

@@ -1,10 +1,9 @@
-"""Just enough HTTP/1.1 for a load generator:
-one request over one connection, and its answer, as it comes.
+"""Minimal HTTP/1.1 for a load generator: one request per connection, and its streamed answer.
 
-It is written here instead of imported so that users install nothing, and so that little happens
-between the arrival of a byte and the reading of the clock: bytes are parsed where the event loop
-hands them over, without waking a task. A load generator on the machine of the server takes its
-processor time from the server. The client knows nothing of models or figures.
+It is implemented here so that users need not install a package, and so that little happens between
+the arrival of a byte and the reading of the clock: bytes are parsed in the callback of the event
+loop, without waking a task. A load generator on the server's machine takes processor time from the
+server. The client knows nothing of models or figures.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-Take = Callable[[bytes], None]  # gets bytes as they come; what it raises ends the answer
-Headers = dict[str, str]  # by their names in small letters
+Take = Callable[[bytes], None]  # gets bytes as they arrive; an exception from it ends the answer
+Headers = dict[str, str]  # by lower-case names
 TakeHead = Callable[[Headers], None]  # gets the headers of an answer before its body
 
 MAX_HEAD_BYTES = 1 << 20
-MAX_ERROR_BYTES = 200  # of an answer that a message repeats
+MAX_ERROR_BYTES = 200  # of an answer's body, quoted in an error message
 
 
 class HttpError(Exception):
-    """The server could not be reached, or what it says is no HTTP, or an error."""
+    """The server could not be reached, or did not answer in HTTP, or answered with an error."""
 
 
 class HttpClient:
-    """A server by its URL."""
+    """The client of a server, by its URL."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         if "://" not in url:
@@ -43,7 +42,7 @@ class HttpClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def get_json(self, path: str) -> Any:
-        """Raises HttpError."""
+        """GET JSON. Raises HttpError."""
         content: list[bytes] = []
         await self._send("GET", path, b"", content.append)
         return json.loads(b"".join(content))
@@ -51,15 +50,14 @@ class HttpClient:
     async def stream(
         self, path: str, body: bytes, take: Take, *, head: TakeHead | None = None
     ) -> None:
-        """Post JSON, and hand the data of each server-sent event to `take`, up to the end; before
-        that, the headers to `head`. Raises HttpError.
-        """
+        """Post JSON, and pass the data of each server-sent event to `take`, up to the end; before
+        that, the headers to `head`. Raises HttpError."""
         await self._send("POST", path, body, EventParser(take).push, head)
 
     async def _send(
         self, method: str, path: str, body: bytes, take: Take, take_head: TakeHead | None = None
     ) -> None:
-        """Until the body of the answer, which `take` gets in pieces, has ended."""
+        """Send a request and wait for the end of its answer. `take` gets the body in pieces."""
         headers = self._headers | {
             "Content-Length": str(len(body)),
             "Content-Type": "application/json",
@@ -105,7 +103,7 @@ class EventParser:
 
     def __init__(self, take: Take) -> None:
         self._take = take
-        self._rest = b""  # the beginning of a line
+        self._rest = b""  # the beginning of an incomplete line
 
     def push(self, piece: bytes) -> None:
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -115,20 +113,18 @@ class EventParser:
 
 
 class _Answer(asyncio.Protocol):
-    """Takes an answer apart. Its body goes to `take`,
-    or becomes the `refusal` if the status is not 200.
-    """
+    """Parses an answer. Its body goes to `take`, or into `refusal` if the status is not 200."""
 
     def __init__(
         self, take: Take, ended: asyncio.Future[None], take_head: TakeHead | None = None
     ) -> None:
         self.ended = ended
         self._take_head = take_head
-        self.status = 0  # 0: the head has not come
+        self.status = 0  # 0: the head has not arrived
         self.refusal = b""
         self._take = take
         self._is_chunked = False
-        self._rest = b""  # what has come of a head or a chunk that is not whole
+        self._rest = b""  # an incomplete head or chunk
 
     def data_received(self, data: bytes) -> None:
         if self.ended.done():

@@ -1,7 +1,7 @@
-"""`weft bench offline`: the speed of a model in this process, for one stream and for many,
-or on fixed workloads.
+"""`weft bench offline`: the speed of a model in this process, for one stream and for many, or on
+fixed workloads.
 
-No server, no network and no tokenizer take part.
+It measures without server, network and tokenizer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ class OfflineOptions:
 
 
 class StreamLoad(NamedTuple):
-    """`num_streams` requests that come at once, each with its own prompt,
-    with exactly these lengths.
-    """
+    """`num_streams` requests that arrive at once, each with its own prompt, with exactly these
+    lengths."""
 
     num_streams: int
     input_len: int
@@ -54,7 +53,7 @@ class StreamLoad(NamedTuple):
 
 
 class StreamTimes(NamedTuple):
-    """What one run of a load took. Seconds."""
+    """The times of one run of a load, in seconds."""
 
     total_s: float  # until the last token
     ttft_s: float  # median over the streams
@@ -65,11 +64,11 @@ class StreamSpeed(NamedTuple):
     """The medians of several runs of a load."""
 
     load: StreamLoad
-    output_per_s: float  # output tokens a second, over the whole run
-    total_per_s: float  # prompt and output
+    output_per_s: float  # output tokens per second, over the whole run
+    total_per_s: float  # prompt and output tokens per second
     ttft_s: float
     itl_s: float
-    slowest_per_s: float  # of the runs, in output tokens a second
+    slowest_per_s: float  # of the runs, in output tokens per second
     fastest_per_s: float
 
 
@@ -181,9 +180,8 @@ def _speed_table(speeds: Sequence[StreamSpeed]) -> str:
 
 
 def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
-    """Run each workload `repeats` times, in turns,
-    so that a slow minute of the machine falls on all of them.
-    """
+    """Run each workload `repeats` times, in turns, so that a slow minute of the machine affects all
+    of them."""
     workloads = read_workloads(options.workload)
     testbed = Testbed.of(config)
     seconds: dict[str, list[float]] = {name: [] for name in workloads}
@@ -191,14 +189,14 @@ def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
         for name, workload in workloads.items():
             arrivals = _arrivals(workload, testbed.new_key)
             record = testbed.play(arrivals)
-            if turn:  # the first warms up
+            if turn:  # the first turn warms up
                 seconds[name].append(record.total_s)
     results = []
     for name, workload in workloads.items():
         result = _workload_figures(name, workload, seconds[name])
         results.append(result)
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    peak = usage.ru_maxrss / 1_000  # Linux counts it in kB
+    peak = usage.ru_maxrss / 1_000  # Linux reports kB
     print(f"{testbed.summary}; peak memory {peak:,.0f} MB")
     print(_workload_table(workloads, results))
     facts = {"model": testbed.summary, "peak_memory_mb": peak}
@@ -207,9 +205,8 @@ def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
 
 
 def _arrivals(workload: Workload, first_key: int) -> list[Arrival]:
-    """All requests of a workload at once.
-    Their common beginning has `first_key`, the rest of each a key of its own.
-    """
+    """All requests of a workload at once. Their shared prefix has the key `first_key`, the rest of
+    each prompt its own key."""
     arrivals = []
     for own_key, request in enumerate(workload.requests, first_key + 1):
         prompt = []

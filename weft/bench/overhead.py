@@ -1,5 +1,5 @@
-"""What the benches of the scheduler share: a step without a device, requests of drawn tokens, and
-figures with a goal."""
+"""Common parts of the scheduler benchmarks: a step without a device, random requests, and figures
+with a goal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from weft.scheduler.batch import Batch
 from weft.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 150_000
-MS = 1e3  # a second
+MS = 1e3  # units per second
 US = 1e6
 
 
 class OverheadFigure(NamedTuple):
-    """Median and spread over the samples of one operation, and what we want."""
+    """Median and spread over the samples of one operation, and the goal."""
 
     name: str
     unit: str
@@ -40,7 +40,7 @@ class OverheadFigure(NamedTuple):
     def of(
         cls, name: str, unit: str, scale: float, samples: Sequence[float], goal: float
     ) -> OverheadFigure:
-        """`scale`: units in a second, or in a byte."""
+        """`scale`: units per second, or per byte."""
         scaled = np.percentile(samples, (5, 50, 95)) * scale
         p5, median, p95 = scaled.tolist()
         return cls(name, unit, median, p5, p95, goal)
@@ -57,9 +57,8 @@ class NoRunner:
 
 
 def timed_step(scheduler: Scheduler) -> tuple[float, Batch]:
-    """Plan and commit a step. Returns the seconds of both,
-    without the device's part between them.
-    """
+    """Plan and commit a step. Returns the seconds of both, without the device's part between them,
+    and the batch."""
     began = time.perf_counter()
     batch = scheduler.get_next_batch_to_run(0.0, in_flight=False)
     planned = time.perf_counter()
@@ -79,7 +78,8 @@ def seconds_of(operation: Callable[[], object]) -> float:
 
 
 def settle() -> None:
-    """As the engine does when it is ready: the collector does not visit existing objects again."""
+    """Exclude existing objects from later garbage collections, as the engine does when it is
+    ready."""
     gc.collect()
     gc.freeze()
 

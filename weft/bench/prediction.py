@@ -17,8 +17,8 @@ from weft.sim.synthetic import Traffic, at_once, synthetic
 from weft.sim.table import number, table
 from weft.sim.trace import Arrival
 
-# What the cost model is fitted to: input and output lengths of requests that come at once. Few and
-# many rows, short and long contexts, small and large prefills.
+# Loads for the fit of the cost model: (input, output) lengths of requests that arrive at once, with
+# few and many rows, short and long contexts, small and large prefills.
 CALIBRATION: list[list[tuple[int, int]]] = [
     [(16, 64)],
     [(512, 32)],
@@ -41,12 +41,12 @@ class PredictionOptions:
 
 
 class Prediction(NamedTuple):
-    """One figure as it was measured, and as it was predicted in two ways."""
+    """One figure: measured, and predicted in two ways."""
 
     figure: str
     measured: float
-    predicted: float  # with the cost that was fitted before the run
-    predicted_with_own_cost: float  # with the cost that was fitted to the run's own steps
+    predicted: float  # with the cost fitted before the run
+    predicted_with_own_cost: float  # with the cost fitted to the run's own steps
 
     @property
     def row(self) -> list[str]:
@@ -65,9 +65,9 @@ class Prediction(NamedTuple):
 def bench_prediction(settings: Settings) -> int:
     """Fit the cost model to this model on this machine, simulate a trace, and run the same trace.
 
-    Two predictions: with the cost that was fitted before the run, which is what a user has; and
-    with the cost fitted to the run's own steps, which shows what is left of the error when the
-    machine does not change its speed in between.
+    There are two predictions. The one with the cost fitted before the run is what a user has. The
+    one with the cost fitted to the run's own steps shows the error that remains without changes of
+    the machine's speed in between.
     """
     options = settings.make(PredictionOptions)
     traffic = settings.make(Traffic)
@@ -102,7 +102,7 @@ def bench_prediction(settings: Settings) -> int:
 
 
 def _calibrate(testbed: Testbed) -> list[StepTime]:
-    """Steps of all kinds, measured. Each load runs twice: the first time is slower."""
+    """Measure steps of all kinds. Each load runs twice, because the first time is slower."""
     for _ in range(2):
         testbed.steps = []
         for load in CALIBRATION:
@@ -114,9 +114,8 @@ def _calibrate(testbed: Testbed) -> list[StepTime]:
 
 
 def _arrivals(traffic: Traffic, first_key: int) -> list[Arrival]:
-    """The trace. A real model does not end by itself where the trace says:
-    each output runs to its length.
-    """
+    """The trace. A real model would not end its outputs at the lengths of the trace, so each output
+    runs to its length."""
     arrivals = []
     for arrival in synthetic(traffic, first_key=first_key):
         exact = arrival._replace(max_new_tokens=arrival.output_len, ignore_eos=True)

@@ -1,10 +1,10 @@
-"""`weft bench quality`: what fewer bits cost. Two models, or one in two types, read the same text,
-and their probabilities of every next token are compared.
+"""`weft bench quality`: the cost of fewer bits. Two models, or one model in two dtypes, read the
+same text, and the benchmark compares their probabilities of every next token.
 
     text ─▶ tokens ─▶ the engine, twice ─▶ log p of all tokens at every place ─▶ figures
 
-The text is that of Python's standard library: the same on every machine with the same Python, and
-needs no download. It knows no kernels: a runner computes, as it would for a server.
+The text is that of Python's standard library, which is the same on every machine with the same
+Python and needs no download. This module knows no kernels: a runner computes, as for a server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.plan.step import ForwardMode, Plan, Sampling, find
 from weft.sim.table import table
 from weft.text.tokenizer import Tokenizer
 
-CHUNK_LEN = 128  # places whose log probabilities of all tokens are in memory
+CHUNK_LEN = 128  # positions for which the log probabilities of all tokens are in memory
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -58,18 +58,18 @@ class QualityOptions:
 
 
 class Quality(NamedTuple):
-    """What a model says of some text, compared with what another says."""
+    """The probabilities of a model on a text, compared with those of another model."""
 
     perplexity: float
-    perplexity_against: float  # of the other
-    change: float  # of the perplexity, relative
+    perplexity_against: float  # of the other model
+    change: float  # relative change of the perplexity
     change_error: float  # standard error of `change` over texts
-    divergence: float  # mean Kullback-Leibler divergence from the other, nats
-    same_token: float  # how often both find the same token likeliest
+    divergence: float  # mean Kullback-Leibler divergence from the other model, nats
+    same_token: float  # share of positions where both have the same likeliest token
 
 
 class TextFigures(NamedTuple):
-    """Sums over places of one text."""
+    """Sums over the positions of one text."""
 
     num: int
     loss: float  # nats
@@ -112,18 +112,19 @@ def bench_quality(settings: Settings) -> int:
 
 
 def other_config(config: EngineConfig, against: str) -> EngineConfig:
-    """The settings of what the model is compared with. Its weights have all bits that are stored,
-    and KV has the type of its model."""
+    """The settings of the model to compare with. Its weights keep all stored bits, and its KV has
+    the dtype of the model."""
     if against in DTYPES:
         return replace(config, dtype=against, quantize="none", kv_dtype="auto")
     return replace(config, model=against, dtype="auto", quantize="auto", kv_dtype="auto")
 
 
 class Reader:
-    """A loaded model that says of each token of a text how likely every token was there."""
+    """A loaded model that computes the log probability of every token at each position of a
+    text."""
 
     def __init__(self, config: EngineConfig, text_len: int) -> None:
-        """Raises ModelError, and SettingsError for a model that does not generate."""
+        """Raises ModelError, and SettingsError for a model that does not generate text."""
         from weft.executor.build import load_runner
 
         folder = model_folder(config)
@@ -153,8 +154,8 @@ class Reader:
         self._every_token = np.arange(self.vocab_size, dtype=np.int32)
 
     def logprobs(self, tokens: IntArray) -> Iterator[FloatArray]:
-        """tokens [n] -> [places, vocab] for chunk after chunk of the n - 1 places between two
-        tokens: of every token there, given those before it."""
+        """tokens [n] -> chunks [positions, vocab], over the n - 1 positions between two tokens: the
+        log probability of every token there, given the tokens before."""
         places = len(tokens) - 1
         for start in range(0, places, CHUNK_LEN):
             num = min(CHUNK_LEN, places - start)
@@ -176,9 +177,9 @@ class Reader:
 
 
 def read_texts(tokenizer: Tokenizer, count: int, length: int) -> IntArray:
-    """[count, length] tokens, from as many places that lie evenly over the text of the library.
+    """[count, length] tokens, from positions that are evenly spaced over the text of the library.
 
-    Raises SettingsError if there is less of it.
+    Raises SettingsError if the library has less text.
     """
     ids = tokenizer.encode("\n\n".join(library_texts()), add_special_tokens=False)
     if len(ids) < count * length:
@@ -191,7 +192,7 @@ def read_texts(tokenizer: Tokenizer, count: int, length: int) -> IntArray:
 
 
 def library_texts() -> Iterator[str]:
-    """Three parts prose, the language's reference as `help()` shows it, and one part code."""
+    """Three parts prose (the language reference of `help()`), and one part code."""
     from pydoc_data import topics
 
     yield from topics.topics.values()
@@ -200,8 +201,8 @@ def library_texts() -> Iterator[str]:
 
 
 def compare(ours: Reader, theirs: Reader, texts: IntArray) -> Quality:
-    """Both read text after text, and chunk after chunk of it, so that the log probabilities of two
-    chunks are in memory at most."""
+    """Compare both readers text by text, and chunk by chunk, so that the log probabilities of at
+    most two chunks are in memory."""
     return _over_texts([_compared(ours, theirs, tokens) for tokens in texts])
 
 
@@ -214,7 +215,8 @@ def _compared(ours: Reader, theirs: Reader, tokens: IntArray) -> TextFigures:
 
 
 def _figures(ours: FloatArray, theirs: FloatArray, targets: IntArray) -> TextFigures:
-    """Of log probabilities [n, vocab] of the same places, whose tokens are `targets` [n]."""
+    """The sums for log probabilities [n, vocab] of the same positions, with tokens `targets`
+    [n]."""
     places = np.arange(len(targets))
     divergence = (np.exp(theirs) * (theirs - ours)).sum(axis=1)
     return TextFigures(
@@ -230,7 +232,7 @@ def _over_texts(figures: list[TextFigures]) -> Quality:
     num = sum(each.num for each in figures)
     loss = sum(each.loss for each in figures) / num
     loss_against = sum(each.loss_against for each in figures) / num
-    # Texts differ by far more than two types of one model: only differences of a text count.
+    # Texts differ by far more than two dtypes of one model, so only differences per text count.
     gaps = [(each.loss - each.loss_against) / each.num for each in figures]
     gap = loss - loss_against
     gap_error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
@@ -245,8 +247,8 @@ def _over_texts(figures: list[TextFigures]) -> Quality:
 
 
 def _plan(tokens: IntArray, start: int, request: PromptLogprobsRequest) -> Plan:
-    """A step that computes tokens of a text from place `start` on, and samples nothing. The slot of
-    a token is its place."""
+    """A step that computes the tokens of a text from position `start` on, and samples nothing. The
+    slot of a token is its position."""
     num = len(tokens)
     no_integers = np.empty(0, np.int32)
     no_floats = np.empty(0, np.float32)

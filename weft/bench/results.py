@@ -1,6 +1,5 @@
-"""Figures of benchmarks on their way to files:
-with the machine and the settings, so that they can be compared.
-"""
+"""Writes the figures of benchmarks to files, with the machine and the settings, so that they can be
+compared."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ PERCENTS = (50, 90, 99)
 
 
 def write_json(name: str, kind: str, settings: JsonObject, results: object) -> None:
-    """Write results with what is needed to compare them to others; no file without a `name`."""
+    """Write results with the information that a comparison needs; without a `name`, write no
+    file."""
     if not name:
         return
     machine = {

@@ -1,9 +1,9 @@
 """`weft bench scheduler --scale on`: the scheduler with 4,096 running and 100,000 waiting requests,
 in real time and without a model.
 
-Prompts are short (32 tokens), because what grows with the number of requests is measured here, not
-what grows with their length. Half of each prompt is one of 64 heads. Requests differ in priority,
-tenant, length and deadline, so that every policy has something to decide.
+Prompts are short (32 tokens), because this measures costs that grow with the number of requests,
+not with their length. Half of each prompt is one of 64 heads. Requests differ in priority, tenant,
+length and deadline, so that every policy has to decide.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ AGING_S = 5.0
 NUM_CLASSES = 3
 NUM_TENANTS = 50
 TTFT_MS = 60_000
-# Besides each policy alone.
+# In addition to each single policy.
 COMPOSED = ("priority > lpm", "fair(key) > deadline", "priority > fair(key) > lpm")
 NUM_DECODES = 100
 NUM_ADMISSIONS = 20
-NUM_TOGETHER = 50  # requests with a deadline that come at once
+NUM_TOGETHER = 50  # requests with a deadline that arrive at once
 NUM_ESTIMATES = 9
-# What a decode step and one with a prompt are taken to cost.
+# Assumed costs of a decode step and of a step with a prompt.
 DECODE_S, PREFILL_S = 0.02, 0.1
 WALK_GOAL_MS = 0.1 * REST_S * MAX_COUNTED * MS
 
@@ -59,18 +59,18 @@ WALK_GOAL_MS = 0.1 * REST_S * MAX_COUNTED * MS
 def scale_figures(
     num_running: int = 4_096, num_waiting: int = 100_000, family: int = 10_000
 ) -> Iterator[OverheadFigure]:
-    """A decode step; under each policy the plan of a step that admits one request and the first of
-    the order; and the mass move of requests that get a shared prefix."""
+    """A decode step; under each policy, the plan of a step that admits one request, and the
+    estimates of waits; and the mass move of requests that get a shared prefix."""
     scheduler = _full("fcfs", num_running, num_waiting)
     decodes = [timed_step(scheduler)[0] for _ in range(NUM_DECODES)]
     at = f"{num_running:,} running, {num_waiting:,} waiting"
     yield OverheadFigure.of(f"decode step, {at}", "ms", MS, decodes, 0.3)
     for name in (*policies.names(), *COMPOSED):
-        # It admits nobody while its batch decodes.
+        # This policy admits no request while its batch decodes.
         if name == "static":
             continue
         scheduler.set_policy(name)
-        # Its first order puts all that wait in order.
+        # The first pass sorts all waiting requests.
         _admission(scheduler)
         admissions = [_admission(scheduler) for _ in range(NUM_ADMISSIONS)]
         yield OverheadFigure.of(f"first admission, {name}", "ms", MS, admissions, 1.0)
@@ -82,8 +82,8 @@ def scale_figures(
 
 
 def _full(policy: str, num_running: int, num_waiting: int) -> Scheduler:
-    """A scheduler whose rows all decode, and behind them a queue."""
-    # As much as all of them may take: nobody waits for memory.
+    """A scheduler whose rows all decode, with a queue of waiting requests."""
+    # The most that all of them may need, so that no request waits for memory.
     tokens = num_running * (PROMPT_LEN + 2 * MAX_NEW)
     settings = SchedulerSettings(
         num_pages=tokens // 16,
@@ -93,7 +93,7 @@ def _full(policy: str, num_running: int, num_waiting: int) -> Scheduler:
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(1,),
         schedule_policy=policy,
-        # All running ones in one step.
+        # All running requests in one step.
         chunked_prefill_size=num_running * PROMPT_LEN * 2,
         max_prefill_tokens=num_running * PROMPT_LEN * 2,
         max_queued_requests=num_running + num_waiting,
@@ -132,7 +132,7 @@ def _full(policy: str, num_running: int, num_waiting: int) -> Scheduler:
 
 
 def _admission(scheduler: Scheduler) -> float:
-    """One running request ends, and one that waits takes its row. Returns the seconds of that
+    """End one running request, so that a waiting one takes its row. Returns the seconds of that
     step."""
     first = scheduler.kv.columns.requests[scheduler.running_batch.rows[0]]
     scheduler.abort(Abort(ids=(first.id,)))
@@ -143,7 +143,7 @@ def _admission(scheduler: Scheduler) -> float:
 
 
 def _estimates(scheduler: Scheduler, num_requests: int) -> list[float]:
-    """Seconds of walks over the queue which tell the last that came how long they will wait."""
+    """Seconds of walks over the queue that estimate the waits of the last arrivals."""
     pace = Pace(scheduler.settings, scheduler.kv.columns, scheduler.running_batch)
     num_running = len(scheduler.running_batch.rows)
     decodes = StepLoad(
@@ -173,7 +173,8 @@ def _estimates(scheduler: Scheduler, num_requests: int) -> list[float]:
 
 
 def _mass_move(number: int, family: int) -> float:
-    """The insertion of a prefix that `family` waiting requests share, with the order behind it."""
+    """Seconds to insert a prefix that `family` waiting requests share, and to order the queue after
+    it."""
     scheduler = _full("lpm", 1, 0)
     rng = np.random.default_rng(number)
     shared = draw_ids(rng, HEAD_LEN)

@@ -1,8 +1,8 @@
-"""`weft bench scheduler`: what the scheduler itself costs, in real time and without a model.
+"""`weft bench scheduler`: the cost of the scheduler itself, in real time and without a model.
 
 Two workloads. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens.
 *Tree*: 100,000 sequences of 64 tokens, each of which begins with one of 64 heads of 32 tokens.
-`docs/understand/performance.md` has the times of other engines for the same.
+`docs/understand/performance.md` has the times of other engines for the same workloads.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from weft.sim.table import number, table
 PROMPT_LEN = 2_048
 NUM_RUNNING = 256
 NUM_WAITING = 1_000
-NUM_ADMITTED = 64  # in one pass, as a bound
-SHARED_LEN = 1_024  # of the prompts that wait to be put in order
+NUM_ADMITTED = 64  # most requests that one pass admits
+SHARED_LEN = 1_024  # shared tokens of the prompts that wait for an order
 NUM_HEADS = 64
 
 USUAL_SEQUENCES = 100_000
 TREE_LEN = 64
 TREE_SHARED = 32
 EVICTED_PAGES = 2_048
-OPS_PER_SAMPLE = 100  # operations of microseconds are timed together
+OPS_PER_SAMPLE = 100  # operations that take microseconds are timed in groups
 
-MB = 1e-6  # a byte
+MB = 1e-6  # units per byte
 T = TypeVar("T")
 
 
@@ -104,9 +104,8 @@ def bench_scheduler(settings: Settings) -> int:
 def measure(
     *, steps: int = 300, sequences: int = USUAL_SEQUENCES, orders: tuple[int, ...] = (1_000, 10_000)
 ) -> list[OverheadFigure]:
-    """All figures: `steps` decode steps, a tree of `sequences`,
-    orders of these numbers of waiting requests.
-    """
+    """All figures: `steps` decode steps, a tree of `sequences`, and the order of the given numbers
+    of waiting requests."""
     figures = [*tree_figures(sequences)]
     for page_size in (1, 16):
         figures += engine_figures(page_size, steps)
@@ -119,12 +118,11 @@ def measure(
 
 
 def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
-    """Arrivals fill the queue, prefill steps fill the rows with four prompts each,
-    then all rows decode.
-    """
+    """Arrivals fill the queue, prefill steps fill the rows with four prompts each, then all rows
+    decode."""
     scheduler = _scheduler(page_size, steps)
     rng = np.random.default_rng(0)
-    # The messages exist before the clock runs: only their arrival is timed.
+    # The messages are made before the clock starts: only their arrival is timed.
     messages = [_request(i, rng, steps) for i in range(NUM_RUNNING + NUM_WAITING)]
     settle()
     arrivals = []
@@ -137,7 +135,7 @@ def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
         took, batch = timed_step(scheduler)
         num_prefills = len(batch.prefills)
         is_full = len(batch.rows) == NUM_RUNNING
-        # Steps that are neither, such as the last prefill with fewer prompts, are left out.
+        # Other steps, such as the last prefill with fewer prompts, are left out.
         if num_prefills == 4:
             prefills.append(took)
         elif is_full and not num_prefills:
@@ -149,9 +147,9 @@ def engine_figures(page_size: int, steps: int) -> Iterator[OverheadFigure]:
 
 
 def order_figure(num_waiting: int) -> OverheadFigure:
-    """The cache-aware order, as in a pass after a request has left its KV to the tree.
+    """The cache-aware order, as in a pass after an ended request has inserted its KV into the tree.
 
-    An order is lazy: a pass asks for no more than it can admit.
+    The order is lazy: a pass takes no more requests than it can admit.
     """
     scheduler = _scheduler(1, steps=1, num_waiting=num_waiting, policy="lpm")
     rng = np.random.default_rng(0)
@@ -188,7 +186,7 @@ def _scheduler(
     num_waiting: int = NUM_WAITING,
     policy: str = "fcfs",
 ) -> Scheduler:
-    """The scheduler with all the features that it has in service."""
+    """The scheduler with all features that it has in service."""
     num_tokens = NUM_RUNNING * (PROMPT_LEN + 2 * steps + 64)
     settings = SchedulerSettings(
         num_pages=num_tokens // page_size * 2,
@@ -217,7 +215,7 @@ def _scheduler(
 
 
 def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
-    """Build the tree; then full hits, locks, and evictions."""
+    """Build the tree; then measure full hits, locks, and evictions."""
     rng = np.random.default_rng(0)
     sequences = _sequences(rng, num_sequences)
     pages: IntArray = np.arange(num_sequences * TREE_LEN, dtype=np.int32)
@@ -260,7 +258,7 @@ def tree_figures(num_sequences: int) -> Iterator[OverheadFigure]:
 
 
 def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
-    """Packed token ids: each a head that others have, too, and a tail of its own."""
+    """Packed token ids: each is a shared head and its own tail."""
     heads = [draw_ids(rng, TREE_SHARED) for _ in range(NUM_HEADS)]
     tail_len = TREE_LEN - TREE_SHARED
     tails = draw_ids(rng, num_sequences * tail_len)
@@ -275,9 +273,8 @@ def _sequences(rng: np.random.Generator, num_sequences: int) -> list[bytes]:
 
 
 def _tree_bytes(offers: Sequence[tuple[CacheKey, IntArray]]) -> int:
-    """What a second tree of the same sequences allocates;
-    how far the process grows depends on what it had freed.
-    """
+    """The memory that a second tree of the same sequences allocates. (The growth of the process
+    would depend on earlier freed memory.)"""
     tracemalloc.start()
     try:
         cache = RadixCache(page_size=1)
@@ -292,7 +289,7 @@ def _tree_bytes(offers: Sequence[tuple[CacheKey, IntArray]]) -> int:
 
 
 def _timed(operation: Callable[[T], object], arguments: Sequence[T]) -> list[float]:
-    """Seconds of one operation, for each group of OPS_PER_SAMPLE."""
+    """Mean seconds of one operation, for each group of OPS_PER_SAMPLE."""
     samples = []
     for first in range(0, len(arguments), OPS_PER_SAMPLE):
         group = arguments[first : first + OPS_PER_SAMPLE]

@@ -1,9 +1,9 @@
-"""`weft bench serving`: load for a running server with an OpenAI API (ours or another's),
-and how it answers.
+"""`weft bench serving`: sends load to a running server with an OpenAI API (ours or another), and
+measures its answers.
 
-All times are as a client sees them, with network, tokenizer and detokenizer. Open loop: requests
-come by a Poisson process, however slow the server is. Closed loop: a number of clients, each of
-which sends its next request when its last one has ended. Knows nothing of what answers.
+All times are those of a client, including network, tokenizer and detokenizer. Open loop: requests
+arrive by a Poisson process, however slow the server is. Closed loop: each of a number of clients
+sends its next request when its last one has ended. This module knows nothing of the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.config.options import Settings, SettingsError, option
 from weft.server.serve import run as run_loop
 from weft.sim.table import number, table
 
-# Token ids of prompts: every vocabulary has them, and they are no control tokens.
+# Token ids of prompts: every vocabulary has them, and none is a control token.
 FIRST_ID = 100
 LAST_ID = 1_000
 
@@ -69,12 +69,12 @@ class ServingLoad:
     num_requests: int
     input_len: int
     output_len: int
-    rate: float = 0.0  # requests a second; 0: as fast as `concurrency` lets
-    concurrency: int = 0  # 0: without bound
-    shared_len: int = 0  # tokens with which every prompt begins
-    model: str = ""  # "": the first that the server names
+    rate: float = 0.0  # requests per second; 0: as fast as `concurrency` allows
+    concurrency: int = 0  # 0: unlimited
+    shared_len: int = 0  # shared tokens at the beginning of every prompt
+    model: str = ""  # "": the first model that the server lists
     seed: int = 0
-    jobs: Sequence[RequestShape] = ()  # these instead of `num_requests` of one length
+    jobs: Sequence[RequestShape] = ()  # these, instead of `num_requests` of one length
 
     @property
     def shapes(self) -> Sequence[RequestShape]:
@@ -86,10 +86,10 @@ class ServingLoad:
 
 @dataclass
 class ClientRequest:
-    """One request as its client saw it. Seconds of one clock."""
+    """One request as its client saw it. Times are in seconds of one clock."""
 
     sent_s: float
-    event_s: list[float] = field(default_factory=list)  # of each event that brought text
+    event_s: list[float] = field(default_factory=list)  # of each event with text
     end_s: float = 0.0
     num_output: int = 0  # tokens
     error: str = ""
@@ -104,9 +104,8 @@ class ClientRequest:
 
     @property
     def itl_s(self) -> list[float]:
-        """Seconds between its events. (One event brings one token,
-        unless the server could not keep up.)
-        """
+        """Seconds between its events. (One event carries one token, unless the server could not
+        keep up.)"""
         pairs = zip(self.event_s, self.event_s[1:], strict=False)
         return [after - before for before, after in pairs]
 
@@ -161,7 +160,7 @@ def bench_serving(settings: Settings) -> int:
 
 
 def _load(options: ServingOptions) -> ServingLoad:
-    """Raises SettingsError if there is no such workload."""
+    """The load. Raises SettingsError for an unknown workload."""
     load = ServingLoad(
         num_requests=options.requests,
         input_len=options.input_len,
@@ -183,7 +182,7 @@ def _load(options: ServingOptions) -> ServingLoad:
 
 
 def _percentiles(outcome: ServingRun) -> dict[str, list[float]]:
-    """p50, p90 and p99 in milliseconds, by the name of a time."""
+    """p50, p90 and p99 in milliseconds, by the name of the time."""
     answered = outcome.answered
     first_s: list[float] = []
     gaps_s: list[float] = []
@@ -240,7 +239,7 @@ async def run(server: HttpClient, load: ServingLoad) -> ServingRun:
 
 
 async def _paced(bodies: Sequence[bytes], rate: float, rng: random.Random) -> AsyncIterator[bytes]:
-    """Each body at its time."""
+    """Yield each body at its time."""
     due = time.perf_counter()
     for body in bodies:
         if rate:
@@ -259,7 +258,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What the benchmark reads of an event, whichever server sent it."""
+    """The fields of an event that the benchmark reads, for any server."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -282,10 +281,8 @@ async def _call(server: HttpClient, body: bytes) -> ClientRequest:
 
 
 def _take(call: ClientRequest, data: bytes) -> None:
-    """Note what an event of the stream brings.
-    Raises HttpError if that is an error, or no event at all.
-    """
-    # The clock is read first: decoding takes time of its own.
+    """Record an event of the stream. Raises HttpError for an error event, or for invalid data."""
+    # The clock is read first, because decoding takes time.
     now = time.perf_counter()
     if data == b"[DONE]":
         return

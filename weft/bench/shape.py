@@ -1,6 +1,5 @@
-"""`weft bench shape`: writes a model of random weights that every engine can load:
-to compare their speed on one shape.
-"""
+"""`weft bench shape`: writes a model with random weights that every engine can load, to compare the
+speed of engines on one shape."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Static batching as a front of an engine: the baseline of `weft bench batching`.
+"""Static batching in front of an engine: the baseline of `weft bench batching`.
 
     requests come ──▶ they are collected ──▶ the batch is full ──▶ engine, until the slowest ends
-                                             (or nobody else will come)
+                                             (or no more will come)
 
-A batch is computed as a rectangle: a row whose request is done goes on as padding, at the same cost
-as before, until the slowest request of its batch has its last token. The next batch begins then. So
-each request is given to the engine with the output length of the longest of its batch, and what it
-gets beyond its own length is thrown away here. The engine, its scheduler and its runner are those
-that serve. Knows nothing of what the figures are compared with.
+A batch is computed as a rectangle: a row whose request is complete continues as padding, at the
+same cost as before, until the slowest request of its batch has its last token. Then the next batch
+begins. So the engine gets each request with the longest output length of its batch, and this class
+discards the tokens beyond a request's own length. The engine, its scheduler and its runner are
+those of a server. This module does not know what the figures are compared with.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from weft.sim.run import SteppableEngine
 
 
 class StaticBatches:
-    """Takes and gives messages as the engine behind it does.
+    """Takes and returns messages like the engine that it wraps.
 
-    A request must say by `max_new_tokens` how long its output will be, and ignore the
-    end-of-sequence token: who pads has to know where a row is done.
+    A request must give its output length by `max_new_tokens`, and ignore the end-of-sequence token,
+    because padding requires known lengths.
     """
 
     def __init__(self, engine: SteppableEngine, *, num_rows: int, num_requests: int) -> None:
-        """`num_rows`: requests of a full batch. `num_requests`: that will come in all."""
+        """`num_rows`: requests of a full batch. `num_requests`: all requests that will come."""
         self._engine = engine
         self._num_rows = num_rows
         self._num_expected = num_requests
         self._collected: list[GenerateRequest] = []
-        self._wanted: dict[int, int] = {}  # tokens that an open request still is to get
-        self._got: dict[int, int] = {}  # tokens that an open request has
-        self._running: set[int] = set()  # the rows of the batch, padding too
-        self.num_padding = 0  # tokens that were thrown away
+        self._wanted: dict[int, int] = {}  # tokens that each open request still needs
+        self._got: dict[int, int] = {}  # tokens that each open request has
+        self._running: set[int] = set()  # the requests of the batch, including padding
+        self.num_padding = 0  # discarded tokens
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +77,8 @@ class StaticBatches:
             self._engine.submit(msgspec.structs.replace(message, sampling=sampling))
 
     def _without_padding(self, output: StepOutput) -> StepOutput:
-        """What the requests see of it: up to its own length each, and its end there."""
+        """The part of an output that the requests get: tokens up to each one's own length, and its
+        end."""
         ids = np.frombuffer(output.ids, dtype=np.int64)
         tokens = np.frombuffer(output.tokens, dtype=np.int32)
         is_wanted = np.zeros(len(ids), dtype=bool)
@@ -96,7 +97,7 @@ class StaticBatches:
             left = self._wanted.pop(finish.id)
             del self._got[finish.id]
             if left:
-                finished.append(finish)  # it was refused, or has failed
+                finished.append(finish)  # it was refused, or it failed
         return StepOutput(
             ids=ids[is_wanted].tobytes(),
             tokens=tokens[is_wanted].tobytes(),

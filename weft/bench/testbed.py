@@ -1,8 +1,8 @@
-"""A loaded model to run traces on, and the measurement of its steps.
+"""A loaded model that runs traces, and the measurement of its steps.
 
-A step is taken to run from its launch, or from the end of the one before if that is later, until
-its result is there. That is exact as long as a caller waits for the result, which the loop does
-while the device is the bottleneck. Knows nothing of what the runs are compared for.
+A step is assumed to run from its launch, or from the end of the previous step if that is later,
+until its result is available. This is exact while the caller waits for the result, which the loop
+does if the device is the bottleneck. This module does not know what the runs are compared for.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from weft.sim.outcome import REFUSED
 from weft.sim.run import Around, EngineTarget, Record, Run, SteppableEngine
 from weft.sim.trace import Arrival, TokenSource
 
-MAX_KEYS = 100_000  # prompts of one run; those of another share no prefix with them
+MAX_KEYS = 100_000  # prompts of one run; prompts of different runs share no prefix
 
 
 class RealClock:
-    """Seconds of this machine."""
+    """The clock of this machine, in seconds."""
 
     def __call__(self) -> float:
         return time.perf_counter()
@@ -47,7 +47,7 @@ class RealClock:
 
 
 class MeasuredStep:
-    """A step whose end is noted when its result is taken."""
+    """A step whose end is recorded when its result is taken."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MeasuredStep:
 
 
 class MeasuredRunner:
-    """Hands plans on to another runner, and notes how long their steps take."""
+    """Passes plans to another runner, and records the durations of their steps."""
 
     def __init__(self, runner: Runner) -> None:
         self.meter = StepMeter()
@@ -82,7 +82,7 @@ class MeasuredRunner:
         self._last_end_s = 0.0
 
     def launch(self, plan: Plan) -> MeasuredStep:
-        # The clock is read before the launch: a runner may compute at once.
+        # The clock is read before the launch, because a runner may compute in it.
         launched_s = time.perf_counter()
         step = self._runner.launch(plan)
         return MeasuredStep(self, step, StepLoad.of(plan), decode_rows_of(plan), launched_s)
@@ -91,7 +91,7 @@ class MeasuredRunner:
         return self._runner.control(request)
 
     def note(self, load: StepLoad, decode_rows: int, launched_s: float) -> None:
-        """A step has ended now."""
+        """Record a step that has just ended."""
         now = time.perf_counter()
         seconds = now - max(launched_s, self._last_end_s)
         self._last_end_s = now
@@ -105,9 +105,8 @@ def with_model(config: EngineConfig) -> EngineConfig:
 
 
 class Testbed:
-    """A loaded model, and an engine of its own for each run over it:
-    nothing is cached, nothing has been counted.
-    """
+    """A loaded model, and a new engine for each run on it, with an empty cache and zeroed
+    counters."""
 
     def __init__(
         self,
@@ -129,8 +128,7 @@ class Testbed:
     @classmethod
     def of(cls, config: EngineConfig) -> Testbed:
         """Load a model; the bundled one if none is named, so that figures can be compared. With
-        random weights (--load-format dummy) a folder with a config.json will do.
-        """
+        random weights (--load-format dummy), a folder with a config.json suffices."""
         from weft.assemble.build import build_engine
 
         config = with_model(config)
@@ -150,13 +148,11 @@ class Testbed:
 
     @property
     def new_key(self) -> int:
-        """First key for a trace whose prompts share nothing with those of earlier ones."""
+        """The first key for a trace whose prompts share no prefix with those of earlier traces."""
         return next(self._keys)
 
     def engine(self, grammars: Grammars, **changed: Any) -> Engine:
-        """An engine whose requests may have grammars,
-        with some of the scheduler's settings changed.
-        """
+        """An engine with `grammars`, and with some of the scheduler's settings changed."""
         return Engine(
             replace(self.settings, **changed),
             self._runner,
@@ -173,8 +169,8 @@ class Testbed:
         around: Around | None = None,
         **changed: Any,
     ) -> Record:
-        """Run a trace in real time, with some of the scheduler's settings changed, and perhaps
-        something `around` the engine.
+        """Run a trace in real time, with some of the scheduler's settings changed, and optionally
+        with a wrapper `around` the engine.
 
         Raises SettingsError if a request does not fit into the context or the KV cache.
         """

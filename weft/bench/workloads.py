@@ -1,8 +1,8 @@
-"""Five workloads of fixed lengths, and the shapes of two models of random weights,
-on which engines are compared.
+"""Five workloads of fixed lengths, and two shapes of models with random weights, for comparisons of
+engines.
 
-Every prompt is token ids, every output has just the length asked for (greedy, ignoring the end of
-sequence), and all requests of a workload are submitted at once.
+Every prompt is token ids, every output has exactly the requested length (greedy, ignoring the end
+of sequence), and all requests of a workload are submitted at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from weft.json_types import JsonObject
 
 
 class RequestShape(NamedTuple):
-    """One request: a prompt whose first `shared_len` tokens are those of every other,
-    and how much it generates.
-    """
+    """One request: a prompt whose first `shared_len` tokens are common to all requests, and its
+    output length."""
 
     shared_len: int
     own_len: int
@@ -31,7 +30,8 @@ class RequestShape(NamedTuple):
 class Workload(NamedTuple):
     about: str
     requests: Sequence[RequestShape]
-    counts_prompt: bool = False  # its figure is tokens in and out a second, not out alone
+    # its figure counts prompt and output tokens per second, not only output
+    counts_prompt: bool = False
 
 
 def _mixed(num: int) -> list[RequestShape]:
