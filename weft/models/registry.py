@@ -1,8 +1,8 @@
-"""Which class implements which architecture, and what every model can do.
+"""The class of each architecture, and the interface of all models.
 
-To add a family of decoders: what its `config.json` means, in `config/families/`. It needs nothing
-here, unless it has a mechanism that `decoder.py` lacks. Architectures that nobody added are
-computed by `transformers_backend/`.
+To add a family of decoders, describe the meaning of its `config.json` in `config/families/`. It
+needs nothing here, unless it has a mechanism that `decoder.py` lacks. `transformers_backend/`
+computes architectures that are not listed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Ops
 
 _DECODER = "weft.models.decoder:Decoder"
-# Of any architecture whose code is that of the package transformers.
+# For any architecture that runs with the code of the package transformers.
 _BY_LIBRARY = "weft.models.transformers_backend.model:TransformersModel"
 _ENCODERS = {
     "Bert": "weft.models.bert:Bert",
@@ -31,7 +31,7 @@ _ENCODERS = {
 
 
 def _places() -> dict[str, str]:
-    """Module and name of the class of each architecture that is read."""
+    """Module and class of each known architecture."""
     found = dict.fromkeys(FAMILIES, _DECODER)
     for name, place in _ENCODERS.items():
         found[f"{name}Model"] = place
@@ -51,32 +51,32 @@ class DecoderModel(Protocol):
         vectors: Tensor | None = None,
     ) -> Tensor:
         """Run the tokens of one step: tokens [T] and positions [T] (int64) -> hidden states [T,
-        hidden], as the last layer leaves them, before the final norm.
+        hidden] of the last layer, before the final norm.
 
-        A token below 0 is no row of the embedding: the first layer gets row -1 - token of `vectors`
-        [.., hidden] (float32, None if there is no such token) for it. Of a model with deepstack
-        rows may be longer: `Ops.add_vectors` adds the rest.
+        A token below 0 is not a row of the embedding: the first layer gets row -1 - token of
+        `vectors` [.., hidden] (float32; None if there is no such token). For a model with
+        deepstack, rows may be longer: `Ops.add_vectors` adds the rest.
         """
         ...
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, hidden] -> the same behind the final norm, as the head reads them; good
-        until the model is called again."""
+        """Hidden states [N, hidden] -> the same after the final norm, as the head reads them; valid
+        until the next call of the model."""
         ...
 
     def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
-        """Hidden states [T, hidden] of the tokens of a step -> of those at `places` [S] (None: of
-        all) [S, vocab], float32. Of a classifier: the scores [S, labels] of prompts, from the
-        hidden states that stand for them."""
+        """Hidden states [T, hidden] of a step's tokens -> logits [S, vocab], float32, of the tokens
+        at `places` [S] (None: all). A classifier: scores [S, labels] of prompts, from the hidden
+        states that represent them."""
         ...
 
     def weights(self) -> Weights:
-        """Every tensor that the model wants from a checkpoint."""
+        """Every tensor that the model needs from a checkpoint."""
         ...
 
 
 class LayeredModel(DecoderModel, Protocol):
-    """A model that may stop between two layers and go on later."""
+    """A model that can stop between two layers and continue later."""
 
     def run_layers(
         self,
@@ -88,20 +88,20 @@ class LayeredModel(DecoderModel, Protocol):
         attention: PagedAttention,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`, of the layers first..last-1: `carried` [T, hidden], what the layer before
-        left of the tokens -> what the last of these leaves; good until the model is called again.
+        """Like `forward`, for the layers first..last-1: `carried` [T, hidden], the output of the
+        layer before `first`, -> the output of layer last-1; valid until the next call of the model.
         None: the first layer follows the embedding."""
         ...
 
 
 class EncoderModel(Protocol):
-    """A model whose tokens see the whole prompt, and which therefore has no KV. The rest is as in
-    `DecoderModel`."""
+    """A model whose tokens attend to the whole prompt, and which therefore has no KV. The rest is
+    as in `DecoderModel`."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, types: Tensor, attention: BidirectionalAttention
     ) -> Tensor:
-        """Run whole prompts, one behind the other: tokens, positions and kinds of segment, each [T]
+        """Run whole prompts, one after the other: tokens, positions and segment types, each [T]
         (int64) -> hidden states [T, hidden]."""
         ...
 
@@ -113,7 +113,7 @@ class EncoderModel(Protocol):
 
 
 def make_encoder(config: ModelConfig, ops: EncoderOps) -> EncoderModel:
-    """An encoder whose weights have no content yet. Raises `UnsupportedModel`."""
+    """Make an encoder whose weights are not loaded yet. Raises `UnsupportedModel`."""
     return cast(EncoderModel, make_model(config, ops))
 
 
@@ -122,8 +122,8 @@ def make_model(
     ops: Ops,
     states: LayerStates | None = None,
 ) -> DecoderModel:
-    """A model whose weights have no content yet; `states`: those of its layers that keep one.
-    Raises `UnsupportedModel`."""
+    """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
+    one. Raises `UnsupportedModel`."""
     place = _BY_LIBRARY if config.library_config else MODELS.get(config.architecture)
     if place is None:
         raise UnsupportedModel(

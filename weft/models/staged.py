@@ -1,5 +1,5 @@
-"""The layers of a decoder that one stage has: it begins with what the stage before leaves, and ends
-where the next one begins."""
+"""The layers of a decoder in one pipeline stage: the stage begins with the output of the previous
+stage, and ends before the first layer of the next one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weft.ops.stages import AbsentOps, Handover, StagePlace
 
 
 class StagedDecoder:
-    """The `LayeredModel` of a stage. Calls name the layers of the whole model; those of others
-    leave what is carried as it is."""
+    """The `LayeredModel` of a stage. Calls use layer numbers of the whole model; layers of other
+    stages leave `carried` unchanged."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class StagedDecoder:
         return self._decoder.normed(hidden)
 
     def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
-        """On the last stage."""
+        """Only on the last stage."""
         return self._decoder.logits(hidden, places)
 
     def weights(self) -> Weights:
@@ -78,8 +78,8 @@ class StagedDecoder:
 
 
 class MadeHere:
-    """With which `Ops` each part of a decoder is made: those that compute, or such as keep
-    nothing."""
+    """The `Ops` with which each part of a decoder is made: those that compute, or `AbsentOps` for
+    parts of other stages."""
 
     def __init__(self, config: ModelConfig, ops: Ops, place: StagePlace) -> None:
         elsewhere = AbsentOps()

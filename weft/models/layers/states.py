@@ -297,7 +297,8 @@ def _decay(name: str, decay_log: Tensor, is_whole: bool) -> Weight:
 
 
 def _tensors_of(prefix: str, conv: ConvWeights) -> Weights:
-    """Checkpoints have the taps of a channel side by side: [channels, 1, taps]."""
+    """The tensors of a convolution. Checkpoints have the taps of a channel adjacent: [channels, 1,
+    taps]."""
     taps, channels = conv.weight.shape
 
     def put(

@@ -1,4 +1,5 @@
-"""How a layer says which tensors of a checkpoint it wants, and how it takes and gives them."""
+"""Weights: the tensors of a checkpoint that a layer needs, and functions that write and read
+them."""
 
 from __future__ import annotations
 
@@ -18,41 +19,41 @@ class Put(Protocol):
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
-        """Take the content from row `start` on, of any float type. Matrices may come in pieces of
+        """Write `content`, of any float type, from row `start` on. Matrices may come in pieces of
         `ROW_STEP` rows or multiples of it, and in eight bits with the scales of rows
-        (`Matrix.put`); all else comes whole."""
+        (`Matrix.put`); everything else comes whole."""
         ...
 
 
 class Get(Protocol):
     def __call__(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """A copy of rows as they are kept, which may be in fewer bits; whole unless it is a
-        matrix."""
+        """A copy of the stored rows, which may have fewer bits than the checkpoint; only matrices
+        are read in parts."""
         ...
 
 
 class KeepAs(Protocol):
     def __call__(self, format: CodeFormat, order: Tensor | None = None) -> None:
-        """Before any content comes: it will be codes of this format, with its inputs in this order
-        (`Matrix.keep_as`)."""
+        """Called before any content comes: the content will be codes of this format, with the
+        inputs in this order (`Matrix.keep_as`)."""
         ...
 
 
 class PutCodes(Protocol):
     def __call__(self, codes: Codes, start: int = 0) -> None:
-        """Take rows as codes, in pieces of `ROW_STEP` rows or multiples of it
+        """Write rows as codes, in pieces of `ROW_STEP` rows or multiples of it
         (`Matrix.put_codes`)."""
         ...
 
 
 class Stack(NamedTuple):
-    """Where a weight lies in a tensor [n, rows, columns] (or [n, rows]) that holds several."""
+    """The position of a weight in a tensor [n, rows, columns] (or [n, rows]) that holds several."""
 
     name: str
     shape: tuple[int, ...]
-    place: int  # in the first dimension
-    first: int = 0  # row of it with which the weight begins
-    # The weight is [columns, rows]: its values lie with the inputs first.
+    place: int  # index in the first dimension
+    first: int = 0  # first row of the weight in it
+    # The tensor stores the weight as [columns, rows], inputs first.
     is_transposed: bool = False
 
 
@@ -60,30 +61,30 @@ class RowRun(NamedTuple):
     """Rows of a tensor that are rows of one part of a matrix."""
 
     part: int
-    first: int  # row of the part
-    begin: int  # row of the tensor
+    first: int  # first row in the part
+    begin: int  # first row in the tensor
     size: int
 
 
 class MatrixRows(NamedTuple):
-    """Where the rows of a tensor are kept."""
+    """The matrix rows that store a tensor."""
 
     matrix: Matrix
     runs: tuple[RowRun, ...]
 
 
 class Weight(NamedTuple):
-    """One tensor of a checkpoint, or a part of one."""
+    """One tensor of a checkpoint, or part of one."""
 
     name: str
     shape: tuple[int, ...]
     put: Put
     get: Get
-    keep_as: KeepAs | None = None  # for matrices, as the next one
+    keep_as: KeepAs | None = None  # for matrices, like the next field
     put_codes: PutCodes | None = None
-    # Tensors of which one may hold it, in place of one with its own name.
+    # Alternatives: tensors that may hold the weight instead of one with its own name.
     stacks: tuple[Stack, ...] = ()
-    rows: MatrixRows | None = None  # of a projection, an embedding or a head
+    rows: MatrixRows | None = None  # if it is a projection, an embedding or a head
 
 
 Weights: TypeAlias = Iterator[Weight]
@@ -96,8 +97,8 @@ def vector(
     plus: float = 0.0,
     shape: tuple[int, ...] = (),
 ) -> Weight:
-    """A weight that is kept as it comes, or with a number added to it. `shape` is that in
-    checkpoints, where it has more than one dimension."""
+    """A weight that is stored as it comes, or with `plus` added. `shape` is the shape in
+    checkpoints, if it has more than one dimension there."""
 
     def put(
         content: Tensor,

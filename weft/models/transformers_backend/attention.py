@@ -1,10 +1,10 @@
-"""The attention function that modules of transformers call, and who answers it.
+"""The attention function that modules of transformers call, and its `Listener`.
 
     transformers' decoder: embedding, norms, projections, rotation, feed-forward parts
        └─ attention(module, q, k, v, ...) ─▶ the `Listener` of the thread that computes
 
-It is registered under one name for all models. Because no masks are registered under that name, the
-library builds none. Knows neither pages nor steps.
+It is registered under one name for all models. No masks are registered under that name, so the
+library builds none. This module knows neither pages nor steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 NAME = "weft"
-# Arguments that say nothing about what is to be computed.
+# Arguments that do not affect the computation.
 IGNORED = {
     *("position_ids", "cache_position", "use_cache", "dropout", "training"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
@@ -26,17 +26,17 @@ IGNORED = {
 
 
 class AttentionCall(NamedTuple):
-    """What a module asks for."""
+    """A module's call of attention."""
 
     layer: int
     query: Tensor  # [1, heads, T, D], rotated
     key: Tensor  # [1, kv_heads, T, D]
     value: Tensor  # [1, kv_heads, T, at most D]
     scale: float
-    window: int  # 0: none
-    cap: float  # of scores; 0: none
+    window: int  # 0: no window
+    cap: float  # cap of scores; 0: none
     sinks: Tensor | None  # [heads]
-    problem: str  # what it asks besides; "" for nothing
+    problem: str  # an argument that is not supported; "" if there is none
 
 
 class Listener(Protocol):
@@ -50,7 +50,7 @@ _threads = threading.local()
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Let calls of this thread go to `listener`."""
+    """Send calls of attention in this thread to `listener`."""
     _threads.listener = listener
     try:
         yield
@@ -59,7 +59,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def register() -> None:
-    """Make the function known to the library."""
+    """Register the function with the library."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
@@ -78,7 +78,7 @@ def attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As the library calls it: [1, heads, T, D] each -> [1, T, heads, D]"""
+    """Called by the library: [1, heads, T, D] each -> [1, T, heads, D]"""
     listener: Listener = _threads.listener
     call = AttentionCall(
         layer=getattr(module, "layer_idx", -1),

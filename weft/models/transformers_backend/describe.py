@@ -1,8 +1,8 @@
-"""Describes a model of transformers in our own terms, by looking at what its code does: two tokens
-run through the model without weights, and each call of attention is written down.
+"""Describes a model of transformers in our terms, by observing its code: two tokens run through the
+model without weights, and each call of attention is recorded.
 
-A program of its own, too: a line with a folder and a name comes in, a line with the description
-goes out. So the process that asks need not import the library. Knows no weights.
+This is also a program: it reads a line with a folder and a name, and writes a line with the
+description. So the calling process need not import the library. It knows no weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NUM_TOKENS = 2
 
 
 class CallRecorder:
-    """Writes calls of attention down, and answers them with zeros."""
+    """Records calls of attention, and answers them with zeros."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
@@ -57,21 +57,21 @@ class CallRecorder:
 
 
 def described(folder: Path, name: str) -> ModelConfig:
-    """The model in a folder, to be computed by the library's code. Raises `ModelError`."""
+    """Describe the model in a folder, for the library's code. Raises `ModelError`."""
     return from_files(folder, name).completed(folder)
 
 
 def from_files(folder: Path, name: str) -> ModelConfig:
-    """What its `config.json` and its code say. Raises `ModelError`."""
+    """Describe a model from its `config.json` and its code. Raises `ModelError`."""
     values = read_json(folder / "config.json")
     generation = read_json_if_there(folder / "generation_config.json")
     try:
         return describe(values, name, generation)
     except ModelError:
         raise
-    except Exception as exc:  # anything, from code that was not written for such values
+    except Exception as exc:  # any exception, because the code was not written for such values
         if isinstance(exc, KeyError) and exc.args == (NAME,):
-            # It looks attention up in a table of its own.
+            # It looks up attention in its own table.
             raise NotByLibrary("it has attention of its own, which pages do not reach") from exc
         reason = next(iter(str(exc).strip().splitlines()), "")
         raise NotByLibrary(
@@ -82,7 +82,7 @@ def from_files(folder: Path, name: str) -> ModelConfig:
 def describe(
     values: Mapping[str, Any], name: str, generation: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """From a `config.json`. Raises `NotByLibrary` and `UnsupportedModel`."""
+    """Describe a model from a `config.json`. Raises `NotByLibrary` and `UnsupportedModel`."""
     cls = causal_class(values)
     config = library_config(cls, values)
     text = config.get_text_config()
@@ -120,7 +120,7 @@ def describe(
 
 
 def _recorded(cls: Any, config: Any) -> tuple[list[AttentionCall], Any]:
-    """The calls of attention of two tokens, in the order of layers, and the empty model."""
+    """The calls of attention for two tokens, in the order of layers, and the empty model."""
     register()
     _register_experts()
     with torch.device("meta"):
@@ -137,8 +137,8 @@ def _recorded(cls: Any, config: Any) -> tuple[list[AttentionCall], Any]:
     except NotByLibrary:
         raise
     except Exception:
-        # Code that looks at values cannot run without any; memory that nobody wrote reads as
-        # zeros, and takes none.
+        # Code that reads values cannot run without them. Memory that was never written reads as
+        # zeros, and occupies nothing.
         with torch.device("cpu"):
             module = module.to_empty(device="cpu")
         calls = _run(module, "cpu")
@@ -148,7 +148,7 @@ def _recorded(cls: Any, config: Any) -> tuple[list[AttentionCall], Any]:
 
 def _run(module: Any, device: str) -> list[AttentionCall]:
     decoder = decoder_of(module)
-    # Many take all arguments, and pass by those that they do not know.
+    # Many decoders accept any argument, and ignore unknown ones.
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise NotByLibrary(f"{type(decoder).__name__} cannot be told positions")
     recorder = CallRecorder()
@@ -162,7 +162,7 @@ def _run(module: Any, device: str) -> list[AttentionCall]:
 
 
 def _check(calls: Sequence[AttentionCall], name: str, num_layers: int) -> None:
-    """Raise `NotByLibrary` for what pages, or weft's attention, cannot do."""
+    """Raise `NotByLibrary` for features that pages, or weft's attention, do not support."""
     if [call.layer for call in calls] != list(range(num_layers)):
         raise NotByLibrary(
             f"{name} does not call the attention that is registered with transformers once in each "
@@ -209,7 +209,7 @@ def _layers(calls: Sequence[AttentionCall]) -> tuple[LayerSpec, ...]:
 
 
 def _owner(call: AttentionCall, calls: Sequence[AttentionCall]) -> int | None:
-    """The first layer that was given the very same K and V; None: it is this one."""
+    """The first layer that received the very same K and V; None: this one."""
     for other in calls[: call.layer]:
         is_same = other.key is call.key and other.value is call.value
         if is_same and other.window == call.window:
@@ -218,7 +218,7 @@ def _owner(call: AttentionCall, calls: Sequence[AttentionCall]) -> int | None:
 
 
 def _widest(module: nn.Module) -> int:
-    """The largest output of a matrix besides the head: what a step needs memory for."""
+    """The largest output of a matrix besides the head: a step needs memory for it."""
     outputs = sorted({each.out_features for each in module.modules() if type(each) is nn.Linear})
     if len(outputs) > 1:
         return outputs[-2]
@@ -226,7 +226,7 @@ def _widest(module: nn.Module) -> int:
 
 
 def _counted(module: nn.Module, vocab_size: int) -> ParameterCount:
-    """How many weights there are of each kind; a tied head is counted once."""
+    """The number of weights of each kind; a tied head is counted once."""
     kinds: dict[int, str] = {}
     numbers: dict[int, int] = {}
     for each in module.modules():
@@ -248,7 +248,7 @@ def _counted(module: nn.Module, vocab_size: int) -> ParameterCount:
 
 
 def _register_experts() -> None:
-    """Experts that compute nothing: which of them a token would choose depends on values."""
+    """Register experts that compute nothing, because the choice of experts depends on values."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     def nothing(_: nn.Module, hidden: Tensor, *__: Any, **___: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""The package transformers, as far as it is there: the class and the configuration of a model, and
-the models of it that cannot be served by what `config.json` says.
+"""Access to the package transformers, if it is installed: the class and the configuration of a
+model, and the models that its `config.json` already shows cannot be served.
 
-A checkpoint's own code (`auto_map`) is never run. Knows no weights.
+A checkpoint's own code (`auto_map`) is never run. This module knows no weights.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PACKAGE = "transformers"
 LEAST_VERSION = (5, 23)
 NEXT_VERSION = 6
 INSTALL = "pip install 'weft[transformers]'"
-# Kinds of layers whose tokens see what pages of K and V hold.
+# Types of layers whose tokens attend to K and V in pages.
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# What a `config.json` says that does not describe the model.
+# Keys of a `config.json` that do not describe the model.
 NO_DESCRIPTION = (
     *("transformers_version", "_name_or_path", "auto_map", "use_cache"),
     *("dtype", "torch_dtype", "eos_token_id"),
@@ -28,11 +28,12 @@ NO_DESCRIPTION = (
 
 
 class NotByLibrary(UnsupportedModel):
-    """The code of transformers cannot compute the model on weft's pages; the message says why."""
+    """The code of transformers cannot compute the model on weft's pages. The message gives the
+    reason."""
 
 
 def require_library() -> None:
-    """Raise `NotByLibrary` unless a version of the package is installed that fits. Imports
+    """Raise `NotByLibrary` unless a supported version of the package is installed. Imports
     nothing."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise NotByLibrary(f"the package transformers is not installed: {INSTALL}")
@@ -47,12 +48,12 @@ def require_library() -> None:
 
 
 def causal_class(config: JsonMapping) -> Any:
-    """The class of the library for a `config.json`. Raises `NotByLibrary`."""
+    """The library's class for a `config.json`. Raises `NotByLibrary`."""
     require_library()
     import transformers
     from transformers.models.auto import modeling_auto
 
-    # Its hints and its progress bars are for people who call it themselves.
+    # Its hints and progress bars are meant for direct users of the library.
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     known = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
@@ -68,7 +69,7 @@ def causal_class(config: JsonMapping) -> Any:
 
 
 def _of_the_text(cls: Any, config: JsonMapping) -> Any:
-    """Of a class that also sees or hears, the class of its text part, where there is one."""
+    """The class of the text part, if `cls` also reads pictures or sounds; else `cls`."""
     from transformers.models.auto import modeling_auto
 
     kind = getattr(cls.config_class, "sub_configs", {}).get("text_config")
@@ -83,20 +84,20 @@ def _of_the_text(cls: Any, config: JsonMapping) -> Any:
 
 
 def text_values(cls: Any, config: JsonMapping) -> JsonMapping:
-    """The part of a `config.json` that describes `cls`, from `causal_class`."""
+    """The part of a `config.json` that describes `cls`, a result of `causal_class`."""
     if "text_config" in getattr(cls.config_class, "sub_configs", {}):
         return config
     return get(config, "text_config", dict, {}) or config
 
 
 def library_config(cls: Any, config: JsonMapping) -> Any:
-    """The library's reading of a `config.json`. Raises `NotByLibrary` for what it cannot read, and
-    for models that keep a state, or whose tokens see others than those of a window."""
+    """The library's configuration from a `config.json`. Raises `NotByLibrary` if the library cannot
+    read it, and for models that keep a state, or whose tokens attend outside of a causal window."""
     try:
-        # Infinities stand in objects of their own in its files.
+        # Its files have infinities as objects.
         values = cls.config_class._decode_special_floats(dict(text_values(cls, config)))
         found = cls.config_class.from_dict(values)
-    except Exception as exc:  # its checks raise what they like
+    except Exception as exc:  # its checks may raise any exception
         reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
         raise NotByLibrary(f"transformers cannot read its config.json: {reason[:200]}") from exc
     text = found.get_text_config()
@@ -106,7 +107,7 @@ def library_config(cls: Any, config: JsonMapping) -> Any:
             f"its weights are quantised ({str(method)[:40]}), which is not read for such models"
         )
     kinds = getattr(text, "layer_types", None) or ()
-    # Of some classes only the models with other kinds of layers keep one.
+    # In some classes, only models with other types of layers keep a state.
     if getattr(cls, "_is_stateful", False) and not kinds:
         raise NotByLibrary(f"{cls.__name__} keeps a state, which pages of K and V cannot hold")
     others = sorted({str(kind) for kind in kinds if kind not in LAYER_TYPES})
@@ -123,5 +124,5 @@ def library_config(cls: Any, config: JsonMapping) -> Any:
 
 
 def describing(config: JsonMapping) -> dict[str, Any]:
-    """What of a `config.json` describes the model: equal for equal models."""
+    """The keys of a `config.json` that describe the model: equal for equal models."""
     return {key: config[key] for key in sorted(config) if key not in NO_DESCRIPTION}

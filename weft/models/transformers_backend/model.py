@@ -1,8 +1,8 @@
-"""The `DecoderModel` of an architecture that transformers has code for: its modules compute, and
+"""The `DecoderModel` of an architecture by the code of transformers: its modules compute;
 attention, matrices, pages, scheduling and sampling are weft's.
 
-A step of weft, with the tokens of many requests, is one sequence to the library's code: positions
-are given, and which token sees which is the business of attention alone.
+A step of weft, with the tokens of many requests, is one sequence for the library's code: positions
+are an input, and only attention decides which tokens attend to which.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.models.transformers_backend.translate.emit import Matrices
 from weft.models.transformers_backend.translate.graph import Leaves, Untranslatable
 from weft.models.transformers_backend.translate.translation import Translation
 
-# Names of tensors in a checkpoint whose text part is computed alone, and what they are there.
+# Names of tensors in a checkpoint with more than the text part -> names in the text part.
 NAMES_OF_THE_TEXT = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.model\.": "model.",
@@ -45,7 +45,7 @@ NAMES_OF_THE_TEXT = {
 
 
 class PagedListener:
-    """Lets attention over pages answer the calls of modules."""
+    """Answers modules' calls of attention with attention over pages."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PagedListener:
             spec = config.decoder.layer(layer).attention
             heads = Heads(None, None, None, spec.scale, spec.score_cap)
             if spec.sinks:
-                # A place of their own, which stays when weights change.
+                # Separate memory, which stays at its address when weights change.
                 heads = heads._replace(sinks=torch.zeros(config.num_heads, device=device))
             self._heads.append(heads)
 
@@ -69,7 +69,7 @@ class PagedListener:
         value = call.value
         _, head_dim = self._config.kv_shape(call.layer)
         if value_size < head_dim:
-            # Of latent attention, whose keys are longer than its values: a slot has one size.
+            # Latent attention has longer keys than values, but a slot has one size.
             value = F.pad(value, (0, head_dim - value_size))
         by_head = [tensor[0].transpose(0, 1) for tensor in (call.query, call.key, value)]
         qkv = torch.cat(by_head, dim=1).flatten(1)
@@ -81,14 +81,14 @@ class PagedListener:
 
 
 class TransformersModel:
-    """Hidden states here are those behind the final norm, which is a part of the library's
-    decoder."""
+    """Hidden states here are those after the final norm, because the library's decoder contains
+    it."""
 
     def __init__(
         self, config: ModelConfig, products: Products, *, translates: bool = False
     ) -> None:
-        """`translates`: the caller is going to compute `translation`, where there is one; then
-        the modules themselves are never called."""
+        """`translates`: the caller will compute `translation`, if there is one; then the modules
+        are never called."""
         self._config = config
         like = products.vector(0)
         self._device = like.device
@@ -97,21 +97,21 @@ class TransformersModel:
         values = json.loads(config.library_config)
         self._cls = causal_class(values)
         self._library_config = library_config(self._cls, values)
-        # A checkpoint that also sees or hears has its text part below another name.
+        # A checkpoint that also reads pictures or sounds has other names for its text part.
         is_part = text_values(self._cls, values) is not values
         self._renamed = NAMES_OF_THE_TEXT if is_part else None
         self._packing = Packing(products, self._dtype, self._stored, config.vocab_size)
         self._listener: PagedListener | None = None
         self._attention: PagedAttention | None = None
         register()
-        # What a decoder returned last: the head wants its class.
+        # The class of the decoder's last output, which the head needs.
         self._output: Any = None
         module = self._empty()
         self._packing.pack(module)
         self._use(module)
-        # What the modules do, in the words of `Ops`; None: it cannot be said, or is not to be.
+        # The work of the modules in terms of `Ops`; None: it cannot be translated, or need not be.
         self.translation: Translation | None = None
-        self.untranslated = ""  # why there is none, though it was asked for
+        self.untranslated = ""  # why there is no translation although it was requested
         if translates:
             self._translate()
         groups = self.translation.groups if self.translation else ()
@@ -142,8 +142,8 @@ class TransformersModel:
         return hidden
 
     def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
-        """By the class's own forward, whose decoder gives `hidden`: so every factor and cap of
-        logits is right."""
+        """Call the forward method of the class, with a decoder that returns `hidden`: so every
+        factor and cap of logits is right."""
         if places is not None:
             hidden = hidden[places]
         given = self._output(last_hidden_state=hidden[None])
@@ -154,7 +154,7 @@ class TransformersModel:
         return widened
 
     def weights(self) -> Weights:
-        """Named as in the library's modules."""
+        """The weights, with the names in the library's modules."""
         for name, module in self._module.named_modules():
             if isinstance(module, PackedModule):
                 yield from module.weights(name)
@@ -162,19 +162,19 @@ class TransformersModel:
             yield self._loose(name, values)
 
     def load(self, folder: Path) -> None:
-        """Take the weights in a folder. Raises `BadCheckpoint`; then nothing has changed."""
+        """Load the weights in a folder. Raises `BadCheckpoint`; then nothing has changed."""
         self.adopt(self.read(folder))
 
     def adopt(self, module: nn.Module) -> None:
-        """Take the content of `module`, from `read`. Its matrices are packed and dropped, one after
-        the other."""
+        """Use the content of `module`, a result of `read`. Its matrices are packed and dropped one
+        by one."""
         self._packing.fill(module)
         for name, values in self._loose_tensors():
             values.copy_(operator.attrgetter(name)(module).data)
         self._refresh()
 
     def read(self, folder: Path) -> Any:
-        """A checkpoint as the library reads it, with its renamings and mergers. Raises
+        """Read a checkpoint with the library, which renames and merges tensors. Raises
         `BadCheckpoint`."""
         try:
             module, info = self._cls.from_pretrained(
@@ -188,7 +188,7 @@ class TransformersModel:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        except Exception as exc:  # its checks raise what they like
+        except Exception as exc:  # its checks may raise any exception
             reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
             raise BadCheckpoint(
                 f"transformers cannot read the weights in {folder}: {reason[:300]}"
@@ -203,7 +203,7 @@ class TransformersModel:
         return module
 
     def _loose_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a checkpoint that stay the library's own, once each."""
+        """The tensors of a checkpoint that stay in the library's modules, each once."""
         seen: set[int] = set()
         for name, module in self._module.named_modules():
             if isinstance(module, PackedModule):
@@ -236,7 +236,7 @@ class TransformersModel:
                 self._module, self._leaves(), self._body_run, self._head_run, context_length
             )
         except Exception as exc:
-            # Whatever the library's code does that cannot be written down, it can be run.
+            # If the library's code cannot be traced for any reason, it can still be run.
             self.untranslated = f"{type(exc).__name__}: {exc}"[:200]
 
     def _leaves(self) -> Leaves:
@@ -278,7 +278,7 @@ class TransformersModel:
         return (hidden,), compute
 
     def _empty(self) -> Any:
-        """The model on the CPU, its parameters without content, which take no memory until they are
+        """The model on the CPU. Its parameters have no content, and take no memory until they are
         written; its tables of angles are right."""
         from transformers.initialization import no_init_weights
 
@@ -291,12 +291,12 @@ class TransformersModel:
 
     @property
     def matrices(self) -> Matrices:
-        """The weights, as `translation` names them."""
+        """The weights, by the names in `translation`."""
         return self._packing
 
     def _use(self, module: nn.Module) -> None:
-        """Let a packed model compute, with its remaining tensors in the type and on the device of
-        the rest."""
+        """Use a packed model for computation, with its remaining tensors in the dtype and on the
+        device of the others."""
         for parameter in module.parameters():
             parameter.requires_grad_(False)
             if parameter.dtype == self._stored:
@@ -314,7 +314,7 @@ class TransformersModel:
 
 
 def decoder_of(module: Any) -> Any:
-    """The part of a model of the library that gives hidden states."""
+    """The part of a library model that returns hidden states."""
     from transformers import PreTrainedModel
 
     decoder = module.get_decoder()
@@ -324,8 +324,8 @@ def decoder_of(module: Any) -> Any:
 
 
 def freeze_rotation(module: nn.Module, context_length: int) -> None:
-    """Let rotations that depend on the longest position of a call depend on the longest that is
-    served: K and V that are kept would not fit otherwise, nor would requests side by side."""
+    """Make rotations that depend on the longest position of a call depend on the longest served
+    position: otherwise cached K and V would be wrong, and requests in one step would disagree."""
     longest = torch.full((1, 1), context_length - 1)
     modules: Iterator[Any] = module.modules()
     for each in modules:
@@ -356,7 +356,7 @@ def _stored_tensors(module: nn.Module) -> Iterator[str]:
 
 @contextmanager
 def _giving(decoder: Any, output: Any) -> Iterator[None]:
-    """Let the decoder return `output` instead of computing."""
+    """Make the decoder return `output` instead of computing."""
     calls: list[int] = []
 
     def give(*_: Any, **__: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Modules that stand where a model of transformers has matrices: their products are weft's, so that
-weights may be kept in fewer bits, and computed by our kernels.
+"""Modules that replace the matrices of a transformers model: weft computes their products, so that
+weights may be stored in fewer bits, and our kernels are used.
 
-Everything else in the model stays the library's own code. Where a `Translation` of that code says
-so, several matrices of the model are kept as one.
+Everything else in the model remains the library's own code. If a `Translation` of that code says
+so, several matrices of the model are stored as one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.ops.protocol import Matrix
 
 
 class Products(Protocol):
-    """The part of `Ops` that is used here: what it returns is computed."""
+    """The part of `Ops` that is used here; results are computed at once."""
 
     def vector(self, size: int, *, exact: bool = False) -> Tensor: ...
 
@@ -49,16 +49,16 @@ class Products(Protocol):
 
 
 class PackedModule(nn.Module):
-    """Holds matrices that are no parameters."""
+    """Holds matrices that are not parameters."""
 
     def allocate(self) -> None:
-        """Make room for the content, unless that lies in the matrix of another."""
+        """Allocate memory for the content, unless the content is in another module's matrix."""
 
     def weights(self, prefix: str) -> Weights:
         raise NotImplementedError
 
     def take(self, module: nn.Module) -> None:
-        """Take the content of the module that stood here."""
+        """Take the content of the module that this one replaces."""
         raise NotImplementedError
 
 
@@ -67,14 +67,14 @@ class LinearShape(NamedTuple):
     out_size: int
     has_bias: bool
     is_transposed: bool  # the weight is stored as [in, out]
-    is_precise: bool  # as `Ops.matrix` has it
+    is_precise: bool  # see `Ops.matrix`
 
 
 class PackedLinear(PackedModule):
     """y = W x + b, for a `Linear`; or for a `Conv1D`, whose weight is stored as [in, out].
 
-    It has a matrix to itself, or some rows of one that several share; then it is computed with
-    the others, and never called.
+    It has its own matrix, or some rows of a matrix that several modules share; a shared matrix is
+    computed as a whole, and then this module is never called.
     """
 
     def __init__(self, products: Products, shape: LinearShape, dtype: torch.dtype) -> None:
@@ -82,11 +82,11 @@ class PackedLinear(PackedModule):
         self.shape = shape
         self.in_features = shape.in_size
         self.out_features = shape.out_size
-        # Code that asks for the type or the device of the weight gets an answer; code that computes
-        # with it gets an error.
+        # Code that asks for the dtype or the device of the weight gets an answer; code that
+        # computes with it gets an error.
         self.weight = torch.empty(0, dtype=dtype)
         self._matrix: Matrix | None = None
-        # Which of its rows is which of the matrix.
+        # Maps its rows to rows of the matrix.
         self._runs = [RowRun(0, 0, 0, shape.out_size)]
         self._products = products
         self._dtype = dtype
@@ -108,7 +108,7 @@ class PackedLinear(PackedModule):
             )
 
     def lie_in(self, matrix: Matrix, runs: list[RowRun]) -> None:
-        """Let its content lie in these rows of a matrix that others share."""
+        """Store its content in these rows of a shared matrix."""
         self._matrix = matrix
         self._runs = runs
 
@@ -143,7 +143,8 @@ class PackedLinear(PackedModule):
         return stacked_bias(name, self.matrix, self._runs)
 
     def _put_columns(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
-        """Pieces are collected: a matrix takes rows of outputs, and these are of inputs."""
+        """Collect the pieces, because they are rows of inputs, and a matrix needs rows of
+        outputs."""
         assert scales is None
         if start == 0:
             shape = (self.in_features, self.out_features)
@@ -207,7 +208,7 @@ class PackedEmbedding(PackedModule):
 
 
 class TiedLinear(PackedModule):
-    """The head that is the table of embeddings: its content comes with that; a bias is its own."""
+    """A head that is the embedding table: its content comes with the table; a bias is its own."""
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class TiedLinear(PackedModule):
     ) -> None:
         """`bias` [out] has no content yet."""
         super().__init__()
-        # In a list, so that the table is no part of this module.
+        # In a list, so that the table does not become a submodule.
         self._table = [table]
         self.bias = bias
         self.out_features = table.num_embeddings
@@ -248,14 +249,14 @@ class TiedLinear(PackedModule):
 
 
 class PackedExperts(PackedModule):
-    """The experts of a layer: each token is computed by those that its router chose, and in their
-    order, so that its sum does not depend on the tokens beside it."""
+    """The experts of a layer. Each token is computed by the experts that its router chose, in
+    ascending order, so that its sum does not depend on the other tokens."""
 
     def __init__(self, products: Products, experts: Any, dtype: torch.dtype) -> None:
         super().__init__()
         self._products = products
         self._dtype = dtype
-        # In a list, so that the emptied module is no part of the model.
+        # In a list, so that the emptied module does not become a submodule.
         self._experts = [experts]
         self._up_name = "gate_up_proj" if experts.has_gate else "up_proj"
         self._shapes: dict[str, torch.Size] = {}
@@ -321,7 +322,7 @@ class PackedExperts(PackedModule):
     def _put(
         self, name: str, content: Tensor, start: int = 0, scales: Tensor | None = None
     ) -> None:
-        # Only tensors of two dimensions come in pieces, and only these may be in eight bits.
+        # Only two-dimensional tensors come in pieces, and only they may be in eight bits.
         assert start == 0
         assert scales is None
         (module,) = self._experts
@@ -356,36 +357,36 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def is_table(module: nn.Module, vocab_size: int) -> bool:
-    """Whether it has a row for each token, which it gives as it is, or times a number."""
+    """Whether it is an embedding table with a row per token, optionally times a factor."""
     if not isinstance(module, nn.Embedding) or module.num_embeddings < vocab_size:
         return False
     return type(module) is nn.Embedding or "ScaledWordEmbedding" in type(module).__name__
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether it has the weights of all experts in a tensor each, as the library's own kernels for
-    experts want them."""
+    """Whether it holds the weights of all experts in one tensor each, the layout of the library's
+    own kernels for experts."""
     return hasattr(module, "is_transposed") and "down_proj" in module._parameters
 
 
 class Packing:
-    """The packed modules of a model of the library: first empty ones, then their matrices, which
-    may be shared by several, then content, and again other content."""
+    """The packed modules of a library model. First they are empty, then they get matrices, which
+    may be shared, then content; later content may replace it."""
 
     def __init__(
         self, products: Products, dtype: torch.dtype, stored: torch.dtype, vocab_size: int
     ) -> None:
-        """`dtype` of what is computed; `stored`: as the model was trained in."""
+        """`dtype` is used for computation; `stored` is the dtype of the trained weights."""
         self._products = products
         self._dtype = dtype
         self._stored = stored
         self._vocab_size = vocab_size
-        self.modules: dict[str, PackedModule] = {}  # by their places in the model
+        self.modules: dict[str, PackedModule] = {}  # by their names in the model
         self._together: dict[Group, Matrix] = {}
 
     def pack(self, root: nn.Module) -> None:
-        """Put modules without room for content in the places of the matrices of `root`."""
-        tables: dict[int, PackedEmbedding] = {}  # by the address of the parameter
+        """Replace the matrices of `root` with modules that have no memory for content yet."""
+        tables: dict[int, PackedEmbedding] = {}  # by id() of the parameter
         for name, module in list(root.named_modules()):
             packed = self._packed(module, tables)
             if packed is not None:
@@ -394,7 +395,7 @@ class Packing:
             _put(root, name, packed)
 
     def allocate(self, groups: Sequence[Group] = ()) -> None:
-        """Make room for all content; that of each group in one matrix."""
+        """Allocate memory for all content; each group shares one matrix."""
         for group in groups:
             members: dict[str, PackedLinear] = {}
             for name in group.runs:
@@ -415,12 +416,12 @@ class Packing:
             packed.allocate()
 
     def fill(self, root: nn.Module) -> None:
-        """Take the content of `root`, module by module, which loses it."""
+        """Take the content of `root`, module by module, and remove it there."""
         for name, packed in self.modules.items():
             packed.take(root.get_submodule(name))
             _put(root, name, nn.Identity())
 
-    # As the `Matrices` of a translation
+    # The interface `Matrices` of a translation
 
     def matrix(self, name: str) -> Matrix:
         module = self.modules[name]
@@ -451,7 +452,7 @@ class Packing:
     def _table(self, module: nn.Module, tables: dict[int, PackedEmbedding]) -> PackedModule:
         weight = module.get_parameter("weight")
         num_rows, size = weight.shape
-        # Models are trained with the factor as their type has it.
+        # Models are trained with this factor rounded to their dtype.
         factor = torch.tensor(float(getattr(module, "embed_scale", 1.0)), dtype=self._stored)
         table = PackedEmbedding(self._products, (num_rows, size), self._dtype, float(factor))
         tables[id(weight)] = table

@@ -1,4 +1,4 @@
-"""A description of a model as JSON has it, for the process that asks another one for it."""
+"""The JSON form of a model description, for the process that requests it from another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec
 from weft.config.model import ModelConfig, ParameterCount
 
-PLAIN = (  # fields that JSON has as they are
+PLAIN = (  # fields that JSON can hold unchanged
     *("architecture", "name", "vocab_size", "hidden_size", "num_layers"),
     *("num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position"),
     *("norm_eps", "dtype", "bos_token_id", "library_config"),
@@ -17,7 +17,7 @@ OF_LAYER = ("window", "scale", "score_cap", "sinks", "kv_heads", "head_dim", "kv
 
 
 def to_wire(model: ModelConfig) -> dict[str, Any]:
-    """All that `describe` finds out."""
+    """All fields that `describe` finds."""
     assert model.counted is not None, "a model of ours describes itself"
     values: dict[str, Any] = {name: getattr(model, name) for name in PLAIN}
     values["eos_token_ids"] = list(model.eos_token_ids)

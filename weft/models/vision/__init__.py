@@ -1,1 +1,1 @@
-"""Encoders of pictures, videos and sounds, whose vectors take the place of tokens."""
+"""Encoders of pictures, videos and sounds. Their vectors replace the embeddings of tokens."""

@@ -1,5 +1,5 @@
-"""A layer of a transformer over patches or frames, which all towers have in common, and the two
-kinds of its feed-forward part. What a family calls the tensors is the family's."""
+"""A transformer layer over patches or frames, common to all towers, with two kinds of feed-forward
+part. Families name its tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class LayerNames(NamedTuple):
-    """What checkpoints call the parts of a layer, below its own name."""
+    """The names of the parts of a layer in checkpoints, below the layer's own name."""
 
     attention_norm: str
     attention: str
-    qkv: tuple[str, ...]  # of queries, keys and values, in one tensor or in three
+    qkv: tuple[str, ...]  # queries, keys and values, in one tensor or in three
     out: str
     mlp_norm: str
-    mlp: str  # "": its tensors are those of the layer
-    up: tuple[str, ...]  # of a gate, if there is one, and an up
+    mlp: str  # "": its tensors are directly below the layer
+    up: tuple[str, ...]  # (gate, up), or only up
     down: str
 
 
@@ -62,8 +62,8 @@ class TowerLayer:
         ops: EncoderOps,
         attention: TowerAttention,
     ) -> None:
-        """`norms` before attention and before the feed-forward part; `attention` is that of the
-        tower, which all of its layers share."""
+        """`norms`: before attention, and before the feed-forward part. All layers of the tower
+        share `attention`."""
         hidden = shape.hidden_size
         size = 3 * hidden // len(names.qkv)
         self._names = names
@@ -108,7 +108,7 @@ class TwoProducts:
         *,
         has_bias: bool = True,
     ) -> None:
-        """`sizes` of what is read, of what is between, and of what is given; `up` is one name."""
+        """`sizes` of the input, the inner vector and the output; `up` is one name."""
         in_size, inner_size, out_size = sizes
         (name,) = up
         self._ops = ops

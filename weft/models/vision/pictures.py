@@ -1,5 +1,5 @@
-"""The towers of Gemma 3, of Idefics 3 and SmolVLM, and of LLaVA: an encoder of patches, and what
-makes vectors for the decoder of its output."""
+"""The towers of Gemma 3, of Idefics 3 and SmolVLM, and of LLaVA: an encoder of patches, and the
+projection of its output to vectors for the decoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.models.vision.vit import Vit, transposed_weight
 
 
 class PooledTower:
-    """matrix(norm(mean of squares of patches))"""
+    """matrix(norm(mean over each square of patches))"""
 
     def __init__(self, spec: PooledSpec, backend: TowerBackend) -> None:
         encoder = spec.encoder
@@ -32,7 +32,7 @@ class PooledTower:
         self.projection = Linear(encoder.hidden_size, {"": spec.out_size}, False, backend.ops)
 
     def encode(self, input: TowerInput) -> Pieces:
-        """`input.values` [3, side, side] of a picture."""
+        """`input.values` [3, side, side]: a picture."""
         hidden = yield from self.encoder(input.values, self._places)
         pool = self._spec.pool
         side = self._spec.encoder.side // pool
@@ -53,7 +53,7 @@ class PooledTower:
 
 
 class ShuffledTower:
-    """matrix(the patches of a square, one behind the other)"""
+    """matrix(the patches of a square, concatenated)"""
 
     def __init__(self, spec: ShuffledSpec, backend: TowerBackend) -> None:
         self._spec = spec
@@ -66,7 +66,7 @@ class ShuffledTower:
         )
 
     def encode(self, input: TowerInput) -> Pieces:
-        """`input.values` [3, side, side] of a tile."""
+        """`input.values` [3, side, side]: a tile."""
         hidden = yield from self.encoder(input.values, self._places)
         num = self._spec.shuffle
         side = self._spec.encoder.side // num
@@ -100,7 +100,7 @@ class PerceptronTower:
         )
 
     def encode(self, input: TowerInput) -> Pieces:
-        """`input.values` [3, side, side] of a picture."""
+        """`input.values` [3, side, side]: a picture."""
         hidden = yield from self.encoder(input.values, self._places)
         return self._backend.run(self._project, hidden)
 
@@ -113,16 +113,16 @@ class PerceptronTower:
 
 
 def in_order(spec: PictureSpec, backend: TowerBackend) -> Tensor:
-    """[P] the position of each patch: as they stand."""
+    """[P] the position index of each patch, in order."""
     return torch.arange(spec.encoder.num_patches, device=backend.device)
 
 
 def by_fractions(side: int) -> Tensor:
-    """[side * side] the position of each patch: the interval of the table of positions in which it
-    begins, height and width as fractions of the whole.
+    """[side * side] the position index of each patch: the interval of the table of positions in
+    which the patch begins, with height and width as fractions of the whole.
 
-    In float32, as models were trained: where a fraction is not exact, a patch may get the position
-    of its neighbour.
+    In float32, as in training: if a fraction is not exact, a patch may get the position of its
+    neighbour.
     """
     limits = torch.arange(1 / side, 1.0, 1 / side)
     starts = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))

@@ -1,5 +1,5 @@
-"""The tower of Pixtral, and of Mistral from Small 3.1 on: patches of a picture of any size, which
-all see each other, and are rotated by row and column."""
+"""The tower of Pixtral, and of Mistral since Small 3.1: patches of a picture of any size, which
+attend to all of its patches, and are rotated by row and column."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PixtralTower:
         return TowerLayer(shape, LAYER, norms, self._ops, self._attention)
 
     def encode(self, input: TowerInput) -> Pieces:
-        """`input.values` [3, H, W] of a picture whose grid of tokens is [1, rows, columns]."""
+        """`input.values` [3, H, W]: a picture; its grid of tokens is [1, rows, columns]."""
         spec = self._spec
         assert input.grid is not None, "these pictures have a grid"
         _, rows, columns = input.grid
@@ -122,13 +122,13 @@ class PixtralTower:
 
 @lru_cache(maxsize=16)
 def plane(height: int, width: int) -> IntArray:
-    """[3, P] row and column of each patch, line by line, and its row again."""
+    """[3, P] row and column of each patch in reading order, and its row again."""
     row, column = np.divmod(np.arange(height * width, dtype=np.int32), np.int32(width))
     return np.stack((row, column, row))
 
 
 def squares_of(x: Tensor, height: int, width: int, side: int) -> Tensor:
-    """[height * width, n] -> [squares, n * side * side]: of each number those of all patches of a
-    square, then of the next one."""
+    """[height * width, n] -> [squares, n * side * side]: for each of the n features, its values in
+    all patches of the square."""
     cut = x.view(height // side, side, width // side, side, -1)
     return cut.permute(0, 2, 4, 1, 3).reshape(height * width // side**2, -1)

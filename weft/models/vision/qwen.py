@@ -1,5 +1,5 @@
-"""The towers of the models of Qwen: transformers over the patches of pictures and videos of any
-size, which see the patches of their frame, or of a window in it."""
+"""The towers of Qwen models: transformers over the patches of pictures and videos of any size. A
+patch attends to the patches of its frame, or of a window in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QwenTower:
         self.norm = _norm(spec, spec.hidden_size, ops)
         self.merger = Merger(spec, ops)
         self.deep_mergers = [DeepMerger(spec, ops) for _ in spec.deepstack]
-        # Of the input that is being encoded.
+        # Of the current input.
         self._lens: dict[bool, list[int]] = {}
         self._deep: list[Tensor] = []
 
@@ -114,9 +114,9 @@ class QwenTower:
         )
 
     def _learnt(self, layout: PatchLayout) -> Tensor:
-        """[P, hidden] the positions of the patches, between those of the table."""
+        """[P, hidden] the learnt positions of the patches, interpolated in the table."""
         assert self.positions is not None
-        # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
+        # All kinds of `EncoderOps` store the embeddings of encoders as rows.
         table = cast(PlainMatrix, self.positions.matrix)
         rows, columns, _ = torch.from_numpy(layout.places).to(self._backend.device)
         height, width = layout.num_patches
@@ -148,7 +148,7 @@ class QwenTower:
         return self._ops.computed(self.norm(x))
 
     def _see(self, is_full: bool, x: Tensor) -> None:
-        """Let the layers that follow see whole frames, or windows."""
+        """Make the following layers attend to whole frames, or to windows."""
         self._attention.prepare(self._lens[is_full])
 
     def _take(self, merger: DeepMerger, x: Tensor) -> None:
@@ -173,7 +173,7 @@ class QwenTower:
 
 
 class Merger:
-    """Two products of all patches of a token, one behind the other, which are normed before."""
+    """Two products on the concatenated patches of a token, which were normed before."""
 
     def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
         merged = spec.square * spec.hidden_size
@@ -190,7 +190,7 @@ class Merger:
 
 
 class DeepMerger:
-    """The same, and the norm is that of all patches of a token together."""
+    """Like `Merger`, with one norm over all patches of a token together."""
 
     def __init__(self, spec: QwenTowerSpec, ops: EncoderOps) -> None:
         self._name = spec.merger_norm
@@ -207,19 +207,19 @@ class DeepMerger:
 
 
 class PatchLayout(NamedTuple):
-    """Where the patches of a picture or video stand while it is encoded."""
+    """The order of the patches of a picture or video during encoding."""
 
-    order: LongArray  # [tokens] the token that stands at each place
+    order: LongArray  # [tokens] the token at each place
     places: IntArray  # [3, P] row and column of each patch in its frame, and its row again
-    num_patches: tuple[int, int]  # of a column and of a row of a frame
-    lens_of_frames: list[int]  # patches of each
-    lens_of_windows: list[int]
+    num_patches: tuple[int, int]  # per column, and per row, of a frame
+    lens_of_frames: list[int]  # patches of each frame
+    lens_of_windows: list[int]  # patches of each window
 
 
 @lru_cache(maxsize=16)
 def lay_out(num_frames: int, rows: int, columns: int, merge: int, window: int) -> PatchLayout:
-    """Of frames of `rows` times `columns` tokens. Tokens of a window of `window` tokens of a side
-    stand together; 0: there are none."""
+    """The layout of frames of `rows` times `columns` tokens. The tokens of a window are adjacent; a
+    window has `window` tokens per side; 0: no windows."""
     token = np.arange(rows * columns)
     row, column = np.divmod(token, columns)
     lens_of_windows = [rows * columns]
@@ -245,8 +245,8 @@ def lay_out(num_frames: int, rows: int, columns: int, merge: int, window: int) -
 
 
 def between(places: Tensor, num: int, side: int) -> list[tuple[Tensor, Tensor]]:
-    """Places 0..num-1, spread over 0..side-1: the whole numbers before and behind each, and how
-    much of either it has."""
+    """Interpolate places 0..num-1, spread over 0..side-1: the integers before and after each, with
+    the weight of each."""
     spread = places.float() * (side - 1) / max(num - 1, 1)
     before = spread.floor()
     share = spread - before

@@ -1,4 +1,4 @@
-"""Which class computes which kind of tower.
+"""The class that computes each kind of tower.
 
 To add one: a spec in `config/vision/`, a reader of `config.json` in its family (`Family.tower`), a
 class here, and a processor in `text/media/`.
@@ -16,7 +16,7 @@ from weft.config.vision.sound import WhisperSpec
 from weft.config.vision.spec import TowerSpec
 from weft.models.vision.tower import Tower, TowerBackend
 
-# By the kind of spec: module and name of a class that is made of the spec and a backend.
+# By type of spec: module and class; the class takes the spec and a backend.
 TOWERS: dict[type, str] = {
     PooledSpec: "weft.models.vision.pictures:PooledTower",
     ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
@@ -28,6 +28,6 @@ TOWERS: dict[type, str] = {
 
 
 def make_tower(spec: TowerSpec, backend: TowerBackend) -> Tower:
-    """A tower whose weights have no content yet."""
+    """Make a tower whose weights are not loaded yet."""
     module, _, name = TOWERS[type(spec)].partition(":")
     return cast(Tower, getattr(import_module(module), name)(spec, backend))

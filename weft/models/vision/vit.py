@@ -37,8 +37,8 @@ class Vit:
         self.last_norm = _norm(spec, ops) if spec.has_last_norm else None
 
     def __call__(self, pixels: Tensor, places: Tensor) -> Pieces:
-        """pixels [3, side, side] and the position of each patch [P] -> [P, hidden]. The class token
-        sees all patches, and is not returned."""
+        """pixels [3, side, side] and the position index of each patch [P] -> [P, hidden]. The class
+        token attends to all patches, and is not returned."""
         spec = self._spec
         if tuple(pixels.shape) != (3, spec.image_size, spec.image_size):
             raise ValueError(
@@ -46,12 +46,13 @@ class Vit:
                 f"{[3, spec.image_size, spec.image_size]}"
             )
         patches = patches_of(pixels, spec.patch_size)
-        # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
+        # All kinds of `EncoderOps` store the embeddings of encoders as rows.
         table = cast(PlainMatrix, self.positions.matrix)
         if self.class_token is None:
             positions = table.rows(places)
         else:
-            # As a patch of zeros, which has no bias here, and whose position is the token itself.
+            # The class token is a patch of zeros (patches have no bias here) whose position is the
+            # token.
             patches = torch.cat((patches.new_zeros(1, patches.shape[1]), patches))
             first = self.class_token + table.rows(places.new_zeros(1))
             positions = torch.cat((first, table.rows(places + 1)))
@@ -100,8 +101,7 @@ class Patches:
         return self._inner(x)
 
     def weights(self, prefix: str, shape: tuple[int, ...]) -> Weights:
-        """`shape` of a patch in checkpoints: colours first, then time if there is one, height and
-        width."""
+        """`shape` of a patch in checkpoints: colours, time if there is one, height and width."""
         whole = (self._inner.matrix.sizes[0], *shape)
         yield patch_weight(f"{prefix}.weight", whole, self._inner.matrix)
         if self._inner.bias:
@@ -123,7 +123,7 @@ def patch_weight(name: str, shape: tuple[int, ...], matrix: Matrix) -> Weight:
 
 def transposed_weight(name: str, shape: tuple[int, int], matrix: Matrix) -> Weight:
     """A matrix [shape[1], shape[0]] that checkpoints have with its inputs first."""
-    pieces: list[Tensor] = []  # of content that is on its way
+    pieces: list[Tensor] = []  # of incomplete content
 
     def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         assert scales is None
@@ -141,8 +141,8 @@ def transposed_weight(name: str, shape: tuple[int, int], matrix: Matrix) -> Weig
 
 
 def patches_of(pixels: Tensor, size: int) -> Tensor:
-    """[3, H, W] -> [H / size * W / size, 3 * size * size], line by line, each colour by colour;
-    what is left of a side is cut off."""
+    """[3, H, W] -> [H / size * W / size, 3 * size * size], in reading order, colour by colour
+    within a patch; incomplete patches at the ends are cut off."""
     colours, height, width = pixels.shape
     rows = height // size
     columns = width // size

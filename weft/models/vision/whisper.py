@@ -1,4 +1,4 @@
-"""Whisper's encoder of sounds with a matrix behind it, as in Qwen2-Audio."""
+"""Whisper's encoder of sounds, followed by a matrix, as in Qwen2-Audio."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LAYER = VIT._replace(attention_norm="self_attn_layer_norm", mlp_norm="final_laye
 
 
 class WhisperTower:
-    """Of a sound only those vectors are computed that stand for it: what follows it up to the
-    longest sound is silence, which no vector looks at."""
+    """Computes only the vectors of the sound itself: the padding up to the longest sound is
+    silence, to which no vector attends."""
 
     def __init__(self, spec: WhisperSpec, backend: TowerBackend) -> None:
         ops = backend.ops
@@ -42,8 +42,8 @@ class WhisperTower:
         self.projection = Linear(hidden, {"linear": spec.out_size}, True, ops)
 
     def encode(self, input: TowerInput) -> Pieces:
-        """`input.values` [bands, frames]: those that the vectors of the sound depend on, an even
-        number for the longest one, else one more."""
+        """`input.values` [bands, frames]: the frames on which the vectors of the sound depend, an
+        even number for the longest sound, else one more."""
         num_bands, num_frames = input.values.shape
         num_places = num_frames // 2
         if (
@@ -58,13 +58,13 @@ class WhisperTower:
                 f"{self._spec.num_bands} bands, four or five for each token"
             )
         run = self._backend.run
-        # Before the first frame there are zeros, and behind the last of the longest sound.
+        # Zeros precede the first frame, and follow the last frame of the longest sound.
         num_frames = 2 * num_places + 2
         padded = F.pad(input.values.t(), (0, 0, 1, 1))
         frames = padded[:num_frames]
         x = run(self._enter, windows(frames, 1))
         x = run(self._halve, windows(F.pad(x, (0, 0, 1, 0)), 2))
-        # Embeddings of encoders are kept as rows by all kinds of `EncoderOps`.
+        # All kinds of `EncoderOps` store the embeddings of encoders as rows.
         table = cast(PlainMatrix, self.positions.matrix)
         x = x + table.rows(torch.arange(num_places, device=x.device))
         self._attention.prepare([num_places])
@@ -73,13 +73,13 @@ class WhisperTower:
         return run(self._project, pairs.mean(1))
 
     def _layer(self) -> TowerLayer:
-        """The keys have no bias."""
+        """A layer whose keys have no bias."""
         spec = self._spec
         shape = LayerShape(spec.hidden_size, spec.inner_size, spec.activation, has_bias=True)
         norms = (_norm(spec, self._ops), _norm(spec, self._ops))
         layer = TowerLayer(shape, LAYER, norms, self._ops, self._attention)
-        # Queries, keys and values are one matrix, which has a bias: that of the keys changes
-        # nothing.
+        # Queries, keys and values are one matrix, which has a bias: the bias of keys is set to
+        # zeros.
         layer.qkv.matrix.put_bias(QKV.index("k_proj"), torch.zeros(spec.hidden_size))
         return layer
 
@@ -119,7 +119,7 @@ class Convolution:
         self._inner = Linear(KERNEL * in_size, {"": out_size}, True, ops)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What `windows` gives -> [T, out_size]"""
+        """The output of `windows` -> [T, out_size]"""
         return self._ops.activated(x, self._inner.matrix, self._activation)
 
     def weights(self, prefix: str) -> Weights:
@@ -130,8 +130,8 @@ class Convolution:
 
 
 def windows(x: Tensor, step: int) -> Tensor:
-    """Each `step`-th stretch of KERNEL neighbouring rows, as one row: [T, n] -> [(T - KERNEL) //
-    step + 1, n * KERNEL], each column of the stretch after the other."""
+    """Every `step`-th window of KERNEL neighbouring rows, as one row: [T, n] -> [(T - KERNEL) //
+    step + 1, n * KERNEL], column after column of the window."""
     return x.unfold(0, KERNEL, step).flatten(1)
 
 

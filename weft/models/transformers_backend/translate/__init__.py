@@ -1,2 +1,2 @@
-"""The forward pass of a model of transformers, written down as operations of torch and then said in
-the few words of `Ops`, as far as these go. Knows no weights' content."""
+"""Traces the forward pass of a transformers model as torch operations, and expresses them with
+`Ops` as far as possible. It does not know the content of weights."""

@@ -1,5 +1,5 @@
-"""Tensors that a graph computes with and that no step changes: norms, biases, sinks, and what the
-model's code makes of them, as 1 + w. They stay where they are when weights change."""
+"""Constants: tensors of a graph that no step changes, such as norms, biases, sinks, and values that
+the model's code derives from them (1 + w). They keep their addresses when weights change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weft.models.transformers_backend.translate.graph import TracedValue
 
 
 class Constants:
-    """Computes the constants, and computes them again when weights have changed."""
+    """Computes the constants, and recomputes them after weights have changed."""
 
     def __init__(self) -> None:
         self._made: dict[TracedValue, Tensor] = {}
         self._plain: dict[tuple[int, float], Tensor] = {}
 
     def vector(self, node: TracedValue | None, size: int, *, otherwise: float = 1.0) -> Tensor:
-        """The content of a constant, float32 [size]; `otherwise`, where there is none."""
+        """The content of a constant, float32 [size]; filled with `otherwise` if `node` is None."""
         if node is None:
             key = (size, otherwise)
             if key not in self._plain:
@@ -31,7 +31,7 @@ class Constants:
 
     @torch.inference_mode()
     def refresh(self) -> None:
-        """Compute the constants again from weights that have changed."""
+        """Recompute the constants after weights have changed."""
         for node in self._made:
             self._fill(node)
 

@@ -1,5 +1,5 @@
-"""Says the work of a graph to `Ops`, which computes it or records it; what torch computes is handed
-to the `Host`, in the order in which it is to be done between the rest."""
+"""Passes the work of a graph to `Ops`, which computes or records it. Operations of torch go to the
+`Host`, in the order in which they must run between the others."""
 
 from __future__ import annotations
 
@@ -41,37 +41,38 @@ from weft.ops import fusion
 from weft.ops.protocol import LayerNorm, Matrix, Norm, Ops
 
 Values: TypeAlias = dict[TracedValue, Any]
-HostStep: TypeAlias = Callable[[Values, int], None]  # of the values so far, and tokens
+# of the values so far, and the number of tokens
+HostStep: TypeAlias = Callable[[Values, int], None]
 
 
 class Host(Protocol):
     def add(self, step: HostStep) -> None:
-        """Let it be done after everything that was said to `Ops` before."""
+        """Run `step` after everything that `Ops` has got so far."""
         ...
 
     def buffer(self, columns: int) -> Tensor:
-        """Memory [capacity, columns] that a step of the host writes, and `Ops` reads."""
+        """Memory [capacity, columns] that a host step writes and `Ops` reads."""
         ...
 
 
 class Matrices(Protocol):
-    """The weights of the model, by the names of its modules."""
+    """The weights of the model, by module names."""
 
     def matrix(self, name: str) -> Matrix: ...
 
     def scale(self, name: str) -> float:
-        """What rows of a table are multiplied by."""
+        """The factor of a table's rows."""
         ...
 
     def together(self, group: Group) -> Matrix: ...
 
     def call(self, name: str, *args: Any) -> Tensor:
-        """What the module makes of tensors."""
+        """The output of the module for `args`."""
         ...
 
 
 class TableRope:
-    """A `Rope` whose angles were found in the model's own tables."""
+    """A `Rope` with angles from the model's own tables."""
 
     def __init__(self, rotation: HeadRotation) -> None:
         self._rotation = rotation
@@ -87,7 +88,7 @@ class TableRope:
 
 
 class Term:
-    """A product or a norm that is going to be added, times a number."""
+    """A product or a norm that will be added to a value, times a number."""
 
     def __init__(self, value: Any, scale: float) -> None:
         self.value = value
@@ -95,7 +96,7 @@ class Term:
 
 
 class Emitter:
-    """Says one graph's work, once."""
+    """Passes on the work of one graph, once."""
 
     def __init__(
         self,
@@ -114,23 +115,23 @@ class Emitter:
         self._ops = ops
         self._attention = attention
         self._host = host
-        # What `Ops` has, and which of the values torch has.
+        # The values that `Ops` has, and the set of values that torch has.
         self._values: dict[TracedValue, Any] = {}
         self._on_host: set[TracedValue] = set(work.constants) | set(work.inputs)
         self._index = 0
-        # What is added to something.
+        # Values that are added to another value.
         self._added: set[TracedValue] = set()
         for meaning in work.meanings.values():
             if isinstance(meaning, Sum):
                 self._added.update(as_rows(each) for each in meaning.inputs)
 
     def give(self, node: TracedValue, value: Any) -> None:
-        """Let an input of the graph be an activation."""
+        """Make an input of the graph an activation."""
         self._values[node] = value
         self._on_host.discard(node)
 
     def run(self) -> Tensor:
-        """Say it all; the output."""
+        """Pass on all steps. Returns the output."""
         work = self._work
         for index, node in enumerate(work.steps):
             self._index = index
@@ -146,12 +147,12 @@ class Emitter:
         return self._ops.computed(self._activation(work.output))
 
     def _said(self, node: TracedValue, meaning: Meaning) -> Any:
-        """The activation of a value with a meaning; None if torch has to compute it."""
+        """The activation of a value with a meaning; None if torch must compute it."""
         ops = self._ops
         matrices = self._matrices
         match meaning:
             case Embed(table, scale):
-                # A program takes tokens from its step.
+                # A program takes the tokens from its step.
                 nothing = torch.empty(0, dtype=torch.int64)
                 factor = scale * matrices.scale(table)
                 return ops.embed(nothing, matrices.matrix(table), None, factor)
@@ -183,7 +184,7 @@ class Emitter:
         raise AssertionError(meaning)
 
     def _activation(self, node: TracedValue) -> Any:
-        """What `Ops` reads as a value."""
+        """The value in the form that `Ops` reads."""
         node = as_rows(node)
         value = self._values.get(node)
         if isinstance(value, Term):
@@ -193,7 +194,7 @@ class Emitter:
         return value
 
     def _take(self, node: TracedValue, read: Callable[[Values, int], Tensor]) -> Any:
-        """Let `Ops` have a value of torch's."""
+        """Copy a value of torch to a buffer that `Ops` reads."""
         buffer = self._host.buffer(row_size(node))
 
         def copy(values: Values, num_tokens: int) -> None:
@@ -205,7 +206,7 @@ class Emitter:
         return activation
 
     def _host_value(self, node: TracedValue) -> Callable[[Values, int], Tensor]:
-        """How torch reads a value. What `Ops` has of it is computed by now."""
+        """A function by which torch reads a value. If `Ops` has it pending, it is computed now."""
         shape = node.shape
         if node in self._on_host:
             return lambda values, num_tokens: values[node]
@@ -217,8 +218,8 @@ class Emitter:
         if isinstance(value, Term):
             scale = value.scale
             value = value.value
-        # Another tensor on the same memory: that is handed out again when nothing is said of it
-        # any more.
+        # A new tensor on the same memory, because `Ops` reuses memory to which no tensor refers any
+        # more.
         memory = self._ops.computed(value)
         memory = memory.view(memory.shape)
 
@@ -236,7 +237,7 @@ class Emitter:
         matrices = self._matrices
         dead = []
         for each in dict.fromkeys(node.inputs):
-            # Of a value with a meaning, what was asked for are its rows.
+            # For a value with a meaning, the rows are what was requested.
             last_use = self._work.last_use.get(each, self._index)
             if last_use <= self._index and each.op != CONSTANT:
                 dead.append(each)
@@ -256,7 +257,7 @@ class Emitter:
         self._on_host.add(node)
 
     def _is_lazy(self, node: TracedValue) -> bool:
-        """Whether a value is not computed yet, and read by one step alone."""
+        """Whether a value is not computed yet, and only one step reads it."""
         value = self._values.get(node)
         if isinstance(value, Term):
             return True
@@ -272,7 +273,7 @@ class Emitter:
         return None
 
     def _sum(self, one: TracedValue, two: TracedValue) -> Any:
-        """One of them has the other added to it, or torch adds them."""
+        """Add one of them to the other in place; None if torch must add them."""
         if self._is_lazy(one) and self._is_lazy(two):
             return self._sum_of_products(self._values[one], self._values[two])
         for total, term in ((one, two), (two, one)):
@@ -296,7 +297,7 @@ class Emitter:
         return None
 
     def _compute_readers(self, total: TracedValue, term: TracedValue) -> None:
-        """Before a value is overwritten, compute what is still to be computed from it."""
+        """Before a value is overwritten, compute the pending values that read it."""
         for node, value in list(self._values.items()):
             if node in (total, term) or not self._reads(node, total):
                 continue
@@ -304,7 +305,7 @@ class Emitter:
                 self._values[node] = fusion.Value(fusion.tensor_of(value))
 
     def _reads(self, node: TracedValue, source: TracedValue) -> bool:
-        """Whether a value that is not computed yet will be computed from another."""
+        """Whether a pending value will be computed from `source`."""
         meaning = self._work.meanings.get(node)
         if meaning is None:
             return False
@@ -353,8 +354,8 @@ class Emitter:
         return self._constants.vector(node, math.prod(concrete(node.shape, 1)))
 
     def _attend_to(self, node: TracedValue, meaning: AttendTo) -> Any:
-        """By queries, keys and values of torch's. Values may be shorter than keys: slots have one
-        size, so they are filled up with zeros."""
+        """Attention on queries, keys and values of torch. Shorter values are padded with zeros to
+        the size of keys, because slots have one size."""
         assert self._attention is not None
         reads = [self._host_value(each) for each in meaning.inputs]
         shapes = []

@@ -1,9 +1,8 @@
-"""Computes values of a graph, as torch computes them; and finds out what a part of a graph does by
-letting it compute.
+"""Computes values of a graph with torch, and tests what a part of a graph does by running it.
 
-A query is rows of a product in another order, perhaps normed and rotated. How a model's code says
-so differs from family to family; what it makes of numbers that were chosen for the purpose does
-not. Knows nothing of `Ops`.
+For example, a query is rows of a product in another order, perhaps normed and rotated. The code for
+this differs between families of models, but its results on chosen test numbers do not. This module
+knows nothing of `Ops`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from weft.models.transformers_backend.translate.graph import (
 )
 
 aten = torch.ops.aten
-# What leaves the order of values in memory as it is: rows [T, C] stay rows.
+# Operations that keep the order of values in memory: rows [T, C] stay rows.
 SAME_ORDER = {
     *(aten.view.default, aten._unsafe_view.default, aten.reshape.default),
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
     *(aten.alias.default, aten.detach.default, aten.clone.default),
 }
-# What moves values, and computes none.
+# Operations that move values, and compute none.
 LAYOUT = SAME_ORDER | {
     *(aten.transpose.int, aten.permute.default, aten.t.default, aten.expand.default),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int),
@@ -53,7 +52,7 @@ def as_rows(node: TracedValue) -> TracedValue:
 
 
 def resolved(value: Any, values: Mapping[TracedValue, Any], num_tokens: int) -> Any:
-    """Arguments of an operation for a number of tokens."""
+    """The arguments of an operation for a number of tokens."""
     if isinstance(value, TracedValue):
         return values[value]
     if isinstance(value, Length):
@@ -64,7 +63,7 @@ def resolved(value: Any, values: Mapping[TracedValue, Any], num_tokens: int) -> 
 
 
 def computed(node: TracedValue, values: Mapping[TracedValue, Any], num_tokens: int) -> Any:
-    """What an operation of torch makes of its inputs."""
+    """The result of a torch operation on its inputs."""
     if node.op == WRITTEN:
         return values[node.args[0]]
     args = [resolved(each, values, num_tokens) for each in node.args]
@@ -75,7 +74,7 @@ def computed(node: TracedValue, values: Mapping[TracedValue, Any], num_tokens: i
 
 
 def evaluated(node: TracedValue, known: Mapping[TracedValue, Tensor], num_tokens: int) -> Tensor:
-    """A value from values that it depends on. Raises `Untranslatable` if these are not all."""
+    """Compute a value from known values. Raises `Untranslatable` if it depends on others."""
     values: dict[TracedValue, Any] = dict(known)
     pending = [node]
     while pending:
@@ -102,8 +101,8 @@ def sources(
     passes: Callable[[TracedValue], bool],
     is_known: Callable[[TracedValue], bool],
 ) -> list[TracedValue]:
-    """The values that one is made of by operations that `passes` allows, without those that are
-    known; in the order of their first use."""
+    """The values from which `node` is made by operations that `passes` allows, without known ones,
+    in the order of their first use."""
     found: list[TracedValue] = []
     seen: set[TracedValue] = set()
     pending = [node]
@@ -124,8 +123,7 @@ def concrete(shape: Iterable[Any], num_tokens: int) -> tuple[int, ...]:
 
 
 def row_size(node: TracedValue) -> int:
-    """Values of a token, where a value has rows of tokens, [1, T, ..] or [T, ..]; 0 where it has
-    others."""
+    """Values per token, if a value has rows of tokens, [1, T, ..] or [T, ..]; else 0."""
     shape = list(node.shape)
     while shape and shape[0] == 1:
         shape.pop(0)

@@ -1,12 +1,12 @@
-"""What a model's code does, as a list of operations: it runs twice on tensors without content, with
-different numbers of tokens, and everything that it asks of torch is written down.
+"""Traces a model's code as a list of operations: it runs twice on tensors without content, with
+different numbers of tokens, and all of its torch operations are recorded.
 
     ids, positions ─▶ table ─▶ pow ─▶ mean ─▶ ... ─▶ matrix ─▶ view ─▶ attention ─▶ ... ─▶ hidden
 
-Numbers that differ between the runs depend on the number of tokens. Matrices, tables of embeddings,
-experts and attention are one operation each, whatever their code does. Where code writes into a
-tensor, all that is read from that memory later depends on it. Code that looks at values cannot be
-written down. Knows nothing of `Ops`.
+Numbers that differ between the runs depend on the number of tokens. Matrices, embedding tables,
+experts and attention are one operation each, whatever their code does. If code writes into a
+tensor, all later reads of that memory depend on the write. Code that reads values cannot be traced.
+This module knows nothing of `Ops`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.models.transformers_backend.attention import AttentionCall, listening
 
 LENGTHS = (17, 23)  # tokens of the two runs
-# Operations that are none of torch.
+# Operations that are not torch operations.
 INPUT = "input"
 CONSTANT = "constant"
 MATRIX = "matrix"  # of (x); `name` says which
 TABLE = "table"  # of (ids)
 EXPERTS = "experts"  # of (x, chosen, shares)
 ATTENTION = "attention"  # of (query, key, value, sinks)
-WRITTEN = "written"  # of (x, write): x, after that has written into its memory
+WRITTEN = "written"  # of (x, write): x after `write` has changed its memory
 
 
 class Untranslatable(Exception):
-    """The model's code cannot be written down; the message says why."""
+    """The model's code cannot be traced or translated. The message gives the reason."""
 
 
 class Length(NamedTuple):
-    """A number that depends on how many tokens there are: `factor` T + `offset`."""
+    """A number that depends on the number T of tokens: `factor` T + `offset`."""
 
     factor: int
     offset: int
@@ -54,15 +54,15 @@ Size: TypeAlias = int | Length
 
 @dataclass(eq=False, slots=True)
 class TracedValue:
-    """A value, and how it is computed."""
+    """A value, and the operation that computes it."""
 
     op: Any
     args: tuple[Any, ...] = ()  # values of Python, `TracedValue`s and `Length`s, nested in tuples
     kwargs: dict[str, Any] = field(default_factory=dict)
     shape: tuple[Size, ...] = ()
     name: str = ""
-    content: Any = None  # of a constant: its tensor; of attention: what was asked for
-    is_written: bool = False  # whether its memory is written to later
+    content: Any = None  # of a constant: its tensor; of attention: the call
+    is_written: bool = False  # whether a later operation writes to its memory
 
     @property
     def inputs(self) -> list[TracedValue]:
@@ -80,13 +80,13 @@ def _visit(value: Any, found: list[TracedValue]) -> None:
 
 
 class Graph(NamedTuple):
-    nodes: list[TracedValue]  # in the order in which the code computes them
+    nodes: list[TracedValue]  # in the order of computation
     inputs: tuple[TracedValue, ...]
     output: TracedValue
 
 
 class Leaves(NamedTuple):
-    """The modules that are one operation each, by name."""
+    """The modules that become one operation each, by name."""
 
     matrices: Mapping[str, nn.Module]
     tables: Mapping[str, nn.Module]
@@ -97,8 +97,8 @@ Run: TypeAlias = Callable[[int], tuple[tuple[Tensor, ...], Callable[[], Tensor]]
 
 
 def written_down(run: Run, root: nn.Module, leaves: Leaves) -> Graph:
-    """What happens between inputs and output. `run` makes inputs for a number of tokens, and the
-    function that computes the output from them. Raises `Untranslatable`."""
+    """Trace the operations between inputs and output. `run` makes inputs for a number of tokens,
+    and a function that computes the output from them. Raises `Untranslatable`."""
     graphs = [_traced(run, root, leaves, length) for length in LENGTHS]
     first, second = graphs
     if len(first.nodes) != len(second.nodes):
@@ -115,7 +115,7 @@ def written_down(run: Run, root: nn.Module, leaves: Leaves) -> Graph:
 
 
 def _merged(value: Any, other: Any) -> Any:
-    """A value of the first run, in which numbers that the second run has otherwise are lengths."""
+    """A value of the first run, with numbers that differ in the second run replaced by lengths."""
     if isinstance(value, tuple):
         if len(value) != len(other):
             raise Untranslatable("a shape depends on the number of tokens")
@@ -148,14 +148,14 @@ def _traced(run: Run, root: nn.Module, leaves: Leaves, length: int) -> Graph:
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes operations down while code runs on tensors without content."""
+    """Records operations while code runs on tensors without content."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[TracedValue] = []
         self._names = names
         self._node_of: dict[int, TracedValue] = {}
-        # An address that is free again would be another tensor's.
+        # Keeps the tensors alive, because a freed id could belong to another tensor later.
         self._alive: list[Tensor] = []
         self._is_leaf = False
 
@@ -171,7 +171,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if not isinstance(output, Tensor | list | tuple):
-            return output  # a type or a device
+            return output  # a dtype or a device
         given = self._values(args)
         named = {name: self._values(value) for name, value in kwargs.items()}
         if func._schema.is_mutable:
@@ -187,13 +187,13 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._add(TracedValue(INPUT), tensor)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """As a `Listener`."""
+        """Implements `Listener`."""
         if call.problem:
             raise Untranslatable(f"it {call.problem}")
         num_heads, num_tokens = call.query.shape[1:3]
         given = self._values((call.query, call.key, call.value, call.sinks))
         out = self._made((num_tokens, num_heads, call.value.shape[-1]))
-        # Nothing reads the tensors of a call but through the graph.
+        # The tensors of a call are read only through the graph.
         nothing = self._made((0,))
         without = call._replace(query=nothing, key=nothing, value=nothing, sinks=None)
         self._add(TracedValue(ATTENTION, given, content=without), out)
@@ -202,7 +202,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def node_of(self, tensor: Tensor) -> TracedValue:
         found = self._node_of.get(id(tensor))
         if found is None:
-            # A tensor that no operation made: it was there before.
+            # No operation made the tensor: it existed before.
             if type(tensor) not in (Tensor, nn.Parameter):
                 raise Untranslatable("it computes with a tensor of unknown origin")
             node = TracedValue(CONSTANT, name=self._names.get(id(tensor), ""), content=tensor)
@@ -211,7 +211,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def standing_for(self, leaves: Leaves) -> Iterator[None]:
-        """Let the modules be one operation each."""
+        """Make each of the modules one operation."""
         shadowed: list[Any] = []
 
         def shadow(name: str, module: Any, op: str, sizes: Callable[..., tuple[int, ...]]) -> None:
@@ -239,7 +239,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 del module.forward
 
     def _write(self, node: TracedValue, args: Sequence[Any]) -> None:
-        """Let everything in the memory that the operation writes to depend on it from now on."""
+        """Make everything in the memory that the operation writes depend on it from now on."""
         schema = node.op._schema
         kinds = zip(schema.arguments, args, strict=False)
         written = [value for kind, value in kinds if kind.is_write]

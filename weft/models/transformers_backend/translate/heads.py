@@ -1,6 +1,6 @@
-"""What stands between products and attention: which of their outputs each head reads, and how it is
-normed and rotated. Found by letting that part of the graph compute, and compared with what our own
-attention would make of the same numbers."""
+"""Finds what lies between products and attention: the outputs that each head reads, and their norm
+and rotation. It runs that part of the graph, and compares the results with those of our own
+attention for the same numbers."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from weft.models.transformers_backend.translate.meaning import (
     RmsNormed,
 )
 
-# What rotations are made of, besides movements of values.
+# Operations of rotations, besides those that move values.
 ARITHMETIC = {
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.neg.default, aten.addcmul.default),
     *(aten.view_as_complex.default, aten.view_as_real.default, aten._to_copy.default),
 }
 NUM_TOKENS = 4
-TOLERANCE = 1e-5  # of numbers around 1
+TOLERANCE = 1e-5  # for numbers around 1
 
 
 class ProductColumns(NamedTuple):
-    """Outputs of a product that heads read."""
+    """The outputs of a product that heads read."""
 
     matrix: TracedValue
     places: IntArray  # [heads, D]
 
 
 class HeadSource(NamedTuple):
-    """Queries, keys or values."""
+    """The origin of queries, keys or values."""
 
     columns: ProductColumns
     norm: HeadNorm | None
@@ -54,7 +54,7 @@ class HeadSource(NamedTuple):
 
 
 class HeadReader:
-    """Finds out what heads are. Positions are below `context_length`."""
+    """Finds the origin of heads. Positions are below `context_length`."""
 
     def __init__(
         self, positions: TracedValue, by_position: frozenset[TracedValue], context_length: int
@@ -62,13 +62,13 @@ class HeadReader:
         self._positions = positions
         self._by_position = by_position
         self._context_length = context_length
-        # By the values of positions that rotate, and the order of pairs.
+        # By the values of positions that rotate, the size, and the order of pairs.
         self._rotations: dict[tuple[tuple[TracedValue, ...], int, bool], HeadRotation] = {}
         generator = torch.Generator().manual_seed(1)
         self._noise = torch.randn(1 << 20, generator=generator)
 
     def value(self, node: TracedValue) -> HeadSource | None:
-        """Heads that are outputs of a product, as they are."""
+        """The source of heads that are unchanged outputs of a product."""
         source = self._source(node, with_arithmetic=False)
         if source is None or source.op != MATRIX:
             return None
@@ -76,7 +76,7 @@ class HeadReader:
         return None if index is None else HeadSource(ProductColumns(source, index), None, None)
 
     def rotated(self, node: TracedValue, meanings: dict[TracedValue, object]) -> HeadSource | None:
-        """Queries or keys: outputs of a product, perhaps normed, perhaps rotated."""
+        """The source of queries or keys: outputs of a product, optionally normed and rotated."""
         source = self._source(node, with_arithmetic=True, stops=meanings)
         if source is None:
             return None
@@ -109,7 +109,7 @@ class HeadReader:
         with_arithmetic: bool,
         stops: dict[TracedValue, object] | None = None,
     ) -> TracedValue | None:
-        """The one value that another is made of, besides those of positions."""
+        """The only value from which `node` is made, besides values of positions; else None."""
 
         def passes(each: TracedValue) -> bool:
             if stops is not None and isinstance(stops.get(each), RmsNormed):
@@ -122,7 +122,7 @@ class HeadReader:
     def _computed(
         self, node: TracedValue, source: TracedValue, rows: Tensor, positions: Tensor
     ) -> Tensor:
-        """Heads [T, heads, D] from rows [T, size] of the source."""
+        """Compute heads [T, heads, D] from rows [T, size] of the source."""
         num_tokens = len(positions)
         known = {
             source: rows.view(concrete(source.shape, num_tokens)),
@@ -136,7 +136,8 @@ class HeadReader:
         return value[0]
 
     def _index(self, node: TracedValue, source: TracedValue) -> IntArray | None:
-        """Which of a row's values stands where, if heads are nothing but these."""
+        """The index of each head value in a row of the source; None if heads are not just moved
+        values."""
         size = row_size(source)
         rows = torch.arange(NUM_TOKENS * size, dtype=torch.float64).view(NUM_TOKENS, size)
         positions = torch.zeros(NUM_TOKENS, dtype=torch.long)
@@ -152,12 +153,12 @@ class HeadReader:
     def _rotation(
         self, node: TracedValue, source: TracedValue
     ) -> tuple[IntArray, HeadRotation | None] | None:
-        """Which of a row's values each value of a head comes from, and what rotates it."""
+        """The index in a row from which each value of a head comes, and the rotation, if any."""
         size = row_size(source)
         start = torch.zeros(NUM_TOKENS, dtype=torch.long)
         ones = torch.ones(NUM_TOKENS, size)
         ramp = torch.arange(1.0, size + 1).expand(NUM_TOKENS, size).contiguous()
-        # At position 0 nothing is turned, but it may be multiplied.
+        # At position 0 nothing is rotated, but values may be scaled.
         unit = self._computed(node, source, ones, start)
         if not bool((unit > 0).all()):
             return None
@@ -184,7 +185,7 @@ class HeadReader:
         return None
 
     def _candidates(self, node: TracedValue, rotary_dim: int) -> list[HeadRotation]:
-        """What the values of positions that the heads are computed with may mean."""
+        """Possible rotations from the values of positions with which the heads are computed."""
         if rotary_dim % 2:
             return []
         tables = self._tables(node)
@@ -200,7 +201,7 @@ class HeadReader:
         return found
 
     def _tables(self, node: TracedValue) -> list[TracedValue]:
-        """The values of positions that a head is computed with."""
+        """The values of positions with which a head is computed."""
         found: list[TracedValue] = []
         seen: set[TracedValue] = set()
         pending = [node]
@@ -220,7 +221,7 @@ class HeadReader:
     def _pair(
         self, tables: list[TracedValue], num_pairs: int, is_side_by_side: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines [context, pairs], as they may stand in these tables."""
+        """Cosines and sines [context, pairs], if these tables hold them."""
         positions = torch.arange(self._context_length)
         contents = []
         for table in tables:
@@ -230,7 +231,7 @@ class HeadReader:
             contents = [contents[0].real, contents[0].imag]
         if len(contents) != 2:
             return None
-        # The cosine is 1, or what all are multiplied by, at the beginning.
+        # At position 0 the cosine is 1 (or the common factor), and the sine is 0.
         contents.sort(key=lambda each: -float(each[0].abs().sum()))
         pair: list[Tensor] = []
         for content in contents:
@@ -247,7 +248,7 @@ class HeadReader:
 
 
 def rotated(x: Tensor, rotation: HeadRotation, positions: Tensor) -> Tensor:
-    """x [T, heads, size], as our kernels turn it."""
+    """Rotate x [T, heads, size] as our kernels do."""
     cos = rotation.cos[positions][:, None]
     sin = rotation.sin[positions][:, None]
     if rotation.is_side_by_side:
@@ -262,8 +263,8 @@ def rotated(x: Tensor, rotation: HeadRotation, positions: Tensor) -> Tensor:
 
 
 def grouped(heads: tuple[HeadSource, HeadSource, HeadSource]) -> Group | None:
-    """The one product that gives queries, keys and values, one behind the other; if they are all
-    that their matrices give."""
+    """The one product that yields queries, keys and values, one after the other; None if their
+    matrices have other outputs, too."""
     taken: dict[str, list[tuple[int, IntArray]]] = {}
     sizes: dict[str, int] = {}
     for part, head in enumerate(heads):
@@ -286,7 +287,7 @@ def grouped(heads: tuple[HeadSource, HeadSource, HeadSource]) -> Group | None:
 
 
 def _runs(owner: IntArray, place: IntArray) -> list[RowRun]:
-    """Rows of a matrix that follow each other in a part, too."""
+    """Runs of consecutive rows of a matrix that are also consecutive in a part."""
     cuts = np.flatnonzero((np.diff(owner) != 0) | (np.diff(place) != 1)) + 1
     begins = [0, *cuts.tolist()]
     ends = [*cuts.tolist(), len(owner)]

@@ -1,5 +1,5 @@
-"""What values of a graph mean in the words of `Ops`. A value that means nothing here is computed by
-torch, as the model's code says."""
+"""Meanings: values of a graph in terms of `Ops`. Torch computes a value without a meaning, as the
+model's code says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.models.transformers_backend.translate.graph import TracedValue
 
 @dataclass(frozen=True, eq=False)
 class Embed:
-    """Rows of a table, times a number besides that of the table itself."""
+    """Rows of a table, times `scale` and the table's own scale."""
 
     table: str
     scale: float = 1.0
@@ -32,7 +32,8 @@ class Projected:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Matrices of the model that are kept as one: each of their rows is in one of the parts."""
+    """Matrices of the model that are stored as one; each of their rows belongs to one of its
+    parts."""
 
     sizes: tuple[int, ...]  # of the parts
     runs: dict[str, list[RowRun]]  # by the name of the matrix
@@ -93,7 +94,7 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False)
 class Capped:
-    """Logits: cap tanh(scale W x / cap), or scale W x where the cap is 0"""
+    """Logits: cap tanh(scale W x / cap), or scale W x if the cap is 0"""
 
     matrix: str
     inputs: tuple[TracedValue]
@@ -103,7 +104,7 @@ class Capped:
 
 @dataclass(frozen=True, eq=False)
 class HeadRotation:
-    """What rotates heads, by position."""
+    """The rotation of heads, by position."""
 
     cos: Tensor  # [context, size / 2]
     sin: Tensor
@@ -111,16 +112,16 @@ class HeadRotation:
 
 
 class HeadNorm(NamedTuple):
-    """A norm of queries or keys before they are rotated."""
+    """A norm of queries or keys before their rotation."""
 
     weight: TracedValue | None
     eps: float
-    size: int  # of a head, or of all together
+    size: int  # of one head, or of all heads together
 
 
 @dataclass(frozen=True, eq=False)
 class Attend:
-    """Attention over pages, of queries, keys and values that are rows of one product."""
+    """Attention over pages, on queries, keys and values that are rows of one product."""
 
     inputs: tuple[TracedValue]  # x of the product
     group: Group
@@ -133,7 +134,7 @@ class Attend:
 
 @dataclass(frozen=True, eq=False)
 class AttendTo:
-    """Attention over pages, of queries, keys and values that torch made."""
+    """Attention over pages, on queries, keys and values that torch computed."""
 
     inputs: tuple[TracedValue, ...]
     sinks: TracedValue | None

@@ -1,5 +1,5 @@
-"""Which values of a graph are computed, and how: in the words of `Ops` where they have a meaning,
-by torch otherwise. Values that nothing asks for are left out."""
+"""Plans the values of a graph to compute: with `Ops` if they have a meaning, else with torch.
+Unused values are left out."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from weft.models.transformers_backend.translate.recognise import Recogniser
 
 
 class Work(NamedTuple):
-    """What is computed, in order."""
+    """The steps of a computation, in order."""
 
     steps: list[TracedValue]
-    meanings: dict[TracedValue, Meaning]  # of some of them; the others are torch's
-    uses: Counter[TracedValue]  # how many steps read each
-    last_use: dict[TracedValue, int]  # the last step that may read its memory
+    meanings: dict[TracedValue, Meaning]  # of some steps; torch computes the others
+    uses: Counter[TracedValue]  # number of steps that read each value
+    last_use: dict[TracedValue, int]  # index of the last step that may read its memory
     inputs: tuple[TracedValue, ...]
     output: TracedValue
-    constants: list[TracedValue]  # that torch reads
+    constants: list[TracedValue]  # constants that torch reads
 
     @property
     def groups(self) -> list[Group]:
@@ -49,7 +49,7 @@ def planned(recogniser: Recogniser) -> Work:
     """The work of a graph."""
     meanings = dict(recogniser.meanings)
     for node, meaning in recogniser.meanings.items():
-        # A norm of each head by itself is known to attention alone.
+        # Only attention supports a norm of each head by itself.
         if isinstance(meaning, RmsNormed) and row_size(node) != meaning.size:
             del meanings[node]
     while True:
@@ -65,7 +65,7 @@ def planned(recogniser: Recogniser) -> Work:
 
 
 def demanded(node: TracedValue, meanings: dict[TracedValue, Meaning]) -> list[TracedValue]:
-    """What a step reads."""
+    """The values that a step reads."""
     meaning = meanings.get(node)
     if meaning is None:
         return list(dict.fromkeys(node.inputs))
@@ -87,7 +87,7 @@ def _needed(recogniser: Recogniser, meanings: dict[TracedValue, Meaning]) -> lis
 
 
 def _torn(steps: list[TracedValue], meanings: dict[TracedValue, Meaning]) -> list[TracedValue]:
-    """Uses of several matrices as one, where something else uses one of them by itself."""
+    """Uses of several matrices as one, if another step uses one of them separately."""
     alone = {node.name for node in steps if node.op == MATRIX}
     found = []
     for node in steps:
@@ -109,7 +109,7 @@ def _work(
     last_use: dict[TracedValue, int] = {output: len(steps)}
     for index in range(len(steps) - 1, -1, -1):
         node = steps[index]
-        # What torch makes of a value may lie in the memory of that.
+        # A result of torch may alias the memory of its input.
         may_alias = node not in kept and (is_layout(node) or node.is_written)
         until = max(index, last_use.get(node, index)) if may_alias else index
         for each in demanded(node, kept):

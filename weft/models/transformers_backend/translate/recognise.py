@@ -1,9 +1,8 @@
-"""Finds what values of a graph mean: norms, products, gates, sums, attention. Whatever is not found
-here is computed by torch, so nothing is lost but time.
+"""Recognises the meanings of values of a graph: norms, products, gates, sums, attention. Torch
+computes values without a meaning, so a missed one costs only time.
 
-A meaning is given only where the operations are exactly those of the definition, or where the
-numbers that they give are the same. Which parts of a model's code say it, and under which names,
-does not matter.
+A value gets a meaning only if its operations are exactly those of the definition, or if its results
+on test numbers are equal. The structure and the names of the model's code do not matter.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from weft.models.transformers_backend.translate.meaning import (
 )
 from weft.ops.elementwise import ACTIVATIONS, GATES
 
-# What computes each value from the one in the same place, and numbers.
+# Elementwise operations on a value and numbers.
 POINTWISE = {
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor, aten.neg.default),
     *(aten.pow.Tensor_Scalar, aten.square.default, aten.relu.default, aten.silu.default),
     *(aten.gelu.default, aten.tanh.default, aten.sigmoid.default, aten.erf.default),
 }
-# Numbers on which activations are compared.
+# Test numbers for the comparison of activations.
 GRID = torch.linspace(-8, 8, 1025)
 TOLERANCE = 2e-6
 
@@ -107,7 +106,7 @@ class Recogniser:
         return self._activation(node) or self._scaled(node)
 
     def _number(self, value: Any) -> float | None:
-        """A number, or a constant that is one."""
+        """The value as a number, if it is a number or a scalar constant; else None."""
         if isinstance(value, int | float):
             return float(value)
         if isinstance(value, TracedValue) and value in self.constants and not value.shape:
@@ -169,7 +168,7 @@ class Recogniser:
         return LayerNormed((x,), weight, bias, sizes[0], eps)
 
     def _own_matrix(self, node: TracedValue) -> bool:
-        """Whether a product is computed for this use alone."""
+        """Whether only this value uses the matrix of a product."""
         return node.op == MATRIX and self._matrix_uses[node.name] == 1 and bool(row_size(node))
 
     def _gate(self, node: TracedValue) -> Meaning | None:
@@ -183,7 +182,7 @@ class Recogniser:
         return None
 
     def _gate_of(self, gate: TracedValue, up: TracedValue) -> Meaning | None:
-        """activation(gate) * up, where `gate` is the activation's output."""
+        """activation(gate) * up, if `gate` is the output of an activation."""
         if gate.op not in POINTWISE or up in self.constants:
             return None
         bases = self._bases(gate)
@@ -218,7 +217,7 @@ class Recogniser:
         return Gate(Group(tuple(sizes), runs, is_gated=True), name, (matrices[0].args[0],))
 
     def _bases(self, node: TracedValue) -> list[TracedValue]:
-        """What a value is computed from, each value from the one in the same place."""
+        """The values from which `node` is computed elementwise."""
 
         def passes(each: TracedValue) -> bool:
             return each.op in POINTWISE
@@ -234,7 +233,7 @@ class Recogniser:
         return Activation(base.name, name, (base.args[0],)) if name else self._capped(node, base)
 
     def _activation_of(self, node: TracedValue, base: TracedValue, known: Any) -> str:
-        """The name of what is done to `base`; "" if it has none."""
+        """The name of the function that is applied to `base`; "" if it is unknown."""
         values = self._on_grid(node, base, GRID)
         if values is None:
             return ""
@@ -244,15 +243,16 @@ class Recogniser:
         return ""
 
     def _on_grid(self, node: TracedValue, base: TracedValue, grid: Tensor) -> Tensor | None:
-        """What is done to numbers that stand in the place of `base`."""
+        """The results of the function on `grid` in place of `base`; None if it is not
+        elementwise."""
         try:
             values = evaluated(node, {base: grid}, len(grid))
         except (Untranslatable, RuntimeError):
-            return None  # each column has numbers of its own
+            return None  # each column has its own numbers
         return values if values.shape == grid.shape else None
 
     def _capped(self, node: TracedValue, base: TracedValue) -> Meaning | None:
-        """cap tanh(scale x / cap): the cap is what it comes to, the scale its slope."""
+        """cap tanh(scale x / cap): the cap is its limit, the scale its slope at 0."""
         ends = self._on_grid(node, base, torch.tensor([0.0, 1e-3, 1e30], dtype=torch.float64))
         if ends is None or ends[0] != 0 or not 0 < ends[2] < 1e20:
             return None
@@ -282,7 +282,7 @@ class Recogniser:
             return otherwise
         if len({as_rows(matrix.args[0]) for matrix in matrices}) != 1:
             return otherwise
-        # Our kernels rotate both, and norm both or none.
+        # Our kernels rotate both or none, and norm both or none.
         if q.rotation is not k.rotation or (q.norm is None) != (k.norm is None):
             return otherwise
         if q.norm is not None and k.norm is not None:
@@ -301,7 +301,7 @@ class Recogniser:
 
 
 def _rms_eps(x: TracedValue, factor: TracedValue) -> float | None:
-    """eps, if `factor` is 1 / sqrt(mean(x ** 2) + eps) over the last dimension."""
+    """eps, if `factor` is 1 / sqrt(mean(x ** 2) + eps) over the last dimension; else None."""
     if factor.op != aten.rsqrt.default:
         return None
     (total,) = factor.args
@@ -320,8 +320,8 @@ def _rms_eps(x: TracedValue, factor: TracedValue) -> float | None:
 
 
 def _depending(graph: Graph, on: frozenset[TracedValue]) -> frozenset[TracedValue]:
-    """The values that depend on these inputs alone, or on nothing; of those that depend on
-    nothing, not the ones whose sizes are those of a step."""
+    """The values that depend only on these inputs. If `on` is empty: values that depend on no
+    input, and whose sizes do not depend on the step."""
     found = set(on)
     for node in graph.nodes:
         if node.op == CONSTANT:

@@ -1,5 +1,5 @@
-"""A model of transformers in the words of `Ops`, as far as these go: made once from what its code
-does, and said to `Ops` whenever a program is recorded."""
+"""A transformers model in terms of `Ops`, as far as possible: translated once from its code, and
+passed to `Ops` whenever a program is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft.ops.protocol import Ops
 
 
 class Translation:
-    """The work of a model: from tokens to hidden states, and from these to logits."""
+    """The work of a model: from tokens to hidden states, and from hidden states to logits."""
 
     def __init__(
         self,
@@ -45,23 +45,23 @@ class Translation:
 
     @property
     def groups(self) -> list[Group]:
-        """The matrices that are kept together."""
+        """The matrices that are stored together."""
         return self._body.groups
 
     def say_body(
         self, matrices: Matrices, ops: Ops, attention: PagedAttention, host: Host
     ) -> Tensor:
-        """Hidden states of the step's tokens."""
+        """The hidden states of the step's tokens."""
         return self._emitter(self._body, matrices, ops, attention, host).run()
 
     def say_head(self, hidden: Tensor, matrices: Matrices, ops: Ops, host: Host) -> Tensor:
-        """The logits after hidden states [S, hidden]."""
+        """The logits for hidden states [S, hidden]."""
         emitter = self._emitter(self._head, matrices, ops, None, host)
         emitter.give(self._head.inputs[0], fusion.Value(hidden))
         return emitter.run()
 
     def body_values(self, tokens: Tensor, positions: Tensor) -> Values:
-        """What torch begins a step with."""
+        """The values with which torch begins a step."""
         values = _constants(self._body)
         ids, places = self._body.inputs
         values[ids] = tokens[None]
@@ -72,7 +72,7 @@ class Translation:
         return _constants(self._head)
 
     def refresh(self) -> None:
-        """After weights have changed."""
+        """Recompute derived values after weights have changed."""
         self._constants.refresh()
 
     def _emitter(
@@ -89,7 +89,7 @@ class Translation:
 def _work(graph: Graph, context_length: int) -> Work:
     tables = [node for node in graph.nodes if node.op == TABLE]
     if len(tables) > 1:
-        # Prompts may bring vectors in place of tokens, which only the first table would see.
+        # Prompts may have vectors in place of tokens, which only the first table would use.
         raise Untranslatable("it reads several tables of embeddings")
     recogniser = Recogniser(graph, context_length)
     recogniser.recognise()
