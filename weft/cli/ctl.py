@@ -119,7 +119,7 @@ def content(text: str) -> bytes:
         raise ValueError(text) from exc
 
 
-# ---- answers that have lines of their own
+# ---- answers with their own formats
 
 
 def weight_version(answer: Any) -> Iterator[str]:

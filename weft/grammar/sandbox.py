@@ -16,7 +16,7 @@ from weft.config.process import Child, ChildEnded
 from weft.grammar.protocol import InvalidGrammar, Key
 
 START_S = 60.0  # for the interpreter and the vocabulary to load
-SLOW_S = 30.0  # of the clock beyond the time of work, on a busy machine; later it counts as hung
+SLOW_S = 30.0  # wall time beyond the processor time, for a busy machine; then it counts as hung
 
 
 class SandboxFailed(Exception):

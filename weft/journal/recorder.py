@@ -271,14 +271,14 @@ class Recorder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the file should be put aside. A large state delays this: at least as many bytes
-        are recorded after the first state as the file had up to it."""
+        """Whether the file should be put aside: after `max_bytes`, and after at least as many bytes
+        as its first state has, so that large states are not written too often."""
         return self._sink.num_bytes - self._first_bytes >= max(self._max_bytes, self._first_bytes)
 
     @property
     def is_state_due(self) -> bool:
-        """Whether the next state should be recorded. A state is recorded only after at least as
-        many bytes as the last state had."""
+        """Whether the next state should be recorded: after `state_bytes`, and after at least as
+        many bytes as the last state has."""
         if not self._state_bytes:
             return False
         num_bytes = self._sink.num_bytes - self._last_end

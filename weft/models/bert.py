@@ -23,7 +23,7 @@ class Naming(NamedTuple):
     classifier: tuple[str, str]
 
 
-# BERT's checkpoints call the first projection of the classifier a pooler, inside of the base model.
+# In BERT's checkpoints, the first projection of the classifier is the pooler of the base model.
 BERT = Naming("bert", ("bert.pooler", "dense"), ("", "classifier"))
 ROBERTA = Naming("roberta", ("classifier", "dense"), ("classifier", "out_proj"))
 
@@ -97,7 +97,7 @@ class Bert:
         return self._ops.computed(x)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """The last layer ends with its norm."""
+        """Only widens: the last layer already ends with its norm."""
         return hidden.float()
 
     def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:

@@ -117,8 +117,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of ASCII JSON. A reader never takes a value of `fields` for another
-    key."""
+    """A record as one line of ASCII JSON. No value of `fields` can be mistaken for another key."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", None)
