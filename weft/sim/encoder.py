@@ -13,7 +13,7 @@ from weft.config.options import SettingsError, did_you_mean
 from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
 from weft.plan.step import Plan, Result, find
 
-# Work on one picture can be interrupted at this number of points.
+# Pieces of the work on one picture; a device can stop between two pieces.
 PIECES = 100
 
 

@@ -21,7 +21,7 @@ from weft.ops.protocol import Matrix
 
 
 class Products(Protocol):
-    """The part of `Ops` that is used here; results are computed at once."""
+    """The part of `Ops` that is used here; its results are computed tensors."""
 
     def vector(self, size: int, *, exact: bool = False) -> Tensor: ...
 

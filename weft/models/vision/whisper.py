@@ -78,8 +78,8 @@ class WhisperTower:
         shape = LayerShape(spec.hidden_size, spec.inner_size, spec.activation, has_bias=True)
         norms = (_norm(spec, self._ops), _norm(spec, self._ops))
         layer = TowerLayer(shape, LAYER, norms, self._ops, self._attention)
-        # Queries, keys and values are one matrix, which has a bias: the bias of keys is set to
-        # zeros.
+        # Queries, keys and values are one matrix, which has a bias: zeros as the bias of the keys
+        # change nothing.
         layer.qkv.matrix.put_bias(QKV.index("k_proj"), torch.zeros(spec.hidden_size))
         return layer
 

@@ -218,8 +218,8 @@ class Emitter:
         if isinstance(value, Term):
             scale = value.scale
             value = value.value
-        # A new tensor on the same memory, because `Ops` reuses memory to which no tensor refers any
-        # more.
+        # Another tensor object on the same memory: `Ops` reuses the memory when the object that it
+        # returned is dropped, and this read must not keep that object.
         memory = self._ops.computed(value)
         memory = memory.view(memory.shape)
 

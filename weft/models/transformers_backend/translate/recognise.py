@@ -320,8 +320,8 @@ def _rms_eps(x: TracedValue, factor: TracedValue) -> float | None:
 
 
 def _depending(graph: Graph, on: frozenset[TracedValue]) -> frozenset[TracedValue]:
-    """The values that depend only on these inputs. If `on` is empty: values that depend on no
-    input, and whose sizes do not depend on the step."""
+    """The values that depend only on the inputs `on`, or on none. If `on` is empty, values whose
+    sizes depend on the step are left out."""
     found = set(on)
     for node in graph.nodes:
         if node.op == CONSTANT:
