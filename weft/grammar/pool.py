@@ -42,7 +42,7 @@ from weft.grammar.protocol import (
 from weft.grammar.sandbox import CompileSandbox, NoSandbox, SandboxFailed
 
 NUM_THREADS = 2  # one slow grammar does not delay the next
-LONG_LEN = 65_536  # characters; a longer grammar does not take the last free thread
+LONG_LEN = 65_536  # characters; longer grammars never occupy all threads
 WAIT_S = 10.0  # a grammar that has waited longer for a thread is refused for now
 FEW = 4  # masks: to fill fewer takes no longer than to wake a thread
 PART = 8  # masks filled in one go: the thread begins with the first part, the sampler with the last

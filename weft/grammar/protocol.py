@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
     kind: str  # json_schema, regex, choice, ebnf, structural_tag
     text: str
-    strict: bool = False  # refuse a grammar that cannot be enforced completely
+    strict: bool = False  # refuse the grammar, instead of leaving out what cannot be enforced
 
 
 class GrammarMatcher(Protocol):
