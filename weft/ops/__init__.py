@@ -1,2 +1,2 @@
-"""Functions on tensors. Each has a plain torch form, which is its specification; faster twins stand
-beside it."""
+"""Functions on tensors. Each has an implementation in plain torch, which is its specification, and
+faster ones for CPUs and GPUs."""

@@ -1,6 +1,6 @@
-"""What models are made of: the few functions that read weights, on one kind of device.
+"""The operations of models: the few functions that read weights, for one kind of device.
 
-A model is written against `Ops` and does not know how weights are kept or which device computes.
+A model is written against `Ops` and does not know how weights are stored or which device computes.
 `plain.py` is the specification in torch, on any device; `cpp/ops.py` records programs for the CPU
 kernels, `triton/ops.py` launches kernels on a GPU.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.ops.codes import CodeFormat, Codes
 from weft.ops.routing import Choice, Routed
 
-ROW_STEP = 64  # content of a matrix comes in pieces of this many rows, or multiples of it
+ROW_STEP = 64  # the content of a matrix is loaded from multiples of this row on
 
 
 class Norm(NamedTuple):
@@ -40,15 +40,15 @@ class Router(NamedTuple):
     weight: Matrix  # [experts, H], exact
     choice: Choice
     choice_bias: Tensor | None  # [experts] float32, exact
-    layer: int  # under which what it chose is kept
+    layer: int  # key of its choices in `Ops.chosen`
 
 
 class Experts(NamedTuple):
-    """down(activation(gate x) * up x) for each of E experts, each of which has parts of its own in
-    both matrices (`Ops.expert_matrix`)."""
+    """down(activation(gate x) * up x) for each of E experts. Each expert has its own parts in both
+    matrices (`Ops.expert_matrix`)."""
 
     gate_up: Matrix  # parts: gate and up of the first expert, of the second ..
-    down: Matrix  # parts: one for each expert
+    down: Matrix  # parts: one per expert
     activation: str  # one of `GATES`
 
 
@@ -58,20 +58,21 @@ class Divided(Enum):
 
 
 class Shard(NamedTuple):
-    """How a matrix is divided between processes, where several hold a model (`sharding.py`)."""
+    """How a matrix is divided if several processes hold a model (`sharding.py`)."""
 
     divided: Divided
-    unit: int = 1  # outputs that stay together: those of a head
+    unit: int = 1  # consecutive outputs that are not divided: those of a head
 
 
 class Matrix(Protocol):
-    """A weight W [out, in] with its bias, made of parts [sizes[i], in], one below the other."""
+    """A weight W [out, in] with its bias. It consists of parts [sizes[i], in], concatenated along
+    the outputs."""
 
     sizes: tuple[int, ...]
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """All tensors in which it is kept."""
+        """All tensors that store the matrix."""
         ...
 
     def put(
@@ -81,28 +82,28 @@ class Matrix(Protocol):
         start: int = 0,
         scales: Tensor | None = None,
     ) -> None:
-        """Take the rows [n, in] of a part from row `start` on, a multiple of ROW_STEP.
+        """Load rows [n, in] of a part, from row `start` on, a multiple of ROW_STEP.
 
-        They have any float type; or, with float32 `scales` [n], eight bits that are to be
-        multiplied by these: int8 or float8_e4m3fn. The matrix may keep them in fewer bits. Its
-        tensors stay at their addresses.
+        The rows have any float type; or, with float32 `scales` [n], they are int8 or float8_e4m3fn
+        values to be multiplied by the scales. The matrix may store them in fewer bits. Its tensors
+        keep their addresses.
         """
         ...
 
     def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
-        """Before any content comes: that of this part will come as codes of this format, with its
-        inputs in this order (`Codes.order`).
+        """Announce, before any content is loaded, that this part will be loaded as codes of this
+        format, with its inputs in this order (`Codes.order`).
 
-        Once all parts have said so, the matrix may decide to keep such codes as they are, unless
-        the user wants another format. Its tensors move then; later content does not move them.
+        After this call for every part, the matrix may choose to store such codes unchanged, unless
+        the user wants another format. Its tensors move then; loading does not move them.
         """
         ...
 
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
-        """Take rows of a part as codes, from row `start` on, a multiple of ROW_STEP.
+        """Load rows of a part as codes, from row `start` on, a multiple of ROW_STEP.
 
-        What the matrix keeps are these weights exactly if it keeps this format, and otherwise
-        what `put` makes of them.
+        A matrix that stores this format keeps the weights exactly; another one converts them as
+        `put` does.
         """
         ...
 
@@ -112,8 +113,7 @@ class Matrix(Protocol):
         start: int = 0,
         stop: int | None = None,
     ) -> Tensor:
-        """A copy of rows of a part as they are kept, [n, in]; `start` is a multiple of
-        ROW_STEP."""
+        """A copy of the stored rows of a part, [n, in]; `start` is a multiple of ROW_STEP."""
         ...
 
     def put_bias(self, part: int, values: Tensor) -> None: ...
@@ -122,22 +122,21 @@ class Matrix(Protocol):
 
 
 class Ops(Protocol):
-    """Activations are [T, size] in the type that suits the device. A function's output may live
-    only until the end of the step.
+    """Activations are [T, size], in the type that suits the device. The output of a function may be
+    valid only until the end of the step.
 
-    A model adds with `x + s * linear(...)` or `x + s * norm(...)`, or without the factor, which may
-    overwrite x. Norms and sums may be computed as part of the products beside them (`fusion.py`),
-    so an activation is a tensor for certain only behind `computed`; the functions here take it
-    either way.
+    A model adds with `x + s * linear(...)` or `x + s * norm(...)`, or without the factor s; the sum
+    may overwrite x. Norms and sums may be fused into neighbouring products (`fusion.py`), so only
+    the result of `computed` is certain to be a tensor; the functions here accept both.
     """
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors in which weights are kept, once they have their content."""
+        """All tensors that store weights, after the weights have been loaded."""
         ...
 
     def vector(self, size: int, *, exact: bool = False) -> Tensor:
-        """A weight with one dimension, without content yet; `exact`: in float32 for certain."""
+        """An uninitialised weight of one dimension; `exact`: always in float32."""
         ...
 
     def matrix(
@@ -150,16 +149,16 @@ class Ops(Protocol):
         precise: bool = False,
         shard: Shard | None = None,
     ) -> Matrix:
-        """A weight without content yet.
+        """An uninitialised weight.
 
-        `gated`: for the function `gated`, with two parts of one size. `precise`: embeddings and
-        heads, which suffer most from few bits, and get at least eight. `shard`: how it is divided
-        where several processes hold the model; None: each has all of it.
+        `gated`: for the function `gated`, with two parts of equal size. `precise`: for embeddings
+        and heads, which lose most accuracy to few bits and get at least eight. `shard`: how the
+        weight is divided if several processes hold the model; None: each process has all of it.
         """
         ...
 
     def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
-        """A weight for `route`, in float32 for certain, without content yet."""
+        """An uninitialised weight for `route`, always in float32."""
         ...
 
     def expert_matrix(
@@ -172,14 +171,14 @@ class Ops(Protocol):
         gated: bool = False,
         shard: Shard | None = None,
     ) -> Matrix:
-        """Weights without content yet that all have parts of these sizes: one for each expert, one
-        below the other. Part p of expert e is part e len(sizes) + p. `shard`: how each expert is
-        divided; no process lacks one."""
+        """Uninitialised weights of all experts, concatenated; each expert has parts of these
+        sizes. Part p of expert e is part e * len(sizes) + p. `shard`: how each expert is divided;
+        every process has a part of every expert."""
         ...
 
     def of_heads(self, values: Tensor) -> Tensor:
-        """Of a vector with one number for each head, those of the heads that are computed here: a
-        part of it, in the same memory, where several processes hold the model."""
+        """The values of the heads that this process computes, from a vector with one value per
+        head. A view of `values`, shorter if several processes hold the model."""
         ...
 
     def embed(
@@ -190,40 +189,39 @@ class Ops(Protocol):
         scale: float = 1.0,
     ) -> Tensor:
         """tokens [T] -> rows of the table times `scale`, [T, in]; for a token below 0, row
-        -1 - token of `vectors` [.., in or more], as it is.
+        -1 - token of `vectors` [.., in or more], unscaled.
 
         `vectors` are float32, and None if no token is below 0.
         """
         ...
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
-        """Add to x [T, H] (which may be overwritten), for each of the tokens [T] below 0, the
-        numbers part H .. (part + 1) H - 1 of its row of `vectors`, as of `embed`; those of part 0
-        stand for the token. Rows that are shorter have nothing to add."""
+        """x [T, H] plus, for each of the tokens [T] below 0, the values part * H ..
+        (part + 1) * H - 1 of the token's row of `vectors` (`embed` uses part 0). Shorter rows add
+        nothing. x may be overwritten."""
         ...
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
     def norm_in_place(self, x: Tensor, norm: Norm) -> None:
-        """x, a tensor or a slice of its columns, becomes norm(x)."""
+        """Replace x, a tensor or a slice of columns, by norm(x)."""
         ...
 
     def space(self, x: Tensor, size: int) -> Tensor:
-        """[T, size] without content, for what follows from x [T, ..]."""
+        """An uninitialised tensor [T, size], for results computed from x [T, ..]."""
         ...
 
     def linear_into(self, x: Tensor, weight: Matrix, out: Tensor) -> None:
-        """`out`, a tensor or a slice of its columns, becomes W x + bias: x [T, in], which may be a
-        slice, too -> [T, out]"""
+        """Write W x + bias into `out`: x [T, in] -> [T, out]. Both may be slices of columns."""
         ...
 
     def copy(self, x: Tensor, out: Tensor) -> None:
-        """`out` becomes x: both are columns of tensors [T, ..], n pieces of one size: [T, n,
-        size]"""
+        """Copy x to `out`. Both are columns of tensors [T, ..], as n pieces of one size:
+        [T, n, size]"""
         ...
 
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
-        """[T, H] -> [T, H], in float32 inside; never part of a product"""
+        """[T, H] -> [T, H], computed in float32; never fused into a product"""
         ...
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
@@ -231,8 +229,8 @@ class Ops(Protocol):
         ...
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
-        """activation(G x) * (U x), G and U the parts of the weight: [T, in] -> [T, out / 2]; the
-        activation is one of `GATES`"""
+        """activation(G x) * (U x), where G and U are the parts of the weight: [T, in] ->
+        [T, out / 2]; the activation is one of `GATES`"""
         ...
 
     def activated(
@@ -245,24 +243,24 @@ class Ops(Protocol):
         ...
 
     def route(self, x: Tensor, router: Router) -> Routed:
-        """The experts of each token of x [T, in], and how much each counts."""
+        """The experts of each token of x [T, in], and their weights."""
         ...
 
     def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        """The sum of the outputs of each token's experts, the best first, each times its weight:
-        [T, in] -> [T, out]. Experts that no token chose are not read. What a token gets does not
-        depend on the others, as far as that holds for `linear`."""
+        """The weighted sum of the outputs of each token's experts, added from the best on:
+        [T, in] -> [T, out]. Experts that no token chose are not read. The result of a token does
+        not depend on other tokens, as far as that holds for `linear`."""
         ...
 
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
-        """Each row of y [T, n] becomes sigmoid(weight x) times itself: x [T, in], weight [in]
+        """Multiply each row of y [T, n] by sigmoid(weight x), in place: x [T, in], weight [in]
         float32."""
         ...
 
     @property
     def chosen(self) -> dict[int, Tensor]:
-        """By layer, the experts that `route` chose last: [T or more, k] int32. On a device with
-        graphs, those of steps without graphs."""
+        """The experts of the last call of `route`, by layer: [T or more, k] int32. On a device with
+        graphs, only steps without graphs set them."""
         ...
 
     def logits(
@@ -273,11 +271,11 @@ class Ops(Protocol):
         cap: float = 0.0,
         places: Tensor | None = None,
     ) -> Tensor:
-        """y = scale W x in float32, or cap tanh(y / cap) unless `cap` is 0; a tensor that the
-        caller may overwrite: [S, in] -> [S, out]. `places` [S]: which tokens of the step these are;
-        None: all of them."""
+        """y = scale W x in float32, or cap tanh(y / cap) unless `cap` is 0: [S, in] -> [S, out].
+        The caller may overwrite the tensor. `places` [S]: the indices of these tokens in the step;
+        None: all tokens."""
         ...
 
     def computed(self, x: Tensor) -> Tensor:
-        """The activation as a tensor: attention reads it, or the model ends with it."""
+        """The activation as a tensor, for attention or as the output of the model."""
         ...

@@ -1,7 +1,7 @@
 """How a router chooses experts: the specification, in torch.
 
-A router gives each token a logit for each expert. From the logits come scores; the experts with the
-best scores are chosen, and how much of each expert's output a token gets follows from the scores.
+A router computes a logit for each token and expert. Scores are computed from the logits. The
+experts with the best scores are chosen, and their weights are computed from the scores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAST_SUM = 1e-20  # that weights are divided by
+LEAST_SUM = 1e-20  # added to the sum by which weights are divided
 
 
 class Scores(Enum):
@@ -22,30 +22,30 @@ class Scores(Enum):
 
 
 class Choice(NamedTuple):
-    """What is chosen, and how much each counts."""
+    """The rule by which experts are chosen and weighted."""
 
     num_experts: int
     num_chosen: int
     scores: Scores = Scores.SOFTMAX
     is_normed: bool = False  # weights are divided by their sum
     scale: float = 1.0  # of weights
-    # Experts stand in groups side by side. A group counts as much as the sum of its best two, and
+    # Consecutive experts form groups. The score of a group is the sum of its two best scores, and
     # only experts of the best groups can be chosen.
     num_groups: int = 1
     num_groups_chosen: int = 1
-    counts_one: bool = False  # a group counts as much as its best
+    counts_one: bool = False  # the score of a group is its best score
 
 
 class Routed(NamedTuple):
-    """The experts of each token, the best first, and how much each counts."""
+    """The experts of each token, the best first, and their weights."""
 
     experts: Tensor  # [T, k] int32
     weights: Tensor  # [T, k] float32
 
 
 def choose(logits: Tensor, choice: Choice, bias: Tensor | None = None) -> Routed:
-    """logits [T, experts] float32 -> the chosen experts; of equal ones the first. `bias` [experts]
-    float32 is added to scores where experts are chosen, and does not count in weights.
+    """logits [T, experts] float32 -> the chosen experts; of equal scores the first expert. `bias`
+    [experts] float32 is added to the scores for the choice only, not for the weights.
 
     Source: Mixtral, arXiv:2401.04088; bias and groups: DeepSeek-V3, arXiv:2412.19437.
     """
@@ -69,7 +69,7 @@ def choose(logits: Tensor, choice: Choice, bias: Tensor | None = None) -> Routed
 
 
 def _in_best_groups(ranks: Tensor, choice: Choice) -> Tensor:
-    """The same, with -inf for the experts of other groups."""
+    """`ranks`, with -inf for the experts of groups that are not chosen."""
     grouped = ranks.view(len(ranks), choice.num_groups, -1)
     num_counted = 1 if choice.counts_one else 2
     counts = grouped.topk(num_counted, dim=-1).values.sum(-1)
@@ -80,6 +80,6 @@ def _in_best_groups(ranks: Tensor, choice: Choice) -> Tensor:
 
 
 def _best(values: Tensor, num: int) -> Tensor:
-    """Places of the largest values, in falling order, the first of equal ones first. torch.topk
-    promises no order of these."""
+    """Indices of the largest values, in descending order, equal values by index. torch.topk
+    promises no order of equal values."""
     return values.sort(dim=-1, descending=True, stable=True).indices[..., :num]

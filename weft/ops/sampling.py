@@ -1,4 +1,4 @@
-"""Choosing tokens: what it means (`SamplerOps`), and its specification in torch, on any device.
+"""Choosing tokens: the interface (`SamplerOps`), and its specification in torch, on any device.
 
 The order is: temperature · top-k · top-p of what top-k left, renormalised · min-p · a draw. Top-k,
 top-p and min-p each keep the tokens above some logit, so together they are one threshold per row;
@@ -20,17 +20,18 @@ from torch import Tensor
 from weft.arrays import FloatArray, IntArray
 from weft.ops.noise import gumbel, row_keys
 
-# Logits that are drawn from together: they stay in the cache from one operation to the next.
+# Logits of the rows that are sampled together, so that they stay in the processor's cache between
+# operations.
 BLOCK_SIZE = 1 << 19
-# Tokens that are sorted for top-p at first; if their mass is too small, eight times as many.
+# Tokens that top-p sorts first. If their mass is too small, it sorts eight times as many.
 FIRST_CANDIDATES = 128
 
 
 class SamplingArrays(Protocol):
-    """How each of S rows is drawn from."""
+    """The sampling parameters of S rows."""
 
     @property
-    def temperature(self) -> FloatArray: ...  # [S], 0: the largest logit
+    def temperature(self) -> FloatArray: ...  # [S], 0: greedy
     @property
     def top_k(self) -> IntArray: ...  # [S], 0: off
     @property
@@ -44,7 +45,7 @@ class SamplingArrays(Protocol):
 
 
 class SamplingTensors(NamedTuple):
-    """`SamplingArrays` where a GPU can read them."""
+    """`SamplingArrays` on the device."""
 
     temperature: Tensor  # [S] float32
     top_k: Tensor  # [S] int32
@@ -55,8 +56,8 @@ class SamplingTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagedSampling:
-    """`SamplingArrays` on the host, by which launches are decided, and on the device, where kernels
-    read them."""
+    """`SamplingArrays` twice: on the host, to decide which kernels are launched, and on the device,
+    for the kernels."""
 
     temperature: FloatArray
     top_k: IntArray
@@ -68,7 +69,7 @@ class StagedSampling:
 
 
 def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTensors:
-    """`draws` on the device, where they may be already."""
+    """`draws` on the device. Copies them unless they are there already."""
     if isinstance(draws, StagedSampling):
         return draws.device
     keys = row_keys(draws.seeds, draws.positions)
@@ -77,11 +78,11 @@ def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTen
 
 
 class TokenHistory(Protocol):
-    """What P rows have seen and said before, and how much less likely that makes it to come again.
+    """The prompt and output of P rows, and the penalties of their tokens.
 
-    `history` is each row's prompt and output, one row after the other. That of row `index[i]` is
-    `offsets[i]:offsets[i + 1]`, and its output begins at `output_starts[i]` (an index into
-    `history`). Where `lacks_last[i]`, the last token of its output is not in it.
+    `history` concatenates the prompt and output of each row. Row `index[i]` has
+    `history[offsets[i] : offsets[i + 1]]`, and its output begins at `output_starts[i]` (an index
+    into `history`). If `lacks_last[i]`, `history` lacks the last token of the row's output.
     """
 
     @property
@@ -108,7 +109,7 @@ class SampledTokens(NamedTuple):
 
 
 class TopLogprobTensors(NamedTuple):
-    """Natural logarithms of probabilities, before temperature, for L rows."""
+    """Log probabilities (natural), before temperature, of L rows."""
 
     logprob: Tensor  # [L] of the chosen token
     top_ids: Tensor  # [L, K] int32
@@ -116,11 +117,11 @@ class TopLogprobTensors(NamedTuple):
 
 
 class SamplerOps(Protocol):
-    """Logits are float32 [S, V], every row in one piece."""
+    """Logits are float32 [S, V]; every row is contiguous."""
 
     def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
-        """One token per row; any at all where the peak is not finite. The logits stay as they
-        are."""
+        """One token per row; an arbitrary one if the row's largest logit is not finite. Does not
+        change the logits."""
         ...
 
     def mask(
@@ -129,10 +130,10 @@ class SamplerOps(Protocol):
         masks: Tensor,
         rows: Tensor,
     ) -> None:
-        """Set logits to -inf where a bit is 0: token t of row `rows[i]` has bit t % 32 of masks[i,
-        t // 32].
+        """Set the logits of tokens whose bit is 0 to -inf: token t of row `rows[i]` has bit t % 32
+        of masks[i, t // 32].
 
-        masks [M, W] int32, rows [M] int64. Tokens from 32 W on have no bit and are forbidden, too.
+        masks [M, W] int32, rows [M] int64. Tokens from 32 * W on have no bit and are forbidden.
         """
         ...
 
@@ -142,27 +143,28 @@ class SamplerOps(Protocol):
         seen: TokenHistory,
         last_tokens: Tensor,
     ) -> None:
-        """Lower the logits of tokens seen before. Repetition divides positive and multiplies
-        negative ones, for tokens of prompt and output; frequency is subtracted per occurrence in
-        the output, presence once if there is any.
+        """Lower the logits of tokens that occurred before. Repetition divides positive logits and
+        multiplies negative ones, for tokens of prompt and output; frequency is subtracted once per
+        occurrence in the output; presence is subtracted once if the token occurs there.
 
-        Each is computed in float64 and rounded once. `last_tokens` [S] (int64) are those that the
-        rows end with. Sources: CTRL, arXiv:1909.05858, section 4.1; the OpenAI API reference.
+        Each logit is computed in float64 and rounded once. `last_tokens` [S] (int64) is the last
+        token of each row. Sources: CTRL, arXiv:1909.05858, section 4.1; the OpenAI API reference.
         """
         ...
 
     def logprobs(
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
     ) -> TopLogprobTensors:
-        """Of the chosen and of the `num_top` likeliest tokens of `rows` [L] (int64)."""
+        """Log probabilities of the chosen token and of the `num_top` likeliest tokens of `rows` [L]
+        (int64)."""
         ...
 
 
 class TorchSamplerOps:
-    """The specification."""
+    """`SamplerOps` in torch: the specification."""
 
     def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
-        # The first of equal ones; a NaN is the maximum of its row.
+        # The first of equal logits. A NaN is the maximum of its row.
         max_logits, tokens = logits.max(dim=-1)
         rows = np.flatnonzero(draws.temperature > 0)
         block_len = max(1, BLOCK_SIZE // logits.shape[1])
@@ -187,7 +189,7 @@ class TorchSamplerOps:
         bits = (masks[:, :, None] >> shifts) & 1
         forbidden = bits.flatten(1) == 0
         behind = (0, logits.shape[1] - forbidden.shape[1])
-        # A negative number of columns is cut off.
+        # A negative padding removes columns.
         forbidden = torch.nn.functional.pad(forbidden, behind, value=True)
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
@@ -203,7 +205,7 @@ class TorchSamplerOps:
         in_output = np.arange(len(seen.history)) >= seen.output_starts[owner]
         rows = on(logits, seen.index)
         lacking = on(logits, np.flatnonzero(seen.lacks_last))
-        # One key per (penalised row, token) seen; `counts` tells how often it was generated.
+        # One key per (penalised row, token) that occurred; `counts`: its occurrences in the output.
         known = on(logits, owner * vocab_size + seen.history)
         keys = torch.cat((known, lacking * vocab_size + last_tokens[rows[lacking]]))
         weights = torch.cat(
@@ -240,8 +242,8 @@ def _draw(
     draws: SamplingArrays,
     rows: NDArray[np.int64],
 ) -> Tensor:
-    """One token for each of `rows`: their logits x [n, V] (overwritten), maxima `max_logits`
-    [n]."""
+    """Sample one token for each of `rows`, from their logits x [n, V] (overwritten) with the maxima
+    `max_logits` [n]."""
     temperature = on(x, draws.temperature[rows])
     # At most 0, however small the temperature.
     x.sub_(max_logits[:, None]).div_(temperature[:, None])
@@ -255,7 +257,7 @@ def _draw(
         x.masked_fill_(x < cut[:, None], -torch.inf)
     # Adding Gumbel noise and taking the maximum draws from the softmax of x.
     if isinstance(draws, StagedSampling):
-        # The device may know better than the host at which position it samples.
+        # The positions on the device may be more recent than those on the host.
         keys = draws.device.keys[on(x, rows)]
     else:
         keys = torch.from_numpy(row_keys(draws.seeds[rows], draws.positions[rows])).to(x.device)
@@ -269,8 +271,8 @@ def threshold(
     top_p: FloatArray,
     min_p: FloatArray,
 ) -> Tensor | None:
-    """The smallest logit of each row that top-k, top-p and min-p keep, [n]; None if all keep
-    everything.
+    """The smallest logit of each row that top-k, top-p and min-p all keep, [n]; None if they are
+    off for all rows.
 
     x [n, V] are logits after temperature, with maximum 0. top_k 0, top_p 1 and min_p 0 are off.
     """
@@ -292,10 +294,9 @@ def _top_cut(
     top_k: IntArray,
     top_p: FloatArray,
 ) -> Tensor:
-    """`threshold` without min-p, for rows that top-k or top-p cut.
+    """`threshold` without min-p, for rows with top-k or top-p.
 
-    Only the largest logits are sorted: as many as top-k asks for, and as hold the mass that top-p
-    asks for.
+    Sorts only the largest logits: top_k of them, and enough to reach the mass top_p.
     """
     vocab_size = x.shape[1]
     num = max(int(top_k.max()), FIRST_CANDIDATES if (top_k == 0).any() else 0)
@@ -324,14 +325,14 @@ def _top_cut(
 
 
 def on(like: Tensor, array: NDArray[np.generic]) -> Tensor:
-    """The array on the device of `like`; indices as int64."""
+    """The array on the device of `like`; integers become int64."""
     if array.dtype.kind == "i":
         return moved(array.astype(np.int64), like.device)
     return moved(array.astype(array.dtype), like.device)
 
 
 def moved(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array on the device. A GPU is not waited for: torch keeps the pinned copy until it has
-    been read."""
+    """The array on the device. Does not wait for a GPU: torch keeps the pinned copy until the GPU
+    has read it."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,13 +1,13 @@
-"""Weights that several processes, called ranks, hold in parts, and the parts that each one has.
+"""Tensor parallelism: processes, called ranks, each hold a part of every divided weight.
 
     outputs divided                     inputs divided
     W x = | W0 x |  rank 0              W x = W0 x0 + W1 x1
           | W1 x |  rank 1                    rank 0   rank 1
 
-A product whose outputs are divided gives each rank its part of y; one whose inputs are divided
-takes such a part and gives every rank a term, and the sum of all terms is y. So a layer needs one
-sum behind each second product. Names of tensors, files and formats are those of the whole weight:
-`ShardedMatrix` takes rows of that and keeps what is its rank's.
+A product whose outputs are divided gives each rank a part of y. A product whose inputs are divided
+takes such a part and gives each rank a term; y is the sum of all terms. So ranks sum after every
+second product of a layer. Names of tensors, files and formats are those of the whole weight:
+`ShardedMatrix` takes rows of the whole weight and stores the part of its rank.
 
 Source: Megatron-LM, arXiv:1909.08053, section 3.
 """
@@ -25,43 +25,44 @@ from weft.ops.protocol import Divided, Matrix, Shard
 
 
 class CannotShard(ValueError):
-    """Stored codes cannot be divided; the message says between which inputs."""
+    """Stored codes cannot be divided between ranks; the message gives the reason."""
 
 
 class RankPlace(NamedTuple):
-    """Which of the ranks this process is."""
+    """The place of this process among the ranks."""
 
     rank: int  # 0..size-1
     size: int
 
 
 class Collective(Protocol):
-    """What ranks do together. Every rank calls the same functions in the same order, with tensors
-    of the same sizes. Raises `RankLost` where others do not take part."""
+    """Collective operations of all ranks. Every rank calls the same functions in the same order,
+    with tensors of the same sizes. Each call raises `RankLost` if another rank does not take
+    part."""
 
     rank: int  # as in `RankPlace`
     size: int
 
     def all_reduce(self, x: Tensor) -> None:
-        """x becomes the sum of x over all ranks, added in the order of ranks where that can be
-        chosen. x is float32 and contiguous."""
+        """Replace x by the sum of x over all ranks, added in the order of ranks where the
+        implementation can choose the order. x is float32 and contiguous."""
         ...
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """On rank 0 the x of all ranks, [size, *x.shape]; None on the others. x is contiguous."""
+        """The x of all ranks on rank 0, [size, *x.shape]; None on other ranks. x is contiguous."""
         ...
 
     def close(self) -> None:
-        """Leave: nothing is called afterwards."""
+        """Leave the group. No method is called afterwards."""
         ...
 
 
 class RankLost(RuntimeError):
-    """A rank does not take part any more: nothing more can be computed."""
+    """A rank has stopped taking part, so no further step can be computed."""
 
 
 class Part(NamedTuple):
-    """Neighbouring rows or columns of a whole."""
+    """Consecutive rows or columns of the whole weight."""
 
     first: int
     size: int
@@ -72,11 +73,10 @@ class Part(NamedTuple):
 
 
 def part_of(size: int, rank: int, num_ranks: int, unit: int = 1) -> Part:
-    """What rank `rank` has of `size` numbers of which `unit` stay together.
+    """The part of rank `rank` of `size` numbers that are divided in units of `unit` numbers.
 
-    Where there are fewer units than ranks, neighbouring ranks have the same one. Else all have as
-    many; if they do not come out even, the last ranks have some beyond the end, which stand for
-    nothing.
+    If there are fewer units than ranks, consecutive ranks share a unit. Otherwise all ranks have
+    the same number of units; the parts of the last ranks may reach beyond the end (padding).
     """
     num_units = -(-size // unit)
     if num_units < num_ranks:
@@ -86,9 +86,10 @@ def part_of(size: int, rank: int, num_ranks: int, unit: int = 1) -> Part:
 
 
 class ShardedMatrix:
-    """A `Matrix` of which this process keeps a part: `local` has the rows or columns of its rank.
+    """A `Matrix` of which this process stores a part: `local` has the rows or columns of its rank.
 
-    What comes is rows of the whole. `get` gives them with NaN where other ranks have the values.
+    `put` takes rows of the whole matrix. `get` returns such rows, with NaN for the values of other
+    ranks.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class ShardedMatrix:
 
     @property
     def rows(self) -> Sequence[Part]:
-        """Of each part of the matrix, those of this rank."""
+        """The rows of this rank, for each part of the matrix."""
         return self._rows
 
     @property
@@ -124,7 +125,7 @@ class ShardedMatrix:
 
     @property
     def is_summed(self) -> bool:
-        """Whether products with it are terms of a sum over all ranks."""
+        """Whether products with this matrix are terms of a sum over all ranks."""
         return self.shard.divided is Divided.INPUTS
 
     @property
@@ -170,14 +171,14 @@ class ShardedMatrix:
         here = self._here(part, start, len(whole))
         if here is not None:
             first = start + here.start - self._rows[part].first
-            # A matrix is read from a multiple of ROW_STEP on, which a shard need not begin at.
+            # `local.get` reads from a multiple of ROW_STEP on; a shard may begin elsewhere.
             found = self.local.get(part, 0, first + here.stop - here.start)[first:]
             whole[here, self._columns.first : self._columns.end] = found.to(whole)
         return whole
 
     def put_bias(self, part: int, values: Tensor) -> None:
         if self.is_summed:
-            # It is in the sum once.
+            # Only rank 0 adds the bias, so that the sum contains it once.
             self.local.put_bias(part, values if self._rank == 0 else torch.zeros_like(values))
             return
         rows = self._rows[part]
@@ -197,7 +198,7 @@ class ShardedMatrix:
         return whole
 
     def _here(self, part: int, start: int, num_rows: int) -> slice | None:
-        """Which of the rows from `start` on are of this rank, if any is."""
+        """The slice of the rows from `start` on that belongs to this rank; None if it is empty."""
         rows = self._rows[part]
         first = max(start, rows.first)
         end = min(start + num_rows, rows.end)

@@ -1,11 +1,11 @@
-"""Layers that several processes, called stages, compute one after the other (`--pp-size`), and what
-goes from one to the next.
+"""Pipeline parallelism (`--pp-size`): processes, called stages, compute the layers one after the
+other. This module has the places of stages, and the handover of activations between them.
 
-    stage 0   embedding, layers 0 .. 7  ─ what they leave of the tokens ─▶
+    stage 0   embedding, layers 0 .. 7  ─ activations of the tokens ─▶
     stage 1                                layers 8 .. 15, head, sampling
 
-Each stage has all names of the model's tensors and keeps the content of its own: whatever reads or
-changes weights finds on each of them what it finds on a process that has all.
+Each stage has all names of the model's tensors, and stores the content of its own layers only. So
+code that reads or changes weights finds the same names on each stage as in a single process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.ops.protocol import Matrix, Ops, Shard
 
 
 class StagePlace(NamedTuple):
-    """Which of the stages this process is."""
+    """The place of this process among the stages."""
 
     stage: int  # 0..size-1
     size: int
@@ -39,39 +39,39 @@ class StagePlace(NamedTuple):
         return self.stage == self.size - 1
 
     def layers(self, num_layers: int) -> range:
-        """Those of this stage. Where they do not come out even, later stages have fewer: the last
-        one has the head besides."""
+        """The layers of this stage. If they cannot be divided evenly, later stages have one layer
+        fewer, because the last one also has the head."""
         least, more = divmod(num_layers, self.size)
         first = self.stage * least + min(self.stage, more)
         return range(first, first + least + (self.stage < more))
 
 
 class Pipe(Protocol):
-    """From one stage to the next."""
+    """The connection between one stage and the next."""
 
     def give(self, x: Tensor) -> None:
         """Send x, float32 and contiguous. Raises RankLost."""
         ...
 
     def take(self, x: Tensor) -> None:
-        """x becomes what the stage before has given. Raises RankLost."""
+        """Receive into x what the stage before has sent. Raises RankLost."""
         ...
 
 
 class Handover(Protocol):
-    """What a model does where its stage begins and ends, in the way of its `Ops`."""
+    """The first and the last operation of a stage, for one kind of `Ops`."""
 
     def take(self, num_tokens: int, size: int) -> Tensor:
-        """What the stage before leaves of the tokens of a step: [num_tokens, size]."""
+        """The activations of the step's tokens from the stage before: [num_tokens, size]."""
         ...
 
     def give(self, x: Tensor) -> Tensor:
-        """Let the next stage have x [T, size], which is returned."""
+        """Send x [T, size] to the next stage. Returns x."""
         ...
 
 
 class PlainHandover:
-    """In torch, with activations of `dtype`: the specification of `cpp/staged.py`."""
+    """`Handover` in torch, with activations of `dtype`: the specification of `cpp/staged.py`."""
 
     def __init__(self, ops: Ops, pipe: Pipe, dtype: torch.dtype) -> None:
         self._ops = ops
@@ -90,7 +90,7 @@ class PlainHandover:
 
 
 class AbsentMatrix:
-    """A `Matrix` that another stage has: takes content, and keeps none."""
+    """A `Matrix` of another stage: accepts content and discards it."""
 
     tensors: Sequence[Tensor] = ()
 
@@ -114,7 +114,7 @@ class AbsentMatrix:
         pass
 
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """NaN, in place of the values that other stages have."""
+        """NaN, because another stage has the values."""
         num_rows = len(range(self.sizes[part])[start:stop])
         return torch.full((num_rows, self._in_size), torch.nan)
 
@@ -126,7 +126,8 @@ class AbsentMatrix:
 
 
 class AbsentOps(PlainOps):
-    """Makes the weights of layers that another stage computes. Vectors are small, and are kept."""
+    """Makes the weights of layers that another stage computes. Vectors are small, so they are
+    stored here as well."""
 
     def __init__(self) -> None:
         super().__init__(torch.float32, torch.device("cpu"))
@@ -160,7 +161,7 @@ class AbsentOps(PlainOps):
 
 
 class PresentAdapters:
-    """The `AdapterOps` of one stage: those of the matrices that it has."""
+    """The `AdapterOps` of one stage: adapters of the matrices that the stage has."""
 
     def __init__(self, adapters: AdapterOps) -> None:
         self.dtype = adapters.dtype

@@ -1,6 +1,6 @@
-"""What a token does to a state, in torch: the specification of the kernels. Knows no slots.
+"""The update of a state by one token, in torch: the specification of the kernels. Knows no slots.
 
-A = requests that get a token. Everything is in float32.
+A is the number of requests that get a token. All tensors are float32.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DELTA_EPS = 1e-6  # beside the squared length of a query or key
+DELTA_EPS = 1e-6  # added to the squared length of a query or key
 
 
 def conv_step(
@@ -38,11 +38,11 @@ def delta_step(
     decay: Tensor,
     rate: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule: what the state, decayed, says of a key is moved towards its value.
+    """The gated delta rule: the value that the decayed state has for a key moves towards v.
 
-    state [A, heads, K, V]; q and k [A, heads, K], as they come: they are divided by their lengths,
-    and q by sqrt(K); v [A, heads, V]; decay and rate [A, heads]. Returns the next state, and its
-    answer [A, heads, V] to the query. Source: arXiv:2412.06464.
+    state [A, heads, K, V]; q and k [A, heads, K], not normalised: this function divides them by
+    their lengths, and q by sqrt(K); v [A, heads, V]; decay and rate [A, heads]. Returns the next
+    state, and its output [A, heads, V] for the query. Source: arXiv:2412.06464.
     """
     key = _of_length_one(k)
     query = _of_length_one(q) * q.shape[-1] ** -0.5
@@ -66,11 +66,11 @@ def scan_step(
     decay: Tensor,
     step: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Mamba 2: the state decays, and takes in a step's part of the value.
+    """Mamba 2: the state decays, and the outer product of `into` and step * x is added to it.
 
-    state [A, heads, N, V]; x [A, heads, V]; into and out_of [A, heads, N]; decay and step
-    [A, heads]. Returns the next state, and what it answers [A, heads, V] to `out_of`. Source:
-    arXiv:2405.21060.
+    state [A, heads, N, V]; x [A, heads, V]; into and out_of [A, heads, N] (B and C of the paper);
+    decay and step [A, heads]. Returns the next state, and its output [A, heads, V] for `out_of`.
+    Source: arXiv:2405.21060.
     """
     value = step[..., None] * x
     taken_in = into[..., None] * value[..., None, :]
@@ -79,7 +79,7 @@ def scan_step(
 
 
 def delta_decay(rates: Tensor, decay_log: Tensor, decay_bias: Tensor) -> Tensor:
-    """rates [.., heads] -> what is left of a state, [.., heads]"""
+    """rates [.., heads] -> the factor by which a state decays, [.., heads]"""
     return torch.exp(-torch.exp(decay_log) * F.softplus(rates + decay_bias))
 
 
