@@ -1,5 +1,5 @@
-"""Attention over cached tokens in plain torch: the specification of the kernels, in the floats that
-it is given."""
+"""Attention over cached tokens in plain torch: the specification of the kernels. It computes in the
+type of its arguments."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T) v for each token of a step, over what it sees of its request.
+    """softmax(scale * q k^T) v for each token of a step, over the tokens of its request that it
+    sees.
 
-    q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table [.., context]
-    has the slot of each token of a request in the line that `rows` [R] names. Request r has
-    starts[r] tokens in the cache and lens[r] in this step, which stand after those of the requests
-    before it. A token sees itself and the window - 1 tokens before it (window 0: all), and what
-    no token sees is not read. With a
-    cap, scores become cap tanh(score / cap). With sinks [heads], the softmax of a head has one
-    more score, as it is, which has no value. Returns [T, heads, D]. Sources: arXiv:1706.03762;
-    grouped queries: arXiv:2305.13245; sinks: arXiv:2309.17453, learnt ones: arXiv:2508.10925.
+    q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table[rows[r], i]
+    is the slot of token i of request r. Request r has starts[r] tokens in the cache and lens[r] in
+    this step; in q, requests follow each other. A token sees itself and the window - 1 tokens
+    before it (window 0: all); slots that no token sees are not read. With a cap, scores become
+    cap tanh(score / cap). With sinks [heads], the softmax of a head has one more score, the sink,
+    unscaled, which has no value. Returns [T, heads, D]. Sources: arXiv:1706.03762; grouped queries:
+    arXiv:2305.13245; sinks: arXiv:2309.17453, learnt ones: arXiv:2508.10925.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // k.shape[1]
@@ -54,8 +54,8 @@ def paged_attention(
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """softmax over the last dimension; `sinks` [.., 1] join its sum, and their weights are left
-    out: [.., L] -> [.., L]"""
+    """softmax over the last dimension: [.., L] -> [.., L]. `sinks` [.., 1] are part of its sum, but
+    their weights are not returned."""
     if sinks is None:
         return scores.softmax(-1)
     column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)

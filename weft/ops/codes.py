@@ -1,12 +1,12 @@
-"""Weights as they are stored in few bits: codes, with scales for groups of inputs.
+"""Weights in few bits: codes, with scales for groups of inputs.
 
 A weight is
 
     scale * (code - offset) + min     or     scale * table[code] + min
 
-where scale and min belong to an output and a group of neighbouring inputs; there may be no min.
-Knows no file format: whoever reads one gives its tensors this shape, and what keeps matrices
-(`protocol.Matrix`) takes it, as it is where it can.
+where scale and min belong to an output and a group of consecutive inputs; there may be no min.
+Knows no file format: the readers of files convert their tensors to `Codes`, and a matrix
+(`protocol.Matrix`) stores these unchanged if it can.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 
 COARSE = 256  # inputs that share a coarse scale
 
-# What four bits stand for in formats that have no even steps.
+# Values of four-bit codes in formats with uneven steps.
 E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class CodeFormat(NamedTuple):
-    """How the codes of a whole matrix are to be read."""
+    """The encoding of all codes of a matrix."""
 
     bits: int  # 4: codes are 0..15; 6: 0..63; 8: 0..255
     group: int  # inputs that share a scale: 16, 32, 64 or 128; 0: all of an output
-    offset: int = 0  # taken off each code, if there is no table
-    table: tuple[int, ...] = ()  # 16 integers that four bits stand for; () where a code is itself
+    offset: int = 0  # subtracted from each code, if there is no table
+    table: tuple[int, ...] = ()  # values of the 16 codes of four bits; (): no table
     has_mins: bool = False
     scale_type: torch.dtype = torch.float32  # or float16, bfloat16: holds every scale and min
-    is_coarse: bool = False  # scales and mins have a coarse factor, and are int8 below it
+    is_coarse: bool = False  # scales and mins are int8, times a coarse factor
 
 
 class Scales(NamedTuple):
     """One number for each output and group: `fine`, or `fine` times `coarse` in float32."""
 
-    fine: Tensor  # [n, groups] float16, bfloat16 or float32; int8 where there is a coarse factor
+    fine: Tensor  # [n, groups] float16, bfloat16 or float32; int8 if there is a coarse factor
     coarse: Tensor | None = None  # [n, ceil(in / COARSE)] float16
 
     def values(self, group: int) -> Tensor:
@@ -50,7 +50,7 @@ class Scales(NamedTuple):
         return fine * factors[:, : fine.shape[1]]
 
     def of(self, rows: slice) -> Scales:
-        """Those of some outputs."""
+        """The scales of some outputs."""
         return Scales(self.fine[rows], None if self.coarse is None else self.coarse[rows])
 
     def rows(self, index: Tensor | slice) -> Scales:
@@ -65,7 +65,7 @@ class Codes(NamedTuple):
     values: Tensor  # [n, in] uint8
     scales: Scales
     mins: Scales | None = None
-    # Which input each column of `values` is for, [in] int32; None: they stand in the inputs' order.
+    # The input of each column of `values`, [in] int32; None: the columns are in input order.
     order: Tensor | None = None
 
     def of(self, rows: slice) -> Codes:
@@ -76,7 +76,7 @@ class Codes(NamedTuple):
         return Codes(self.format, self.values[rows], self.scales.of(rows), mins, self.order)
 
     def dequantized(self) -> Tensor:
-        """[n, in] float32: each weight computed in float32, from left to right."""
+        """The weights [n, in], computed in float32, from left to right in the formula above."""
         format = self.format
         in_size = self.values.shape[1]
         if format.table:
@@ -94,7 +94,7 @@ class Codes(NamedTuple):
         return by_input
 
     def _by_input(self, scales: Scales, in_size: int) -> Tensor:
-        """[n, groups] -> [n, in], or [n, 1] where all inputs share one."""
+        """[n, groups] -> [n, in], or [n, 1] if all inputs share a scale."""
         group = self.format.group
         if group == 0:
             return scales.values(in_size)
@@ -102,6 +102,6 @@ class Codes(NamedTuple):
 
 
 def codes_of_int8(rows: Tensor, scales: Tensor) -> Codes:
-    """Rows of signed integers [n, in], with a float32 scale for each [n]."""
+    """Codes of int8 rows [n, in] with one float32 scale per row, [n]."""
     values = rows.view(torch.uint8) ^ 128
     return Codes(CodeFormat(8, 0, offset=128), values, Scales(scales[:, None]))

@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a transformer: normalisation, rotary embedding,
+"""Operations between the matrix products of a transformer: normalisation, rotary embedding,
 activations."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CLAMPED = "clamped_swiglu"  # which also changes the up: a gate of `gate_and_mul` alone
+CLAMPED = "clamped_swiglu"  # also changes `up`, so only `gate_and_mul` has it, not GATES
 CLAMP = 7.0
 CLAMPED_ALPHA = 1.702
 QUICK_GELU = 1.702
@@ -43,7 +43,7 @@ def gate_and_mul(x: Tensor, activation: str) -> Tensor:
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """(up + 1) gate sigmoid(1.702 gate), of values up to 7. Source: gpt-oss, arXiv:2508.10925."""
+    """(up + 1) gate sigmoid(1.702 gate), after clamping to 7. Source: gpt-oss, arXiv:2508.10925."""
     gate = gate.clamp(max=CLAMP)
     up = up.clamp(-CLAMP, CLAMP)
     return (up + 1) * gate * torch.sigmoid(CLAMPED_ALPHA * gate)
@@ -55,7 +55,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The same by way of tanh, as some models were trained with."""
+    """gelu approximated by tanh, as some models were trained with it."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -129,8 +129,8 @@ def apply_rotary(
     cos: Tensor,
     signed_sin: Tensor,
 ) -> Tensor:
-    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with `rotary_tables`; of more
-    values in a head only the first D turn.
+    """Rotate pairs (i, i + D / 2) of each head: x [T, heads, D] with `rotary_tables`. If heads have
+    more than D values, only the first D are rotated.
 
     Source: arXiv:2104.09864, in the half-split order of Hugging Face checkpoints.
     """
@@ -144,9 +144,9 @@ def apply_rotary(
 
 
 def in_halves(x: Tensor, size: int) -> Tensor:
-    """Pairs that lie side by side become pairs (i, i + size / 2), in the first `size` values of
-    each head: x [T, heads, D]. In this order `apply_rotary` turns them; where queries and keys
-    have the same order, their products are the same."""
+    """Reorder consecutive pairs to pairs (i, i + size / 2), in the first `size` values of each
+    head: x [T, heads, D]. `apply_rotary` rotates pairs of this order. If queries and keys are both
+    reordered, their products do not change."""
     first = x[..., 0:size:2]
     second = x[..., 1:size:2]
     return torch.cat((first, second, x[..., size:]), dim=-1)

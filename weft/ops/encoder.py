@@ -1,5 +1,5 @@
-"""What encoders are made of besides `Ops`: three embeddings in one, and attention within whole
-prompts. In torch, on any device; `cpp/encoder.py` records programs for the CPU kernels."""
+"""The operation that encoders need in addition to `Ops`: the sum of three embeddings. In torch, on
+any device; `cpp/encoder.py` records programs for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.ops.protocol import LayerNorm, Matrix, Ops
 
 
 class Tables(NamedTuple):
-    """What a token's vector is the sum of; made by `Ops.matrix` as `precise`."""
+    """The three embeddings whose sum is a token's vector; made by `Ops.matrix` as `precise`."""
 
     words: Matrix
     kinds: Matrix  # of segments

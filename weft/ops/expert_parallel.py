@@ -1,11 +1,11 @@
-"""Experts that several processes have between them, called peers: each has some of the experts, and
-all of the rest of the model, and computes steps of its own.
+"""Expert parallelism: each of several processes, called peers, has some of the experts and all
+other weights of the model, and computes its own steps.
 
     tokens of peer 0 ─▶ routed ─┬─▶ experts of peer 0 ─┬─▶ weighted sum ─▶ tokens of peer 0
     tokens of peer 1 ─▶ routed ─┴─▶ experts of peer 1 ─┴─▶ weighted sum ─▶ tokens of peer 1
 
-What an expert makes of a token goes back as it is, and whoever has the token adds up. So a token
-gets the bits that it would get in one process. This is the specification of
+A peer returns the unweighted outputs of its experts, and the peer that has the token adds them up.
+So the result of a token has the same bits as in a single process. This is the specification of
 `cpp/expert_parallel.py`.
 
 Source: GShard, arXiv:2006.16668, section 3.
@@ -26,50 +26,51 @@ from weft.ops.routing import Routed
 
 
 class PeerPlace(NamedTuple):
-    """Which of the peers this process is."""
+    """The place of this process among the peers."""
 
     rank: int  # 0..size-1
     size: int
 
 
 class ExpertRange(NamedTuple):
-    """Neighbouring experts: those of one peer."""
+    """Consecutive experts: those of one peer."""
 
     first: int
     size: int
 
 
 def experts_of(num_experts: int, place: PeerPlace) -> ExpertRange:
-    """Those of a peer. All have as many, but for one where they do not come out even."""
+    """The experts of a peer. The numbers of two peers differ by at most one."""
     first = num_experts * place.rank // place.size
     end = num_experts * (place.rank + 1) // place.size
     return ExpertRange(first, end - first)
 
 
 class ComputeExperts(Protocol):
-    """Computes experts of this process."""
+    """Computes the outputs of experts of this process."""
 
     def __call__(self, layer: int, x: Tensor, rows: Tensor, experts: Tensor) -> Tensor:
-        """What experts [n] of a layer, by their number among those of this process, make of the
-        rows [n] of x: [n, hidden] float32, good until the next call. Layers are counted by those
-        that have experts. n > 0."""
+        """The output of expert experts[i] for row rows[i] of x: [n, hidden] float32, valid until
+        the next call. Experts are numbered within this process, and layers among those that have
+        experts. n > 0."""
         ...
 
 
 class ExpertExchange(Protocol):
-    """Where peers compute experts for each other. All call it for the same layers in the same
-    order. Raises RankLost where others do not take part."""
+    """Lets peers compute experts for each other. All peers call it for the same layers in the same
+    order. Raises RankLost if another peer does not take part."""
 
     def exchange(self, layer: int, x: Tensor, experts: Tensor, out: Tensor) -> None:
-        """`out` [T k, hidden] float32 becomes what experts [T, k] int32 make of x [T, hidden], of
-        tokens of this process; meanwhile it computes its own experts for all. T may be 0."""
+        """Write into `out` [T * k, hidden] float32 the outputs of experts [T, k] int32 for x
+        [T, hidden], the tokens of this process. Meanwhile, this process computes its own experts
+        for all peers. T may be 0."""
         ...
 
 
 class OwnedExperts:
-    """A `Matrix` of experts of which this process keeps some: `local` has them.
+    """A `Matrix` of experts of which this process stores some, in `local`.
 
-    `get` gives NaN for those that others have.
+    `get` returns NaN for the experts of other peers.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class OwnedExperts:
         *,
         number: int,
     ) -> None:
-        """`sizes`: those of the parts of one expert. `number` among all matrices of experts, in
-        the order in which they were made."""
+        """`sizes`: of the parts of one expert. `number`: the index among all matrices of experts,
+        in the order in which they were made."""
         self.local = local
         self.sizes = sizes * num_experts
         self.number = number
@@ -128,8 +129,8 @@ class OwnedExperts:
 
 
 class ExpertLayers:
-    """The experts that this process has, layer by layer. A layer makes two matrices: gates and ups
-    first."""
+    """The experts of this process, layer by layer. A layer makes two matrices: first gates and ups,
+    then downs."""
 
     def __init__(self, place: PeerPlace) -> None:
         self.place = place
@@ -138,7 +139,7 @@ class ExpertLayers:
     def own(
         self, local: Matrix, num_experts: int, in_size: int, sizes: tuple[int, ...]
     ) -> OwnedExperts:
-        """The next matrix, of which `local` has this process's experts."""
+        """Register the next matrix; `local` has the experts of this process."""
         owned = experts_of(num_experts, self.place)
         number = len(self._matrices)
         matrix = OwnedExperts(local, in_size, sizes, num_experts, owned, number=number)
@@ -146,7 +147,8 @@ class ExpertLayers:
         return matrix
 
     def local(self, activations: Sequence[str]) -> list[Experts]:
-        """Those of this process alone, of all layers that have experts. `activations`: theirs."""
+        """The experts of this process, of all layers that have experts. `activations`: one per such
+        layer."""
         assert len(self._matrices) == 2 * len(activations), "a layer of experts has two matrices"
         found = []
         for layer, activation in enumerate(activations):
@@ -156,7 +158,8 @@ class ExpertLayers:
 
 
 def layer_of(experts: Experts) -> int | None:
-    """The number of a layer among those that have experts; None: no peer has a part of them."""
+    """The index of a layer among those that have experts; None: its experts are not divided between
+    peers."""
     if not isinstance(experts.down, OwnedExperts):
         return None
     return experts.down.number // 2

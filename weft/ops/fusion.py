@@ -1,18 +1,18 @@
-"""How norms and sums become part of matrix products although models write them apart.
+"""Fuses norms and sums into matrix products, although models write them separately.
 
 A model says  x = x + down(up(norm(x))).  Kernels compute a norm while they read the input of a
-product, and a sum while they write its output. So a norm and a product are not computed where the
-model calls them, but where something reads them:
+product, and a sum while they write its output. So norms and products are evaluated lazily, when
+their result is used:
 
-    h = norm(x)     Normed: nothing yet
-    y = W h         Product: nothing yet
+    h = norm(x)     Normed: nothing is computed
+    y = W h         Product: nothing is computed
     x = x + y       one operation: x += W norm(x)
 
 In the same way x + s * (W h) and x + s * norm(y) are one operation each.
 
-`Value`, `Normed` and `Product` stand where models see tensors. A sum overwrites its left side, and
-a later read of that value is an error here, when the model runs or its program is recorded; so no
-model computes with memory that was overwritten. Knows no kernel.
+Models get a `Value`, `Normed` or `Product` where their types say Tensor. A sum overwrites its left
+operand. A later read of that operand fails an assertion when the model runs or its program is
+recorded; so no model computes with overwritten memory. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FusedNorm(Protocol):
 
 
 class Value:
-    """An activation that was computed."""
+    """An activation that has been computed."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -67,8 +67,8 @@ class Value:
 
 
 class Normed:
-    """norm(x), computed when it is read by anything but a product, or added to an activation; times
-    `scale` where it is added."""
+    """norm(x), computed when it is added to an activation or read by anything but a product. A sum
+    multiplies it by `scale`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Normed:
         return Normed(self.x, self.norm, self._compute, self._scale * scale)
 
     def added_to(self, total: Tensor) -> Tensor:
-        """Add the normed to `total` in place."""
+        """Add scale norm(x) to `total` in place."""
         return self._compute(tensor_of(self.x), self.norm, total, self._scale)
 
     def __radd__(self, tensor: Tensor) -> Value:
@@ -106,8 +106,8 @@ class Normed:
 
 
 class Product:
-    """W x + bias, computed when it is read or added to another activation; times `scale` where it
-    is added."""
+    """W x + bias, computed when it is read or added to another activation. A sum multiplies it by
+    `scale`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Product:
         return Product(self._x, self._compute, self._scale * scale)
 
     def added_to(self, total: Tensor) -> Tensor:
-        """Add the product to `total` in place."""
+        """Add scale (W x + bias) to `total` in place."""
         source = source_of(self._x)
         return self._compute(source.x, source.norm, total, self._scale)
 
@@ -176,7 +176,7 @@ Activation = Tensor | Value | Normed | Product | ProductSum
 
 
 def activation(x: Value | Normed | Product) -> Tensor:
-    """The activation under the type that models and `Ops` see."""
+    """The activation, typed as the Tensor that models and `Ops` expect."""
     return cast(Tensor, x)
 
 
@@ -188,7 +188,7 @@ class Source(NamedTuple):
 
 
 def source_of(x: Activation) -> Source:
-    """The input of a product that computes the norm itself."""
+    """The input of a fused product: the norm of a `Normed` is left to the product."""
     if isinstance(x, Normed):
         assert not x.is_scaled, "a norm that has a scale can only be added"
         return Source(tensor_of(x.x), x.norm)
@@ -196,7 +196,7 @@ def source_of(x: Activation) -> Source:
 
 
 def tensor_of(x: Activation) -> Tensor:
-    """The activation as a tensor: computed now, if it was not yet."""
+    """The activation as a tensor. Computes it unless that has been done."""
     if isinstance(x, Tensor):
         return x
     return x.tensor

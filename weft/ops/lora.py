@@ -1,11 +1,11 @@
 """Adapters (LoRA) in products and tables.
 
     product    y = W x + scale B (A x)                   for the tokens of an adapter
-    table      y = row t of W + scale B (column t of A)  where a token's row is looked up
+    table      y = row t of W + scale B (column t of A)  for the row of token t, in an embedding
 
-Adapters are known by place, 0, 1, ...; a token has the adapter of one place, or none. A matrix that
-is head and table has what is added to each by itself. Torch is the specification; the CPU kernels
-are in `cpp/lora.py`.
+Each loaded adapter has a place: 0, 1, ... A token has the adapter of one place, or none. A matrix
+that is both head and table has separate parts for the two. Torch is the specification; the CPU
+kernels are in `cpp/lora.py`.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from weft.ops.protocol import Matrix
 
 
 class LoraPart(NamedTuple):
-    """What an adapter adds to one part of a matrix, or to the rows of a table: then `in` is their
-    number, and `size of the part` how long they are."""
+    """The weights of an adapter for one part of a matrix, or for the rows of a table: there `in` is
+    the number of rows, and `size of the part` their length."""
 
     a: Tensor  # [rank, in]
     b: Tensor  # [size of the part, rank]
     scale: float
 
 
-# By matrix, for each of its parts; None: the adapter leaves it alone.
+# By matrix, for each of its parts; None: the adapter does not change this part.
 LoraParts: TypeAlias = Mapping[Matrix, Sequence[LoraPart | None]]
 # By the matrix whose rows are looked up.
 LoraTables: TypeAlias = Mapping[Matrix, LoraPart]
 NO_TABLES: LoraTables = {}
-PutAdapter: TypeAlias = Callable[[int], None]  # into a place; once
+PutAdapter: TypeAlias = Callable[[int], None]  # puts an adapter into a place; called once
 
 
 class AdapterOps(Protocol):
     """The adapters that products can add."""
 
-    dtype: torch.dtype  # in which they are kept
+    dtype: torch.dtype  # of the stored adapters
 
     def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
-        """These are the matrices whose products adapters may change, and those whose rows. Once,
-        before anything is computed."""
+        """Name the matrices whose products adapters may change, and the tables whose rows they may
+        change. Called once, before anything is computed."""
         ...
 
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
-        """Lay out an adapter; on any one thread, while steps are computed. Returns what keeps it
-        in a place, instead of what was there, between two steps. If it raises, nothing has
-        changed."""
+        """Lay out an adapter. May run on another thread, one at a time, while steps are computed.
+        The returned function puts the adapter into a place, replacing an earlier one; it is called
+        between two steps. If `prepare` raises, nothing has changed."""
         ...
 
     def clear(self, place: int) -> None:
-        """Forget the adapter in a place."""
+        """Remove the adapter of a place."""
         ...
 
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
-        """Products until the next call are of tokens with these adapters: [T] the place of each, or
-        -1; None: no token has one. `sampled` [S]: the same of the tokens behind which one is
-        sampled."""
+        """Set the adapters of the step's tokens, until the next call: [T] the place of each token's
+        adapter, or -1; None: no token has one. `sampled` [S]: the same for the tokens whose logits
+        are computed."""
         ...
 
 
@@ -85,7 +85,7 @@ class TorchAdapters:
         self._step: list[TokensOf] = []
 
     def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
-        """A matrix is looked up when it is used."""
+        """Does nothing: matrices are looked up when they are used."""
 
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         return partial(self._put, parts, tables)
@@ -114,8 +114,8 @@ class TorchAdapters:
         places: Tensor | None = None,
         of_parts: range | None = None,
     ) -> None:
-        """Add to y [T, out] what the adapters of the step's tokens make of x [T, in]; or of those
-        at `places`, or what they do to some parts alone."""
+        """Add to y [T, out] the terms of the step's adapters for x [T, in]. `places`: the step's
+        tokens that x has; None: all. `of_parts`: the parts that y has; None: all."""
         step = self._step
         if step and places is not None:
             step = self._tokens_of(self._adapters[places.numpy(force=True)])
@@ -135,8 +135,8 @@ class TorchAdapters:
                 y[tokens, columns] += added
 
     def add_rows(self, y: Tensor, ids: Tensor, table: Matrix, scale: float) -> None:
-        """Add to the rows y [T, size] of a table, times `scale`, what the adapters of the step's
-        tokens add to those of `ids` [T]; to none whose id is below 0."""
+        """Add to y [T, size], the rows `ids` [T] of a table times `scale`, the terms of the step's
+        adapters. Ids below 0 get none."""
         for place, tokens in self._step:
             part = self._tables[place].get(table)
             if part is None:
@@ -161,10 +161,11 @@ class TorchAdapters:
 
 
 def row_blocks(adapters: IntArray, most_rows: int) -> tuple[IntArray, IntArray]:
-    """The tokens that have an adapter, cut into blocks with one each, of `most_rows` at most: the
-    place, the first and the number of each block, [N, 3], and the tokens, block by block.
+    """Divide the tokens that have an adapter into blocks of at most `most_rows` tokens with the
+    same adapter.
 
-    `adapters` [T]: the place of each token's adapter, or -1.
+    `adapters` [T]: the place of each token's adapter, or -1. Returns the blocks [N, 3] (place of
+    the adapter, first index into the tokens, number of tokens), and the tokens, block by block.
     """
     order = np.argsort(adapters, kind="stable")
     rows = order[np.searchsorted(adapters[order], 0) :].astype(np.int32)

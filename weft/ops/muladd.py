@@ -1,4 +1,4 @@
-"""a b + c in float32 on the host, with the bits of a processor's instruction for it."""
+"""a b + c in float32 on the host, with the same bits as a processor's fused instruction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
 
-# Of the 53 bits of a float64, those that a float32 has no place for.
+# The bits of a float64 that a float32 cannot hold: 29 of 53.
 BEYOND = np.int64((1 << 29) - 1)
 HALF = np.int64(1 << 28)
 
@@ -17,11 +17,11 @@ def fused_muladd(
     b: FloatArray | np.float32,
     c: FloatArray,
 ) -> FloatArray:
-    """Rounded once, as fused instructions do; numbers below the smallest normal one excepted.
+    """a b + c, rounded once, as fused instructions do; except for subnormal numbers.
 
-    The product of two float32 is exact in float64. Their sum with a third is rounded to float64,
-    and then to float32: twice is another number than once only where the first rounding has led to
-    the middle between two float32. These few are moved to the side from which they came.
+    The product of two float32 is exact in float64. The sum is rounded to float64, and then to
+    float32. Two roundings differ from one only if the first leads to the middle between two
+    float32. These few sums are moved towards the exact value.
     """
     product = a.astype(np.float64) * b
     addend = c.astype(np.float64)
@@ -31,7 +31,7 @@ def fused_muladd(
         product = np.broadcast_to(product, total.shape)[is_middle]
         addend = addend[is_middle]
         rounded = total[is_middle]
-        # What the first rounding has left out (Knuth's sum of two).
+        # The error of the first rounding (Knuth's TwoSum).
         share = rounded - product
         left = (product - (rounded - share)) + (addend - share)
         towards = np.where(left == 0, rounded, np.copysign(np.inf, left))

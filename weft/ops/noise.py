@@ -1,5 +1,5 @@
-"""Noise as a pure function of (seed, position, token id): a token drawn with it does not depend on
-the batch, and every rank and every device draws the same.
+"""Noise as a pure function of (seed, position, token id): sampled tokens do not depend on the
+batch, and are the same on every rank and device.
 
     seed, position --splitmix64--> 64-bit key of a row
     key, token id --two rounds of a 32-bit mix--> uniform --> Gumbel
@@ -19,8 +19,8 @@ TINY = 2.0**-31  # the hash gives 31 bits
 
 
 def row_keys(seeds: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Two 32-bit keys for each (seed, position): [n], [n] -> [n, 2]. Source: splitmix64, Steele et
-    al. 2014."""
+    """Two 32-bit keys per (seed, position): [n], [n] -> [n, 2]. Source: splitmix64, Steele et al.
+    2014."""
     with np.errstate(over="ignore"):
         x = splitmix64(splitmix64(seeds.astype(np.uint64)) ^ positions.astype(np.uint64))
     return (
@@ -34,8 +34,8 @@ def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
     """Standard Gumbel noise for token ids 0 to num_tokens - 1: keys int32 [n, 2] -> float32 [n,
     num_tokens].
 
-    -log(E) with E = -log(1 - u), u in (0, 1): the large values, which win, come from small u, where
-    float32 is dense.
+    -log(E) with E = -log(1 - u), u in (0, 1): the large values, which decide the draw, come from
+    small u, where float32 is dense.
     """
     ids = torch.arange(
         num_tokens,
@@ -67,10 +67,10 @@ def _hash(
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x >> bits without the sign."""
+    """x >> bits, filled with zeros instead of the sign."""
     return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The int32 with the bits of a uint32."""
+    """The value of a uint32's bits as an int32."""
     return value - (1 << 32) if value >> 31 else value

@@ -1,4 +1,4 @@
-"""`Ops` in plain torch, on any device: the specification of every other."""
+"""`Ops` in plain torch, on any device: the specification of all other implementations."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ KEPT_IN = {"int8": torch.int8, "fp8": FP8}
 
 
 class PlainMatrix:
-    """Rows in the type of the model, one part below the other."""
+    """A matrix in the type of the model, in one tensor."""
 
-    format = ""  # in which they are quantised
+    format = ""  # of quantisation; "": none
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PlainMatrix:
         return self._weight
 
     def rounded(self, x: Tensor) -> Tensor:
-        """x [T, in] as the products of this format see it."""
+        """x [T, in], rounded as products of this format round their inputs."""
         return x
 
     def rows(self, index: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class PlainMatrix:
         return [self._weight] if self.bias is None else [self._weight, self.bias]
 
     def weight_of(self, parts: range) -> Tensor:
-        """Neighbouring parts, one below the other: [rows, in]"""
+        """Consecutive parts, concatenated: [rows, in]"""
         return self._weight[self._rows_of_parts(parts)]
 
     def bias_of(self, parts: range) -> Tensor | None:
@@ -93,7 +93,7 @@ class PlainMatrix:
         target.copy_(widened(rows, scales))
 
     def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
-        """Codes are widened here."""
+        """Does nothing: this matrix converts codes to floats."""
 
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
         self.put(part, codes.dequantized(), start)
@@ -119,8 +119,8 @@ class PlainMatrix:
 
 
 class QuantizedMatrix(PlainMatrix):
-    """Kept in eight bits with a scale for each output: int8 or fp8, as a GPU multiplies them. What
-    is read as `weight` is widened at each use."""
+    """Stored in eight bits with one scale per output: int8 or fp8, as a GPU multiplies them.
+    `weight` converts them to floats at each use."""
 
     def __init__(
         self,
@@ -199,9 +199,10 @@ class QuantizedMatrix(PlainMatrix):
 
 
 class CodedMatrix(PlainMatrix):
-    """Kept as codes, int8 or int4, that are widened at each use, which saves memory, not time.
+    """Stored as codes, int8 or int4, and converted to floats at each use, which saves memory, not
+    time.
 
-    Codes that come as they are stored are kept so if they have no more bits than asked for.
+    Codes from a checkpoint are kept unchanged if they have no more bits than `format`.
     """
 
     def __init__(
@@ -294,8 +295,8 @@ class CodedMatrix(PlainMatrix):
 
 
 class TorchWeights(ABC):
-    """The vectors and matrices of a model, each in the kind that a subclass makes. `format` of the
-    matrices: int8, int4 or fp8, or "" for the type of the model."""
+    """The vectors and matrices of a model; a subclass makes the matrices. `format` of the matrices:
+    int8, int4 or fp8, or "" for the type of the model."""
 
     def __init__(
         self,
@@ -382,7 +383,7 @@ class TorchWeights(ABC):
 
 
 def routed(x: Tensor, router: Router) -> Routed:
-    """`Ops.route` by a matrix that torch reads."""
+    """`Ops.route` in torch, with a `PlainMatrix`."""
     matrix = _plain(router.weight)
     logits = F.linear(x.float(), matrix.weight, matrix.bias)
     return choose(logits, router.choice, router.choice_bias)
@@ -391,8 +392,8 @@ def routed(x: Tensor, router: Router) -> Routed:
 def mixed(
     x: Tensor, routed: Routed, experts: Experts, adapters: TorchAdapters | None = None
 ) -> Tensor:
-    """`Ops.experts` by matrices that torch reads: expert by expert. `adapters`: those of the tokens
-    of a step, which x has."""
+    """`Ops.experts` in torch, with `PlainMatrix`es, one expert after the other. `adapters`: of the
+    step whose tokens x has."""
     gate_up = _plain(experts.gate_up)
     down = _plain(experts.down)
     num_tokens, num_chosen = routed.experts.shape
@@ -420,7 +421,7 @@ def embedded(
     vectors: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """`Ops.embed` by a table that torch reads."""
+    """`Ops.embed` in torch, with a `PlainMatrix`."""
     # A token below 0 looks up row 0, which its vector then replaces.
     rows = table.rows(tokens if vectors is None else tokens.clamp(min=0))
     if scale != 1:
@@ -443,11 +444,11 @@ def vectors_added(x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) 
 
 
 class PlainOps(TorchWeights):
-    """Activations have the type of the weights. `format`: int8, int4 or fp8 to quantise weights, ""
-    to keep them as they are. With these the inputs of products are rounded to eight bits, too: in
-    groups for codes, row by row for fp8."""
+    """Activations have the type of the model. `format`: int8, int4 or fp8 to quantise weights, ""
+    to keep the type of the model. With a format, the inputs of products are rounded to eight bits,
+    too: in groups for int8 and int4, row by row for fp8."""
 
-    adapters: TorchAdapters | None = None  # that `linear` and all that it is part of add
+    adapters: TorchAdapters | None = None  # that products, tables and experts add
 
     def embed(
         self,
@@ -512,7 +513,7 @@ class PlainOps(TorchWeights):
         return x
 
     def _product(self, x: Tensor, weight: Matrix, places: Tensor | None = None) -> Tensor:
-        """W x + bias of the tokens at `places`, with what their adapters add."""
+        """W x + bias, plus the terms of adapters; x has the step's tokens at `places`, or all."""
         matrix = _plain(weight)
         y = F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
         if self.adapters is not None:

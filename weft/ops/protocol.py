@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.ops.codes import CodeFormat, Codes
 from weft.ops.routing import Choice, Routed
 
-ROW_STEP = 64  # the content of a matrix is loaded from multiples of this row on
+ROW_STEP = 64  # the content of a matrix is loaded in multiples of this number of rows
 
 
 class Norm(NamedTuple):

@@ -1,9 +1,9 @@
-"""Weights and activations in eight and four bits: the plain twins of what `cpp/` packs and
-multiplies and `triton/` multiplies.
+"""Quantisation of weights and activations to eight and four bits, in torch: the specification of
+the kernels in `cpp/`, which pack and multiply, and in `triton/`, which multiply.
 
-On a CPU weights are codes (`codes.py`), int8 and int4 of the formats below, and what they are
-multiplied with is rounded to eight bits, 32 inputs at a time. On a GPU int8 and fp8 are symmetric,
-with one scale for each output, and each row of activations has one.
+On a CPU, weights are codes (`codes.py`) in the formats INT8 and INT4 below; their activations are
+rounded to eight bits, in groups of 32 inputs. On a GPU, int8 and fp8 are symmetric, with one scale
+per output of a weight and one per row of activations.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ INT8_BY_OUTPUT = CodeFormat(8, 0, offset=128)  # as checkpoints in int8 are stor
 CODE_FORMATS = {"int8": INT8, "int4": INT4}
 
 ROW_GROUP = 32  # inputs of a row of activations that share a scale
-LEAST_PEAK = 1e-36  # below, the inverse of a scale would be infinite
+LEAST_PEAK = 1e-36  # the inverse of the scale of a smaller peak would be infinite
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 FLOATS_OF_FP8 = torch.arange(256, dtype=torch.uint8).view(FP8).float()  # by their bits
 
-# How many steps the range of a group in four bits may have: with 15 at most, the first of them is
-# the smallest weight; with more, the outermost weights are cut off on both sides.
+# Candidates for the number of steps over the range of a group in four bits. With at most 15, the
+# first step is the smallest weight; with more, the outermost weights are clipped on both sides.
 STEPS_OF_RANGE = (15, 14, 13, 12, 15.6, 16.3, 17.1, 18)
 MOST_STEPS = 15
 
 
 def round_rows(x: Tensor) -> Tensor:
-    """[T, in] -> the same in steps of 1 / 127 of the largest of each 32, as kernels of codes see
-    it."""
+    """[T, in] -> [T, in], rounded to steps of 1 / 127 of the largest of each 32 inputs, as the
+    kernels for codes do."""
     size = x.shape[1]
     groups = _grouped(x, ROW_GROUP)
     peaks = groups.abs().amax(dim=2, keepdim=True)
-    # A number that is not finite makes its group so.
+    # A group with a number that is not finite becomes not finite.
     has_range = ~(peaks <= LEAST_PEAK)
     inverse = torch.where(has_range, 127 / peaks, 0)
     scales = torch.where(has_range, peaks * (1 / 127), 0)
@@ -45,9 +45,8 @@ def round_rows(x: Tensor) -> Tensor:
 
 
 def quantize_as(format: CodeFormat, weight: Tensor) -> Codes:
-    """[out, in] floats -> codes that lose little: for `INT8` and `INT4` those that are chosen where
-    the user asks for few bits; for others what suits a weight that comes later, in place of stored
-    ones."""
+    """[out, in] floats -> codes with a small error. `INT8` and `INT4` are the formats that users
+    choose; other formats are those of stored codes, for a weight that replaces them later."""
     size = weight.shape[1]
     groups = _grouped(weight, format.group or size)
     mins = None
@@ -69,8 +68,8 @@ def quantize_as(format: CodeFormat, weight: Tensor) -> Codes:
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, in] -> int8 [out, in] in -127..127 and float32 scales [out]; a weight is its integer
-    times its scale."""
+    """[out, in] -> int8 [out, in] in -127..127 and float32 scales [out]; a weight is approximately
+    its integer times its scale."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127
     integers = _over(weight, scales[:, None]).round_().clamp_(-127, 127)
@@ -78,8 +77,8 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, in] -> float8_e4m3fn [out, in] and float32 scales [out]; a weight is about its float8
-    times its scale."""
+    """[out, in] -> float8_e4m3fn [out, in] and float32 scales [out]; a weight is approximately its
+    float8 times its scale."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / FP8_MAX
     scaled = weight / torch.where(scales == 0, 1.0, scales)[:, None]
@@ -87,13 +86,13 @@ def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(values: Tensor, scales: Tensor) -> Tensor:
-    """The float32 weight [out, in] that values [out, in] and scales [out] stand for."""
+    """values [out, in] and scales [out] -> the float32 weight [out, in]"""
     return floats(values) * scales[:, None]
 
 
 def floats(values: Tensor) -> Tensor:
-    """As float32. On a CPU torch is six times as fast at looking eight bits up as at converting
-    them."""
+    """The values as float32. On a CPU, a table makes fp8 six times as fast as torch's
+    conversion."""
     if values.dtype != FP8 or values.device.type != "cpu":
         return values.float()
     bits = values.view(torch.uint8).flatten().int()
@@ -101,19 +100,19 @@ def floats(values: Tensor) -> Tensor:
 
 
 def widened(rows: Tensor, scales: Tensor | None) -> Tensor:
-    """Rows as `Matrix.put` takes them, in a type that needs no scales."""
+    """The rows and scales of `Matrix.put`, as floats without scales."""
     return rows if scales is None else dequantize(rows, scales)
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:
-    """[n, in] -> [n, groups, group] float32, filled up with zeros"""
+    """[n, in] -> [n, groups, group] float32, padded with zeros"""
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
     return padded.view(len(x), -1, group)
 
 
 def _fitted_lines(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and mins [n, groups] of four bits: of a few ways to lay the steps over a group, the
-    one that leaves the least squared error once a line is drawn through steps and weights."""
+    """Scales and mins [n, groups] of four bits. For each of STEPS_OF_RANGE, fits a line of weights
+    over steps, and keeps the line with the least squared error."""
     group = groups.shape[2]
     low = groups.amin(dim=2)
     high = groups.amax(dim=2)
@@ -148,7 +147,7 @@ def _largest_step(format: CodeFormat) -> float:
 
 
 def _kept(format: CodeFormat, scales: Tensor) -> Scales:
-    """As the format has them."""
+    """The scales as the format stores them."""
     if not format.is_coarse:
         return Scales(scales.to(format.scale_type))
     by_coarse = _grouped(scales, COARSE // format.group)

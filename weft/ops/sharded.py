@@ -1,7 +1,7 @@
 """`Ops` and adapters of one rank, in torch: the specification of `cpp/sharded.py`.
 
-Products are those of `PlainOps` with what the rank has of each weight. What is new is where ranks
-meet: behind a product whose inputs are divided, behind the embedding, and behind the head.
+Products are those of `PlainOps`, with the rank's part of each weight. In addition, ranks exchange
+data after a product whose inputs are divided, after the embedding, and after the head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def shard_matrix(
     place: RankPlace,
     num_experts: int = 1,
 ) -> ShardedMatrix:
-    """A matrix whose part of this rank `make` makes: for each of the experts, parts of `sizes`."""
+    """A matrix of which `make` makes this rank's part. Each of the experts has parts of `sizes`."""
     rank, num_ranks = place
     if shard.divided is Divided.INPUTS:
         local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
@@ -43,13 +43,13 @@ def shard_matrix(
 
 
 def part_of_heads(values: Tensor, place: RankPlace) -> Tensor:
-    """Of one number for each head, those of the heads that the rank has."""
+    """The values of the rank's heads, from one value per head."""
     part = part_of(len(values), *place)
     return values[part.first : part.end]
 
 
 class ShardedPlainOps(PlainOps):
-    """Sums over ranks are taken in float32, whatever the type of activations."""
+    """Sums over ranks are computed in float32, whatever the type of activations."""
 
     def __init__(
         self,
@@ -133,7 +133,8 @@ class ShardedPlainOps(PlainOps):
         cap: float = 0.0,
         places: Tensor | None = None,
     ) -> Tensor:
-        """On ranks other than 0: those of the rank's own part of the vocabulary."""
+        """`Ops.logits` on rank 0; on other ranks, the logits of the rank's part of the
+        vocabulary."""
         if not isinstance(weight, ShardedMatrix):
             return super().logits(x, weight, scale, cap, places)
         mine = self._product(x, weight.local, places).float().contiguous()
@@ -141,14 +142,14 @@ class ShardedPlainOps(PlainOps):
         if found is None:
             return mine
         (size,) = weight.sizes
-        # [ranks, S, part] -> [S, vocabulary], without what fills the last parts up
+        # [ranks, S, part] -> [S, vocabulary], without the padding of the last parts
         by_row = found.transpose(0, 1).reshape(len(mine), -1)
         whole = by_row[:, :size].contiguous()
         return scaled_logits(whole, scale, cap)
 
 
 class ShardedAdapters:
-    """The `AdapterOps` of one rank: those of its parts of the matrices."""
+    """The `AdapterOps` of one rank: adapters of its parts of the matrices."""
 
     def __init__(self, adapters: AdapterOps) -> None:
         self.dtype = adapters.dtype
@@ -177,7 +178,7 @@ def _local(matrix: Matrix) -> Matrix:
 
 
 def _rows_of(table: Matrix, part: LoraPart) -> LoraPart:
-    """What this rank needs for the tokens whose rows of the table it has."""
+    """The part of an adapter that this rank needs, for its rows of the table."""
     if not isinstance(table, ShardedMatrix):
         return part
     (rows,) = table.rows
@@ -185,7 +186,8 @@ def _rows_of(table: Matrix, part: LoraPart) -> LoraPart:
 
 
 def _parts_of(matrix: Matrix, parts: Sequence[LoraPart | None]) -> list[LoraPart | None]:
-    """What this rank needs: outputs of B, or inputs of A, as it has them of the matrix."""
+    """The parts of an adapter that this rank needs: the outputs of B and inputs of A that it has of
+    the matrix."""
     if not isinstance(matrix, ShardedMatrix):
         return list(parts)
     columns = matrix.columns
