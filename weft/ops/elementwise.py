@@ -43,7 +43,10 @@ def gate_and_mul(x: Tensor, activation: str) -> Tensor:
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """(up + 1) gate sigmoid(1.702 gate), after clamping to 7. Source: gpt-oss, arXiv:2508.10925."""
+    """(up + 1) gate sigmoid(1.702 gate), with gate <= 7 and -7 <= up <= 7 by clamping.
+
+    Source: gpt-oss, arXiv:2508.10925.
+    """
     gate = gate.clamp(max=CLAMP)
     up = up.clamp(-CLAMP, CLAMP)
     return (up + 1) * gate * torch.sigmoid(CLAMPED_ALPHA * gate)
@@ -99,8 +102,8 @@ def rotary_angles(
     inv_freq: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles at `positions` [T], or [T, D / 2] where pairs have positions of
-    their own; each float32 [T, D / 2].
+    """Cosine and sine of the angles at `positions`, each float32 [T, D / 2]. Positions are [T], or
+    [T, D / 2] with one position per pair.
 
     inv_freq [D / 2], radians per position; `scale` multiplies both (yarn).
     """
@@ -115,9 +118,10 @@ def rotary_tables(
     sin: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """What `apply_rotary` needs: the cosine twice and the sine with both signs, each [T, 1, D].
+    """The arguments of `apply_rotary`: the cosine twice and the sine with both signs, each
+    [T, 1, D].
 
-    The first half of the sine is negative: that makes the rotation two products and a sum.
+    The first half of the sine is negative, so that a rotation is two products and a sum.
     """
     twice = torch.cat((cos, cos), -1)[:, None]
     signed = torch.cat((-sin, sin), -1)[:, None]

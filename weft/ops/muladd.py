@@ -44,6 +44,6 @@ def plain_muladd(
     b: FloatArray | np.float32,
     c: FloatArray,
 ) -> FloatArray:
-    """Rounded behind the product and behind the sum."""
+    """a b + c, rounded after the product and after the sum."""
     product: FloatArray = a * b
     return product + c

@@ -90,21 +90,21 @@ PANEL = 32  # outputs of a panel
 IN_STEP = 64  # inputs are padded to a multiple of this
 COARSE = 256  # inputs that share a coarse factor
 SHORT_GROUP = 256  # inputs that share a scale of `WeightFormat.I16`
-LORA_ROWS = 12  # of a block of rows with one adapter, at most
+LORA_ROWS = 12  # maximum rows of a block with one adapter
 LORA_TILE = 16  # ranks are padded to a multiple of this
-SLAB = 64  # ranks that a token's inner numbers are kept in
+SLAB = 64  # ranks of the values A x of a token that are stored together
 DELTA_FACTORS = 8  # floats of scratch for a token and value head of the delta rule
 SCAN_FACTORS = 2  # floats of scratch for a token and head of Mamba 2
 
 
-# Of a step: where the adapters of its tokens are.
+# Fields of a step: the adapters of its tokens.
 ADAPTER_FIELDS = (
     ("adapters", c_void_p),
     ("num_lora_blocks", c_int64),
     ("lora_blocks", c_void_p),
     ("lora_rows", c_void_p),
 )
-# Of a fused step: the same of the tokens that its head reads.
+# Fields of a fused step: the adapters of the tokens that its head reads.
 HEAD_ADAPTER_FIELDS = (
     ("head_adapters", c_void_p),
     ("head_num_lora_blocks", c_int64),
@@ -589,7 +589,7 @@ class LogprobsArgs(ctypes.Structure):
 
 
 RANKS_HEAD_BYTES = 16384  # before the buffers of ranks in shared memory
-RANKS_LOST_AT = 8192  # byte of it that is not 0 once a rank is lost
+RANKS_LOST_AT = 8192  # offset of a byte in it that is not 0 after a rank was lost
 CALL_SUM, CALL_GATHER = 0, 1
 RankCall = ctypes.CFUNCTYPE(c_int64, c_int64, c_void_p, c_int64, c_void_p)
 

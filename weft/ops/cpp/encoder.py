@@ -19,8 +19,8 @@ from weft.ops.protocol import LayerNorm, Matrix, Shard
 
 
 class CppEncoderOps(CppOps):
-    """Nothing is multiplied with the embeddings, so they are kept as rows: float32, or bfloat16
-    where weights are that or have eight bits and fewer."""
+    """Embeddings take part in no product, so they are stored as rows: in float32, or in bfloat16 if
+    weights are bfloat16 or have eight bits or fewer."""
 
     def __init__(self, library: Library, format: WeightFormat) -> None:
         super().__init__(library, format)
@@ -57,7 +57,8 @@ class CppEncoderOps(CppOps):
     def embed_sum(
         self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm
     ) -> Tensor:
-        """Tokens and positions are the step's; `kinds` is read where it stands."""
+        """`EncoderOps.embed_sum`: a step brings its own tokens and positions; `kinds` is read at
+        its present address."""
         words = cast(PlainMatrix, tables.words).weight
         of_kinds = cast(PlainMatrix, tables.kinds).weight
         of_positions = cast(PlainMatrix, tables.positions).weight

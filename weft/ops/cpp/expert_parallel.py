@@ -1,5 +1,5 @@
-"""`CppOps` of one of several peers, each of which has some of the experts. A program stops where
-tokens go to other peers, and goes on when what their experts have made of them is there.
+"""`CppOps` of one of several peers, each of which has some of the experts. A program pauses to send
+tokens to other peers, and continues when it has the outputs of their experts.
 `../expert_parallel.py` is the specification.
 """
 
@@ -64,7 +64,7 @@ class ExpertParallelCppOps(CppOps):
         self.layers = ExpertLayers(place)
         self._exchange = exchange
         self._calls: list[HostCall] = []
-        # Vectors of a processor without fused instructions are multiplied and added one by one.
+        # Without fused instructions, the kernels round after the product and after the sum.
         self._fuses = library.instruction_set != "portable" or platform.machine() not in X86
 
     def finish(self) -> Program:
@@ -103,7 +103,8 @@ class ExpertParallelCppOps(CppOps):
             return super().record_experts(routes, experts, x, norm, add, scale)
         assert norm is None, "the router has read the normed activation, so it is computed"
         y = self.recorder.buffer(experts.down.sizes[0]) if add is None else add
-        # Whoever comes behind this call may have the same memory: what is kept is no claim to it.
+        # Views, not the tensors: holding the tensors would keep the recorder from reusing their
+        # buffers for operations after this call.
         kept = routes._replace(experts=routes.experts[:], weights=routes.weights[:])
         swap = partial(self._swap, layer, x[:], kept, y[:], adds=add is not None, scale=scale)
         self._calls.append(HostCall(self.recorder.num_ops, swap))
@@ -120,8 +121,8 @@ class ExpertParallelCppOps(CppOps):
         adds: bool,
         scale: float,
     ) -> None:
-        """Let peers compute what is theirs of so many tokens, and add up as the kernel of experts
-        does (`moe.h`)."""
+        """Let all peers compute the experts of the first `num_tokens` tokens, and add up their
+        outputs as the kernel of experts does (`moe.h`)."""
         experts = routes.experts[:num_tokens]
         rows = torch.empty(experts.numel(), x.shape[1])
         self._exchange.exchange(layer, x[:num_tokens], experts, rows)
@@ -137,17 +138,17 @@ class ExpertParallelCppOps(CppOps):
 
 
 class LayerPrograms(NamedTuple):
-    """The experts of all layers as programs for `capacity` rows, which share their memory."""
+    """The experts of all layers as programs for `capacity` rows, with shared buffers."""
 
     capacity: int
     x: Tensor  # [capacity, hidden]
     routes: Routes
-    layers: Sequence[tuple[Program, Tensor]]  # with its output [capacity, hidden]
-    keep: Program  # has the memory that they share
+    layers: Sequence[tuple[Program, Tensor]]  # each with its output [capacity, hidden]
+    keep: Program  # owns the shared buffers
 
 
 class CppExperts:
-    """`ComputeExperts` by programs: each row is a token with one expert, which counts once."""
+    """`ComputeExperts` with programs: each row is a token with one expert, of weight 1."""
 
     def __init__(self, ops: CppOps, layers: Sequence[Experts]) -> None:
         self._ops = ops

@@ -31,25 +31,25 @@ LOST = -3  # another rank did not take part
 
 
 class Unavailable(Exception):
-    """The library cannot be used on this machine; the text says why."""
+    """The library cannot be used on this machine; the message gives the reason."""
 
 
 class Library:
     """The kernels of one instruction set.
 
-    A program runs on the thread that calls, and on those of the library. In the whole process, one
-    program runs at a time.
+    A program runs on the calling thread and on the threads of the library. Only one program runs at
+    a time in the whole process.
     """
 
     def __init__(self, path: Path, instruction_set: str = "") -> None:
-        """`instruction_set`: one by name, or "" for the best that the processor has.
+        """`instruction_set`: a name, or "" for the best set that the processor has.
 
         Raises `Unavailable`.
         """
         self.path = path
         self.memory = WeightMemory()
-        self.timings: Timings | None = None  # takes the times of all operations, if it is there
-        # Threads that compute together, the caller's among them; 0: as many as torch would use.
+        self.timings: Timings | None = None  # records the times of all operations; None: off
+        # Threads that compute together, including the caller's; 0: the number that torch uses.
         self.num_threads = 0
         try:
             self._library = ctypes.CDLL(str(path))
@@ -113,7 +113,7 @@ class Library:
             _raise_for(failed)
 
     def run_fused(self, step: FusedStep) -> None:
-        """Run a step from plan to tokens. Raises MemoryError."""
+        """Run a whole step, from plan to tokens. Raises MemoryError."""
         timings = self.timings
         times = None
         if timings is not None:
@@ -141,7 +141,7 @@ class Library:
         step: StepArgs,
         kind: OpKind | None = None,
     ) -> None:
-        """Run one operation. `kind` is needed where several kinds share the structure."""
+        """Run one operation. `kind` is needed if several kinds share the structure."""
         if kind is None:
             kind = KIND_OF[type(args)]
         op = Op(kind, ctypes.addressof(args))
@@ -165,7 +165,7 @@ def _raise_for(failed: int) -> NoReturn:
 
 @cache
 def load(instruction_set: str = "") -> Library:
-    """The library of this machine, built if need be. Raises `Unavailable`."""
+    """The library for this machine. Builds it if necessary. Raises `Unavailable`."""
     try:
         path = find_or_build(instruction_set)
     except CannotBuild as exc:

@@ -1,7 +1,7 @@
-"""Adapters (LoRA) by the CPU kernels: `lora.h` adds them within the products of a program.
+"""Adapters (LoRA) with the CPU kernels: `lora.h` adds them within the products of a program.
 
-A program is recorded once for steps with and without adapters. What it reads of them stands at
-addresses that do not change: a structure for each matrix, and one entry for each place.
+A program is recorded once for steps with and without adapters. It reads adapters from fixed
+addresses: one structure per matrix, with one entry per place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.ops.protocol import Matrix
 
 
 class PackedPart(NamedTuple):
-    """A and B as `program.h` wants them."""
+    """A and B in the layout of `program.h`."""
 
     a: Tensor
     b: Tensor
@@ -33,27 +33,26 @@ class PackedPart(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """In a `PlaceMemory`."""
+        """Bytes that the part takes in a `PlaceMemory`."""
         return whole_lines(self.a.nbytes) + whole_lines(self.b.nbytes)
 
     def kept(self, memory: PlaceMemory) -> PackedPart:
-        """The same, there, one number behind the other."""
+        """A contiguous copy in `memory`."""
         a = memory.copy(self.a)
         b = memory.copy(self.b)
         return self._replace(a=a, b=b)
 
 
 class PlaceMemory:
-    """Memory for adapters, one after the other: huge pages, as for weights, for all of it is read
-    in every step. The system takes long to find them, so they are kept.
-    """
+    """Memory for one adapter at a time, in huge pages as for weights, because every step reads all
+    of it. The system is slow to allocate huge pages, so this memory is reused."""
 
     def __init__(self, num_bytes: int) -> None:
         self._all = WeightMemory().zeros(num_bytes)
         self._num_used = 0
 
     def has_room(self, num_bytes: int) -> bool:
-        """For an adapter, instead of the one that was there."""
+        """Whether an adapter of this size fits, after `clear`."""
         return len(self._all) >= num_bytes
 
     def clear(self) -> None:
@@ -68,12 +67,12 @@ class PlaceMemory:
 
 
 class PartsOfAdapters:
-    """What all adapters add to the parts of a matrix, where kernels find it."""
+    """The weights of all adapters for the parts of a matrix, at a fixed address for the kernels."""
 
     def __init__(self, num_parts: int, num_adapters: int) -> None:
         self._num_parts = num_parts
         self._parts = (abi.PackedLoraPart * (num_adapters * num_parts))()
-        self._kept: dict[int, list[PackedPart | None]] = {}  # by place, what `_parts` points to
+        self._kept: dict[int, list[PackedPart | None]] = {}  # by place, the targets of `_parts`
 
     @property
     def address(self) -> int:
@@ -98,7 +97,7 @@ class PartsOfAdapters:
 
 
 class PieceAdapters(PartsOfAdapters):
-    """The same of one piece of a matrix."""
+    """The weights of all adapters for one piece of a matrix."""
 
     def __init__(self, places: Sequence[PartPlace], num_adapters: int, *, max_rank: int) -> None:
         super().__init__(len(places), num_adapters)
@@ -114,18 +113,18 @@ class PieceAdapters(PartsOfAdapters):
 
 
 class TableAdapters:
-    """What all adapters add to the rows of one table."""
+    """The weights of all adapters for the rows of one table."""
 
     def __init__(self, num_adapters: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._rows = (abi.LoraRows * num_adapters)()
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by place, what `_rows` points to
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by place, the targets of `_rows`
         self.struct = abi.LoraTable(
             is_bf16=dtype == torch.bfloat16, adapters=ctypes.addressof(self._rows)
         )
 
     def laid_out(self, part: LoraPart) -> tuple[Tensor, Tensor]:
-        """A and B for `put`."""
+        """A and B of the part, in the layout of the kernels, for `put`."""
         a = part.a.to(self._dtype).T.contiguous()
         b = (part.scale * part.b.float()).T.contiguous()
         return a, b
@@ -155,18 +154,19 @@ class CppAdapters:
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
         self._tables: dict[Panels, TableAdapters] = {}
         self._experts: dict[Panels, PartsOfAdapters] = {}  # of the matrices of all experts
-        self._memory: dict[int, PlaceMemory] = {}  # by place, of the adapter that it has
-        self._spare: list[PlaceMemory] = []  # of adapters that are gone
-        # Structures of steps, which have ADAPTER_FIELDS; that of a fused step HEAD_ADAPTER_FIELDS.
+        self._memory: dict[int, PlaceMemory] = {}  # by place, of its adapter
+        self._spare: list[PlaceMemory] = []  # of removed adapters
+        # Structures of steps, with ADAPTER_FIELDS; fused steps also have HEAD_ADAPTER_FIELDS.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
         self._adapters: IntArray | None = None  # of the step's tokens
-        self._told: TokenAdapters | None = None  # what the steps point to
+        # Kept alive, because the structures of steps point to them.
+        self._told: TokenAdapters | None = None
         self._sampled: TokenAdapters | None = None
         self._of_head: TokenAdapters | None = None
 
     def of_steps(self, *steps: ctypes.Structure) -> None:
-        """The kernels will read these."""
+        """Let `begin` set the adapters in these structures, which the kernels read."""
         self._steps += steps
         self._fused += [step for step in steps if isinstance(step, abi.FusedStep)]
 
@@ -194,17 +194,17 @@ class CppAdapters:
             self._matrices[matrix] = pieces
 
     def of_panels(self, panels: Panels) -> abi.Lora | None:
-        """What adapters add to these panels, if they may."""
+        """The adapters of these panels; None if adapters cannot change them."""
         piece = self._pieces.get(panels)
         return None if piece is None else piece.struct
 
     def of_table(self, panels: Panels) -> abi.LoraTable | None:
-        """What adapters add to rows of these panels, if they may."""
+        """The adapters of the rows of these panels; None if adapters cannot change them."""
         table = self._tables.get(panels)
         return None if table is None else table.struct
 
     def of_experts(self, panels: Panels) -> RecordedParts | None:
-        """What adapters add to the matrices of all experts, if they may."""
+        """The adapters of the matrices of all experts; None if adapters cannot change them."""
         of_all = self._experts.get(panels)
         if of_all is None:
             return None
@@ -212,7 +212,7 @@ class CppAdapters:
         return RecordedParts(of_all.address, is_bf16, _up(self._max_rank, abi.SLAB))
 
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
-        """That a product needs for its inner numbers."""
+        """Bytes of scratch memory that a product needs for the values A x."""
         num_slabs = -(-self._max_rank // abi.SLAB)
         return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
 
@@ -256,7 +256,8 @@ class CppAdapters:
         return put
 
     def _free_memory(self, num_bytes: int) -> PlaceMemory:
-        """Memory that nothing reads. Between two steps more of it may become spare meanwhile."""
+        """Memory that no step reads. `clear` may add to the spare memory meanwhile, on another
+        thread."""
         while self._spare:
             memory = self._spare.pop()
             if memory.has_room(num_bytes):
@@ -286,7 +287,7 @@ class CppAdapters:
             _set_adapters(step, self._sampled, "head_")
 
     def tell(self, step: abi.StepArgs, places: Tensor | None) -> None:
-        """Let a step of a head know the adapters of the tokens at `places`; None: of all."""
+        """Set the adapters of a step of a head: of the step's tokens at `places`; None: of all."""
         chosen = self._adapters
         if chosen is not None and places is not None:
             chosen = chosen[places.numpy()]
@@ -327,7 +328,7 @@ class CppAdapters:
 
 
 class TokenAdapters(NamedTuple):
-    """Which tokens of a step have which adapters, as the kernels read it."""
+    """The adapter of each token of a step, as the kernels read it."""
 
     adapters: IntArray  # [T] the place of each, or -1
     blocks: IntArray  # of `row_blocks`
@@ -343,7 +344,7 @@ class TokenAdapters(NamedTuple):
 
 
 def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: str = "") -> None:
-    """The fields of a step: `ADAPTER_FIELDS`, behind the prefix."""
+    """Set the fields of a step that are named by `prefix` and `ADAPTER_FIELDS`."""
     values: tuple[int | None, ...] = (None, 0, None, None)
     if told is not None:
         blocks = told.blocks
@@ -358,8 +359,8 @@ def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: st
 
 
 def _filled_up(values: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
-    """`values` with zeros around: `padding` = before and after each row, before and after the
-    rows."""
+    """`values` padded with zeros, contiguous. `padding`: zeros before and after each row, and rows
+    before and after all."""
     if any(padding):
         values = F.pad(values, padding)
     return values.contiguous()

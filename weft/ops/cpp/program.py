@@ -1,8 +1,7 @@
 """Programs: operations recorded once, run at every step with one call.
 
-While a program is recorded, operations write to buffers with room for `capacity` tokens. Nothing is
-computed; what is kept of a buffer is its address. A step then runs the same operations on its own
-number of tokens.
+Recording computes nothing: it stores the arguments of operations, with the addresses of buffers
+that have room for `capacity` tokens. A step then runs these operations on its own number of tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from weft.ops.cpp.library import Library
 
 
 class Program:
-    """A list of operations, and all that their addresses point to."""
+    """A list of operations, and the memory that their addresses point to."""
 
     def __init__(self, args: Sequence[ctypes.Structure], keep: Sequence[object]) -> None:
         self.args = args
@@ -28,51 +27,51 @@ class Program:
         self._ops = (Op * len(args))(
             *(Op(KIND_OF[type(one)], ctypes.addressof(one)) for one in args)
         )
-        self.address = ctypes.addressof(self._ops)  # stays: the array is kept
+        self.address = ctypes.addressof(self._ops)  # valid as long as this object
 
     def run(self, library: Library, step: StepArgs) -> None:
         """Raises MemoryError."""
         library.run(self.address, len(self.args), step)
 
     def run_part(self, library: Library, step: StepArgs, begin: int, end: int) -> None:
-        """Run its operations begin..end-1. Raises MemoryError."""
+        """Run the operations begin..end-1. Raises MemoryError."""
         address = self.address + begin * ctypes.sizeof(Op)
         library.run(address, end - begin, step)
 
     def then(self, *args: ctypes.Structure) -> Program:
-        """A program that does this one's operations and then some more."""
+        """A program with the operations of this one, followed by those of `args`."""
         return Program([*self.args, *args], [self])
 
 
 class ProgramRecorder:
-    """Collects operations and hands out buffers. A buffer is reused once its tensor is no longer
-    held: operations run in the order of recording, so all operations that read it are recorded by
-    then."""
+    """Collects operations and allocates buffers. A buffer is reused when no Python object refers to
+    its tensor any more: operations run in the order of recording, and all operations that read it
+    have been recorded by then."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._args: list[ctypes.Structure] = []
         self._buffers: list[Tensor] = []
-        # By number of columns and type.
+        # Free buffers, by number of columns and type.
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_users: list[ctypes.Structure] = []
 
     @property
     def num_ops(self) -> int:
-        """Operations that have been recorded."""
+        """Number of recorded operations since the last part."""
         return len(self._args)
 
     def add(self, args: ctypes.Structure) -> None:
         self._args.append(args)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """The same, which lives as long as the program."""
+        """Keep the tensor alive as long as the program. Returns it."""
         self._buffers.append(tensor)
         return tensor
 
     def buffer(self, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor [capacity, columns] that is the caller's as long as it is held."""
+        """A tensor [capacity, columns]. It belongs to the caller as long as the caller holds it."""
         free = self._free[columns, dtype]
         if not free:
             free.append(self.keep(torch.empty(self.capacity, columns, dtype=dtype)))
@@ -82,20 +81,19 @@ class ProgramRecorder:
         return handed_out
 
     def needs_scratch(self, args: ctypes.Structure, num_bytes: int) -> None:
-        """Let `args.scratch` point to this many bytes, which it shares with all other
-        operations."""
+        """Request that `args.scratch` points to `num_bytes` bytes. All operations share them."""
         if num_bytes > len(self._scratch):
             self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
         self._scratch_users.append(args)
 
     def part(self) -> Program:
-        """The operations since the last part. It can be run once the rest is recorded, too."""
+        """The operations since the last part, as a program. It may be run after `finish`."""
         part = Program(self._args, [self._buffers])
         self._args = []
         return part
 
     def finish(self) -> Program:
-        """The operations since the last part, or all."""
+        """The operations since the last part, or all. Ends the recording."""
         for args in self._scratch_users:
             args.scratch = -(-self._scratch.data_ptr() // 64) * 64
         return Program(self._args, [self._buffers, self._scratch])

@@ -1,4 +1,5 @@
-"""Which experts a step's tokens get, where kernels read and write it (`program.h`, RouteArgs)."""
+"""The buffers in which kernels write and read the experts of a step's tokens (`program.h`,
+RouteArgs)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SCORES = {
 
 
 class Routes(NamedTuple):
-    """`ops.routing.Routed` in a program, and the order in which its rows are computed."""
+    """`ops.routing.Routed` in a program, and the order in which the kernels compute its rows."""
 
     experts: Tensor  # [capacity, k] int32
     weights: Tensor  # [capacity, k]

@@ -1,4 +1,4 @@
-"""Choosing tokens by the CPU kernels. Tensors are on the CPU; `../sampling.py` is the
+"""Choosing tokens with the CPU kernels. Tensors are on the CPU; `../sampling.py` is the
 specification."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.ops.sampling import SampledTokens, SamplingArrays, TokenHistory, TopLo
 
 
 class CppSamplerOps:
-    """`SamplerOps` by the kernels of a library."""
+    """`SamplerOps` with the kernels of a library."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -63,7 +63,8 @@ class CppSamplerOps:
 
 
 def argmax(library: Library, logits: Tensor) -> SampledTokens:
-    """The first largest logit of each row [S, V], and its token. A NaN is larger than all."""
+    """The largest logit of each row [S, V], and its token: the first of equal ones. A NaN counts as
+    the largest."""
     num_rows = len(logits)
     tokens = torch.empty(num_rows, dtype=torch.int64)
     max_logits = torch.empty(num_rows)
@@ -75,8 +76,8 @@ def argmax(library: Library, logits: Tensor) -> SampledTokens:
 def draw(
     library: Library, logits: Tensor, max_logits: Tensor, draws: SamplingArrays, tokens: Tensor
 ) -> None:
-    """Draw a token for each row [S, V] whose temperature is above 0; `tokens` [S] of the others
-    stay as they are."""
+    """Draw a token for each row [S, V] whose temperature is above 0, and write it to `tokens` [S].
+    The tokens of other rows do not change."""
     columns = (
         _plain(draws.temperature, np.float32),
         _plain(draws.top_k, np.int32),
@@ -98,8 +99,8 @@ def mask(
     masks: Tensor,
     rows: Tensor,
 ) -> None:
-    """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32), each for one of the `rows` [M]
-    (int64) of logits."""
+    """Forbid the tokens whose bit is 0 in `masks` [M, W] (int32); masks[i] is for row rows[i] [M]
+    (int64) of the logits."""
     assert len(rows) == len(masks)
     read = (_address(masks, torch.int32), masks.shape[1], _address(rows, torch.int64))
     library.run_one(MaskArgs(*_rows(logits), len(rows), *read), StepArgs(len(rows)))
@@ -111,8 +112,8 @@ def penalise(
     seen: TokenHistory,
     last_tokens: Tensor,
 ) -> None:
-    """Lower the logits of tokens seen before; `last_tokens` [S] (int64) are those that the rows end
-    with."""
+    """Lower the logits of tokens that occurred before; `last_tokens` [S] (int64) is the last token
+    of each row."""
     columns = (
         _plain(seen.index, np.int32),
         _plain(seen.frequency, np.float32),
@@ -164,5 +165,5 @@ def _address_of(column: NDArray[Any]) -> int:
 
 
 def _plain(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """As the kernels read it."""
+    """The array as the kernels read it: contiguous, of this type."""
     return np.ascontiguousarray(array, dtype=dtype)

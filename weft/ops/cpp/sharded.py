@@ -1,5 +1,5 @@
-"""`CppOps` of one rank: sums and gathers over ranks are operations of the program, so that a step
-stays one call. `../sharded.py` is the specification."""
+"""`CppOps` of one rank. Sums and gathers over ranks are operations of the program, so that a step
+stays one call of the library. `../sharded.py` is the specification."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from weft.ops.routing import Routed
 from weft.ops.sharded import part_of_heads, shard_matrix
 from weft.ops.sharding import Collective, RankLost, RankPlace, ShardedMatrix
 
-CHUNK_FLOATS = 1 << 18  # of a buffer that a rank shows, at least
+CHUNK_FLOATS = 1 << 18  # minimum size of a rank's buffer in shared memory
 
 
 class SharedMemory(Protocol):
-    """Memory that all ranks of a machine have; zeros at first."""
+    """Memory that all ranks of a machine share. It is zero at first."""
 
     address: int
     num_bytes: int
 
 
 class RankLink:
-    """How the programs of this rank meet the others."""
+    """The connection of this rank's programs to the other ranks."""
 
     def __init__(
         self, place: RankPlace, timeout_s: float, memory: SharedMemory | None = None
     ) -> None:
         self.place = place
-        self._memory = memory  # as long as programs run
+        self._memory = memory  # kept alive for the programs
         self._meetings = np.zeros(1, np.int64)
         self.struct = abi.RanksArgs(
             rank=place.rank,
@@ -55,7 +55,7 @@ class RankLink:
 
 
 def by_memory(place: RankPlace, memory: SharedMemory, timeout_s: float) -> RankLink:
-    """Ranks of one machine, which show each other what they have in memory that they share."""
+    """A link between ranks of one machine, through shared memory."""
     link = RankLink(place, timeout_s, memory)
     link.struct.shared = memory.address
     link.struct.chunk = (memory.num_bytes - abi.RANKS_HEAD_BYTES) // (2 * 4 * place.size)
@@ -63,7 +63,7 @@ def by_memory(place: RankPlace, memory: SharedMemory, timeout_s: float) -> RankL
 
 
 def by_calls(collective: Collective, timeout_s: float) -> RankLink:
-    """Ranks that are joined by a library of torch, which each operation calls."""
+    """A link between ranks through torch: each operation of a program calls `collective`."""
 
     def call(what: int, data: int, num: int, out: int | None) -> int:
         mine = floats_at(data, num)
@@ -85,7 +85,8 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
 
 
 def shared_bytes(num_ranks: int, widest: int) -> int:
-    """Memory that ranks need to share where no row that they sum or gather is longer."""
+    """Bytes of shared memory that ranks need. `widest`: length of the longest row that they sum or
+    gather."""
     return abi.RANKS_HEAD_BYTES + 2 * 4 * num_ranks * max(CHUNK_FLOATS, widest)
 
 
@@ -179,7 +180,7 @@ class ShardedCppOps(CppOps):
         return super().activated(x, _local(weight), activation)
 
     def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        """This rank's part of each chosen expert, and the sum of all parts."""
+        """Record this rank's part of each chosen expert, and the sum over ranks."""
         if not isinstance(experts.down, ShardedMatrix):
             return super().experts(x, routed, experts)
         local = experts._replace(gate_up=_local(experts.gate_up), down=_local(experts.down))
@@ -194,7 +195,8 @@ class ShardedCppOps(CppOps):
         cap: float = 0.0,
         places: Tensor | None = None,
     ) -> Tensor:
-        """On ranks other than 0: those of the rank's own part of the vocabulary."""
+        """`Ops.logits` on rank 0; on other ranks, the logits of the rank's part of the
+        vocabulary."""
         if not isinstance(weight, ShardedMatrix):
             return super().logits(x, weight, scale, cap, places)
         mine = super().logits(x, weight.local, scale, cap)
@@ -222,7 +224,7 @@ class ShardedCppOps(CppOps):
         add: Tensor | None,
         scale: float,
     ) -> Tensor:
-        """This rank's term of a product, and the sum of all terms."""
+        """Record this rank's term of a product, and the sum over ranks."""
         assert norm is None, "a norm needs whole rows, and a rank has a part of each"
         y = self.recorder.buffer(packed.out_size)
         self.record_linear(Source(x, None), packed, y, Epilogue.STORE)
@@ -264,6 +266,6 @@ def _packed(weight: ShardedMatrix) -> PackedMatrix:
 
 
 def floats_at(address: int, num: int) -> Tensor:
-    """The memory there as a tensor."""
+    """A float32 tensor [num] over the memory at `address`."""
     values = (ctypes.c_float * num).from_address(address)
     return torch.from_numpy(np.ctypeslib.as_array(values))

@@ -1,8 +1,8 @@
-"""Where a stage begins and ends, as operations of its program, so that a step stays one call.
-`../stages.py` is the specification.
+"""The handover between stages as operations of a program, so that a step stays one call of the
+library. `../stages.py` is the specification.
 
-The library has one operation at which a program calls a function of ours with a tensor that it has
-computed, or is to have: that of ranks without shared memory (`sharded.py`). It serves here, too.
+The library has one operation that calls a Python function with a tensor, to read or to fill it:
+the sum over ranks without shared memory (`sharded.py`). The handover uses this operation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class CppHandover:
         self._giving = _link(pipe.give, timeout_s)
 
     def take(self, num_tokens: int, size: int) -> Tensor:
-        """Recorded once for steps of any size: their tokens are the step's."""
+        """`Handover.take`, recorded once for steps of any size: each step has its own number of
+        tokens."""
         x = self._ops.recorder.buffer(size)
         self._call(self._taking, x)
         return activation_of(Value(x))

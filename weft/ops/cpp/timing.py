@@ -1,5 +1,5 @@
-"""When the operations of programs ran, while a profile is recorded: the kernels note it, this names
-it."""
+"""Names and times of the operations of programs, while a profile is recorded. The kernels write the
+times."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ class Call(NamedTuple):
     """One call of the library."""
 
     names: list[list[str]]  # of the operations of each of its programs
-    # Of each program when its operations began and the last one ended; 0: it did not run.
+    # For each program: when each of its operations began, and when the last one ended, in ns; 0: it
+    # did not run.
     times: NDArray[np.int64]
     is_step: bool
     began_ns: int
 
 
 class Timings:
-    """Keeps the times of all calls that it was told of. Its time is its own: 2 µs for an operation
-    that is new."""
+    """Keeps the times of all calls. Costs 2 µs per operation that it has not seen before, outside
+    of the measured times."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._ends_ns: list[int] = []
-        self._names: dict[bytes, list[str]] = {}  # by what stands in memory of a program
+        self._names: dict[bytes, list[str]] = {}  # by the bytes of a program
 
     def begin(self, programs: Programs, *, is_step: bool = False) -> int:
-        """A call of the library that runs these programs. Returns the address for the times that it
-        is to note."""
+        """Begin a call of the library that runs these programs. Returns the address to which the
+        library writes the times."""
         times = np.zeros(sum(num + 1 for _, num in programs), dtype=np.int64)
         names = [self._names_of(address, num) for address, num in programs]
         self._calls.append(
@@ -65,7 +66,7 @@ class Timings:
         return times.ctypes.data
 
     def end(self) -> None:
-        """The call is over."""
+        """End the call."""
         self._ends_ns.append(time.monotonic_ns())
 
     def spans(self) -> list[Span]:
@@ -96,8 +97,8 @@ class Timings:
 
 
 def name_of(op: Op) -> str:
-    """What an operation is called in a profile: linear ones by their shape, too, which tells the
-    layers apart."""
+    """The name of an operation in a profile. The names of products contain their shape, to
+    distinguish the layers."""
     kind = OpKind(op.kind)
     name = f"weft::{kind.name.lower()}"
     if kind is not OpKind.LINEAR:

@@ -1,10 +1,10 @@
-"""Memory for packed weights, cut one behind the other from large pieces of it.
+"""Memory for packed weights, allocated consecutively from large pieces.
 
     piece:  |== weight ==|=== weight ===|== weight ==|........ not written: takes no memory |
 
-A product of few rows reads every weight once, and much of that time goes into finding out where
-each page of 4 KiB lies. So the system is asked for huge pages, which most weights are too small to
-have alone. Knows nothing of what a weight is.
+A product of few rows reads every weight once, and spends much of its time on address translation
+(TLB misses) with pages of 4 KiB. So pieces ask the system for huge pages; most weights are too
+small to fill huge pages of their own. Knows nothing about the content of weights.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LINE = 64
 
 
 class WeightMemory:
-    """A piece goes back to the system when the last of its tensors is gone, and it is no longer the
-    one that is being cut."""
+    """Allocates from pieces. A piece is freed when its last tensor is freed and a newer piece has
+    replaced it."""
 
     def __init__(self) -> None:
-        self._rest = np.empty(0, dtype=np.uint8)  # of the piece that is being cut
+        self._rest = np.empty(0, dtype=np.uint8)  # unallocated end of the newest piece
 
     def zeros(self, num_bytes: int) -> Tensor:
-        """[num_bytes] zeros from a multiple of 64 on, with a storage of their own. They take no
+        """[num_bytes] zeros, aligned to 64 bytes, as a tensor with its own storage. They take no
         memory until they are written."""
         taken = whole_lines(num_bytes)
         if taken > len(self._rest):
@@ -42,16 +42,16 @@ class WeightMemory:
 
 
 def whole_lines(num_bytes: int) -> int:
-    """The bytes of as many lines of a cache as are begun."""
+    """`num_bytes`, rounded up to whole cache lines."""
     return -(-num_bytes // LINE) * LINE
 
 
 def _new_piece(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeros from the beginning of a huge page on."""
+    """[num_bytes] zeros, aligned to a huge page."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=private)
     if sys.platform == "linux":
-        with suppress(OSError):  # a system without them
+        with suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, dtype=np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE
