@@ -1,10 +1,10 @@
 """Compiles the kernel library: a shared object with the kernels of one or several instruction sets.
 
-A wheel holds one with every set of its architecture. `python -m weft.ops.cpp.build` makes one for
-this machine beside the sources, and `find_or_build` at first use in the user's cache; these hold
-what this processor is best at, and take a third of the time. A file is named after its sources and
-sets, so an old one is never taken for a new one, and two processes that build at once both end with
-a whole file.
+A wheel holds a library with every set of its architecture. `python -m weft.ops.cpp.build` makes a
+library for this machine beside the sources; `find_or_build` makes one at first use in the user's
+cache. These hold only the best set for this processor and the portable one, and build in a third of
+the time. The name of a file is derived from its sources and sets, so an outdated library is never
+used. Two processes that build at once both end with a complete file.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ AVX512 = (
 
 
 class InstructionSet(NamedTuple):
-    """One of the sets that a library can hold; the name is also its namespace in C++."""
+    """An instruction set that a library can hold. Its name is also the namespace in C++."""
 
     name: str
     flags: tuple[str, ...]
-    needs: frozenset[str] = frozenset()  # of the processor, as Linux spells it
-    slow_on: str = ""  # the maker whose processors have it, but are faster with the next one
+    needs: frozenset[str] = frozenset()  # flags of the processor, as Linux spells them
+    slow_on: str = ""  # maker of processors that support it, but are faster with the next set
 
 
 _AVX2 = frozenset(("avx2", "fma", "f16c"))
@@ -69,14 +69,14 @@ X86 = (  # the best first
         # Sapphire and Emerald Rapids multiply pairs of bfloat16 at half the rate of floats.
         slow_on="GenuineIntel",
     ),
-    # Pairs in attention alone, which waits for memory; matrix products by floats.
+    # Pairs of bfloat16 only in attention, which is bound by memory; floats in matrix products.
     InstructionSet("avx512_bf16_kv", _BF16, _VNNI | {"avx512_bf16"}),
     InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni"), _VNNI),
     InstructionSet("avx512", AVX512, _AVX512),
     InstructionSet("avx2", ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c"), _AVX2),
 )
 PORTABLE = InstructionSet("portable", ())
-# avx512_bf16 with its instructions computed by others: for tests on processors without them.
+# avx512_bf16 with its special instructions emulated, for tests on processors without them.
 EMULATED = InstructionSet(
     "emulated_bf16",
     (
@@ -91,12 +91,12 @@ EMULATED = InstructionSet(
 
 
 class CannotBuild(Exception):
-    """There is no library and none can be made; the text says why."""
+    """There is no library and none can be built; the message gives the reason."""
 
 
 def find_or_build(instruction_set: str = "") -> Path:
-    """A library with this instruction set, or the best here for "": the one that came with the
-    installation, else that of the user's cache, made now if need be. Raises `CannotBuild`.
+    """A library with this instruction set, or for "" with the best of this machine: the installed
+    one, else the one in the user's cache, which is built if necessary. Raises `CannotBuild`.
     """
     flags = processor_flags()
     named = sets_here(instruction_set)
@@ -147,8 +147,8 @@ def all_sets() -> tuple[InstructionSet, ...]:
 
 
 def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
-    """The set of this name, or all that this processor has and is fast with, the best first; and
-    the one that every processor has."""
+    """The set with the name `wanted`, or for "" all sets that this processor supports and is fast
+    with, the best first; followed by PORTABLE."""
     flags = processor_flags()
     if wanted:
         found = [one for one in all_sets() if one.name == wanted]
@@ -169,9 +169,9 @@ def build(
     *,
     best_only: bool = False,
 ) -> Path:
-    """Compile `sets`, of which the last is PORTABLE, into `target`. Sets that the compiler does not
-    know are left out; with `best_only` also all but the first that it knows, and PORTABLE.
-    Raises `CannotBuild`.
+    """Compile `sets`, of which the last is PORTABLE, into `target`. Leaves out sets that the
+    compiler does not know. `best_only`: compiles only PORTABLE and the first set that the compiler
+    knows. Raises `CannotBuild`.
     """
     compiler = find_compiler()
     with (
@@ -196,7 +196,7 @@ def build(
         _run((*compiler, *COMMON, "-shared", *parts, "-o", str(made), "-static-libgcc"))
         temporary = target.with_suffix(f".{os.getpid()}")
         shutil.copy(made, temporary)
-        # Whatever the umask: a file that others can write is not taken from the cache.
+        # Independent of the umask, because `_is_ours` rejects files that others can write.
         temporary.chmod(0o755)
         os.replace(temporary, target)
     return target
@@ -205,7 +205,7 @@ def build(
 def _tried(sets: Sequence[InstructionSet], best_only: bool) -> Sequence[InstructionSet]:
     if not best_only:
         return sets
-    # The best and the portable one, which may be the same.
+    # The best set and the portable one, which may be the same.
     return tuple(dict.fromkeys((sets[0], sets[-1])))
 
 
@@ -228,7 +228,7 @@ def _compile(
     one: InstructionSet,
     folder: Path,
 ) -> Path | str:
-    """Returns the object file, or what the compiler said."""
+    """Compile the kernels for one set. Returns the object file, or the compiler's error."""
     made = folder / f"{one.name}.o"
     source = str(SOURCES / "kernels.cpp")
     try:
@@ -275,7 +275,7 @@ def _processor_maker() -> str:
 
 
 def _processor_line(name: str) -> str:
-    """What Linux says of the first processor under this name; "" if it says nothing."""
+    """The value of the first line of /proc/cpuinfo with this name; "" if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -285,7 +285,7 @@ def _processor_line(name: str) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the file is there, and nobody else can have put it there."""
+    """Whether the file exists, belongs to this user, and cannot be written by others."""
     try:
         status = path.stat()
     except OSError:

@@ -1,5 +1,5 @@
-"""`Ops` by the CPU kernels. Activations are float32; the functions add operations to the program
-that is being recorded, and norms and sums become part of products (`../fusion.py`)."""
+"""`Ops` with the CPU kernels. Activations are float32. The functions add operations to the program
+that is being recorded; norms and sums are fused into products (`../fusion.py`)."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ CONTENTS = {
     torch.uint8: ContentType.CODES,
 }
 FORMAT_OF_BITS = {4: WeightFormat.I4, 6: WeightFormat.I6, 8: WeightFormat.I8}
-CODES_OF = {WeightFormat.I8: INT8, WeightFormat.I4: INT4}  # where floats are to be quantised
+CODES_OF = {WeightFormat.I8: INT8, WeightFormat.I4: INT4}  # formats into which floats are quantised
 
 
 class KeptCodes(NamedTuple):
-    """What the codes of a part are, before they come."""
+    """The announced format of the codes of a part (`keep_as`)."""
 
     format: CodeFormat
-    order: bytes = b""  # of its inputs, int32; nothing: they stand as those of x
+    order: bytes = b""  # of its inputs, int32; empty: the order of x
 
 
 class PartPlace(NamedTuple):
-    """Where the outputs of a part of a matrix stand within a piece."""
+    """The place of a part's outputs within a piece of a matrix."""
 
     part: int
     first_panel: int
-    first_column: int  # of that panel
+    first_column: int  # within the first panel
     num_panels: int
-    step: int  # from one of its panels to the next
+    step: int  # between panels of this part: 2 if two parts alternate
 
 
 class Panels:
-    """Some outputs of a weight, all in one format: a weight of the kernels."""
+    """Consecutive outputs of a weight, in one format: a `PackedWeight` of the kernels."""
 
     def __init__(
         self,
@@ -105,14 +105,15 @@ class Panels:
 
     @property
     def memory(self) -> Tensor:
-        """Taken when it is first wanted: other panels may come in the place of these before."""
+        """The memory of the panels. Allocated at first use, because `keep_as` may replace these
+        panels before."""
         if self._memory is None:
             self._memory = self._source.zeros(self._num_bytes)
         return self._memory
 
     @property
     def address(self) -> int:
-        """Of the structure, which points to the panels from now on."""
+        """The address of the structure. Sets its pointer to the panels."""
         self.struct.panels = self.memory.data_ptr()
         return ctypes.addressof(self.struct)
 
@@ -123,13 +124,13 @@ class Panels:
         struct.has_mins = codes.has_mins
         struct.offset = codes.offset
         if codes.table:
-            # The kernels' table has no number below 0.
+            # The kernels' table holds no negative numbers, so an offset shifts its values.
             struct.offset = -min(codes.table)
             struct.has_table = True
             struct.table[:] = [value + struct.offset for value in codes.table]
 
     def _head_bytes(self) -> int:
-        """Scales and mins of a panel, as `program.h` draws them."""
+        """Bytes of the scales and mins of a panel, as drawn in `program.h`."""
         struct = self.struct
         num_kinds = 2 if struct.has_mins else 1
         num_bytes = -(-self.padded_in // struct.group) * SCALE_BYTES[struct.scale_type]
@@ -151,16 +152,17 @@ GATES = {
     "silu": Epilogue.GATED_SILU,
     "gelu": Epilogue.GATED_GELU,
     "gelu_pytorch_tanh": Epilogue.GATED_GELU_TANH,
-    CLAMPED: Epilogue.GATED_CLAMPED,  # of experts
+    CLAMPED: Epilogue.GATED_CLAMPED,  # for experts only
 }
 
 
 class PackedMatrix:
-    """A weight in the panels of `program.h`. Parts of a gated one alternate panel by panel.
+    """A weight in the panels of `program.h`. The two parts of a gated weight alternate panel by
+    panel.
 
-    It consists of one or several `Panels`, one below the other: of several if its parts are stored
-    in different formats, and are kept so. That of experts is one: the panels of each expert stand
-    behind those of the one before it.
+    It consists of one or several `Panels`, called pieces, concatenated along the outputs. There are
+    several if parts are stored as codes of different formats and kept so. The weights of all
+    experts are one piece: the panels of each expert follow those of the expert before.
     """
 
     def __init__(
@@ -186,23 +188,23 @@ class PackedMatrix:
         self._format = format
         self._keeps_codes = keeps_codes
         self._takes_order = takes_order
-        self._stored: dict[int, KeptCodes] = {}  # by part, what it will come as
+        self._stored: dict[int, KeptCodes] = {}  # by part, the announced codes
         self._has_content = False
         if gated:
             gate, up = sizes
             assert gate == up, "the parts of a gated weight have one size"
-        # The panels of each part, and its first output within them.
+        # For each part: its panels, and the index of its first output within them.
         self._places = self._places_in(self._panels(self.out_size, format, CODES_OF.get(format)))
         num_outputs = num_experts * self._padded_out
         self.bias = torch.zeros(num_outputs) if bias else None
 
     @property
     def pieces(self) -> list[Panels]:
-        """From the first output to the last."""
+        """The pieces, in the order of the outputs."""
         return list(dict.fromkeys(panels for panels, _ in self._places))
 
     def parts_of(self, panels: Panels) -> list[PartPlace]:
-        """The parts that stand in a piece."""
+        """The parts of a piece."""
         found = []
         for part, (piece, first) in enumerate(self._places):
             if piece is not panels:
@@ -243,15 +245,15 @@ class PackedMatrix:
         if panels.codes not in (None, INT8, INT4):
             self._pack_codes(part, quantize_as(panels.codes, rows), start)
             return
-        # The kernels pack rows of bfloat16 and of float32.
+        # The kernels pack rows of bfloat16 or float32.
         if rows.dtype != torch.bfloat16:
             rows = rows.float()
         rows = rows.contiguous()
         self._library.pack(self._pack_args(part, rows, start))
 
     def keep_as(self, part: int, format: CodeFormat, order: Tensor | None = None) -> None:
-        """Codes are kept as they come if these are wanted, or have no more bits than asked for; a
-        gate and its up only if they are stored alike."""
+        """Keep codes unchanged if `keeps_codes` is set or they have no more bits than the wanted
+        format. Parts of a gated weight or of experts must all have the same codes."""
         if self._has_content or not self._takes(format):
             return
         kept = KeptCodes(format)
@@ -277,7 +279,7 @@ class PackedMatrix:
                 self._places.append((panels, sum(sizes[:index])))
 
     def _places_in(self, whole: Panels) -> list[tuple[Panels, int]]:
-        """Of all parts, if they stand in one piece."""
+        """The places of all parts, if one piece holds them."""
         places = []
         for part in range(len(self.sizes)):
             expert, of_expert = divmod(part, self._num_parts)
@@ -302,9 +304,9 @@ class PackedMatrix:
             self._pack_codes(part, codes, start)
 
     def _pack_codes(self, part: int, codes: Codes, start: int) -> None:
-        """Those of the format and the order that are kept."""
+        """Pack codes that have the format and the order of the matrix."""
         self._has_content = True
-        # The arguments hold plain addresses: this keeps the memory alive.
+        # Keeps the memory alive, because the arguments hold plain addresses.
         kept = [codes.values.contiguous()]
         args = self._pack_args(part, kept[0], start)
         for scales, name in ((codes.scales, "scales"), (codes.mins, "mins")):
@@ -356,7 +358,7 @@ class PackedMatrix:
 
     @property
     def _padded_out(self) -> int:
-        """Outputs of one expert, with those that fill up its panels."""
+        """Outputs of one expert, padded to whole panels."""
         return self._num_panels(self.out_size) * abi.PANEL
 
     def _num_panels(self, out_size: int) -> int:
@@ -394,7 +396,7 @@ class PackedMatrix:
 
 
 class RecordedParts(NamedTuple):
-    """What adapters add to the parts of a matrix, where kernels find it."""
+    """The address of all adapters' weights for the parts of a matrix."""
 
     address: int  # of `abi.PackedLoraPart` [adapters, parts]
     is_bf16: bool
@@ -405,15 +407,15 @@ class RecordedAdapters(Protocol):
     """The adapters of recorded products (`lora.py`)."""
 
     def of_panels(self, panels: Panels) -> abi.Lora | None:
-        """What adapters add to these panels, if they may."""
+        """The adapters of these panels; None if adapters cannot change them."""
         ...
 
     def of_table(self, panels: Panels) -> abi.LoraTable | None:
-        """What adapters add to rows of these panels, if they may."""
+        """The adapters of the rows of these panels; None if adapters cannot change them."""
         ...
 
     def of_experts(self, panels: Panels) -> RecordedParts | None:
-        """What adapters add to the matrices of all experts, if they may."""
+        """The adapters of the matrices of all experts; None if adapters cannot change them."""
         ...
 
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
@@ -421,12 +423,12 @@ class RecordedAdapters(Protocol):
         ...
 
     def tell(self, step: abi.StepArgs, places: Tensor | None) -> None:
-        """Let a step of a head know the adapters of the tokens at `places`; None: of all."""
+        """Set the adapters of a step of a head: of the step's tokens at `places`; None: of all."""
         ...
 
 
 class CppOps:
-    """Records into `recorder`; `recording` begins, `finish` ends a program."""
+    """`Ops` that record into `recorder`. `begin` begins a program, `finish` ends it."""
 
     def __init__(
         self,
@@ -435,8 +437,8 @@ class CppOps:
         *,
         keeps_codes: bool = False,
     ) -> None:
-        """`format` of the weights; what must be precise gets at least eight bits. `keeps_codes`:
-        weights that are stored as codes are kept so, though `format` is one of floats."""
+        """`format` of the weights; precise ones get at least eight bits. `keeps_codes`: weights
+        that are stored as codes stay codes, although `format` is one of floats."""
         self.library = library
         self._keeps_codes = keeps_codes
         self._vectors: list[Tensor] = []
@@ -444,7 +446,8 @@ class CppOps:
         self._format = format
         self._recorder: ProgramRecorder | None = None
         self.adapters: RecordedAdapters | None = None
-        # Whether inputs of products with bfloat16 may be rounded to it, where that is faster.
+        # Whether inputs of products with bfloat16 weights may be rounded to bfloat16 if that is
+        # faster.
         self.may_round = False
         self.chosen: dict[int, Tensor] = {}
 
@@ -461,7 +464,7 @@ class CppOps:
         return self._recorder
 
     def begin(self, capacity: int) -> None:
-        """Record what follows, for steps of up to `capacity` tokens."""
+        """Begin a program for steps of up to `capacity` tokens."""
         self._recorder = ProgramRecorder(capacity)
 
     def finish(self) -> Program:
@@ -492,7 +495,7 @@ class CppOps:
             gated,
             format,
             self._keeps_codes,
-            # Rows of an embedding are read one by one, and experts have one order for all.
+            # `embed` reads rows without an order, and all experts would have to share one.
             takes_order=not precise,
         )
         self._matrices.append(packed)
@@ -536,7 +539,8 @@ class CppOps:
         vectors: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """Recorded once for steps with and without vectors: those are the step's."""
+        """`Ops.embed`, recorded once for steps with and without vectors: each step brings its own
+        vectors."""
         packed = cast(PackedMatrix, table)
         (panels,) = packed.pieces
         out = self.recorder.buffer(packed.in_size)
@@ -547,7 +551,7 @@ class CppOps:
         return activation_of(Value(out))
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
-        """As `embed`."""
+        """`Ops.add_vectors`, recorded once like `embed`."""
         total = tensor_of(x)
         args = abi.AddVectorsArgs(total.data_ptr(), total.stride(0), total.shape[1], part)
         self.recorder.add(args)
@@ -690,8 +694,8 @@ class CppOps:
         epilogue: Epilogue,
         scale: float = 1.0,
     ) -> None:
-        """y = epilogue(W norm(x) + bias), as one operation for each of the weight's pieces;
-        `scale` is for ADD_SCALED."""
+        """Record y = epilogue(W norm(x) + bias), as one operation per piece of the weight; `scale`
+        is for ADD_SCALED."""
         x = source.x
         column = 0
         for panels in packed.pieces:
@@ -841,7 +845,7 @@ def _is_same(order: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _is_kept(format: CodeFormat) -> bool:
-    """Whether the kernels read these codes."""
+    """Whether the kernels can read codes of this format."""
     has_group = format.group in (0, 16) or format.group % abi.PANEL == 0
     is_narrow = not format.is_coarse or 0 < format.group <= abi.COARSE
     return has_group and is_narrow and (format.bits == 4 or not format.table)
@@ -852,6 +856,6 @@ def _round_up(size: int, step: int) -> int:
 
 
 def _in_panels(values: Tensor) -> Tensor:
-    """[n] -> [ceil(n / PANEL), PANEL], filled up with zeros"""
+    """[n] -> [ceil(n / PANEL), PANEL], padded with zeros"""
     padding = -len(values) % abi.PANEL
     return torch.nn.functional.pad(values, (0, padding)).view(-1, abi.PANEL)

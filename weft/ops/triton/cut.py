@@ -1,21 +1,21 @@
-"""Where top-k and top-p cut a row of logits, without sorting it.
+"""The threshold of top-k and top-p for each row of logits, without sorting the row.
 
-All is about values x <= 0, logits below the largest one. A cheap bound, the *floor*, mostly leaves
-some hundred of them:
+The kernels work on values x <= 0: differences between logits and the row's largest logit. A cheap
+lower bound of the threshold, the *floor*, usually leaves a few hundred values:
 
-    logits ─▶ survey ─▶ floor ─▶ collect what reaches it ─▶ threshold
+    logits ─▶ survey ─▶ floor ─▶ collect values >= floor ─▶ threshold
              (blocks)  (rows)   (blocks)                   (rows)
 
 The bits of a value without the sign are its *key*: the smaller the key, the larger the value. The
-threshold is the smallest key up to which there are k values, or the share p of the weight e^x. Its
-32 bits are found four at a time: a pass over what was collected measures how much there is up to
-each of 16 pivots,
+threshold is the smallest key such that the values with keys up to it are k values, or have the
+share p of the weight e^x. Its 32 bits are found four at a time: a pass over the collected values
+measures their number, or weight, up to each of 16 pivots,
 
     low ........ pivot 0 ........ pivot 1 ........ ... ........ pivot 15
-                         reached here first: low and the next, finer pivots go between these two
+                         first to reach the target: low and the next, finer pivots go between these
 
-so eight passes find it exactly, whatever the logits are. What was collected stands in any order, so
-weights are added up as integers. `threshold` in `ops/sampling.py` is the specification.
+so eight passes find it exactly, whatever the logits are. The order of the collected values varies,
+so weights are added up as integers. `threshold` in `ops/sampling.py` is the specification.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from weft.ops.sampling import SamplingTensors
 from weft.ops.triton.launches import CUT_BLOCK, CUT_GROUP, VOCAB_BLOCK
 
-# Pointers into one packed copy: Triton must not compile again for another alignment of a pointer.
+# Pointers into one packed copy. Triton must not compile a kernel again for each alignment of them.
 UNALIGNED = [
     "temperature_ptr",
     "top_k_ptr",
@@ -40,8 +40,8 @@ UNITS = tl.constexpr(8589934592.0)  # 2^33: weights are multiples of its inverse
 
 
 def threshold(logits: Tensor, max_logits: Tensor, draws: SamplingTensors, out: Tensor) -> None:
-    """The smallest x = (logit - peak) / temperature that each row keeps -> out [S]; any number
-    where that is 0."""
+    """Write to `out` [S] the smallest x = (logit - peak) / temperature that each row keeps; an
+    arbitrary number for rows with temperature 0."""
     (num, vocab_size) = logits.shape
     device = logits.device
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
@@ -79,7 +79,7 @@ def survey_kernel(
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
-    maxima_ptr,  # [S, BLOCKS * BLOCK / GROUP] of groups of tokens
+    maxima_ptr,  # [S, BLOCKS * BLOCK / GROUP] largest value of each group of tokens
     weights_ptr,  # [S, BLOCKS]
     stride,
     VOCAB: tl.constexpr,
@@ -113,8 +113,9 @@ def floor_kernel(
     BLOCKS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Top-k: k groups of tokens have one that reaches the floor. Top-p: what is below e^x = (1 - p)
-    total / VOCAB has less than 1 - p of the weight, even if nearly all tokens are."""
+    """Top-k: k groups of tokens have a value that reaches the floor. Top-p: the values below
+    e^x = (1 - p) total / VOCAB have less than 1 - p of the weight together, even if they are nearly
+    all tokens."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p = filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
     if temperature > 0:
@@ -127,7 +128,7 @@ def floor_kernel(
             floor = -key.to(tl.float32, bitcast=True)
         elif top_p < 1:
             total = total_of(weights_ptr + row * BLOCKS, BLOCKS, BLOCKS_PAD).to(tl.float32)
-            left = (1 - top_p) * total / VOCAB - 1  # what was rounded off counts as one unit
+            left = (1 - top_p) * total / VOCAB - 1  # rounding errors count as one unit
             if left > 0:
                 floor = tl.log(left / UNITS) - 1e-3
         tl.store(out_ptr + row, floor)
@@ -232,7 +233,7 @@ def values(
 
 @triton.jit
 def weight_of(x):
-    """e^x as an integer: sums of up to 2^30 of them are exact, in any order."""
+    """e^x as an integer, so that sums of up to 2^30 weights are exact, in any order."""
     return (tl.exp(x) * UNITS + 0.5).to(tl.int64)
 
 
@@ -251,8 +252,8 @@ def reached(
     BY_WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The smallest key up to which those of `num` values with keys up to `last` reach the target;
-    `last` if none is."""
+    """The smallest key such that the values with keys up to it reach the target; `last` if no key
+    does. Only values with keys up to `last` count, of the first `num`."""
     low = tl.full([], 0, tl.uint32)
     for step in range(8):
         shift = 28 - 4 * step
@@ -272,8 +273,8 @@ def measured(
     BY_WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many of `num` values there are up to each pivot [16], or how much weight, of those with
-    keys up to `last`."""
+    """The number, or weight, of the values up to each pivot [16]. Only values with keys up to
+    `last` count, of the first `num`."""
     sums = tl.zeros([16], tl.int64)
     for begin in range(0, num, BLOCK):
         at = begin + tl.arange(0, BLOCK)

@@ -1,10 +1,9 @@
-"""Attention of requests with one token: all that matters is to read K and V at the full rate of the
-memory.
+"""Attention of requests with one token. Its speed is limited by reading K and V from memory.
 
-The queries of one KV head are one tile. The cached tokens of a request are cut into splits, a
-program each, so that few requests keep a whole GPU busy; a second kernel puts the parts together.
-Into how many follows from the size of the step, and a part that has no tokens is left at once.
-Source: Flash-Decoding, arXiv:2311.01282.
+The queries of one KV head are one tile. The cached tokens of a request are divided into splits, one
+program each, so that few requests keep a whole GPU busy; a second kernel combines the splits. The
+size of the step determines their number. A program whose split has no tokens ends at once. Source:
+Flash-Decoding, arXiv:2311.01282.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, decode_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, Terms, gated, take_in
 
-# Pointers into one packed copy: Triton must not compile again for another alignment of a pointer.
+# Pointers into one packed copy. Triton must not compile a kernel again for each alignment of them.
 UNALIGNED = [
     "rows_ptr",
     "kv_lens_ptr",
@@ -34,10 +33,11 @@ def decode(
     terms: Terms,
     launch: Launch | None = None,
 ) -> None:
-    """Attention of the only tokens of the step's `decode_req`: q [T, heads, D] -> out, contiguous.
+    """Attention of the requests `step.decode_req`, which have one token each: q [T, heads, D] ->
+    out, contiguous.
 
-    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
-    already.
+    `ops/attention.py` specifies which tokens a token sees. K and V of this step's tokens are in the
+    cache already.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = kv.k.shape[1]
@@ -49,7 +49,7 @@ def decode(
     gate = q if terms.gate is None else terms.gate
     assert out.is_contiguous()
     parts = out
-    logs = out  # with one part there is nothing to put together
+    logs = out  # not written: a single split needs no combination
     if splits > 1:
         parts = torch.empty(num, heads, splits, head_dim, device=q.device)
         logs = torch.empty(num, heads, splits, device=q.device)
@@ -166,7 +166,7 @@ def decode_kernel(
             peak = tl.full([ROWS], -float("inf"), tl.float32)
             mass = tl.zeros([ROWS], tl.float32)
             if SINKS:
-                # It counts once: in the first part, which always has tokens.
+                # Only the first split, which always has tokens, adds the sink.
                 sink = tl.load(sinks_ptr + head, mask=row < GROUP, other=0.0)
                 peak = tl.where(split == 0, sink * UNIT, peak)
                 mass = tl.where(split == 0, 1.0, mass)
@@ -219,7 +219,7 @@ def combine_kernel(
         )
         weight = tl.exp2(log - tl.max(log, 0))
         weight = weight / tl.sum(weight, 0)
-        # A part without tokens has written nothing.
+        # A split without tokens has written no values.
         there = (log > -float("inf"))[:, None] & (dims < D)[None, :]
         part = tl.load(
             parts_ptr + place[:, None] * D + dims[None, :],

@@ -1,8 +1,8 @@
-"""What stands between matrix products: norms, the gated activation, and rows in eight bits with a
-scale each.
+"""Operations between matrix products: norms, the gated activation, and the quantisation of rows to
+eight bits with one scale each.
 
-The twins are in `ops/elementwise.py`, and in `ops/quantize.py` for eight bits. All compute in
-float32.
+`ops/elementwise.py` is the specification, and `ops/quantize.py` for eight bits. All kernels compute
+in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.ops.protocol import Norm
 from weft.ops.triton.launches import COLUMNS, NORM_WARPS
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest value of a row becomes
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # value of the largest element of a row
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
@@ -39,8 +39,9 @@ def quantize_rows(
 ) -> tuple[Tensor, Tensor]:
     """norm(x) in eight bits, int8 or float8_e4m3fn: [T, H] and the scale of each row, float32 [T].
 
-    A value is about what is kept times its scale, which is NaN if a value of the row is. There are
-    `least_rows` rows at least, the last ones with any content.
+    A value is approximately its eight bits times the scale of its row; the scale is NaN if a value
+    of the row is. The result has at least `least_rows` rows; the content of added rows is
+    arbitrary.
     """
     num, size = x.shape
     kept = torch.empty(
@@ -80,8 +81,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def scaled(
     sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, out: Tensor, add: bool
 ) -> Tensor:
-    """(out +) sums * row_scales * scales + bias, into `out` [T, N]: what follows a product of eight
-    bits.
+    """Write (out +) sums * row_scales * scales + bias into `out` [T, N]: the scaling after a
+    product of eight bits.
 
     sums [T or more, N] of any type, row_scales [T or more], scales [N], bias [N].
     """
@@ -147,15 +148,15 @@ def quantize_kernel(
     if INTEGER:
         y = rounded(y)
     tl.store(kept_ptr + row * SIZE + column, y.to(kept_ptr.dtype.element_ty), mask=column < SIZE)
-    # The largest value passes over NaN, and integers have none.
+    # tl.max ignores NaN, and integers cannot represent it.
     strange = tl.max((x != x).to(tl.int32), 0)
     tl.store(scales_ptr + row, tl.where(strange > 0, float("nan"), scale))
 
 
 @triton.jit
 def rounded(x):
-    """To the nearest integer, halves to even ones, of |x| up to 2^22: the sum has no bits for
-    fractions."""
+    """x rounded to the nearest integer, halves to even, for |x| up to 2^22: the sum below has no
+    bits for fractions."""
     return (x + 12582912.0) - 12582912.0
 
 

@@ -1,9 +1,9 @@
 """Attention of requests with several tokens: prompts, chunks of them, drafts to verify.
 
-The queries of a request that share a KV head stand one below the other, token by token, and are cut
-into tiles of so many rows; a program takes one tile past the cached tokens that it sees. Which
-tiles there are is a list made on the host, filled up with -1, so the grid says nothing about the
-step. Sources: arXiv:2205.14135, arXiv:2307.08691.
+The queries of a request that share a KV head are rows, token by token, divided into tiles of
+`Launch.rows` rows; a program computes one tile over the cached tokens that it sees. The host makes
+the list of tiles, padded with -1, so the grid does not depend on the step. Sources:
+arXiv:2205.14135, arXiv:2307.08691.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.ops.triton.launches import Launch, extend_launch, power_of_two
 from weft.ops.triton.paged import LOG2_E, UNIT, Kv, PagedStep, Terms, gated, take_in
 
-# Pointers into one packed copy: Triton must not compile again for another alignment of a pointer.
+# Pointers into one packed copy. Triton must not compile a kernel again for each alignment of them.
 UNALIGNED = [
     "rows_ptr",
     "kv_lens_ptr",
@@ -36,8 +36,8 @@ def extend(
     """Attention of the tokens in the step's tiles of `launch.rows` queries: q [T, heads, D] -> out,
     contiguous.
 
-    What a token sees, `ops/attention.py` says. K and V of this step's tokens are in the cache
-    already.
+    `ops/attention.py` specifies which tokens a token sees. K and V of this step's tokens are in the
+    cache already.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = kv.k.shape[1]
@@ -118,7 +118,7 @@ def extend_kernel(
         slots_of = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
 
         row = start + tl.arange(0, ROWS)
-        token = row // GROUP  # from the request's first
+        token = row // GROUP  # index within the request
         head = kv_head * GROUP + row % GROUP
         dims = tl.arange(0, D_PAD)
         inside = (token < num_tokens)[:, None] & (dims < D)[None, :]

@@ -1,10 +1,9 @@
-"""How large the tiles of the kernels are, and how many warps work on one: all that is to be tuned,
-in one place.
+"""Sizes of the kernels' tiles, and numbers of warps per tile: all tuning parameters in one place.
 
-The numbers come from compiling for sm_90 alone (tests/ops_triton/test_compiled.py repeats it): for
-prompts the largest tiles whose registers do not spill, which is what tensor cores want; for
-decoding tiles so small that four programs share a processor, each with some 16 KB of K and V on
-their way. Nothing here has been timed on a GPU.
+The numbers come only from compiling for sm_90 (tests/ops_triton/test_compiled.py repeats it). For
+prompts: the largest tiles whose registers do not spill, which suits tensor cores. For decoding:
+tiles small enough that four programs share a multiprocessor, each with about 16 KB of K and V in
+flight. Nothing here has been timed on a GPU.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ LORA = LoraLaunch(chunk=16, inputs=64, ranks=16, outputs=64, warps=4)
 
 class Launch(NamedTuple):
     rows: int  # queries of a tile: (token, head) pairs that share a KV head
-    keys: int  # cached tokens that are looked at together
+    keys: int  # cached tokens of a block, which are read together
     warps: int
-    stages: int  # loads of K and V that are under way together
+    stages: int  # blocks of K and V whose loads are in flight together
 
 
 # By head dim, rounded up to a power of two.
@@ -46,26 +45,26 @@ DECODE = {
     256: Launch(16, 32, 4, 3),
 }
 
-ROTARY_TOKENS = 8  # tokens of one head that a program rotates, where there are many
+ROTARY_TOKENS = 8  # tokens of one head per program, in steps of many tokens
 NORM_WARPS = 8
 COLUMNS = 1024  # of elementwise kernels
-VOCAB_BLOCK = 4096  # logits of a row that one program looks at
+VOCAB_BLOCK = 4096  # logits of a row per program
 CUT_BLOCK = 512  # values that are compared with the pivots together
-CUT_GROUP = 64  # logits whose largest one is kept: as many groups bound top-k
+CUT_GROUP = 64  # logits per group; the maxima of k groups give a lower bound for top-k
 
 
 def extend_launch(head_dim: int, group: int) -> Launch:
-    """`group` query heads share a KV head. A tile has whole tokens' worth of them at least once."""
+    """`group` query heads share a KV head. A tile holds at least the queries of one token."""
     launch = EXTEND[power_of_two(head_dim)]
     return launch._replace(rows=max(launch.rows, power_of_two(group)))
 
 
 def decode_launch(head_dim: int, group: int) -> Launch:
-    """The tile holds the `group` queries of one token; tensor cores want 16 rows at least."""
+    """A tile holds the `group` queries of one token; tensor cores need at least 16 rows."""
     launch = DECODE[power_of_two(head_dim)]
     return launch._replace(rows=max(launch.rows, power_of_two(group)))
 
 
 def power_of_two(n: int) -> int:
-    """The least one that is at least n, and at least 16."""
+    """The smallest power of two that is at least n and at least 16."""
     return max(16, 1 << (n - 1).bit_length())

@@ -1,17 +1,17 @@
-"""Adapters (LoRA) on a GPU: two launches add to a product what all adapters of a step add to it.
+"""Adapters (LoRA) on a GPU: two launches add the terms of all adapters of a step to a product.
 
-    tokens   | a a b - c a |        as the plan has them
-    order    | 0 1 5 2 4   |        those of an adapter side by side
-    chunks   | 0 1 5 | 2 | 4 |      of one adapter, and of CHUNK tokens at most
+    tokens   | a a b - c a |        the adapters of the tokens of a plan
+    order    | 0 1 5 2 4   |        the tokens, sorted by adapter
+    chunks   | 0 1 5 | 2 | 4 |      at most CHUNK tokens of one adapter
 
     shrink   inner[t] = A[place] x[t]           for each chunk and block of ranks, of all parts
     expand   y[t] += B[place] inner[t]          for each chunk and block of outputs; B has the scale
 
-A and B of all places stand at fixed addresses, with zeros up to the highest rank, and so do the
-numbers of a step: a graph that was captured with adapters holds for any of them. A grid has as many
-chunks as a step of so many tokens may have; those that it has not end at once. The numbers of a
-token are those of its own row alone, whoever stands beside it in a chunk. `ops/lora.py` is the
-specification. None of this has seen a GPU.
+A and B of all places are at fixed addresses, padded with zeros to the highest rank, and so are the
+chunks of a step: a graph that was captured with adapters is valid for any adapters. A grid has the
+maximum number of chunks for the step's number of tokens; the programs of absent chunks end at once.
+The result of a token depends only on its own row, not on the other tokens of its chunk.
+`ops/lora.py` is the specification. None of this has run on a GPU.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Chunks(NamedTuple):
     """The tokens of a step by adapter, on the device. All int32."""
 
     adapters: Tensor  # [T or more] the place of each token's adapter, or -1
-    order: Tensor  # [T or more] tokens, those of a chunk side by side
-    first: Tensor  # [C or more] where a chunk begins in `order`
-    size: Tensor  # [C or more] its tokens; 0: there is no such chunk
-    place: Tensor  # [C or more] of its adapter
+    order: Tensor  # [T or more] tokens, chunk by chunk
+    first: Tensor  # [C or more] index in `order` of each chunk's first token
+    size: Tensor  # [C or more] number of its tokens; 0: there is no such chunk
+    place: Tensor  # [C or more] place of its adapter
 
 
 class PlacedWeights:
@@ -73,7 +73,7 @@ class PlacedWeights:
             starts = range(begin, end, LORA.outputs)
             blocks += [(first, min(first + LORA.outputs, end), part) for first in starts]
             begin = end
-        # [blocks, 3] columns of y, and the part that they belong to
+        # [blocks, 3] first column of y, end of the columns, and their part
         self.blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
 
     def put(self, place: int, parts: Sequence[LoraPart | None]) -> None:
@@ -93,7 +93,7 @@ class PlacedWeights:
 
 
 class PlacedRows:
-    """The same for the rows of a table: A has a line for each of them."""
+    """A and B of all places for the rows of a table. A is stored with one line per row."""
 
     def __init__(
         self,
@@ -133,8 +133,9 @@ class TritonAdapters:
         *,
         graph_tokens: int = 0,
     ) -> None:
-        """`send` copies arrays to the device, into a tensor or new memory, and `split` finds them
-        there. Steps of up to `graph_tokens` tokens have their numbers at fixed addresses."""
+        """`send` copies arrays to the device, into a tensor or new memory, and `split` returns
+        views of the arrays there. Steps of up to `graph_tokens` tokens have their `Chunks` at fixed
+        addresses."""
         self.dtype = dtype
         self._device = device
         self._num_places = num_places
@@ -202,8 +203,7 @@ class TritonAdapters:
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """Inside, steps are those of tokens with adapters, whose numbers stand at the fixed
-        addresses."""
+        """Within this context, steps use adapters, with the `Chunks` at the fixed addresses."""
         self._step = self._fixed
         try:
             yield
@@ -216,15 +216,15 @@ class TritonAdapters:
         return self._step is not None
 
     def add(self, y: Tensor, x: Tensor, matrix: Matrix, places: Tensor | None = None) -> None:
-        """Add to y [T, out] what the adapters of the step's tokens make of x [T, in]; or of those
-        at `places`."""
+        """Add to y [T, out] the terms of the step's adapters for x [T, in]. `places`: the step's
+        tokens that x has; None: all."""
         weights = self._matrices.get(matrix)
         step = self._step
         if step is None or weights is None or not len(x):
             return
         num_chunks = self._num_chunks(len(x))
         if places is not None:
-            # Each row by itself: which of them have one adapter, only the device knows.
+            # One chunk per row, because only the device knows which rows share an adapter.
             num_chunks = len(x)
             step = _row_by_row(step.adapters.index_select(0, places))
         num_ranks = len(weights.sizes) * weights.rank
@@ -246,8 +246,8 @@ class TritonAdapters:
         self._expand(y, inner, weights, step, num_chunks)
 
     def add_rows(self, y: Tensor, ids: Tensor, table: Matrix, scale: float) -> None:
-        """Add to the rows y [T, size] of a table, times `scale`, what the adapters of the step's
-        tokens add to those of `ids` [T]; to none whose id is below 0."""
+        """Add to y [T, size], the rows `ids` [T] of a table times `scale`, the terms of the step's
+        adapters. Ids below 0 get none."""
         rows = self._tables.get(table)
         if self._step is None or rows is None or not len(ids):
             return
@@ -282,14 +282,14 @@ class TritonAdapters:
         )
 
     def _num_chunks(self, num_tokens: int) -> int:
-        """Of a step of so many tokens, at most: of each adapter one may not be full."""
+        """Maximum number of chunks of a step: each adapter may have one chunk that is not full."""
         return num_tokens // LORA.chunk + min(num_tokens, self._num_places)
 
     def _lens(self, num_tokens: int) -> list[int]:
         return [num_tokens] * 2 + [self._num_chunks(num_tokens)] * 3
 
     def _arrays(self, adapters: IntArray | None, num_tokens: int) -> list[IntArray]:
-        """The numbers of a step in room for `num_tokens`."""
+        """The arrays of a step's `Chunks`, padded to a step of `num_tokens` tokens."""
         arrays = [np.zeros(length, np.int32) for length in self._lens(num_tokens)]
         arrays[0][:] = -1
         if adapters is not None:
@@ -311,7 +311,7 @@ def _row_by_row(adapters: Tensor) -> Chunks:
 
 
 def in_size_of(matrix: Matrix) -> int:
-    """Inputs of a matrix that torch reads."""
+    """Number of inputs of a matrix."""
     size: int = matrix.get(0, 0, 1).shape[1]
     return size
 

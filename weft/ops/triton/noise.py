@@ -1,5 +1,5 @@
-"""The noise of `ops/noise.py`, inside a kernel: the same bits of the same hash, and Gumbel noise
-from them."""
+"""The noise of `ops/noise.py`, for use inside kernels: the same hash with the same bits, and Gumbel
+noise computed from them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def gumbel(token, key, other_key):
     x = (x ^ (x >> 16)) * 0x21F0AAAD + other_key.to(tl.uint32, bitcast=True)
     x = (x ^ (x >> 15)) * 0xD35A2D97
     x = (x ^ (x >> 15)) & 0x7FFFFFFF
-    # 31 bits and a half; the largest ones would round to 1, which would mean endless noise
+    # 31 bits and a half. The largest values would round to 1, and make the noise infinite.
     u = tl.minimum((x.to(tl.float32) + 0.5) * 4.656612873077393e-10, 1.0 - 5.9604644775390625e-08)
     return -tl.log(-log1p(-u))
 
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) for -1 < x <= 0, with the bits that 1 + x loses. Source: Goldberg 1991, theorem
-    4."""
+    """log(1 + x) for -1 < x <= 0, without the rounding error of 1 + x. Source: Goldberg 1991,
+    theorem 4."""
     z = 1.0 + x
     return tl.where(z == 1.0, x, tl.log(z) * (x / tl.where(z == 1.0, 1.0, z - 1.0)))

@@ -1,9 +1,10 @@
-"""`Ops` on a GPU: products by torch (cuBLAS), all else by our kernels. `ops/plain.py` is the
-specification.
+"""`Ops` on a GPU: torch computes products (cuBLAS), Triton kernels compute the norms, the gated
+activation and the rows in eight bits. `ops/plain.py` is the specification.
 
-The residual stream is added within the product that ends a block (`fusion.py`): no kernel reads it
-once more. Weights may be kept in eight bits; then the kernel that norms activations also quantises
-them, row by row. Products of eight bits are torch's, and take sizes that are multiples of `STEP`.
+The product at the end of a block also adds the residual stream (`fusion.py`), so no other kernel
+reads it for that. If weights are stored in eight bits, the kernel that normalises activations also
+quantises them, row by row. Torch computes products of eight bits; their sizes must be multiples of
+`STEP`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from weft.ops.triton.lora import TritonAdapters
 
 FORMATS = ("", "fp8", "int8", "int4")
 STEP = 16
-LEAST_ROWS = 32  # torch's product of int8 wants more than 16 on a GPU
+LEAST_ROWS = 32  # torch's product of int8 needs more than 16 rows on a GPU
 
 
 class TritonOps(TorchWeights):
     """Activations have the type of the model.
 
-    `format` of the weights: "" as they are, fp8, int8, or int4, which is widened at each use and so
-    saves memory alone.
+    `format` of the weights: "" for the type of the model, fp8, int8, or int4, which is converted to
+    floats at each use and so saves memory, not time.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class TritonOps(TorchWeights):
             )
         super().__init__(dtype, device, format)
         self.adapters: TritonAdapters | None = None
-        self._one = torch.ones(1, 1, device=device)  # a scale
+        self._one = torch.ones(1, 1, device=device)  # the scale of unscaled products
         self._scales_rows = _scales_rows(device)
 
     def embed(
@@ -194,10 +195,10 @@ class TritonOps(TorchWeights):
         return add.add_(y, alpha=scale)
 
     def _eight_bits(self, weight: QuantizedMatrix, source: Source, add: Tensor | None) -> Tensor:
-        """Multiply in 8 bits. The product scales rows and outputs itself, or the next kernel does,
-        which also adds.
+        """Multiply in 8 bits. Either the product scales rows and outputs, or the next kernel does,
+        which also adds `add` and the bias.
 
-        Sums of fp8 are given in bfloat16: none of them is too large for it.
+        Products of fp8 are returned in bfloat16, whose range suffices for all of them.
         """
         x = source.x
         transposed = weight.values.t()
@@ -233,8 +234,8 @@ def _norm(
 
 
 def _scales_rows(device: torch.device) -> bool:
-    """Whether torch's product of fp8 takes a scale for each row: cuBLAS does not on the GPUs of
-    sm_110 and sm_120."""
+    """Whether torch's product of fp8 accepts one scale per row: cuBLAS does not on GPUs of sm_110
+    and sm_120."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) < (11, 0)
 
 

@@ -1,9 +1,9 @@
-"""What the two attention kernels share: the arrays that they read, and how a tile of queries takes
-in cached tokens.
+"""The shared code of the two attention kernels: the arrays that they read, and the update of a tile
+of queries with cached tokens.
 
-A tile is some queries of one request that share a KV head. Cached tokens n = 0, 1, ... stand in the
-slots table[row, n], wherever these are: a page of one token costs no more than one of many, for a
-token's K of one head is in one piece anyway.
+A tile is a number of queries of one request that share a KV head. Cached token n = 0, 1, ... is in
+slot table[row, n]. Slots need not be consecutive: pages of one token cost no more than larger ones,
+because the K of one token and head is contiguous anyway.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
-UNIT = tl.constexpr(LOG2_E)  # of scores within kernels: those of log 2
+UNIT = tl.constexpr(LOG2_E)  # scores within kernels are in units of log 2
 
 
 class Kv(NamedTuple):
-    """The cache of one layer. What is kept is K / k_scale and V / v_scale."""
+    """The cache of one layer. It stores K / k_scale and V / v_scale."""
 
     k: Tensor  # [slots, kv_heads, D], contiguous
     v: Tensor
@@ -28,7 +28,7 @@ class Kv(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a layer asks of attention. `ops/attention.py` says what it means."""
+    """The parameters of a layer's attention, as specified in `ops/attention.py`."""
 
     scale: float
     window: int = 0
@@ -38,23 +38,24 @@ class Terms(NamedTuple):
 
 
 class PagedStep(NamedTuple):
-    """What the kernels read of a step, on the device: every tensor is int32 and in one piece.
+    """The arrays of a step that the kernels read, on the device. Every tensor is int32 and
+    contiguous.
 
-    What is longer than the step is padding: kv_lens 0, requests -1 in `decode_req` and `tile_req`,
+    Entries beyond the step are padding: kv_lens 0, requests -1 in `decode_req` and `tile_req`,
     slots -1.
     """
 
     rows: Tensor  # [R] row of each request in the table
     kv_lens: Tensor  # [R] tokens of each request in the cache, this step's included
-    q_indptr: Tensor  # [R + 1] request r's tokens stand at q_indptr[r] : q_indptr[r + 1]
+    q_indptr: Tensor  # [R + 1] request r has the tokens q_indptr[r] : q_indptr[r + 1]
     decode_req: Tensor  # [D] requests with one token
     tile_req: Tensor  # [N] request of each tile
-    # [N] the tile's first query: token * group + head in the group, from the request's first.
+    # [N] index of the tile's first query in its request: token * group + head in the group.
     tile_start: Tensor
     positions: Tensor  # [T]
-    out_slots: Tensor  # [T] where K and V of this step's tokens go
+    out_slots: Tensor  # [T] slots for K and V of this step's tokens
     table: Tensor  # [max_rows, context_length] slot of each token of each row, this step's included
-    num_splits: int  # parts into which the cached tokens of each request in `decode_req` are cut
+    num_splits: int  # splits of the cached tokens of each request in `decode_req`
 
 
 @triton.jit
@@ -69,8 +70,8 @@ def take_in(
     scale,
     begin,
     end,
-    first_seen,  # tokens before are not read
-    limit,  # [ROWS] a query sees the tokens below
+    first_seen,  # tokens before this one are not read
+    limit,  # [ROWS] a query sees only tokens below its limit
     STRIDE: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -79,8 +80,8 @@ def take_in(
     CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add the cached tokens begin : end. Unless MASKED every query sees all of them, and they are
-    whole blocks.
+    """Add the cached tokens begin : end to peak, mass and acc. Unless MASKED, every query sees all
+    of them, and they are whole blocks.
 
     Source: online softmax, arXiv:2205.14135.
     """
@@ -122,7 +123,7 @@ def take_in(
             )
         scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
         if CAP > 0:
-            # cap tanh(score / cap), by e^2x: there is no tanh.
+            # cap tanh(score / cap), computed from e^2x, because Triton has no tanh.
             scores = CAP * (1 - 2 / (1 + tl.exp2(scores * (2 * UNIT / CAP))))
         if MASKED:
             seen = (n[None, :] < limit[:, None]) & there[None, :]

@@ -1,6 +1,6 @@
-"""What happens to a step's queries, keys and values before attention, in one kernel: the norms of
-heads, the rotation, and K and V to their slots. `executor/plain/attention.py` says the same in
-torch."""
+"""The operations on a step's queries, keys and values before attention, in one kernel: the norms of
+heads, the rotation, and storing K and V in their slots. `executor/plain/attention.py` is the
+specification in torch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def rotary_store(
     num_heads: int,
     q_head_stride: int,
 ) -> None:
-    """qkv [T, heads q_head_stride + 2 kv_heads D]: norm and rotate queries in place, put keys and
-    values into slots [T] (-1: drop).
+    """qkv [T, heads * q_head_stride + 2 * kv_heads * D]: normalise and rotate queries in place,
+    store keys, normalised and rotated, and values in slots [T] (-1: drop).
 
     cos and sin [positions, D / 2] float32, by position; positions and slots int32.
     """
@@ -92,8 +92,8 @@ def rotary_store_kernel(
     NORMED: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """A program has one head of some tokens: first of the queries, then of the keys, with the
-    values."""
+    """A program computes one head of some tokens. The first heads are those of the queries, then
+    those of the keys, each with its values."""
     head = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = token < num_tokens
@@ -101,7 +101,7 @@ def rotary_store_kernel(
     pair = tl.arange(0, HALF_PAD)
     inside = there[:, None] & (pair < half)[None, :]
     row = qkv_ptr + token.to(tl.int64)[:, None] * qkv_stride
-    # Queries may stand further from each other than their size: what is between them stays.
+    # Queries may be further apart than their size; the values between them do not change.
     begin = head * Q_STRIDE
     if head >= HEADS:
         begin = HEADS * Q_STRIDE + (head - HEADS) * D
@@ -156,7 +156,7 @@ def rotary_store_kernel(
 @triton.jit
 def store(at, x, mask, FP8: tl.constexpr):
     if FP8:
-        # The largest e4m3: what is larger would become NaN.
+        # The largest e4m3. Larger values would become NaN.
         bounded = tl.minimum(tl.maximum(x, -448.0), 448.0)
         x = tl.where(x != x, x, bounded)
     tl.store(at, x.to(at.dtype.element_ty), mask=mask)

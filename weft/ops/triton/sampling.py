@@ -1,15 +1,15 @@
-"""Choosing tokens on a GPU: `SamplerOps` (ops/sampling.py, whose `TorchSamplerOps` is the
-specification) by kernels.
+"""Choosing tokens on a GPU: kernels for `SamplerOps` (ops/sampling.py, whose `TorchSamplerOps` is
+the specification).
 
-Rows are cut into blocks, a program each, so that few rows keep a whole GPU busy, and a program
-per row puts the blocks together; the noise depends on seed, position and token id alone, so
-blocks do not matter to what is drawn:
+Rows are divided into blocks, one program each, so that few rows keep a whole GPU busy, and one
+program per row combines the blocks. The noise depends only on seed, position and token id, so the
+blocks do not affect the drawn token:
 
     logits ─▶ best of each block ─▶ peak, greedy token ─▶ (threshold)
            ─▶ best of each block with noise ─▶ token
 
-No value is waited for. What decides what is launched is on the host: whether all rows are
-greedy, whether some keep some tokens only.
+The host waits for no value. It decides by its own arrays which kernels it launches: whether all
+rows are greedy, and whether a row has top-k, top-p or min-p.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.ops.triton.noise import gumbel
 
 
 class TritonSamplerOps:
-    """`SamplerOps` by the kernels."""
+    """`SamplerOps` with Triton kernels."""
 
     def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         chosen, scores, ids = _best(logits)
@@ -74,9 +74,9 @@ class TritonSamplerOps:
         )
 
     def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
-        """By torch, but without asking how many different tokens there are: the device would have
-        to be waited for. Each token that was seen stands in a run of equal ones, and every one
-        of them writes the same."""
+        """`SamplerOps.penalise` in torch, without `unique`, whose result has a size for which the
+        host would have to wait. Equal tokens are sorted into runs, and every element of a run
+        writes the same logit."""
         vocab_size = logits.shape[1]
         lens = np.diff(seen.offsets)
         owner = np.repeat(np.arange(len(lens)), lens)
@@ -126,8 +126,8 @@ class TritonSamplerOps:
 
 
 def _best(logits: Tensor) -> tuple[SampledTokens, Tensor, Tensor]:
-    """Peak and first best token of each row; and the memory for scores and tokens of blocks, [S,
-    blocks]."""
+    """The peak and the greedy token (the first of equal ones) of each row; and memory for scores
+    and tokens of blocks, [S, blocks]."""
     num, vocab_size = logits.shape
     assert logits.stride(1) == 1, "a row of logits is in one piece"
     num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
@@ -149,7 +149,7 @@ def _best(logits: Tensor) -> tuple[SampledTokens, Tensor, Tensor]:
 
 @triton.jit
 def peak_of(x):
-    """The largest of [n]; NaN if one is."""
+    """The largest of [n]; NaN if a value is NaN."""
     strange = tl.max((x != x).to(tl.int32), 0)
     return tl.where(strange > 0, float("nan"), tl.max(tl.where(x != x, -float("inf"), x), 0))
 
@@ -182,7 +182,8 @@ def best_of_row_kernel(
     BLOCKS_PAD: tl.constexpr,
     DRAWN: tl.constexpr,
 ):
-    """DRAWN: rows with temperature 0 keep their token, and all their peak."""
+    """The best token of each row, from its blocks. DRAWN: rows with temperature 0 keep their token,
+    and all rows keep their peak."""
     row = tl.program_id(0)
     wanted = True
     if DRAWN:
@@ -195,7 +196,7 @@ def best_of_row_kernel(
             mask=block < BLOCKS,
             other=-float("inf"),
         )
-        best = tl.argmax(scores, 0)  # the first of equal ones, which has the smaller tokens
+        best = tl.argmax(scores, 0)  # the first of equal blocks, which has the smaller token ids
         tl.store(tokens_ptr + row, tl.load(ids_ptr + place + best).to(tl.int64))
         if not DRAWN:
             tl.store(max_logits_ptr + row, peak_of(scores))
@@ -261,7 +262,8 @@ def logprob_kernel(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The logarithm of the sum of e^logit, and how far the chosen token's logit is below it."""
+    """The logarithm of the sum of e^logit, and the log probability of the chosen token: its logit
+    minus that logarithm."""
     index = tl.program_id(0)
     row = tl.load(rows_ptr + index).to(tl.int64)
     peak = tl.load(max_logits_ptr + row)
