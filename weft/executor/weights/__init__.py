@@ -1,1 +1,1 @@
-"""Where weights come from and how they get into a model."""
+"""The sources of weights, and loading weights into a model."""

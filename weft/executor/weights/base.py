@@ -1,9 +1,9 @@
-"""The names of tensors within a base model: checkpoints have it by itself, or inside of a larger
-one, under another beginning for each."""
+"""The names of tensors within a base model. A checkpoint contains the base model alone, or inside a
+larger model, whose names have a prefix of their own."""
 
 from __future__ import annotations
 
-# The name of a base model inside of a larger one; by itself it has none.
+# The prefixes of a base model inside larger models; alone it has no prefix.
 BASES = (
     "model.language_model.",
     "model.text_model.",
@@ -14,14 +14,14 @@ BASES = (
     "roberta.",
     "gpt_neox.",
 )
-# Beginnings within it that checkpoints write in two ways.
+# Prefixes within the base model that checkpoints write in two ways.
 PARTS = {"vision_tower.vision_model.": "vision_tower."}
-# Names that older checkpoints have for a tensor.
+# Names of tensors in older checkpoints, and their present names.
 OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
 
 
 def in_base(name: str) -> str:
-    """A tensor's name within the base model, or as it is if it stands outside."""
+    """A tensor's name within the base model; unchanged for a tensor outside of it."""
     for base in BASES:
         if name.startswith(base):
             name = name.removeprefix(base)

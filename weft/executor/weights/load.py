@@ -1,5 +1,5 @@
-"""Fills a model with weights: from safetensors or GGUF files, or with random ones; and writes
-random ones to a file that every engine can load."""
+"""Loads weights into a model, from safetensors or GGUF files or at random, and writes random
+weights to a file that other engines can load, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CPU = torch.device("cpu")
 
 @torch.inference_mode()
 def load_weights(weights: Weights, folder: Path, unread: tuple[str, ...] = ()) -> None:
-    """Give the model the tensors of a checkpoint, but for those that it leaves out (`matched`).
+    """Load the tensors of a checkpoint into the model. `unread`: prefixes of the names of tensors
+    that the model leaves out (`matched`).
 
     Raises `BadCheckpoint`, naming the tensors, if any is missing, unexpected or of another shape;
     then nothing has changed.
@@ -46,7 +47,7 @@ def load_weights(weights: Weights, folder: Path, unread: tuple[str, ...] = ()) -
 
 
 def _name(folder: Path, files: Sequence[Content]) -> str:
-    """What weights that do not fit are called in an error."""
+    """The beginning of the error message for weights that do not fit."""
     if isinstance(files[0], GgufContent):
         return f"the weights in {files[0].label} do not fit its metadata"
     return f"the weights in {folder} do not fit its config.json"
@@ -54,8 +55,8 @@ def _name(folder: Path, files: Sequence[Content]) -> str:
 
 @torch.inference_mode()
 def randomize(weights: Weights, device: torch.device = CPU) -> None:
-    """Weights that are random, but the same each time on this kind of device, which makes them:
-    norms 1, all else normal with deviation 0.02."""
+    """Set random weights: norms are 1, all others normal with standard deviation 0.02. `device`
+    makes them; the same kind of device makes the same weights each time."""
     for weight in weights:
         if "norm" in weight.name:
             weight.put(torch.ones(weight.shape, device=device))
@@ -66,12 +67,12 @@ def randomize(weights: Weights, device: torch.device = CPU) -> None:
 
 
 def unread_of(config: ModelConfig) -> tuple[str, ...]:
-    """Beginnings of names of tensors that the encoder beside a model leaves out."""
+    """Prefixes of the names of tensors that the vision encoder of a model leaves out."""
     return () if config.vision is None else config.vision.unread
 
 
 def save_random(config: ModelConfig, path: Path) -> None:
-    """Random weights of the model's shape, in its dtype, as safetensors."""
+    """Write random weights of the model's shapes and dtype to `path`, as safetensors."""
     ops = PlainOps(getattr(torch, config.dtype), CPU)
     model = make_model(config, ops)
     randomize(model.weights())

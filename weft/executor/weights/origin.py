@@ -1,7 +1,8 @@
-"""Where the weights in memory have come from: a folder, and what was put over it since.
+"""The origin of the weights in memory: a folder, and later updates.
 
-Equal origins mean equal weights. Nothing is read here but the facts of files; whoever needs a
-digest of all bytes computes it elsewhere, and then looks whether the files are still the same.
+Equal origins mean equal weights. This module reads only the metadata of files (`FileFacts`). A
+caller that needs a digest of all bytes computes it, and then checks that the files have not
+changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 
 class FileFacts(NamedTuple):
-    """What changes when a file is changed."""
+    """The metadata of a file that changes with its content."""
 
     path: str
     num_bytes: int
@@ -25,11 +26,11 @@ class FileFacts(NamedTuple):
 
 class WeightOrigin(NamedTuple):
     folder: Path | None  # None: the weights are random
-    files: tuple[FileFacts, ...] = ()  # as they were before they were read
-    added: bytes = b""  # digest of all that has come since, in order; empty: nothing has
+    files: tuple[FileFacts, ...] = ()  # taken before the files were read
+    added: bytes = b""  # digest of all later updates, in order; empty: there were none
 
     def with_added(self, content: bytes) -> WeightOrigin:
-        """The origin after new weights with this digest were put in."""
+        """The origin after an update with weights of this digest."""
         return self._replace(added=hashlib.sha256(self.added + content).digest())
 
 
@@ -45,8 +46,8 @@ def origin_of(folder: Path | None) -> WeightOrigin:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a model's folder that hold weights, and what says how they are read; none if
-    it is not there."""
+    """The files of a model's folder that hold weights, and its config.json, which determines how
+    they are read; none if the folder does not exist."""
     if not folder.is_dir():
         return []
     weights = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
@@ -57,7 +58,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def digest_of(pieces: Iterable[bytes | memoryview]) -> bytes:
-    """Of what came over the network."""
+    """The SHA-256 digest of weights from the network."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

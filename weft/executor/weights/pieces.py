@@ -1,6 +1,7 @@
-"""The bytes of tensors piece by piece, through one buffer: nothing is ever in memory twice.
+"""Reads the bytes of tensors piece by piece, through one buffer, so that no tensor is in memory
+twice.
 
-Knows where bytes lie and how large pieces are, not what they mean.
+Knows the places of bytes and the sizes of pieces, not the meaning of bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ EXPONENTS = {
     torch.float32: (torch.int32, 0x7F80_0000),
     torch.float16: (torch.int16, 0x7C00),
     torch.bfloat16: (torch.int16, 0x7F80),
-    torch.float8_e4m3fn: (torch.int8, 0x7F),  # has no infinity, and one NaN of either sign
+    torch.float8_e4m3fn: (torch.int8, 0x7F),  # has no infinity, and one NaN per sign
 }
 
 
 class PieceBuffer:
-    """The memory that all pieces go through."""
+    """The buffer into which all pieces are read."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -32,11 +33,11 @@ class PieceBuffer:
     def rows(
         self, content: Content, entry: TensorEntry, widened_bytes: int, step: int = ROW_STEP
     ) -> Iterator[tuple[int, Tensor]]:
-        """First row and bytes [n, bytes of a row] of each piece of a matrix; a piece lives until
-        the caller asks for the next.
+        """The pieces of a matrix: the index of the first row, and the bytes [n, bytes of a row] of
+        each. A piece is valid until the caller asks for the next one.
 
-        Pieces are whole multiples of `step` rows; a row takes `widened_bytes` in what is made
-        of it.
+        Pieces have multiples of `step` rows, except for the last. `widened_bytes`: bytes of a row
+        after conversion.
         """
         num_rows = entry.shape[0]
         row_bytes = entry.num_bytes // max(num_rows, 1)
@@ -49,7 +50,8 @@ class PieceBuffer:
     def columns(
         self, content: Content, entry: TensorEntry, start: int, stop: int, item_bytes: int
     ) -> Tensor:
-        """The bytes [rows, bytes] of some columns of a matrix, which lie far apart in the file."""
+        """The bytes [rows, bytes] of the columns start..stop of a matrix, read row by row. Valid
+        until the next call."""
         num_rows = entry.shape[0]
         row_bytes = entry.shape[1] * item_bytes
         begin = entry.start + start * item_bytes
@@ -63,7 +65,7 @@ class PieceBuffer:
         return found
 
     def read(self, content: Content, start: int, num: int, row_bytes: int) -> Tensor:
-        """[num, row_bytes] uint8, until the next call"""
+        """[num, row_bytes] uint8 from the byte `start` on, valid until the next call."""
         found = self._room(num * row_bytes)
         content.read_into(start, found.numpy().data)
         return found.view(num, row_bytes)
@@ -75,22 +77,22 @@ class PieceBuffer:
 
 
 def read_whole(content: Content, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
-    """A small tensor, in a memory of its own."""
+    """A small tensor, in its own memory."""
     values = torch.empty(entry.num_bytes, dtype=torch.uint8)
     content.read_into(entry.start, values.numpy().data)
     return values.view(dtype).view(entry.shape)
 
 
 def piece_rows(row_bytes: int) -> int:
-    """How many rows make a piece, a multiple of ROW_STEP."""
+    """The number of rows of a piece, a multiple of ROW_STEP."""
     num_steps = PIECE_BYTES // max(row_bytes, 1) // ROW_STEP
     return max(num_steps, 1) * ROW_STEP
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether no value is infinite or no number: then not all bits of its exponent are set.
+    """Whether all values are finite: the exponent of infinities and NaN has all bits set.
 
-    Numpy is ten times as fast at this as torch, which does it float by float.
+    Numpy tests these bits ten times as fast as torch tests floats.
     """
     if not values.dtype.is_floating_point:
         return True

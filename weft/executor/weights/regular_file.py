@@ -1,7 +1,7 @@
-"""A file whose bytes are read where the caller wants them.
+"""A regular file whose bytes are read at any offset.
 
-Content is read with `pread` into memory of the caller, not mapped: what was read does not stay in
-this process, and a file that shrinks meanwhile gives an error, not a signal. Knows no format.
+Bytes are read with `pread` into the caller's memory, not mapped: the process keeps no copy of them,
+and a file that shrinks meanwhile causes an error, not a signal. Knows no format.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from weft.config.model import BadCheckpoint
 
 
 class RegularFile:
-    """It is closed at the end of a `with` block."""
+    """An open file, closed at the end of a `with` block."""
 
     def __init__(self, path: Path, label: str = "") -> None:
-        """`label` is the name for errors. Raises BadCheckpoint unless it is a regular file."""
+        """`label` is the name for error messages. Raises BadCheckpoint unless it is a regular
+        file."""
         self.label = label or str(path)
         try:
-            # A FIFO would wait for a writer.
+            # O_NONBLOCK, because opening a FIFO would wait for a writer.
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
             raise BadCheckpoint(f"{self.label} cannot be opened: {exc.strerror}") from exc
@@ -34,8 +35,8 @@ class RegularFile:
             raise BadCheckpoint(f"{self.label} is not a regular file")
 
     def read_into(self, start: int, target: memoryview) -> None:
-        """Fill `target` with the bytes from `start` on. Raises BadCheckpoint if there are not so
-        many."""
+        """Fill `target` with the bytes from `start` on. Raises BadCheckpoint if the file has too
+        few."""
         done = 0
         while done < len(target):
             try:
@@ -47,7 +48,7 @@ class RegularFile:
             done += num
 
     def will_be_read(self) -> None:
-        """Let the system fetch the file from the disk ahead of the reading, where it can."""
+        """Let the system read the file from disk in advance, where it can."""
         if sys.platform == "linux":
             os.posix_fadvise(
                 self._file,

@@ -1,12 +1,11 @@
-"""Gives the memory of tensors back to the system, while the tensors stay where they are.
+"""Gives the memory of tensors back to the system, without changing the tensors' addresses.
 
     tensor:      |....=================================....|
     pages:    |  ....|=========|=========|=========|....   |
 
-The whole pages are given back, and read as zeros.
+Only whole pages are given back; they then read as zeros.
 
-Programs that point to the tensors stay valid. Where a page is written again, the system finds
-memory for it again.
+Programs that point to the tensors stay valid. The system allocates a page again when it is written.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def is_offered(device: torch.device) -> bool:
 
 
 def give_back(tensors: Iterable[Tensor]) -> int:
-    """Give back the whole pages of the tensors. Their content is lost. Returns how many bytes that
-    were."""
+    """Give back the whole pages of the tensors. Their content is lost. Returns the number of bytes
+    given back."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     total = 0
@@ -35,8 +34,8 @@ def give_back(tensors: Iterable[Tensor]) -> int:
         start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
-            # Memory of an open file, which processes share, goes back by the first one alone, and
-            # is the only one that it takes.
+            # MADV_REMOVE gives back memory of a file that processes share, and fails for other
+            # memory; MADV_DONTNEED gives back other memory.
             if libc.madvise(start, end - start, mmap.MADV_REMOVE) and libc.madvise(
                 start, end - start, mmap.MADV_DONTNEED
             ):

@@ -1,6 +1,7 @@
-"""The folder below which new weights are read while the engine serves, and nothing outside of it.
+"""The folder from which new weights may be read while the engine serves (`--weights-root`). Nothing
+outside of it is read.
 
-Errors name what was asked for, never where it lies.
+Error messages contain the requested name, never the real path.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ DESCRIPTIONS = ("config.json", "generation_config.json", INDEX)
 
 
 def default_root(folder: Path) -> Path:
-    """The parent of a model's folder; in the cache of the hub, where its files are links, what
-    holds them too. Of a GGUF file, its own folder's parent: the folder that describes it is ours.
+    """The parent of a model's folder. In the hub's cache, whose files are links: the folder that
+    also contains their targets. For a GGUF file: the parent of the file's folder, because weft
+    itself makes the folder that describes the file.
     """
     for path in folder.glob(f"*{ENDING}"):
         if path.is_symlink():
@@ -32,8 +34,8 @@ class WeightsRoot:
         self._root = root.resolve()
 
     def folder(self, name: str) -> Path:
-        """The folder of that name, relative to the root or absolute. Raises ModelNotFound if it is
-        not below it."""
+        """The folder with this name, relative to the root or absolute. Raises ModelNotFound if it
+        is not below the root."""
         try:
             folder = (self._root / name).resolve()
             is_below = bool(name) and folder.is_relative_to(self._root)
@@ -54,9 +56,10 @@ class WeightsRoot:
         )
 
     def weight_files(self, folder: Path) -> dict[str, Path]:
-        """The weight files of a folder as `folder` gave it, by name.
+        """The weight files of a folder that `folder` returned, by name.
 
-        Raises ModelError if one is missing, leads out of the root, or is no regular file.
+        Raises ModelError if a file is missing, links to a place outside of the root, or is not a
+        regular file.
         """
         for name in DESCRIPTIONS:
             if (folder / name).is_symlink() or (folder / name).exists():
@@ -64,7 +67,7 @@ class WeightsRoot:
         return {path.name: self._regular(path) for path in weight_files(folder)}
 
     def _regular(self, path: Path) -> Path:
-        """The file itself, with all links resolved."""
+        """The file with all links resolved. Raises BadCheckpoint as `weight_files` does."""
         try:
             file = path.resolve(strict=True)
             is_regular = stat.S_ISREG(file.lstat().st_mode)

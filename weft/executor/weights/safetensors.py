@@ -1,9 +1,9 @@
-"""Reads safetensors: from a file, or from bytes that came otherwise. Nothing is believed before it
-is checked.
+"""Reads the header of safetensors, from a file or from bytes in memory. Everything in the header is
+checked before it is used.
 
     8 bytes: N (little-endian) · N bytes: JSON {name: {dtype, shape, data_offsets}} · the tensors
 
-Knows no tensors, only where their bytes lie.
+Knows no tensors, only the places of their bytes.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 class TensorEntry(NamedTuple):
-    """One tensor: where it lies."""
+    """The place of one tensor."""
 
     name: str
-    dtype: str  # as the format says: "F32", "BF16", "Q4_K"
+    dtype: str  # name in the file's format: "F32", "BF16", "Q4_K"
     shape: tuple[int, ...]
     start: int  # first byte
     num_bytes: int
-    # Rows of a head whose rotated pairs lie side by side (GGUF's llama); 0: in the usual order.
+    # Rows of a head, if its rotated pairs are consecutive rows (GGUF's llama); 0: the usual order.
     paired_rows: int = 0
 
 
 class Content(Protocol):
-    """A header that has been checked, and the bytes after it."""
+    """A checked header, and the bytes after it."""
 
-    label: str  # for errors
+    label: str  # for error messages
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]: ...
@@ -57,11 +57,11 @@ class Content(Protocol):
 
 
 class FileContent(RegularFile):
-    """A file. It is closed at the end of a `with` block."""
+    """A safetensors file, closed at the end of a `with` block."""
 
     def __init__(self, path: Path, label: str = "") -> None:
-        """`label` is the name for errors. Raises BadCheckpoint unless it is a whole safetensors
-        file."""
+        """`label` is the name for error messages. Raises BadCheckpoint unless it is a complete
+        safetensors file."""
         super().__init__(path, label)
         try:
             self.entries = _entries(self.label, self.read_into, self.num_bytes)
@@ -71,10 +71,10 @@ class FileContent(RegularFile):
 
 
 class BytesContent:
-    """The same in memory."""
+    """Safetensors in memory."""
 
     def __init__(self, data: bytes | bytearray, label: str) -> None:
-        """Raises BadCheckpoint. `data` stays as it is from now on."""
+        """`data` must not change afterwards. Raises BadCheckpoint."""
         self.label = label
         self._data = memoryview(data)
         self.entries = _entries(label, self.read_into, len(data))
@@ -127,7 +127,8 @@ def _entry(
     entry: Mapping[str, Any],
     data_start: int,
 ) -> TensorEntry:
-    """Raises ValueError, TypeError or LookupError for what makes no sense."""
+    """The entry of a tensor in the header. Raises ValueError, TypeError or LookupError if it is
+    invalid."""
     dtype = entry["dtype"]
     shape = entry["shape"]
     begin, end = entry["data_offsets"]

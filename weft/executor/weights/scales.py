@@ -1,4 +1,4 @@
-"""Scales that a checkpoint holds beside what it stores in eight bits, and those for a KV cache in
+"""Reads the scales of a checkpoint: of weights that it stores in eight bits, and of a KV cache in
 fp8.
 
 X.weight         F8_E4M3 or I8 [out, in]
@@ -34,7 +34,8 @@ FLOATS = {
 EIGHT_BITS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 ENDINGS = ("_scale", "_scale_inv")
 
-# Scales of activations, which are quantised as they come here, and of KV, which `kv_scales` reads.
+# Endings of other scales: of activations, which weft scales by their own values, and of KV, which
+# `kv_scales` reads.
 BESIDE = (
     ".input_scale",
     ".activation_scale",
@@ -66,24 +67,25 @@ StoredTensor = tuple[Content, TensorEntry]
 
 
 class StoredScales(NamedTuple):
-    """Those of one weight."""
+    """The scales of one weight."""
 
     content: Content
     entry: TensorEntry
-    num_rows: int  # that share one
-    num_columns: int
+    num_rows: int  # rows that share a scale
+    num_columns: int  # columns that share a scale
 
     def read(self) -> Tensor:
-        """[num of row blocks, num of column blocks] float32. Raises BadCheckpoint."""
+        """The scales [row blocks, column blocks] float32. Raises BadCheckpoint."""
         return _read(self.content, self.entry).view(*_grid(self.entry.shape))
 
     def is_by_row(self, entry: TensorEntry) -> bool:
-        """Whether a row of the weight has one scale."""
+        """Whether each row of the weight has a single scale."""
         return self.num_columns >= entry.shape[1]
 
     def of(self, scales: Tensor, start: int, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Stored rows from row `start` on with their scales [n]; multiplied by them where a row has
-        more than one. `scales` are those that `read` returned."""
+        """The stored `rows` from row `start` on, and their scales [n]. If a row has more than one
+        scale, returns the rows multiplied by their scales, and None. `scales`: the result of
+        `read`."""
         index = torch.arange(start, start + len(rows)) // self.num_rows
         by_row = scales[index]
         if by_row.shape[1] == 1:
@@ -93,8 +95,8 @@ class StoredScales(NamedTuple):
 
 
 def scales_of(entry: TensorEntry, name: str, stored: Mapping[str, StoredTensor]) -> StoredScales:
-    """The scales of a stored weight, whose name among the others is `name`. Raises BadCheckpoint,
-    saying what is wrong with them."""
+    """The scales of the weight `name` in `stored`. Raises BadCheckpoint if they are missing or do
+    not fit; the message gives the reason."""
     for ending in ENDINGS:
         if name + ending in stored:
             content, found = stored[name + ending]
@@ -113,7 +115,8 @@ def scales_of(entry: TensorEntry, name: str, stored: Mapping[str, StoredTensor])
 
 
 def _num_sharing(size: int, num_scales: int) -> int:
-    """Rows (or columns) of `size` that share a scale: all, one, or a block; 0: none of these."""
+    """The number of rows (or columns) that share a scale, of `size`: all, one, or a block; 0: none
+    of these fits."""
     for step in (size, 1, BLOCK):
         if -(-size // step) == num_scales:
             return step
@@ -121,15 +124,15 @@ def _num_sharing(size: int, num_scales: int) -> int:
 
 
 def is_of_a_weight(name: str, weights: Container[str]) -> bool:
-    """Whether these are the scales of one of the weights."""
+    """Whether `name` is the name of the scales of one of the weights."""
     return any(name.endswith(ending) and name.removesuffix(ending) in weights for ending in ENDINGS)
 
 
 def kv_scales(folder: Path, num_layers: int) -> list[tuple[float, float]]:
-    """The scales by which K and V of each layer are divided before they are kept in fp8; 1 where
-    the checkpoint has none.
+    """The scales by which K and V of each layer are divided before they are stored in fp8; 1 if the
+    checkpoint has none.
 
-    Raises BadCheckpoint for a scale that is none.
+    Raises BadCheckpoint for a scale that is not a positive finite number.
     """
     with ExitStack() as stack:
         stored: dict[str, StoredTensor] = {}
@@ -165,14 +168,14 @@ def _single_scale(content: Content, entry: TensorEntry) -> float:
 
 
 def _read(content: Content, entry: TensorEntry) -> Tensor:
-    """As float32."""
+    """The tensor, flat, as float32."""
     values = torch.empty(entry.num_bytes, dtype=torch.uint8)
     content.read_into(entry.start, values.numpy().data)
     return values.view(FLOATS[entry.dtype]).float()
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Scales as blocks of rows and of columns."""
+    """The shape of scales as [row blocks, column blocks]."""
     if len(shape) > 1:
         return shape
     return (*shape, 1) if shape else (1, 1)

@@ -1,10 +1,10 @@
-"""What is done with weights and memory between steps: new weights in, values out, memory back and
-forth.
+"""Operations on weights and memory between steps: updates of weights, reading their values,
+releasing and resuming memory.
 
-New weights are looked at to the end before the first of them is put in: their names, shapes, types
-and values. They are put where the old ones are. If that breaks off all the same, because a file is
-gone meanwhile, the last folder is loaded again; if that fails too, the weights count as released:
-nothing is computed with them.
+All new weights are checked before the first one is loaded: their names, shapes, types and values.
+They overwrite the old weights. If loading fails all the same, for example because a file has
+disappeared, the last folder is loaded again. If that fails too, the weights count as released, and
+no step is computed with them.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ from weft.plan.device import (
 )
 
 MAX_GROUPS = 8
-MAX_VALUES = 4_000_000  # of a weight that are told
-MAY_DIFFER = (  # of the config
+MAX_VALUES = 4_000_000  # values of a weight in one reply
+MAY_DIFFER = (  # fields of the config that new weights may change
     *("name", "dtype", "kv_dtype", "quantize", "keeps_codes"),
     *("stored", "num_coded", "coded_bytes"),
     *("max_position", "context_length", "bos_token_id", "eos_token_ids", "pooling"),
@@ -77,7 +77,7 @@ log = EventLog("engine")
 
 
 def _pieces_of(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[bytes | memoryview]:
-    """All that tells tensors from others, for a digest."""
+    """Names, types, shapes and bytes of tensors, for a digest."""
     for name, tensor in named:
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
         yield tensor.cpu().view(torch.uint8).numpy().data
@@ -88,48 +88,49 @@ def _sizes(found: Sequence[WeightMatch]) -> list[int]:
 
 
 class Refused(Exception):
-    """The request cannot be carried out; the message says why. Nothing has changed."""
+    """The request cannot be carried out; the message gives the reason. Nothing has changed."""
 
 
 class LoadedAdapters(Protocol):
-    """The adapters that a model has, by place."""
+    """The adapters of a model, by place."""
 
     def read(self, path: str, uid: str) -> int:
-        """Read the adapter with this content, for `load`; on any thread, while steps are computed.
-        Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
+        """Read the adapter with this uid in advance, for `load`. May run on another thread while
+        steps are computed. Returns the bytes of its tensors. Raises ModelError; then nothing has
+        changed."""
         ...
 
     def load(self, place: int, path: str, uid: str) -> int:
-        """Put the adapter with this content into a place; read it if it is not. Returns the bytes
-        of its tensors. Raises ModelError; then nothing has changed."""
+        """Put the adapter with this uid into a place. Reads it first unless `read` has done so.
+        Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
         ...
 
     def unload(self, place: int) -> None:
-        """Forget the adapter in a place, if there is one."""
+        """Remove the adapter of a place, if there is one."""
         ...
 
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Where weights and KV are."""
+    """A model and the tensors that store its weights and KV."""
 
     model: DecoderModel | EncoderModel
     config: ModelConfig
     weights: Sequence[Tensor]
     kv_cache: Sequence[Tensor]
     device: torch.device
-    tower: Tower | None = None  # beside the model
+    tower: Tower | None = None  # the media encoder of the model, if it has one
 
     def all_weights(self) -> Weights:
-        """Every tensor that the model and its tower want from a checkpoint."""
+        """All weights of the model and its tower."""
         yield from self.model.weights()
         if self.tower is not None:
             yield from self.tower.weights()
 
 
 class WeightStore:
-    """Carries out device requests, one at a time, on the thread that also runs the steps; beside
-    these, on another thread, `ReadAdapter`."""
+    """Carries out device requests, one at a time, on the thread that also runs the steps. Only
+    `ReadAdapter` runs on another thread, at the same time."""
 
     def __init__(
         self,
@@ -139,12 +140,13 @@ class WeightStore:
         experts: ExpertRecorder | None = None,
         adapters: LoadedAdapters | None = None,
     ) -> None:
-        """`source` is the folder that the weights came from; None if they are random. `experts`
-        counts these, if the model has any. `adapters`: where they are loaded, if they may be."""
+        """`source`: the folder of the weights; None if they are random. `experts`: counts the
+        chosen experts; None: the model has no experts. `adapters`: the adapters of the model; None:
+        it can have none."""
         self.kv_cache = memory.kv_cache
         self._memory = memory
         self.origin = origin_of(source)
-        # Whether the origin is updated with weights that come over the network, which takes time.
+        # Whether weights from the network update the origin, which costs the time of a digest.
         self.follows_origin = False
         self._source = source
         self._root = root
@@ -156,7 +158,7 @@ class WeightStore:
 
     @torch.inference_mode()
     def do(self, request: DeviceRequest) -> DeviceReply:
-        """Carry it out. Raises nothing: what went wrong stands in the reply."""
+        """Carry out a request. Raises nothing: the reply contains errors."""
         try:
             return self._HANDLERS[type(request)](self, request)
         except (Refused, ModelError, GroupError) as exc:
@@ -190,7 +192,7 @@ class WeightStore:
                 require_finite(found)
                 return self._put(lambda: put_all(found), _sizes(found), origin)
         except ModelError as exc:
-            # The reply names the folder as it was asked for, never where it lies.
+            # The reply contains the requested name of the folder, never its real path.
             message = str(exc).replace(str(folder), request.folder[:200])
             raise Refused(message) from exc
 
@@ -211,8 +213,8 @@ class WeightStore:
         return self._put(lambda: put_all(found), _sizes(found), origin)
 
     def _receive_weights(self, request: ReceiveWeights) -> DeviceReply:
-        """Everything is received before anything is put in, so that a sender that breaks off does
-        no harm."""
+        """Receive all weights before the first one is loaded, so that a sender that fails leaves
+        the model unchanged."""
         self._require_weights()
         group = self._group(request.group)
         wanted = self._announced(request)
@@ -232,7 +234,7 @@ class WeightStore:
         except (GroupError, Refused):
             self._groups.pop(
                 group.name
-            ).close()  # who sends and who receives are no longer at the same tensor
+            ).close()  # the sender and this receiver may be at different tensors
             raise
 
         def put() -> None:
@@ -243,13 +245,13 @@ class WeightStore:
         return self._put(put, [tensor.nbytes for tensor in tensors], origin)
 
     def _added(self, pieces: Iterable[bytes | memoryview]) -> WeightOrigin:
-        """The origin with what has come over the network."""
+        """The origin after an update with these bytes; unchanged unless `follows_origin`."""
         if not self.follows_origin:
             return self.origin
         return self.origin.with_added(digest_of(pieces))
 
     def _announced(self, request: ReceiveWeights) -> dict[str, tuple[Weight, torch.dtype]]:
-        """The weights that are going to come, in order, with their types. Raises Refused."""
+        """The weights that the request announces, in order, with their types. Raises Refused."""
         types = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
         if not request.names or len(set(request.names)) < len(request.names):
             raise Refused("names must hold at least one weight, and each once")
@@ -275,8 +277,8 @@ class WeightStore:
         sizes: Sequence[int],
         origin: WeightOrigin,
     ) -> DeviceReply:
-        """Let content that was looked at go into the model: `sizes` are the bytes of its
-        tensors, `origin` is that of all weights then."""
+        """Load checked content into the model. `sizes`: the bytes of its tensors; `origin`: of all
+        weights afterwards."""
         try:
             put()
         except Exception as exc:
@@ -294,7 +296,7 @@ class WeightStore:
         )
 
     def _after_failure(self, reason: str) -> DeviceReply:
-        """The weights are half old, half new: go back to the last folder."""
+        """Load the last folder again, because an update has left old and new weights mixed."""
         self._released.add(WEIGHTS)
         try:
             self._reload()
@@ -316,8 +318,8 @@ class WeightStore:
         )
 
     def _reload(self) -> None:
-        """Load the weights from where they last came. Raises ModelError, and what the device
-        raises."""
+        """Load the weights from the last folder again, or the random ones. Raises ModelError, and
+        errors of the device."""
         self.origin = origin_of(self._source)
         if self._source is None:
             randomize(iter(self._weights.values()), self._memory.device)
@@ -328,13 +330,14 @@ class WeightStore:
         self._released.discard(WEIGHTS)
 
     def _quantization(self, folder: Path) -> Quantization:
-        """What the weights in a folder are stored in: as it says, or else as the model's are."""
+        """The quantisation of the weights in a folder, by its config.json; without one, that of the
+        model's weights."""
         if (folder / "config.json").exists():
             return quantization_of(folder)
         return self._memory.config.stored
 
     def _require_same_model(self, folder: Path) -> None:
-        """If the folder describes a model, it must be this one. Raises ModelError."""
+        """Raise ModelError if the folder has the config.json of another model."""
         if not (folder / "config.json").exists():
             return
         config = self._config_of(folder)
@@ -353,7 +356,8 @@ class WeightStore:
             )
 
     def _config_of(self, folder: Path) -> ModelConfig:
-        """The model that a folder describes, run by the same code as ours. Raises ModelError."""
+        """The config of the model in a folder, read by the same code as the config of the served
+        model. Raises ModelError."""
         if self._memory.config.library_config:
             return described(folder, folder.name)
         config = ModelConfig.from_folder(folder)
@@ -362,8 +366,8 @@ class WeightStore:
         return config
 
     def _update_by_library(self, model: TransformersModel, origin: WeightOrigin) -> DeviceReply:
-        """Let the library read a folder: it knows what its checkpoints rename and merge. For that
-        time the weights are in memory twice."""
+        """Let the transformers library read a folder, because it knows the renamed and merged
+        tensors of its checkpoints. Meanwhile the weights are in memory twice."""
         assert origin.folder is not None
         module = model.read(origin.folder)
         sizes: list[int] = []
@@ -446,7 +450,7 @@ class WeightStore:
         row_size = weight.shape[1] if len(weight.shape) == 2 else 1
         if num_rows * row_size > MAX_VALUES:
             raise Refused(f"{num_rows:,} rows of {row_size:,} are more than {MAX_VALUES:,} values")
-        # Only matrices are read in pieces.
+        # Only matrices can be read in part.
         rows = weight.get(0, num_rows) if len(weight.shape) == 2 else weight.get()[:num_rows]
         values = rows.float().cpu().contiguous()
         return self._reply(shape=tuple(values.shape), values=values.numpy().tobytes())

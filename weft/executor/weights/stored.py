@@ -1,8 +1,8 @@
-"""Weights as they lie in files, each in one of the forms that weft reads: floats, eight bits with
-scales, blocks of GGUF; what lies packed in several tensors has a folder of its own (`packed/`).
+"""Weights in files, in the forms that weft reads: floats, eight bits with scales, blocks of GGUF.
+Matrices that are packed in several tensors have their own package (`packed/`).
 
-A form says which codes it is, so that a matrix may keep them, and puts its content into a weight
-piece by piece.
+A stored weight announces its codes, so that a matrix can keep them, and loads its content into a
+weight piece by piece.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by by
 
 
 class StoredWeight(Protocol):
-    """A weight as it lies in files."""
+    """A weight in files."""
 
     @property
     def num_bytes(self) -> int: ...
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of its tensors, that with most of its content first."""
+        """The names of its tensors, starting with the tensor that has most of the content."""
         ...
 
     def offer(self, weight: Weight) -> None:
-        """Tell the weight which codes will come, if any will. Raises BadCheckpoint."""
+        """Announce the format of its codes to the weight, if it has codes. Raises
+        BadCheckpoint."""
         ...
 
     def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
-        """Give the weight its content. Raises BadCheckpoint if it cannot be read any more."""
+        """Load the content into the weight. Raises BadCheckpoint if it cannot be read any more."""
         ...
 
     def require_finite(self, buffer: PieceBuffer) -> None:
-        """Read it to its end. Raises BadCheckpoint unless it is finite everywhere."""
+        """Read the whole content. Raises BadCheckpoint unless all values are finite."""
         ...
 
 
@@ -79,7 +80,7 @@ class StoredFloats(NamedTuple):
                 raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
 
     def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Tensor]]:
-        """First row and content; all but matrices come in one piece."""
+        """First row and content of each piece. Tensors other than matrices are one piece."""
         entry = self.entry
         dtype = FLOATS[entry.dtype]
         if len(entry.shape) != 2:
@@ -92,8 +93,8 @@ class StoredFloats(NamedTuple):
 
 
 class StoredTransposed(NamedTuple):
-    """A matrix of floats that lies with its inputs first. It is read whole, since each of its rows
-    lies all over it: such tensors hold many matrices."""
+    """A matrix of floats that is stored transposed, [in, out], in a tensor of many matrices. It is
+    read as a whole, because the values of a row are spread over all of it."""
 
     content: Content
     entry: TensorEntry  # with the shape of the matrix
@@ -123,7 +124,7 @@ class StoredTransposed(NamedTuple):
 
 
 def part_of(entry: TensorEntry, weight: Weight, stack: Stack) -> TensorEntry:
-    """Where a weight lies in a tensor with others."""
+    """The place of a weight in a tensor that contains several weights."""
     num, num_rows, *_ = stack.shape
     row_bytes = entry.num_bytes // (num * num_rows)
     num_taken = num_rows
@@ -203,7 +204,7 @@ class StoredBlocks(NamedTuple):
             pass
 
     def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Codes]]:
-        """Raises BadCheckpoint for scales that are not finite."""
+        """First row and codes of each piece. Raises BadCheckpoint if scales are not finite."""
         entry = self.entry
         if len(entry.shape) == 1:
             entry = entry._replace(shape=(1, *entry.shape))
@@ -219,7 +220,7 @@ class StoredBlocks(NamedTuple):
 
 
 def put_codes(weight: Weight, codes: Codes, start: int) -> None:
-    """Vectors take no codes."""
+    """Load codes into a matrix; a vector gets them as floats."""
     if weight.put_codes is None:
         weight.put(codes.dequantized().view(weight.shape), start)
     else:
@@ -227,19 +228,20 @@ def put_codes(weight: Weight, codes: Codes, start: int) -> None:
 
 
 def _row_step(entry: TensorEntry) -> int:
-    """Rows that stay together in a piece: whole heads, where their rows are to be reordered."""
+    """The number of rows of which pieces have multiples. If rows are reordered, pieces have whole
+    heads."""
     if not entry.paired_rows:
         return ROW_STEP
     return math.lcm(ROW_STEP, entry.paired_rows)
 
 
 def _in_halves(piece: Tensor, paired_rows: int) -> Tensor:
-    """Whole heads with the first of all pairs before the second: [heads, D / 2, 2] rows become
-    [heads, 2, D / 2]."""
+    """Reorder the rows of whole heads from consecutive pairs to halves: [heads, D / 2, 2] rows
+    become [heads, 2, D / 2]."""
     if not paired_rows:
         return piece
-    # By numpy, which has no bfloat16: torch would wake its threads, and wait for them longer than
-    # the copy takes.
+    # In numpy, because torch would wake its threads, and wait for them longer than the copy takes.
+    # On integers, because numpy has no bfloat16.
     bits = piece.view(BITS[piece.element_size()]).numpy()
     pairs = bits.reshape(-1, paired_rows // 2, 2, *piece.shape[1:])
     halves = pairs.swapaxes(1, 2).reshape(piece.shape)

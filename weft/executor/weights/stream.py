@@ -1,8 +1,10 @@
-"""Gives a model the tensors of a checkpoint.
+"""Loads the tensors of a checkpoint into a model, in three steps:
 
-What is to be put into a model is matched with what the model wants first, all of it: names, shapes,
-types. Then it may be looked through for values that are not finite, and then put. Whoever does all
-of that in this order never leaves a model half changed by bad content.
+    matched          matches all names, shapes and types with the model's weights
+    require_finite   checks all values (optional)
+    put_all          loads the content
+
+In this order, bad content never leaves a model half changed.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from weft.executor.weights.stored import (
 from weft.models.layers.weight import Weight
 from weft.ops.sharding import CannotShard
 
-# Endings of the names of tensors that no model here reads.
+# Endings of the names of tensors that no model of weft reads.
 IGNORED = (
     "rotary_emb.inv_freq",
-    # GPT-NeoX once saved which tokens see which.
+    # GPT-NeoX once saved its attention mask.
     ".attention.bias",
     ".attention.masked_bias",
     "embeddings.position_ids",
     *BESIDE,
 )
-# Beginnings of those of the other parts of a model, where it is served without these.
+# Prefixes of the names of tensors of parts that a model may be served without.
 OTHER_PARTS = (
     "vision_tower.",
     "vision_model.",
@@ -62,7 +64,7 @@ OTHER_PARTS = (
     "mtp.",
     "mtp_layers.",
 )
-# Tensors that not every use of a checkpoint needs.
+# Tensors that are ignored if the model does not need them.
 HEADS = (
     "lm_head.weight",
     "pooler.dense.weight",
@@ -110,12 +112,12 @@ def matched(
     whole: bool = True,
     unread: tuple[str, ...] = (),
 ) -> list[WeightMatch]:
-    """Match each tensor of the contents with a weight. `what` they are is for the error;
-    `quantization`: what is said of those that are packed; `whole`: no weight may be missing;
-    `unread`: beginnings of names, within the base model, of tensors that it leaves out.
+    """Match each tensor of the contents with a weight. `what`: beginning of the error message;
+    `quantization`: the config of packed weights; `whole`: no weight may be missing; `unread`:
+    prefixes of the names, within the base model, of tensors that the model leaves out.
 
-    Raises BadCheckpoint, naming the tensors, if any is missing, unexpected, of another shape or of
-    a type that is none of floating point; eight bits need scales.
+    Raises BadCheckpoint, naming the tensors, if a tensor is missing, unexpected, of another shape
+    or of a type that weft cannot read, or if eight bits lack their scales.
     """
     stored: dict[str, StoredTensor] = {}
     for content in contents:
@@ -124,7 +126,7 @@ def matched(
     by_base = {in_base(name): weight for name, weight in wanted.items()}
     found: list[WeightMatch] = []
     problems = Mismatch()
-    spoiled: set[str] = set()  # modules that have a problem of their own
+    spoiled: set[str] = set()  # modules with an error; their other tensors are not reported
     for base, weight in by_base.items():
         try:
             one = _find(base, weight, stored, quantization or Quantization())
@@ -133,7 +135,7 @@ def matched(
             spoiled.add(base.rpartition(".")[0])
             continue
         except WrongShape as exc:
-            # A tensor of several weights is reported once.
+            # A tensor that contains several weights is reported once.
             if str(exc) not in problems.misshapen:
                 problems.misshapen.append(str(exc))
             continue
@@ -147,7 +149,7 @@ def matched(
     told = problems.told()
     if told:
         raise BadCheckpoint(f"{what} ({told})")
-    # In the order of the files: a disk is read from its beginning to its end.
+    # In the order of the files, so that a disk is read sequentially.
     places = {base: place for place, base in enumerate(stored)}
     return sorted(found, key=lambda match: places[in_base(match.stored.names[0])])
 
@@ -159,7 +161,7 @@ class WrongShape(ValueError):
 def _find(
     base: str, weight: Weight, stored: Mapping[str, StoredTensor], quantization: Quantization
 ) -> StoredWeight | None:
-    """What is stored for a weight, if anything is. Raises Misfit and WrongShape."""
+    """The stored form of a weight; None if there is none. Raises Misfit and WrongShape."""
     packed = packed_weight(base, weight.shape, stored, quantization)
     if packed is not None:
         return packed
@@ -184,7 +186,8 @@ def _find(
 
 
 def _part_of_stack(weight: Weight, stored: Mapping[str, StoredTensor]) -> StoredWeight | None:
-    """A weight that lies in a tensor with others, if it does. Raises Misfit and WrongShape."""
+    """The stored form of a weight in a tensor that contains several weights; None if there is no
+    such tensor. Raises Misfit and WrongShape."""
     for stack in weight.stacks:
         if len(stack.shape) == 3 and not stack.is_transposed:
             blocks = expert_blocks(in_base(stack.name), weight, stack, stored)
@@ -200,7 +203,7 @@ def _part_of_stack(weight: Weight, stored: Mapping[str, StoredTensor]) -> Stored
             if stack.is_transposed:
                 return StoredTransposed(content, part)
             return StoredFloats(content, part)
-        # Blocks hold neighbouring inputs: these come last.
+        # Blocks hold consecutive inputs, so inputs must be the last dimension.
         if entry.dtype in BLOCK_FORMATS and not stack.is_transposed:
             return StoredBlocks(content, part_of(entry, weight, stack))
     if not known:
@@ -218,7 +221,7 @@ def _unexpected(
     used: set[str],
     unread: tuple[str, ...],
 ) -> list[str]:
-    """The names of tensors that no model here reads, and that are not known to be needless."""
+    """The names of tensors that no weight matches and that may not be ignored."""
     left_out = (*unread, *(part for part in OTHER_PARTS if not _has_part(wanted, part)))
     ignored = (*IGNORED, *(name for name in HEADS if name not in wanted))
     weights = {*wanted, *HEADS}
@@ -238,8 +241,8 @@ def _has_part(wanted: Mapping[str, Weight], part: str) -> bool:
 
 
 def put_all(matches: Sequence[WeightMatch]) -> None:
-    """Give the model the content. Raises BadCheckpoint if it cannot be read any more, which leaves
-    it half changed."""
+    """Load all content into the model. Raises UnsupportedModel if codes cannot be divided between
+    ranks, and BadCheckpoint if content cannot be read any more; then the model is half changed."""
     buffer = PieceBuffer()
     for weight, stored in matches:
         try:
@@ -253,8 +256,8 @@ def put_all(matches: Sequence[WeightMatch]) -> None:
 
 @contextmanager
 def _without_threads() -> Iterator[None]:
-    """Torch computes on this thread alone: what is done with a piece takes less time than to wake
-    other threads."""
+    """Let torch compute on this thread only: the work on a piece takes less time than waking other
+    threads."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -264,7 +267,7 @@ def _without_threads() -> Iterator[None]:
 
 
 def put_tensor(weight: Weight, values: Tensor) -> None:
-    """Give a weight its whole content, piece by piece, so that quantising it takes little
+    """Load the whole content of a weight, piece by piece, so that its quantisation needs little
     memory."""
     step = len(values)
     if values.dim() == 2:
@@ -274,8 +277,8 @@ def put_tensor(weight: Weight, values: Tensor) -> None:
 
 
 def require_finite(matches: Iterable[WeightMatch]) -> None:
-    """Read everything to its end. Raises BadCheckpoint, naming the first tensor that is not finite
-    everywhere."""
+    """Read all content. Raises BadCheckpoint, naming the first tensor with a value that is not
+    finite."""
     buffer = PieceBuffer()
     for _, stored in matches:
         stored.require_finite(buffer)
