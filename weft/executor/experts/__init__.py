@@ -1,1 +1,1 @@
-"""Which experts the tokens of a model get."""
+"""Statistics of the experts that the tokens of a model get."""

@@ -1,7 +1,8 @@
-"""Counts which experts the tokens of a model get, by layer and by kind of step, from start to stop.
+"""Counts the experts that the tokens of a model get, by layer and by kind of step, from `start` to
+`stop`.
 
-Routers keep the experts that they chose last (`Ops.chosen`). Without a recording, a step of a model
-with experts is one call longer; steps of other models never enter this module.
+Routers keep the experts of their last call (`Ops.chosen`). While nothing is recorded, a step of a
+model with experts costs one more call; steps of other models do not use this module.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from weft.config.model import ModelConfig
 from weft.executor.device import DeviceOutput
 from weft.plan.step import ForwardMode, Plan
 
-MAX_FILES = 1_000  # in the folder
+MAX_FILES = 1_000  # files of counts in the folder
 MODES = ("prefill", "decode")
 
 
 class ExpertError(ValueError):
-    """The recorder cannot do that now; the message says why."""
+    """The recorder cannot do this now; the message gives the reason."""
 
 
 class ExpertCounts(NamedTuple):
-    """How many tokens each expert got."""
+    """The number of tokens of each expert."""
 
     layers: tuple[int, ...]  # that have experts
     counts: LongArray  # [modes, layers, experts]
-    file: str  # that they were written to, below the folder; "" if there is none
+    file: str  # name of the file with these counts, in the folder; "" if there is none
 
 
 class ChosenRows(NamedTuple):
-    """What the layers of a step chose. Programs write into the same tensors again and again, so
-    that their views serve for many steps: made anew, they would cost more than all that counts."""
+    """The chosen experts of the layers of a step. Programs write into the same tensors in every
+    step, so these views are reused: making them in each step would cost more than counting."""
 
-    tensors: list[Tensor]  # of each layer [T or more, k]
+    tensors: list[Tensor]  # per layer, [T or more, k]
     num_tokens: int
-    rows: list[NDArray[np.int32]]  # of each layer [T, k]
+    rows: list[NDArray[np.int32]]  # per layer, views [T, k] of the tensors
 
     def are_of(self, tensors: list[Tensor], num_tokens: int) -> bool:
         if num_tokens != self.num_tokens:
@@ -58,9 +59,8 @@ NOTHING_CHOSEN = ChosenRows([], 0, [])
 
 
 class ExpertRecorder:
-    """`chosen`: by layer, the experts that the last step chose [T or more, k] (`Ops.chosen`).
-
-    `folder`: where `dump` writes files; None: nowhere.
+    """Counts the experts of steps. `chosen`: by layer, the experts of the last step
+    [T or more, k] (`Ops.chosen`). `folder`: for the files of `dump`; None: no files.
     """
 
     def __init__(
@@ -80,26 +80,29 @@ class ExpertRecorder:
         self._seen = NOTHING_CHOSEN
 
     def start(self) -> None:
-        """Count from the next step on, from zero. Raises ExpertError."""
+        """Set the counts to zero, and count from the next step on. Raises ExpertError if it is
+        counting already."""
         if self.is_on:
             raise ExpertError("the expert distribution is being recorded already; stop ends that")
         self._counts = self._none()
         self.is_on = True
 
     def stop(self) -> None:
-        """Count no more; what was counted can still be dumped. Raises ExpertError."""
+        """Stop counting. The counts can still be dumped. Raises ExpertError if it is not
+        counting."""
         if not self.is_on:
             raise ExpertError("the expert distribution is not being recorded; start begins that")
         self.is_on = False
         self._seen = NOTHING_CHOSEN
 
     def look(self) -> ExpertCounts:
-        """What was counted since `start` or the last dump, which stays."""
+        """The counts since `start` or the last dump. Does not change them."""
         return ExpertCounts(tuple(self._layers), self._counts, "")
 
     def dump(self) -> ExpertCounts:
-        """What was counted since `start` or the last dump; counting goes on from zero, if it is on.
-        Raises ExpertError if there is no room for a file, and OSError if it cannot be written."""
+        """The counts since `start` or the last dump, also written to a file if there is a folder.
+        Sets the counts to zero, and does not stop counting. Raises ExpertError if the folder has
+        MAX_FILES files, and OSError if the file cannot be written."""
         counts = self.look()
         if self._folder is not None:
             counts = counts._replace(file=self._written(self._folder, counts))
@@ -107,7 +110,7 @@ class ExpertRecorder:
         return counts
 
     def count(self, plan: Plan) -> None:
-        """Add the step of this plan, which has just been computed."""
+        """Add the step of this plan, which must be the last computed step."""
         num_tokens = plan.num_tokens
         if not num_tokens:
             return
@@ -118,7 +121,7 @@ class ExpertRecorder:
         if plan.mode is not ForwardMode.MIXED:
             self._add(MODES.index(_mode_of(plan)), computed, rows)
             return
-        # In a step with both, those with one token decode.
+        # In a mixed step, requests with one token are decoding.
         is_decode = np.repeat(plan.lens == 1, plan.lens)
         for mode, mask in enumerate((~is_decode, is_decode)):
             if not mask.any():
@@ -127,7 +130,7 @@ class ExpertRecorder:
             self._add(mode, computed, of_mode)
 
     def _computed(self, plan: Plan) -> list[int]:
-        """The places of the layers with experts that the step computes."""
+        """The layers with experts that the step computes, as indices into `_layers`."""
         places = range(len(self._layers))
         if plan.layers is None:
             return list(places)
@@ -135,12 +138,12 @@ class ExpertRecorder:
         return [place for place in places if self._layers[place] in span]
 
     def _rows(self, computed: list[int], num_tokens: int) -> list[NDArray[np.int32]]:
-        """The experts [T, k] that each of these layers chose."""
+        """The chosen experts [T, k] of each of these layers."""
         tensors = [self._chosen[self._layers[place]] for place in computed]
         if self._seen.are_of(tensors, num_tokens):
             return self._seen.rows
         rows = [of_layer[:num_tokens].cpu().numpy() for of_layer in tensors]
-        if tensors[0].device.type == "cpu":  # else these are copies
+        if tensors[0].device.type == "cpu":  # on other devices, rows are copies
             self._seen = ChosenRows(tensors, num_tokens, rows)
         return rows
 
@@ -151,14 +154,14 @@ class ExpertRecorder:
         places = np.concatenate(rows).reshape(num_layers, -1) + firsts
         found = np.bincount(places.ravel(), minlength=num_layers * self._num_experts)
         of_mode = self._counts[mode]
-        # As a rule these are all layers, which a slice adds to in place.
+        # A slice, to add in place: the computed layers are consecutive, usually all of them.
         of_mode[computed[0] : computed[-1] + 1] += found.reshape(num_layers, -1)
 
     def _none(self) -> LongArray:
         return np.zeros((len(MODES), len(self._layers), self._num_experts), np.int64)
 
     def _written(self, folder: Path, counts: ExpertCounts) -> str:
-        """The name of a new file with these counts."""
+        """Write these counts to a new file. Returns its name."""
         text = json.dumps(as_json(counts))
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(1, MAX_FILES + 1):
@@ -190,16 +193,16 @@ class Steps(Protocol):
 
 
 def recorded(steps: Steps, recorder: ExpertRecorder | None, eager: Steps | None = None) -> Steps:
-    """The same steps, whose experts `recorder` can count. `eager` computes those that are counted,
-    if not all steps leave what was chosen."""
+    """`steps`, with the experts counted by `recorder`; `steps` itself if there is none. `eager`:
+    computes the counted steps if `steps` may use graphs, which do not keep the chosen experts."""
     if recorder is None:
         return steps
     return RecordedSteps(steps, eager or steps, recorder)
 
 
 class RecordedSteps:
-    """Steps whose experts can be counted. `recordable` computes those that are: graphs leave no
-    trace of what routers chose."""
+    """Steps whose experts can be counted. `recordable` computes the counted steps, because graphs
+    do not keep the experts that routers chose."""
 
     def __init__(self, steps: Steps, recordable: Steps, recorder: ExpertRecorder) -> None:
         self._steps = steps

@@ -1,1 +1,1 @@
-"""Logit processors: code of the operator's that changes the logits of the requests that name it."""
+"""Logit processors: code of the operator that changes the logits of requests that name it."""

@@ -1,5 +1,5 @@
-"""`disallowed_tokens`: these tokens are never said. As a bias of minus infinity, but without the
-limit on its length.
+"""`disallowed_tokens`: a logit processor that forbids tokens. It acts like a logit bias of minus
+infinity, without the limit on the number of tokens.
 
 {"custom_logit_processor": "disallowed_tokens", "custom_params": {"token_ids": [17, 42]}}
 """

@@ -1,10 +1,10 @@
-"""Which logit processors an engine has: ready-made ones, those of installed packages, those of
+"""Loads the logit processors of an engine: built-in ones, those of installed packages, and those in
 files.
 
     installed    an entry point of the group `weft.logit_processors`: its name, and the class
-    from a file  --logit-processors PATH.py[:Name],...: the class Name, or every one in the file
+    from a file  --logit-processors PATH.py[:Name],...: the class Name, or all classes in the file
 
-All are loaded when the engine starts, and an operator chooses them: no request brings code.
+All are loaded when the engine starts. The operator chooses them; requests contain no code.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ READY_MADE: dict[str, type[LogitProcessor]] = {"disallowed_tokens": DisallowedTo
 
 
 def load_processors(files: str) -> Processors:
-    """`files` as the option has it.
+    """Load all logit processors. `files`: the value of --logit-processors.
 
-    Raises SettingsError for what cannot be loaded, and for two of one name.
+    Raises SettingsError if a processor cannot be loaded, or if two have the same name.
     """
     found: dict[str, LogitProcessor] = {}
     homes: dict[str, str] = {}
@@ -50,7 +50,7 @@ def load_processors(files: str) -> Processors:
 
 
 def _all(files: str) -> Iterator[tuple[str, object, str]]:
-    """Name, class and home of each."""
+    """Name, class and origin of each processor."""
     for name, kind in READY_MADE.items():
         yield name, kind, "weft"
     for point in entry_points(group=GROUP):

@@ -1,4 +1,4 @@
-"""What a logit processor is (docs/guides/logit-processors.md has an example)."""
+"""The interface of logit processors (docs/guides/logit-processors.md has an example)."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from weft.arrays import IntArray
 
 
 class Asked(NamedTuple):
-    """A request whose logits are to be changed."""
+    """A request that names the processor."""
 
-    params: Mapping[str, Any]  # as it gave them: plain JSON values
+    params: Mapping[str, Any]  # the request's parameters: plain JSON values
     prompt: IntArray  # [n] token ids
-    output: IntArray  # [m] token ids of all that it has said so far
+    output: IntArray  # [m] token ids of the output so far
 
 
 class LogitProcessor:
-    """Override `apply`, and `check` if there are parameters.
+    """A logit processor. Override `apply`, and `check` if it has parameters.
 
     One object serves all requests that name it, as long as the engine runs. Its changes to a row
-    must depend only on that row and its `Asked`: a request may be computed again together with
-    other requests, and must give the same result.
+    must depend only on that row and its `Asked`, because a request may be computed again together
+    with other requests, and must give the same result.
     """
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Raise ValueError for parameters that cannot be used: the request is refused with its
+        """Raise ValueError for invalid parameters. The request is then refused with the error's
         message.
 
-        Called for each request on arrival, from another thread than `apply`; it must be quick.
+        Called for each request on arrival, on another thread than `apply`. It must be quick.
         """
 
     def apply(self, logits: Tensor, requests: Sequence[Asked]) -> None:
         """Change logits [P, V] (float32) in place; row i belongs to `requests[i]`. -inf forbids a
         token.
 
-        These are the requests of a step that name the processor; where they are many, a call for
-        some of them each.
+        `requests` are the requests of a step that name the processor. If there are many, they are
+        divided among several calls.
 
-        What is raised here, and a row with NaN, with +inf, or with nothing but -inf, ends the
-        request with an error.
+        A request ends with an error if this method raises for its row, or leaves NaN, +inf, or only
+        -inf in the row.
         """
         raise NotImplementedError

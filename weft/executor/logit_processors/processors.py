@@ -1,7 +1,8 @@
-"""The logit processors of an engine: each called for its rows, and kept from harming others.
+"""The logit processors of an engine. Each is called for the rows of its requests, and cannot harm
+other rows.
 
-A call that raises is repeated row by row, so that only those requests end with an error that make
-it raise. No row is changed but those that asked for it.
+A call that raises is repeated row by row, so that only the requests whose row raises end with an
+error. Only rows of requests that name the processor change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weft.observe.log import EventLog
 from weft.plan.logits import ProcessorCall
 
 MAX_MESSAGE_LEN = 300
-# Logits that are changed in one call: memory for a copy of more is slow to be had from the system.
+# Logits per call. The system is slow to allocate memory for a copy of more.
 BLOCK_SIZE = 1 << 22
 
 log = EventLog("processors")
@@ -34,7 +35,8 @@ class Processors:
         return sorted(self._by_name)
 
     def wrong(self, name: str, params: Mapping[str, Any]) -> str:
-        """Why a request cannot have this processor with these parameters; "" if it can."""
+        """The reason why a request cannot use this processor with these parameters; "" if it
+        can."""
         processor = self._by_name.get(name)
         if processor is None:
             return f"there is no logit processor {name!r}; there are {', '.join(self.names)}"
@@ -49,9 +51,9 @@ class Processors:
     def apply(
         self, logits: Tensor, call: ProcessorCall, *, without: Container[int] = ()
     ) -> dict[int, str]:
-        """Change logits [S, V] in place, but not in the rows `without`.
+        """Change logits [S, V] in place, except for the rows `without`.
 
-        Returns the errors by row; a row with an error is as it was before.
+        Returns the errors by row. A row with an error is unchanged.
         """
         asked: dict[int, Asked] = {}
         requests = zip(
@@ -89,7 +91,7 @@ class Processors:
             logits[rows] = changed
             return {}
         logits[rows[usable]] = changed[usable]
-        # Of the rows that cannot be used now, some could not be used before either.
+        # Only rows that were usable before are errors of the processor.
         spoiled = rows[~usable]
         spoiled = spoiled[_is_usable(logits[spoiled])]
         message = f"logit processor {name!r} has left NaN, an infinite logit, or no token at all"
@@ -99,7 +101,7 @@ class Processors:
     def _apply_to_each(
         self, name: str, logits: Tensor, asked: Mapping[int, Asked]
     ) -> dict[int, str]:
-        """The call for all rows raised: find out which row made it raise."""
+        """Repeat a call that raised, row by row, to find the rows that raise."""
         faults: dict[int, str] = {}
         for row, one in asked.items():
             faults |= self._apply(name, logits, {row: one})
@@ -107,14 +109,14 @@ class Processors:
 
 
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """So many at a time."""
+    """The items in lists of at most `size`."""
     left = iter(items)
     while block := list(islice(left, size)):
         yield block
 
 
 def _is_usable(logits: Tensor) -> Tensor:
-    """[P] whether a token can be chosen from each row."""
+    """Whether a token can be chosen from each row, [P]."""
     max_logits = logits.amax(dim=-1)
     return max_logits.sub(max_logits) == 0
 

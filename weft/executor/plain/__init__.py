@@ -1,1 +1,1 @@
-"""Steps in torch alone: the specification, on any device."""
+"""Steps in plain torch, on any device: the specification."""

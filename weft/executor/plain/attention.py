@@ -1,10 +1,10 @@
 """Paged attention in plain torch: correct on every device, and the specification of the faster
-ones.
+implementations.
 
-K and V are gathered from their slots and given to torch's scaled dot product, which accumulates and
-takes its softmax in float32. Requests with one token (decode) are gathered together, those of
-similar length in one call; requests with more (prompts, chunks of them) one by one, their queries
-in blocks, each against the keys that it can see.
+K and V are gathered from their slots for torch's scaled dot product, which accumulates and computes
+its softmax in float32. Requests with one token (decode) of similar length share a call. Requests
+with more tokens (prompts, or chunks of them) are computed one by one, in blocks of queries, each
+against the keys that the block can see.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope, RotaryTables
 from weft.ops.attention import softmax_with_sinks
 
-# Queries of one request that share a call; keys after the last of them are left out.
+# Queries of one request that share a call. The call leaves out keys after the last query.
 QUERY_BLOCK = 128
-# K that one decode call gathers: small enough to be in the cache when it is read again.
+# Bytes of K that one decode call gathers: few enough to be still in the processor's cache when they
+# are read again.
 GROUP_BYTES = 1 << 20
-# Requests share a call if the shortest has at least this part of the longest's tokens.
+# Requests share a call if the shortest has at least this fraction of the longest's tokens.
 GROUP_PADDING = 0.75
 
 
 class DecodeGroup(NamedTuple):
     """Requests of similar length that get one token each."""
 
-    tokens: Tensor  # [G] where their queries stand in the step
-    slots: Tensor  # [G * L] slots of what they see, padded with one of their own
-    mask: Tensor | None  # [G, 1, 1, L] true where not padding; None: nothing is padded
+    tokens: Tensor  # [G] indices of their tokens in the step
+    slots: Tensor  # [G * L] slots of the tokens that they see, padded with one of their own slots
+    mask: Tensor | None  # [G, 1, 1, L] false for padding; None: nothing is padded
 
 
 class Extend(NamedTuple):
     """A request that gets several tokens."""
 
-    start: int  # its queries stand at start:stop in the step
+    start: int  # its queries are start:stop in the step
     stop: int
-    slots: Tensor  # [L] slots of what they see, themselves included
-    # [stop - start] end in `slots` (exclusive) of what each query sees; None: each sees up to
-    # itself
+    slots: Tensor  # [L] slots of the tokens that they see, including themselves
+    # [stop - start] exclusive end in `slots` of the tokens that each query sees; None: each query
+    # sees up to itself
     ends: LongArray | None
 
 
 class WindowWork(NamedTuple):
-    """What the layers with one window have to do in this step."""
+    """The work of all layers with the same window in this step."""
 
-    slots: Tensor  # [T] where K and V of the step's tokens go
+    slots: Tensor  # [T] slots for K and V of the step's tokens
     groups: list[DecodeGroup]
     extends: list[Extend]
 
@@ -103,13 +104,13 @@ class TorchPaged:
         values = self._pool.v[layer]
         window = self._windows[layer]
         work = self._work[window]
-        # Stored before they are read: tokens of one prompt see each other through the cache.
+        # Stored before they are read, because tokens of a prompt see each other through the cache.
         keys.index_copy_(0, work.slots, k.to(keys.dtype))
         if self._pool.has_values:
             values.index_copy_(0, work.slots, v.to(values.dtype))
         q = q.to(keys.dtype)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        # K and V of this step's tokens are in their slots now: they are gathered with the cached.
+        # Gathers K and V of this step's tokens together with the cached ones.
         for group in work.groups:
             k = keys.index_select(0, group.slots)
             v = values.index_select(0, group.slots)
@@ -145,8 +146,8 @@ class TorchPaged:
         heads: Heads,
         layer: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k and v [T, heads, D], queries and keys normed and rotated; the gates of the queries,
-        if there are any."""
+        """q, k and v [T, heads, D], queries and keys normalised and rotated; and the gates of the
+        queries, if the layer has them."""
         of_keys, head_dim = self._shapes[layer]
         by_head = qkv.view(len(qkv), -1, head_dim)
         if not self._pool.has_values:
@@ -161,7 +162,7 @@ class TorchPaged:
         return q, k, v, gate
 
     def _tables(self, rope: Rope | None, dtype: torch.dtype) -> RotaryTables | None:
-        """Those of this step."""
+        """The rotary tables of this step."""
         if rope is None:
             return None
         if rope not in self._rotations:
@@ -169,8 +170,8 @@ class TorchPaged:
         return self._rotations[rope]
 
     def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
-        """Cut the requests with one token, shortest first, where padding or the group would become
-        too large."""
+        """Group the requests with one token, sorted by length. A new group begins where padding or
+        the group would become too large."""
         device = batch.table.device
         decodes = np.flatnonzero(batch.lens == 1)
         stops = batch.starts[decodes] + 1
@@ -178,7 +179,7 @@ class TorchPaged:
         if window:
             first = np.maximum(stops - window, 0)
         lens = stops - first
-        # Neighbours in rising order differ least, so groups of them need least padding.
+        # Groups of consecutive requests in ascending order of length need least padding.
         order = np.argsort(lens, kind="stable")
         decodes = decodes[order]
         first = first[order]
@@ -189,8 +190,8 @@ class TorchPaged:
             here = slice(begin, end)
             offsets = np.arange(lens[end - 1])  # [L]
             inside = offsets < lens[here, None]  # [G, L]
-            # Padding repeats a slot of the request itself: V of another request may not be finite,
-            # and 0 times NaN is NaN.
+            # Padding repeats a slot of the same request, because V of another request may not be
+            # finite, and 0 times NaN is NaN.
             begins = first[here, None]
             columns = np.where(inside, begins + offsets, begins)
             mask = None
@@ -204,9 +205,9 @@ class TorchPaged:
 
 
 class CausalMask:
-    """The additive mask of n successive queries against the L keys up to the last of them.
+    """The additive mask of n consecutive queries against the L keys up to the last query.
 
-    It depends on the distance between query and key alone, so every one of them is the lower right
+    A mask depends only on the distances between queries and keys. So every mask is the lower right
     corner of one large mask, which grows as needed:
 
              keys ->              L
@@ -237,7 +238,7 @@ class CausalMask:
         return max(query + 1 - self._window, 0)
 
     def corner(self, num_queries: int, num_keys: int) -> Tensor:
-        """[num_queries, num_keys], a view"""
+        """The mask [num_queries, num_keys], a view."""
         if num_keys > self._mask.shape[1]:
             self._mask = self._make(2 * num_keys)
         first_row = QUERY_BLOCK - num_queries
@@ -245,8 +246,8 @@ class CausalMask:
         return self._mask[first_row:, first_column:]
 
     def with_ends(self, first_query: int, ends: LongArray, seen: slice) -> Tensor:
-        """The mask of successive queries against the keys `seen`, where each query sees up to an
-        end of its own [n]: [n, keys]"""
+        """The mask [n, keys] of consecutive queries against the keys `seen`, if query i sees keys
+        up to ends[i] (exclusive)."""
         device = self._mask.device
         queries = torch.arange(first_query, first_query + len(ends), device=device)[:, None]
         keys = torch.arange(seen.start, seen.stop, device=device)
@@ -269,8 +270,8 @@ class CausalMask:
 
 
 def _cut(lens: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Ranges of the rising `lens` whose padding is small, and whose padded size is at most
-    `max_tokens` (or one)."""
+    """Ranges of the ascending `lens` with little padding and a padded size of at most `max_tokens`;
+    a range has at least one request."""
     begin = 0
     while begin < len(lens):
         longest = lens[begin] / GROUP_PADDING
@@ -303,7 +304,7 @@ def _lookup(
     rows: IntArray,
     columns: IntArray,
 ) -> Tensor:
-    """The slots at table[rows, columns], in one row."""
+    """The slots table[rows, columns], flattened."""
     context_length = batch.table.shape[1]
     places = rows.astype(np.int64) * context_length + columns
     index = torch.from_numpy(places.ravel()).to(batch.table.device)
@@ -319,8 +320,8 @@ def _decode(
 ) -> Tensor:
     """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D].
 
-    The queries that share a KV head stand where torch expects those of successive tokens: none of
-    them is hidden from another's keys.
+    The queries that share a KV head take the place of the queries of consecutive tokens, because
+    they all see the same keys.
     """
     num, num_heads, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -356,8 +357,8 @@ def _extend(
     heads: Heads,
     ends: LongArray | None,
 ) -> None:
-    """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]; the last query stands at the
-    last key. `ends` as in `Extend`."""
+    """q [n, heads, D], k and v [L, kv_heads, D] -> out [n, heads, D]. The last query is the token
+    of the last key. `ends` as in `Extend`."""
     num = len(q)
     num_cached = len(k) - num
     q = q.transpose(0, 1)[None]
@@ -373,7 +374,7 @@ def _extend(
         if ends is None:
             seen_by_each = mask.corner(end - begin, seen.stop - seen.start)
         else:
-            # They rise: the last query of the block sees farthest.
+            # Ends ascend, so the last query of the block sees most.
             seen = slice(first_seen, int(ends[end - 1]))
             seen_by_each = mask.with_ends(num_cached + begin, ends[begin:end], seen)
         block = _attend(
@@ -395,8 +396,8 @@ def _attend(
     heads: Heads,
     sinks: Tensor | None,
 ) -> Tensor:
-    """q [.., heads, n, D], k and v [.., kv_heads, L, D] -> as q; `mask` says what is seen, or is
-    added to scores; `sinks` [heads, n or 1, 1]."""
+    """q [.., heads, n, D], k and v [.., kv_heads, L, D] -> as q. `mask`: bool, true for keys that a
+    query sees; or floats that are added to the scores. `sinks` [heads, n or 1, 1]."""
     if not heads.cap and sinks is None:
         return F.scaled_dot_product_attention(
             q,
@@ -406,7 +407,7 @@ def _attend(
             scale=heads.scale or None,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-    # torch's own function has neither a cap nor sinks.
+    # torch's function supports neither a cap nor sinks.
     group = q.shape[1] // k.shape[1]
     keys = k.repeat_interleave(group, dim=1).float()
     values = v.repeat_interleave(group, dim=1).float()

@@ -1,5 +1,5 @@
-"""Runners that compute in torch alone: on a CPU without our kernels, and on a GPU to compare
-with."""
+"""Builds runners that compute in plain torch: on a CPU without weft's kernels, and on a GPU for
+comparison."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build_decoder(
     device: StepDevice,
     rows: DeviceRowTable,
 ) -> TorchRunner:
-    """A runner on the device where `rows` lies."""
+    """A runner on the device of `rows`."""
     on = rows.slots.device
     pool = make_kv_pool(spec, on)
     ops = plain_ops(spec, on)

@@ -1,8 +1,7 @@
-"""Attention within whole prompts, in plain torch: for encoders, whose tokens see each other in both
+"""Attention within whole prompts, in plain torch, for encoders, whose tokens see each other in both
 directions.
 
-Nothing is kept from one step to the next. Prompts of similar length share a call, the shorter ones
-padded.
+Nothing is kept between steps. Prompts of similar length share a call; shorter ones are padded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 
-# Prompts share a call if the shortest has at least this part of the longest's tokens.
+# Prompts share a call if the shortest has at least this fraction of the longest's tokens.
 PADDING = 0.75
 GROUP_TOKENS = 16_384  # of one call, padding included
 
@@ -24,8 +23,8 @@ GROUP_TOKENS = 16_384  # of one call, padding included
 class PromptGroup(NamedTuple):
     """Prompts of similar length."""
 
-    places: Tensor  # [G, L] places of their tokens in the step; padding repeats the first
-    inside: Tensor | None  # [G, L] false where padding; None: nothing is padded
+    places: Tensor  # [G, L] indices of their tokens in the step; padding repeats the first token
+    inside: Tensor | None  # [G, L] false for padding; None: nothing is padded
 
 
 class TorchBidirectional:
@@ -69,7 +68,8 @@ class TorchBidirectional:
             )
             mask = None if inside is None else inside[:, None, None]
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
-            # Places of padding repeat the first token's: written, they would overwrite its output.
+            # Padding has the index of the first token, so writing it would overwrite that token's
+            # output.
             if inside is None:
                 out[places] = attended
             else:
@@ -82,7 +82,7 @@ def _group(
     lens: IntArray,
     device: torch.device,
 ) -> PromptGroup:
-    """Rising `lens`."""
+    """The group of prompts with these `starts` and ascending `lens`."""
     columns = np.arange(lens[-1])
     inside = columns < lens[:, None]
     first = starts[:, None]

@@ -1,7 +1,7 @@
-"""States of requests in plain torch, token by token: right on every device, and the specification
+"""States of requests in plain torch, token by token: correct on every device, and the specification
 of the kernels.
 
-All requests that have a t-th token in this step take it together.
+The t-th tokens of all requests in a step are computed together.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Advance = Callable[[Tensor, Tensor], Tensor]
 class TokenTurn(NamedTuple):
     """The t-th tokens of all requests that have one, for some t."""
 
-    rows: Tensor  # [A] places of the requests in the step
-    tokens: Tensor  # [A] places of their tokens
-    kept_rows: Tensor  # places of requests whose state after this token is kept,
-    kept_slots: Tensor  # and in which slots
+    rows: Tensor  # [A] indices of the requests in the step
+    tokens: Tensor  # [A] indices of their t-th tokens in the step
+    kept_rows: Tensor  # indices of the requests whose state after this token is kept
+    kept_slots: Tensor  # slots for these states
 
 
 class TorchStates:
@@ -183,8 +183,8 @@ class TorchStates:
         return out
 
     def _advance_all(self, slots: Tensor, advance: Advance) -> None:
-        """Take the states of all requests over their tokens. `slots` [slots, .., n, lanes] is a
-        view of the pool; `advance` sees [A, .., n lanes]."""
+        """Advance the states of all requests over their tokens in this step. `slots`
+        [slots, .., n, lanes] is a view of the pool; `advance` gets states [A, .., n * lanes]."""
         shape = (-1, *slots.shape[1:])
         states = slots[self._reads].flatten(-2)
         states[self._is_new] = 0

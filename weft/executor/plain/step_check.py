@@ -1,8 +1,9 @@
-"""Whether a model that is not our own computes the same when its tokens come in several steps.
+"""Checks that a model of the transformers library gives the same result if a prompt is computed in
+several steps.
 
-A model that keeps something besides K and V from one token to the next, or that looks at other
-tokens than attention shows it, does not; and nothing in its code need say so. Costs a few steps of
-some tokens, before the first request.
+It does not if the model keeps more than K and V from token to token, or depends on other tokens
+than those that attention shows it. The model's code need not declare this. The check costs a few
+small steps before the first request.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from weft.models.registry import DecoderModel
 from weft.plan.step import ForwardMode, Plan, Sampling
 
 NUM_TOKENS = 24
-CUTS = (15, 23)  # the tokens come at once, and again as 15, 8 and 1
-NUM_NEIGHBOURS = 6  # tokens of another row beside them
-# How far logits may lie apart, in parts of their deviation. Rounding makes a millionth of it in
-# float32 and some hundredths in sixteen bits; a state that is lost, more than half.
+CUTS = (15, 23)  # the prompt is computed in one step, and again in steps of 15, 8 and 1 tokens
+NUM_NEIGHBOURS = 6  # tokens of another row in the same step
+# The largest difference between logits, as a fraction of their standard deviation. Rounding causes
+# a millionth in float32 and some hundredths in sixteen bits; a lost state causes more than half.
 MOST_DIFFERENCE = {torch.float32: 0.01}
 IN_SIXTEEN_BITS = 0.2
 
@@ -43,8 +44,8 @@ class Piece(NamedTuple):
 def require_same_steps(
     spec: RunnerSpec, model: DecoderModel, attention: AttentionBackend, rows: DeviceRowTable
 ) -> None:
-    """Raise `UnsupportedModel` unless the last logits of a prompt are the same however it is cut.
-    Writes to slots from 0 on."""
+    """Raise `UnsupportedModel` unless the last logits of a prompt are the same in one step and in
+    several. Writes to slots from 0 on."""
     num_tokens = min(NUM_TOKENS, spec.context_length, spec.kv_tokens // 3)
     num_rows = spec.max_rows
     tokens = _tokens(spec.model.vocab_size, num_tokens)
@@ -52,7 +53,7 @@ def require_same_steps(
     hidden_dtype = torch.float32
 
     def run(*pieces: Piece) -> Tensor:
-        """The logits after the first piece."""
+        """Compute the pieces in one step. Returns the logits after the first piece."""
         nonlocal hidden_dtype
         inputs = rows.apply(_plan(pieces))
         attention.prepare(inputs.batch)
@@ -73,7 +74,7 @@ def require_same_steps(
     gap = (whole - split).float().std()
     difference = float(gap / spread)
     most = MOST_DIFFERENCE.get(hidden_dtype, IN_SIXTEEN_BITS)
-    # Also where a logit is no number.
+    # `not <`, because the difference is NaN if a logit is NaN.
     if not difference < most:
         raise UnsupportedModel(
             f"{spec.model.architecture} computes something else when its tokens come in several "

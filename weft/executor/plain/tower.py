@@ -1,4 +1,4 @@
-"""Computes towers in torch, on any device."""
+"""Computes towers (encoders of media) in torch, on any device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TorchTowerAttention:
         self._num_heads = num_heads
         self._device = device
         self._rotation = rotation
-        self._angles: tuple[Tensor, Tensor] | None = None  # of the rows, as `apply_rotary` wants
+        self._angles: tuple[Tensor, Tensor] | None = None  # of the rows, for `apply_rotary`
 
     def prepare(self, lens: Sequence[int], places: IntArray | None = None) -> None:
         self._inner.prepare(np.array(lens, np.int32), self._device)
@@ -47,7 +47,8 @@ class TorchTowerAttention:
 
 
 class TorchTowerBackend:
-    """The `TowerBackend` in torch: every part is called when it is run."""
+    """The `TowerBackend` in torch. It computes a part each time the part is run; it records no
+    programs."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.ops = PlainEncoderOps(dtype, device)

@@ -1,15 +1,15 @@
-"""The torch profiler around the steps of a runner: a table of what took most, and a trace for
-chrome://tracing.
+"""Runs the torch profiler around the steps of a runner: the result is a table of the operations
+that took most time, and a trace for chrome://tracing.
 
-Where our kernels compute on a CPU, a step is one call of their library, and torch sees nothing of
-it: they note the times of their operations themselves (`ops/cpp/timing.py`), and the report puts
-these among torch's.
+With weft's kernels on a CPU, a step is one call of their library, into which torch cannot see. So
+the kernels record the times of their operations themselves (`ops/cpp/timing.py`), and the report
+merges these with torch's.
 
 Requests are served meanwhile. Before the first recording torch imports its compiler, which takes
-seconds on a busy machine: a thread of its own does that. Recording slows steps down a little; when
-it ends, torch holds everything up for about 10 µs for each event (weft-nano has 1,600 in a step);
-the rest is done by a process of its own (`report.py`). Recording ends by itself after
-`MAX_PROFILED_STEPS`: all events are kept in memory until then.
+seconds on a busy machine, so a separate thread does that. Recording slows steps down a little. When
+it ends, torch blocks the whole process for about 10 µs per event (weft-nano has 1,600 in a step); a
+separate process does the rest (`report.py`). Recording stops after at most `MAX_PROFILED_STEPS`
+steps, because all events are kept in memory until then.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def import_compiler() -> None:
-    """What torch's profiler imports when it is prepared for the first time: 1.2 s of a
-    processor."""
+    """Import the modules that torch's profiler imports when it is first prepared: 1.2 s of
+    processor time."""
     importlib.import_module("torch._inductor.config")
 
 
@@ -55,17 +55,17 @@ class ProfileState:
 
     state: Literal["none", "writing", "done", "failed"]
     num_steps: int = 0
-    trace: str = ""  # below the folder that the profiler was given
+    trace: str = ""  # path of the trace, relative to the profiler's root
     table: str = ""
     message: str = ""
 
 
 class RunnerProfiler:
-    """Profiles the steps of a runner. While it does not record, no step enters it.
+    """Profiles the steps of a runner. While it does not record, steps do not call it.
 
-    `root` is the folder below which traces are written; without it none are. `start` and `stop` are
-    called by the thread that launches; neither waits for the device, nor for `prepare`, which is
-    called once.
+    `root`: the folder for traces; None: no traces are written. The thread that launches steps calls
+    `start` and `stop`. Neither waits for the device, nor for `prepare`, which runs once on another
+    thread.
     """
 
     def __init__(
@@ -97,10 +97,11 @@ class RunnerProfiler:
         folder: str,
         prefix: str,
     ) -> str | None:
-        """Record from the next step that is launched, `num_steps` of them, or until `stop`.
+        """Record the next `num_steps` launched steps; None: until `stop`.
 
-        Returns where the trace will lie, below the root; nothing without a root; None while all is
-        being prepared: call again. Raises ValueError for what cannot be.
+        Returns the path of the future trace, relative to the root; "" without a root; None while
+        the profiler is being prepared: call again. Raises ValueError for invalid arguments, or if a
+        profile is being recorded or written.
         """
         if self._recording is not None:
             raise ValueError("the profiler is recording already; stop_profile ends that")
@@ -119,7 +120,7 @@ class RunnerProfiler:
         trace = None
         if place is not None:
             trace = place / self._file_name(prefix)
-        # Torch's tracer would report its starts and stops on standard error.
+        # Keeps torch's tracer from reporting its starts and stops on standard error.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         profiler = profile(
             activities=[self._activities[name] for name in activities or self._activities],
@@ -132,20 +133,21 @@ class RunnerProfiler:
         if not activities or "CPU" in activities:
             kernels = self._runner.kernels
         recording = _Recording(profiler, trace, num_steps or MAX_PROFILED_STEPS, kernels)
-        # Torch records the thread on which the profiler was started.
+        # On the thread that runs steps, because torch records the thread that starts the profiler.
         recording.started = self._runner.submit(recording.begin)
         self._recording = recording
         self._runner.on_launch = self._count
         return self._name(trace)
 
     def stop(self) -> ProfileState:
-        """Stop, if it still records. Call again while the report is being written."""
+        """Stop recording, if it has not stopped. Returns the state; call again while the report is
+        being written."""
         if self._recording is not None:
             self._finish(self._recording)
         return self._report
 
     def _count(self) -> None:
-        """A step has been launched."""
+        """Count a launched step, and finish after the last one."""
         recording = self._recording
         assert recording is not None, "a step is counted while nothing is recorded"
         recording.num_steps += 1
@@ -153,7 +155,7 @@ class RunnerProfiler:
             self._finish(recording)
 
     def _finish(self, recording: _Recording) -> None:
-        """Nothing more is recorded than what has been launched."""
+        """End the recording after the steps that have been launched, and begin the report."""
         self._recording = None
         self._runner.on_launch = None
         self._report = ProfileState("writing", recording.num_steps, self._name(recording.trace))
@@ -177,14 +179,14 @@ class RunnerProfiler:
                 trace,
                 recording.table(),
             )
-        except Exception as exc:  # of torch, or of a full disk: for whoever asks
+        except Exception as exc:  # errors of torch, or a full disk: reported by `stop`
             reason = getattr(exc, "strerror", "") or exc
             message = f"the profile could not be made: {type(exc).__name__}: {reason}"
             self._report = ProfileState("failed", recording.num_steps, message=message)
 
     def _place(self, folder: str, prefix: str) -> Path | None:
-        """The folder for the next trace. Raises ValueError for a place that is not below the
-        root."""
+        """The folder for the next trace; None without a root. Raises ValueError for a folder
+        outside of the root."""
         if prefix and not PREFIX.fullmatch(prefix):
             raise ValueError(
                 f"the prefix is {prefix[:64]!r}; "
@@ -218,7 +220,7 @@ class RunnerProfiler:
 
 
 class Preparation:
-    """`work`, done once, in a thread of its own from the first call of `is_done`."""
+    """Runs `work` once, on a separate thread that the first call of `is_done` starts."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._thread = threading.Thread(
@@ -235,30 +237,31 @@ class Preparation:
 
 @dataclass
 class _Recording:
-    """A profile that is being made."""
+    """A profile that is being recorded."""
 
     profiler: profile
     trace: Path | None
     max_steps: int
-    kernels: Library | None  # that are to note the times of their operations
+    kernels: Library | None  # kernels that record the times of their operations
     started: Future[None] = field(default_factory=Future)
     num_steps: int = 0
     timings: Timings = field(default_factory=Timings)
 
     def begin(self) -> None:
-        """Runs on the thread that runs steps."""
+        """Start recording. Runs on the thread that runs steps."""
         if self.kernels is not None:
             self.kernels.timings = self.timings
         self.profiler.start_trace()
 
     def end(self) -> None:
-        """Also runs on the thread that runs steps."""
+        """Stop recording. Runs on the thread that runs steps."""
         if self.kernels is not None:
             self.kernels.timings = None
         self.profiler.stop_trace()
 
     def table(self) -> str:
-        """The operations that took most time of their own. Leaves the trace where it is to lie."""
+        """The table of the operations that took most time of their own. Writes the trace, if it has
+        a path."""
         with tempfile.TemporaryDirectory(prefix="weft-profile-") as folder:
             raw = Path(folder) / "trace.json"
             self.profiler.export_chrome_trace(str(raw))

@@ -1,9 +1,10 @@
-"""What took most in a trace of the profiler, and the trace made small: `python -m` this, a trace,
-the spans of time that our own kernels have noted, and where to put both together.
+"""Makes the report of a profile: prints the operations that took most time, and writes a compressed
+trace. Arguments of `python -m`: the trace of the profiler, the spans that weft's kernels recorded,
+and the path of the merged trace.
 
-A process of its own, for a trace has some hundred thousand events, and reading them would keep the
-engine from its work: both are Python, and only one thread of a process runs that. Knows the file's
-format, not what made it.
+It is a separate process, because a trace has some hundred thousand events, and reading them would
+stop the engine: both are Python, and only one thread of a process runs Python. Knows the format of
+the file, not its origin.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ NAME_LEN = 60
 NICENESS = 10
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 OPERATION = "cpu_op"  # category of operations of the CPU
-STEP = "weft_step"  # of whole steps of our kernels: their operations stand in them
-TRACK = "weft kernels"  # in place of a thread: several compute one operation together
+STEP = "weft_step"  # category of whole steps of weft's kernels, which contain their operations
+TRACK = "weft kernels"  # instead of a thread, because several threads compute an operation together
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """One span of time; of other kinds of events no more is read than that they are others."""
+    """One span of time. Of other kinds of events, only the kind is read."""
 
     ph: str = ""
     cat: str = ""
@@ -43,7 +44,7 @@ class TraceFile(msgspec.Struct, rename={"events": "traceEvents"}):
 
 
 class KernelSpan(NamedTuple):
-    """A span of time of our own kernels; nanoseconds since 1970."""
+    """A span of time of weft's kernels; nanoseconds since 1970."""
 
     name: str
     began_ns: int
@@ -51,7 +52,7 @@ class KernelSpan(NamedTuple):
 
 
 class OperationTime:
-    """Time in one operation: its own, and with what it has called."""
+    """Time in one operation: its own time, and the time including its calls."""
 
     __slots__ = ("calls", "own", "total")
 
@@ -62,8 +63,8 @@ class OperationTime:
 
 
 def main(trace: Path, spans: Path, target: Path | None) -> None:
-    """Print the tables of `trace` and `spans`, and leave both as one trace at `target` (.gz), whole
-    or not at all."""
+    """Print the tables of `trace` and `spans`, and write both as one trace to `target` (.gz),
+    atomically."""
     kernel_spans = msgspec.json.decode(spans.read_bytes(), type=list[KernelSpan])
     merged = with_spans(trace.read_bytes(), kernel_spans)
     events = msgspec.json.decode(merged, type=TraceFile).events
@@ -76,7 +77,7 @@ def main(trace: Path, spans: Path, target: Path | None) -> None:
 
 
 def with_spans(trace: bytes, spans: list[KernelSpan]) -> bytes:
-    """A trace with more spans of time in it, on a track of their own."""
+    """The trace with the spans added, on their own track."""
     if not spans:
         return trace
     content = msgspec.json.decode(trace, type=dict[str, msgspec.Raw])
@@ -103,8 +104,8 @@ def _event(span: KernelSpan, base_ns: int) -> TraceEvent:
 
 
 def tables(events: list[TraceEvent]) -> Iterator[str]:
-    """Kernels, if a GPU had any, then operations of the CPU: those that took most time of their
-    own."""
+    """The tables of the operations that took most time of their own: kernels of a GPU, if any, then
+    operations of the CPU."""
     spans = [event for event in events if event.ph == "X"]
     on_device = spent_on(event for event in spans if event.cat in ON_DEVICE)
     if on_device:
@@ -115,13 +116,13 @@ def tables(events: list[TraceEvent]) -> Iterator[str]:
 
 
 def spent_on(events: Iterable[TraceEvent]) -> dict[str, OperationTime]:
-    """Time by name of the operation. A span inside of another of the same thread was called by it.
+    """Time by name of the operation. A span inside of another one of the same thread is its call.
 
     |<------------ linear ------------>|
-        |<- t ->|  |<----- addmm ---->|     own time of linear: what t and addmm leave
+        |<- t ->|  |<----- addmm ---->|     own time of linear: its time minus that of t and addmm
     """
     spent: dict[str, OperationTime] = {}
-    # The spans around the current one: their ends and operations, the innermost last.
+    # The spans that contain the current one: their ends and operations, the innermost last.
     around: list[tuple[float, OperationTime]] = []
     thread: tuple[int | str, int | str] | None = None
     for event in sorted(events, key=_call_order):
@@ -141,7 +142,7 @@ def spent_on(events: Iterable[TraceEvent]) -> dict[str, OperationTime]:
 
 
 def _call_order(event: TraceEvent) -> tuple[str, str, float, float]:
-    """By thread and time, callers before what they call."""
+    """Sort key: by thread and time, callers before their calls."""
     return str(event.pid), str(event.tid), event.ts, -event.dur
 
 
@@ -166,6 +167,6 @@ def table(where: str, spent: dict[str, OperationTime]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    os.nice(NICENESS)  # the engine goes first
+    os.nice(NICENESS)  # the engine has priority
     paths = [Path(argument) for argument in sys.argv[1:]]
     main(paths[0], paths[1], paths[2] if len(paths) > 2 else None)

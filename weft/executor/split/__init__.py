@@ -1,2 +1,2 @@
-"""Prefills of which a step computes only some layers. Without `--split-prefill-layers` a runner
-does not use this code."""
+"""Prefills in pieces: a step computes only some of the layers. Without `--split-prefill-layers` a
+runner does not use this code."""

@@ -1,8 +1,8 @@
-"""Steps that compute some layers of a prefill, and keep what these give on the device until the
-next piece.
+"""Steps that compute some layers of a prefill, called a piece, and keep the hidden states on the
+device until the next piece.
 
-A piece is computed by the functions that compute whole steps, over the same tokens: so its bits are
-those of a prefill in one step. It knows no device and no request.
+Pieces use the functions that compute whole steps, on the same tokens. So the result has the same
+bits as a prefill in one step. Knows no device and no request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from weft.plan.step import LayerSpan, Plan
 
 
 class SplitSteps:
-    """The `ModelSteps` of a model whose prefills may come in pieces."""
+    """`ModelSteps` for plans with and without pieces: `pieces` runs the pieces, `otherwise` all
+    other plans."""
 
     def __init__(self, pieces: ModelSteps, otherwise: ModelSteps) -> None:
         self._pieces = pieces
@@ -37,7 +38,8 @@ class SplitSteps:
 
 
 class PieceSteps:
-    """The pieces. `whole` ends the last one of each prefill."""
+    """Computes pieces. `whole` computes the end of the last piece of a prefill: head and
+    sampling."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class PieceSteps:
         self._model = model
         self._attention = attention
         self._rows = rows
-        # [T, hidden] what the layers of the open prefill have left of its tokens.
+        # [T, hidden] the hidden states of the unfinished prefill after its last piece.
         self._carried: Tensor | None = None
 
     @torch.inference_mode()
@@ -72,14 +74,15 @@ class PieceSteps:
         )
         if span.is_last:
             return self._whole.finish(plan, inputs, hidden)
-        # A copy: the steps between the pieces use the same memory.
+        # A copy, because steps between the pieces overwrite the memory.
         self._carried = hidden.clone()
         return DecoderOutput(None, ())
 
     def _take(self, span: LayerSpan) -> Tensor | None:
-        """The hidden states that the previous piece left for the tokens of this one."""
+        """The hidden states of the previous piece, for the tokens of this one; None for the first
+        piece."""
         carried = self._carried
-        # It is needed once; and that of a prefill that was given up, never.
+        # Each is used once. Those of an aborted prefill are never used.
         self._carried = None
         if span.is_first:
             return None
@@ -99,10 +102,10 @@ def split(
     rows: DeviceRowTable,
     experts: ExpertRecorder | None,
 ) -> ModelSteps:
-    """Steps that are pieces of prefills if the settings ask for them, and `otherwise`."""
+    """Steps that also compute pieces, if the settings ask for pieces; else `otherwise`."""
     if not spec.engine.split_prefill_layers:
         return otherwise
-    # `resolve` has refused all models that are not.
+    # `resolve` has refused models that are not layered.
     layered = cast(LayeredModel, model)
     pieces = PieceSteps(whole, model=layered, attention=attention, rows=rows)
     return SplitSteps(recorded(pieces, experts), otherwise)

@@ -1,1 +1,1 @@
-"""GGUF files: what stands in them, what their blocks mean, and under which names weft knows it."""
+"""GGUF files: their header, the meaning of their blocks, and weft's names of their tensors."""

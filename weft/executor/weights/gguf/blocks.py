@@ -1,7 +1,7 @@
-"""The blocks of GGUF, taken apart: values of a few bits, and scales of groups of 16 or 32 inputs.
+"""Unpacks the blocks of GGUF: values of a few bits, and scales of groups of 16 or 32 inputs.
 
-What a file holds is kept apart, bit by bit; `codes.py` says what weights it stands for. Knows bytes
-and numpy arrays, neither files nor tensors' names. Source: ggml's block structures.
+This module only separates the bits of a file; `codes.py` gives them their meaning as weights. Knows
+bytes and numpy arrays, neither files nor names of tensors. Source: ggml's block structures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 NUM_K_GROUPS = 8  # groups of 32 in a block of 256
-# All in the type of the bytes, so that nothing is widened on the way.
+# Constants in the type of the bytes, so that numpy keeps that type.
 FOUR = np.uint8(4)
 SIX = np.uint8(6)
 ONE_BIT = np.uint8(0x01)
@@ -26,17 +26,17 @@ SIGN = np.uint8(0x80)
 
 
 class BlockParts(NamedTuple):
-    """What blocks, or rows of them, hold. One number for each group is `fine`, or `fine` times
-    `coarse`."""
+    """The content of blocks, or of rows of blocks. The scale of a group is `fine`, or `fine` times
+    `coarse`; likewise its minimum."""
 
     values: Bytes  # [blocks, size]
-    fine: NDArray[Any]  # [blocks, groups] float16 or float32; int8 where there is a coarse factor
+    fine: NDArray[Any]  # [blocks, groups] float16 or float32; int8 if there is a coarse factor
     coarse: NDArray[np.float16] | None = None  # [blocks, 1]
     fine_mins: NDArray[Any] | None = None
     coarse_mins: NDArray[np.float16] | None = None
 
     def by_row(self, num_rows: int) -> BlockParts:
-        """The same for rows of as many blocks each."""
+        """The same content, by rows with equal numbers of blocks."""
 
         def joined(array: NDArray[Any]) -> NDArray[Any]:
             return np.ascontiguousarray(array).reshape(num_rows, -1)
@@ -56,21 +56,21 @@ class BlockParts(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all scales and minimums are numbers, and so all weights."""
+        """Whether all scales and minimums are finite, and so all weights."""
         scales = (self.fine, self.coarse, self.fine_mins, self.coarse_mins)
         return all(one is None or np.isfinite(one).all() for one in scales)
 
 
 class BlockFormat(NamedTuple):
-    """How a run of weights is stored in a run of bytes."""
+    """The encoding of consecutive weights in consecutive bytes."""
 
     name: str
     size: int  # weights in a block
     num_bytes: int  # of a block
-    read: Callable[[Bytes], BlockParts]  # [blocks, num_bytes] -> what they hold
+    read: Callable[[Bytes], BlockParts]  # [blocks, num_bytes] -> their content
 
     def parts(self, rows: Bytes) -> BlockParts:
-        """Rows of bytes [rows, bytes], each of whole blocks -> what they hold."""
+        """Rows [rows, bytes] of whole blocks -> their content, by row."""
         return self.read(rows.reshape(-1, self.num_bytes)).by_row(len(rows))
 
 
@@ -105,7 +105,7 @@ def _q5_1(blocks: Bytes) -> BlockParts:
 
 
 def _q8_0(blocks: Bytes) -> BlockParts:
-    # Signed, -128..127, as 0..255.
+    # Signed values -128..127 become 0..255.
     return BlockParts(
         values=blocks[:, 2:] ^ SIGN,
         fine=_half(blocks, 0),
@@ -153,7 +153,7 @@ def _iq4_nl(blocks: Bytes) -> BlockParts:
 
 def _iq4_xs(blocks: Bytes) -> BlockParts:
     num = len(blocks)
-    # Six bits for each group: two of a 16-bit word, four of a nibble; 32 is taken off.
+    # Six bits per group, two from a 16-bit word and four from a nibble, minus 32.
     word = blocks[:, 2:4].copy().view(np.uint16)
     shifts = np.arange(0, 2 * NUM_K_GROUPS, 2, dtype=np.uint16)
     high = (word >> shifts) & np.uint16(3)
@@ -170,7 +170,7 @@ def _iq4_xs(blocks: Bytes) -> BlockParts:
 
 
 def _mxfp4(blocks: Bytes) -> BlockParts:
-    # 2^(e - 128): half of the format's 2^(e - 127), for the table has twice its values.
+    # 2^(e - 128), half of the format's 2^(e - 127), because the table has twice its values.
     exponents = blocks[:, :1].astype(np.int32) - 128
     scales = np.ldexp(np.float32(1), exponents)
     return BlockParts(
@@ -180,7 +180,7 @@ def _mxfp4(blocks: Bytes) -> BlockParts:
 
 
 def _half(blocks: Bytes, start: int) -> NDArray[np.float16]:
-    """The float16 at a byte of each block, [blocks, 1]."""
+    """The float16 from byte `start` of each block on, [blocks, 1]."""
     pair = blocks[:, start : start + 2]
     return pair.copy().view(np.float16)
 
@@ -193,19 +193,20 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 
 def _five_bits(high: Bytes, packed: Bytes) -> Bytes:
-    """Bit i of `high` [n, 4] above the four bits of weight i."""
+    """Values of five bits: bit i of `high` [n, 4] above the four bits of weight i."""
     fifth = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
     return _nibbles(packed) | (fifth << FOUR)
 
 
 def _k_nibbles(packed: Bytes) -> Bytes:
-    """[n, 128] -> [n, 256]: 32 bytes hold 32 weights in their low, 32 in their high bits."""
+    """[n, 128] -> [n, 256]: each 32 bytes hold 32 weights in their low bits, then 32 in their high
+    bits."""
     values = _nibbles(packed.reshape(-1, 32))
     return values.reshape(len(packed), 256)
 
 
 def _with_k_scales(blocks: Bytes, values: Bytes) -> BlockParts:
-    """The scales and minimums [n, 8] of Q4_K and Q5_K: 6 bits each in 12 bytes.
+    """`values`, with the scales and minimums [n, 8] of Q4_K and Q5_K: 6 bits each in 12 bytes.
 
     bytes 0..3:    2 bits of scale 4..7,    scale 0..3
     bytes 4..7:    2 bits of minimum 4..7,  minimum 0..3
@@ -222,7 +223,7 @@ def _with_k_scales(blocks: Bytes, values: Bytes) -> BlockParts:
         values=values,
         fine=scales.view(np.int8),
         coarse=_half(blocks, 0),
-        # Minimums are taken off.
+        # The format subtracts minimums.
         fine_mins=-minimums.view(np.int8),
         coarse_mins=_half(blocks, 2),
     )

@@ -1,6 +1,6 @@
-"""What the blocks of GGUF mean, in the form in which matrices take stored weights (`ops/codes.py`).
+"""Converts the blocks of GGUF to the codes that matrices load (`ops/codes.py`).
 
-Widened, a weight has the bits that the definition of its format gives it in float32.
+Converted to float32, a weight has the same bits as by the definition of its format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMATS = {
 
 
 class BadScales(ValueError):
-    """Scales that are infinite or no numbers."""
+    """Scales are infinite or NaN."""
 
 
 def codes_of(kind: str, rows: NDArray[np.uint8]) -> Codes:
@@ -45,7 +45,7 @@ def codes_of(kind: str, rows: NDArray[np.uint8]) -> Codes:
 
 
 def as_codes(kind: str, parts: BlockParts) -> Codes:
-    """What rows of this kind hold, as codes."""
+    """The content of rows of this kind, as codes."""
     mins = None
     if parts.fine_mins is not None:
         mins = Scales(torch.from_numpy(parts.fine_mins), _tensor(parts.coarse_mins))

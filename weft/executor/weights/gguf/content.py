@@ -1,4 +1,4 @@
-"""A GGUF file as content that a model's weights are filled from: its tensors under weft's names."""
+"""A GGUF file as `Content` from which weights are loaded: its tensors under weft's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class GgufContent(GgufFile):
     def __init__(
         self, path: Path, label: str = "", metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """`metadata`: of the first file, which has that of all."""
+        """`metadata`: of the model's first file, which has the metadata for all files; None: this
+        is the first file."""
         super().__init__(path, label)
         if metadata is None:
             metadata = self.header.metadata
@@ -25,7 +26,7 @@ class GgufContent(GgufFile):
 
 
 def check_split(files: Iterable[GgufFile]) -> None:
-    """Raise BadCheckpoint unless the files are all parts of one model, in their order."""
+    """Raise BadCheckpoint unless these files are all parts of one model, in order."""
     parts = list(files)
     first = parts[0].header.metadata
     num_parts = first.get("split.count", 1)

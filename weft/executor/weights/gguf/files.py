@@ -1,7 +1,7 @@
-"""Which GGUF files are one model: by their names alone.
+"""Groups GGUF files into models, by their names alone.
 
-A large model comes in parts, model-00001-of-00003.gguf and so on; a folder, and a repository on the
-hub, often has the same model in several types: model.Q4_K_M.gguf, model-Q8_0.gguf.
+A large model is divided into parts, model-00001-of-00003.gguf and so on. A folder or a repository
+on the hub often has the same model in several types: model.Q4_K_M.gguf, model-Q8_0.gguf.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from weft.config.model import ModelNotFound
 ENDING = ".gguf"
 MAX_PARTS = 10_000
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
-_BESIDE = ("mmproj", "imatrix")  # begin the names of files that are no model
+_BESIDE = ("mmproj", "imatrix")  # prefixes of files that are no models
 
 
 def parts(path: Path) -> list[Path]:
-    """All files of the model that a file belongs to, in their order. Raises ModelNotFound."""
+    """All files of the model to which a file belongs, in order. Raises ModelNotFound."""
     match = _PART.fullmatch(path.name)
     if match is None:
         return [path]
@@ -40,7 +40,7 @@ def parts(path: Path) -> list[Path]:
 
 
 def stem(path: Path) -> str:
-    """The name of a model, without the number of a part."""
+    """The name of a model: that of its file, without ending and number of the part."""
     match = _PART.fullmatch(path.name)
     if match is not None:
         return match[1]
@@ -48,7 +48,7 @@ def stem(path: Path) -> str:
 
 
 def models(paths: Iterable[Path]) -> list[Path]:
-    """The first file of each model among the files."""
+    """The first file of each model among these files."""
     first: dict[str, Path] = {}
     for path in sorted(paths):
         if not path.name.startswith(_BESIDE):
@@ -57,8 +57,9 @@ def models(paths: Iterable[Path]) -> list[Path]:
 
 
 def only_model(folder: Path, kind: str = "") -> Path:
-    """The first file of the one model in a folder; `kind`: of those that have this type in their
-    names ("Q4_K_M"). Raises ModelNotFound, naming them, if there is none or more than one."""
+    """The first file of the only model in a folder. `kind`: counts only models whose names end with
+    this type ("Q4_K_M"). Raises ModelNotFound, naming the models, if there is none or more than
+    one."""
     found = models(folder.rglob(f"*{ENDING}") if kind else folder.glob(f"*{ENDING}"))
     if kind:
         found = [path for path in found if is_of_kind(stem(path), kind)]
@@ -72,6 +73,6 @@ def only_model(folder: Path, kind: str = "") -> Path:
 
 
 def is_of_kind(name: str, kind: str) -> bool:
-    """Whether a model's name ends with this type of weights, in any case."""
+    """Whether a model's name ends with this type of weights, in upper or lower case."""
     ending = re.compile(rf"(^|[-._/]){re.escape(kind)}$", re.IGNORECASE)
     return ending.search(name) is not None

@@ -1,9 +1,9 @@
-"""Under which names weft knows the tensors of a GGUF file, and which of them have their rows in
+"""Translates the names of tensors in a GGUF file to weft's names, and marks tensors whose rows have
 another order.
 
-Most architectures have Llama's names; `config/gguf_architectures.py` has those that differ, and
-says which architectures rotate pairs of rows that lie side by side, [heads, D / 2, 2], where
-transformers rotates the halves of a head, [heads, 2, D / 2].
+Most architectures use Llama's names. `config/gguf_architectures.py` has the names that differ, and
+the architectures that rotate pairs of consecutive rows, [heads, D / 2, 2], where transformers
+rotates the halves of a head, [heads, 2, D / 2].
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weft.config.gguf_architectures import ARCHITECTURES, Architecture
 from weft.executor.weights.safetensors import TensorEntry
 from weft.json_types import JsonMapping
 
-# Factors of frequencies, which `config/gguf.py` reads, and tables of angles, which follow from the
-# configuration.
+# Ignored tensors: factors of frequencies, which `config/gguf.py` reads, and tables of angles, which
+# weft computes from the configuration.
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
 LONG_FACTORS = "rope_factors_long.weight"
@@ -42,7 +42,7 @@ _OF_A_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-    # Experts: a tensor for all of them.
+    # One tensor for all experts.
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
@@ -56,7 +56,7 @@ _OF_A_LAYER = {
 
 
 class _Place(NamedTuple):
-    """Where a tensor is, by its name."""
+    """The place of a tensor in the model, by its name in the file."""
 
     layer: int | None  # None: outside of layers
     part: str  # "attn_q"
@@ -70,8 +70,8 @@ class _Place(NamedTuple):
 
 
 def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[str, TensorEntry]:
-    """The tensors of a file under weft's names. One with an unknown name keeps it, and is then
-    refused with it."""
+    """The tensors of a file under weft's names. A tensor with an unknown name keeps its name; the
+    later error for unexpected tensors contains it."""
     found: dict[str, TensorEntry] = {}
     architecture = _architecture(metadata)
     num_layers = _num_layers(metadata)
@@ -79,7 +79,7 @@ def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[s
         if name.endswith(IGNORED):
             continue
         place = _place(name)
-        # The layers behind the last one guess tokens ahead, which weft does not.
+        # Layers after the model's last one predict several tokens ahead; weft does not use them.
         if place.layer is not None and num_layers is not None and place.layer >= num_layers:
             continue
         for one, part in _split(place, entry, architecture, metadata):
@@ -98,13 +98,14 @@ def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[s
 
 
 def _architecture(metadata: JsonMapping) -> Architecture:
-    """One that is not known is refused where the configuration is read."""
+    """The architecture of the file. Unknown ones count as Llama here, and are refused when the
+    configuration is read."""
     name = metadata.get("general.architecture")
     return ARCHITECTURES.get(str(name), ARCHITECTURES["llama"])
 
 
 def _num_layers(metadata: JsonMapping) -> int | None:
-    """Those of the model; None if all that are there are its own."""
+    """The number of the model's layers; None if the file has no further layers."""
     architecture = metadata.get("general.architecture")
     num_ahead = metadata.get(f"{architecture}.nextn_predict_layers", 0)
     num_blocks = metadata.get(f"{architecture}.block_count")
@@ -126,7 +127,7 @@ def _place(name: str) -> _Place:
 
 
 def _name(place: _Place, architecture: Architecture) -> str:
-    """What weft calls it; "": it is not known."""
+    """weft's name for a tensor; "": its name is unknown."""
     if place.layer is None:
         ours = architecture.outside.get(place.part) or _OUTSIDE.get(place.part, "")
         return ours and f"{ours}.{place.kind}"
@@ -137,7 +138,7 @@ def _name(place: _Place, architecture: Architecture) -> str:
     if place.part in names:
         return f"{prefix}.{names[place.part]}.{place.kind}"
     part, _, expert = place.part.partition(".")
-    # Old files have a tensor for each expert: ffn_up.3 is expert 3 of ffn_up_exps.
+    # Old files have one tensor per expert: ffn_up.3 is expert 3 of ffn_up_exps.
     experts, _, last = names.get(f"{part}_exps", "").rpartition(".")
     if not experts or not expert.isascii() or not expert.isdigit():
         return ""
@@ -147,12 +148,12 @@ def _name(place: _Place, architecture: Architecture) -> str:
 def _split(
     place: _Place, entry: TensorEntry, architecture: Architecture, metadata: JsonMapping
 ) -> Iterator[tuple[_Place, TensorEntry]]:
-    """A tensor; queries, keys and values each by itself, if it holds all of them and the
-    architecture has them apart."""
+    """The tensor; or its queries, keys and values separately, if it holds all three and weft's
+    model has three weights."""
     num_heads, num_kv_heads = _num_heads(metadata)
     num_rows = entry.shape[0]
     heads_in_all = num_heads + 2 * num_kv_heads
-    # Where the heads do not divide the rows, the shapes are refused a little later.
+    # If the rows cannot be divided by heads, the shape is refused later.
     if place.part != "attn_qkv" or not architecture.splits_qkv or num_rows % heads_in_all:
         yield place, entry
         return
@@ -172,14 +173,14 @@ def _split(
 
 
 def _num_heads(metadata: JsonMapping) -> tuple[int, int]:
-    """Heads of queries, and of keys. What is no number is refused where the configuration is
-    read."""
+    """The numbers of query heads and of key heads. Invalid values are refused when the
+    configuration is read."""
     architecture = metadata.get("general.architecture")
     num_heads = metadata.get(f"{architecture}.attention.head_count")
     if not isinstance(num_heads, int) or num_heads < 1:
         num_heads = 1
     num_kv_heads = metadata.get(f"{architecture}.attention.head_count_kv")
-    if isinstance(num_kv_heads, np.ndarray):  # of each layer; those that keep a state have none
+    if isinstance(num_kv_heads, np.ndarray):  # per layer; layers with a state have none
         num_kv_heads = int(num_kv_heads.max(initial=0))
     if not isinstance(num_kv_heads, int) or num_kv_heads < 1:
         num_kv_heads = num_heads
@@ -187,7 +188,8 @@ def _num_heads(metadata: JsonMapping) -> tuple[int, int]:
 
 
 def _paired_rows(place: _Place, entry: TensorEntry, metadata: JsonMapping) -> int:
-    """The rows of a head, if their pairs lie side by side; 0 for rows in weft's order."""
+    """The number of rows of a head, if rotated pairs are consecutive rows; 0 if rows are in weft's
+    order."""
     num_heads, num_kv_heads = _num_heads(metadata)
     if place.part == "attn_k":
         num_heads = num_kv_heads

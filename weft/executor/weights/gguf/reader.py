@@ -1,14 +1,14 @@
-"""The header of a GGUF file: metadata, and where its tensors lie. Nothing is believed before it is
-checked.
+"""Reads the header of a GGUF file: metadata, and the places of its tensors. Everything is checked
+before it is used.
 
     "GGUF" · version · number of tensors · number of keys
     · keys:    name · type · value
     · tensors: name · dimensions, the inputs first · type · offset
     · padding · the tensors, each at a multiple of the alignment
 
-Every length is compared with what is left of the file before anything is made of it, so memory is
+Every length is compared with the rest of the file before memory is allocated for it, so memory is
 bounded by the size of the header, and that by `MAX_HEADER_BYTES`. Knows neither architectures nor
-what blocks mean.
+the meaning of blocks.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MAX_KEYS = 100_000
 MAX_NAME_BYTES = 1_000
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
-READ_BYTES = 1 << 20  # at once, at least
+READ_BYTES = 1 << 20  # minimum size of a read
 
 
 class StoredType(NamedTuple):
-    """A type of tensors: its name, and how many weights lie in how many bytes."""
+    """A type of tensors: its name, and the numbers of weights and bytes of a block."""
 
     name: str
     size: int
     num_bytes: int
 
 
-# All types that a file may have, by their number; those that weft does not read, too, so that an
-# error can name them.
+# All types of tensors, by number, including types that weft cannot read, so that errors can name
+# them.
 TYPES = {
     0: StoredType("F32", 1, 4),
     1: StoredType("F16", 1, 2),
@@ -81,7 +81,7 @@ TYPES = {
     39: StoredType("MXFP4", 32, 17),
     40: StoredType("NVFP4", 64, 36),
 }
-# Types of values in the metadata: format of `struct`.
+# Types of values in the metadata, and their formats in `struct`.
 _NUMBERS = {
     0: "<B",
     1: "<b",
@@ -100,11 +100,11 @@ _ARRAY = 9
 
 
 class Strings:
-    """An array of strings in the metadata. Its texts are made when they are asked for: a vocabulary
-    has hundreds of thousands."""
+    """An array of strings in the metadata. It decodes strings only when it is iterated, because a
+    vocabulary has hundreds of thousands."""
 
     def __init__(self, label: str, data: bytes, count: int) -> None:
-        """`data`: `count` whole strings, each after its length."""
+        """`data`: `count` complete strings, each preceded by its length."""
         self._label = label
         self._data = data
         self._count = count
@@ -113,7 +113,7 @@ class Strings:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        """Raises BadCheckpoint for bytes that are no text."""
+        """The strings, decoded. Raises BadCheckpoint for bytes that are not UTF-8."""
         position = 0
         for _ in range(self._count):
             [length] = struct.unpack_from("<Q", self._data, position)
@@ -127,18 +127,18 @@ class Strings:
 
 
 class GgufHeader(NamedTuple):
-    """What a file says of itself."""
+    """The content of a file's header."""
 
     metadata: Mapping[str, Any]  # numbers, bools, texts, `Strings`, arrays of numpy
     tensors: Mapping[str, TensorEntry]  # under the names in the file; shapes as in torch
 
 
 class GgufFile(RegularFile):
-    """A file and its header. It is closed at the end of a `with` block."""
+    """A GGUF file and its header, closed at the end of a `with` block."""
 
     def __init__(self, path: Path, label: str = "") -> None:
-        """`label` is the name for errors. Raises BadCheckpoint unless it is a whole GGUF file, and
-        UnsupportedModel for one whose tensors or version are not known."""
+        """`label` is the name for error messages. Raises BadCheckpoint unless it is a complete GGUF
+        file, and UnsupportedModel if its version or a type of its tensors is unknown."""
         super().__init__(path, label)
         try:
             self.header = _HeaderReader(self).header()
@@ -148,17 +148,17 @@ class GgufFile(RegularFile):
 
 
 class _HeaderReader:
-    """Goes through the header from its beginning."""
+    """Reads the header sequentially."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self._label = file.label
-        self._data = bytearray()  # of the file, from its beginning
+        self._data = bytearray()  # the beginning of the file
         self._position = 0
         self._limit = min(file.num_bytes, MAX_HEADER_BYTES)
 
     def header(self) -> GgufHeader:
-        """Raises BadCheckpoint and UnsupportedModel."""
+        """Read the header. Raises BadCheckpoint and UnsupportedModel."""
         if self._limit < 4 or self._take(4) != MAGIC:
             raise BadCheckpoint(f"{self._label} is no GGUF file: it does not begin with GGUF")
         version = self._number("<I")
@@ -202,7 +202,8 @@ class _HeaderReader:
         return TensorEntry(name, kind.name, tuple(reversed(sizes)), offset, num_bytes)
 
     def _placed(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
-        """The tensors by name, with their places in the file: inside it, and apart."""
+        """The tensors by name, with their places in the file. Raises BadCheckpoint unless the
+        places are inside of the file and do not overlap."""
         data_start = -(-self._position // alignment) * alignment
         placed: dict[str, TensorEntry] = {}
         end = 0
@@ -260,7 +261,7 @@ class _HeaderReader:
         start = self._position
         end = start
         length_at = struct.Struct("<Q").unpack_from
-        # A vocabulary has hundreds of thousands: no call for each of them but that.
+        # One call per string, because a vocabulary has hundreds of thousands.
         for _ in range(count):
             if end + 8 > len(self._data):
                 self._fill(end + 8)
@@ -269,7 +270,7 @@ class _HeaderReader:
         return Strings(self._label, self._take(end - start), count)
 
     def _name(self) -> str:
-        """A name that an error can show on its line."""
+        """Read a name, which must be printable in one line of an error message."""
         name = self._text(MAX_NAME_BYTES)
         if not name.isprintable():
             raise self._damaged(f"the name {name[:200]!r} is none")
@@ -303,7 +304,7 @@ class _HeaderReader:
         return bytes(self._data[start : start + num])
 
     def _skip(self, num: int) -> None:
-        """Go on by `num` bytes, which are then there."""
+        """Advance by `num` bytes, and read them from the file if necessary."""
         end = self._position + num
         if end > len(self._data):
             self._fill(end)

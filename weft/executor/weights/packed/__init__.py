@@ -1,1 +1,1 @@
-"""Weights of few bits that lie packed in several tensors of safetensors files."""
+"""Weights in few bits that safetensors files store packed, in several tensors per weight."""

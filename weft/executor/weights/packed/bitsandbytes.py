@@ -1,12 +1,13 @@
-"""Weights in four bits as bitsandbytes stores them: widened as they are read, for their blocks run
-across the ends of rows, and nothing here computes with such codes.
+"""Weights in four bits in the layout of bitsandbytes. They are converted to floats as they are
+read, because their blocks cross the ends of rows, and no kernel of weft computes with such codes.
 
-    weight                                U8 [out in / 2, 1]: two places in the map, the first high
-    weight.quant_map                      F32 [16]: what places stand for
-    weight.absmax                         F32 [blocks], a scale for each block of the whole matrix,
-                                          or U8 [blocks], places in another map:
+    weight                                U8 [out in / 2, 1]: two indices into the map, the high
+                                          bits first
+    weight.quant_map                      F32 [16]: the values of the indices
+    weight.absmax                         F32 [blocks], a scale per block of the whole matrix,
+                                          or U8 [blocks], indices into another map:
     weight.nested_quant_map               F32 [256]
-    weight.nested_absmax                  F32: a scale for each block of those
+    weight.nested_absmax                  F32: a scale per block of scales
     weight.quant_state.bitsandbytes__nf4  U8: JSON with the shape, and the sizes of both blocks
 """
 
@@ -29,15 +30,15 @@ MAX_STATE_BYTES = 4_096
 
 
 class BlockSizes(NamedTuple):
-    """What the description of a matrix says."""
+    """The sizes of blocks, from the description of a matrix."""
 
     size: int  # weights that share a scale
     nested_size: int  # scales that share a scale
-    offset: float  # of scales that are places in a map
+    offset: float  # added to scales that are indices into a map
 
 
 class WidenedMatrix(NamedTuple):
-    """A `StoredWeight`."""
+    """A matrix of bitsandbytes, as a `StoredWeight`."""
 
     shape: tuple[int, int]
     tensors: list[StoredTensor]
@@ -53,7 +54,7 @@ class WidenedMatrix(NamedTuple):
         return tuple(entry.name for _, entry in self.tensors)
 
     def offer(self, weight: Weight) -> None:
-        """No codes will come."""
+        """Does nothing: the content is loaded as floats."""
 
     def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
         out_size, in_size = self.shape
@@ -75,7 +76,7 @@ class WidenedMatrix(NamedTuple):
         self._scales()
 
     def _scales(self) -> Tensor:
-        """[blocks] float32. Raises BadCheckpoint."""
+        """The scales [blocks] float32. Raises BadCheckpoint."""
         content, entry = self.found.any_type("weight.absmax")
         if entry.dtype == "F32":
             scales = read_whole(content, entry, torch.float32).flatten()
@@ -120,7 +121,8 @@ def bitsandbytes_weight(tensors: PackedTensors, shape: tuple[int, int]) -> Widen
 
 
 def _block_sizes(tensors: PackedTensors, state: str, shape: tuple[int, int]) -> BlockSizes:
-    """Raises Misfit for a description that makes no sense, or is of another shape."""
+    """The sizes in the description of a matrix. Raises Misfit if the description is invalid or has
+    another shape."""
     content, entry = tensors.any_type(state)
     try:
         if entry.num_bytes > MAX_STATE_BYTES:

@@ -1,13 +1,13 @@
 """The layout `pack-quantized` of compressed-tensors: matrices that are stored output by output.
 
-    weight_packed      I32 [out, in / 8]       eight inputs in a word (four, of 8 bits)
-    weight_scale       [out, groups], or of all of an output [out, 1]
-    weight_zero_point  I32 [out / 8, groups]   eight outputs in a word; or I8 [out, groups]
-    weight_shape       I64 [2]                 out and in: words are filled up
+    weight_packed      I32 [out, in / 8]       eight inputs per word (four with 8 bits)
+    weight_scale       [out, groups], or one per output [out, 1]
+    weight_zero_point  I32 [out / 8, groups]   eight outputs per word; or I8 [out, groups]
+    weight_shape       I64 [2]                 out and in, because words are padded
     weight_g_idx       I32 [in]                the group of each input
 
-A weight is scale * (code - zero). Both numbers are signed; in words, what lies in the middle is
-added to each.
+A weight is scale * (code - zero). Code and zero are signed; in words, 2^(bits - 1) is added to
+both.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compressed_weight(
 def codes_of_rows(
     codes: StoredTensor, bits: int, start: int, stop: int, buffer: PieceBuffer
 ) -> Tensor:
-    """[n, in] of a tensor whose rows are outputs, packed from the low bits on."""
+    """The codes [n, in] of a tensor whose rows are outputs, packed from the low bits on."""
     content, entry = codes
     row_bytes = entry.num_bytes // entry.shape[0]
     packed = buffer.read(content, entry.start + start * row_bytes, stop - start, row_bytes)
@@ -77,7 +77,7 @@ def codes_of_rows(
 
 
 class CompressedLayout:
-    """How scales and zero points of one matrix are read."""
+    """Reads the scales and zero points of one matrix."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class CompressedLayout:
     def grouping(self) -> Grouping:
         content, entry = self._scales
         stored = read_whole(content, entry, FLOATS[entry.dtype])
-        # One scale for the whole matrix is that of each output.
+        # A single scale for the whole matrix is repeated for each output.
         scales = stored.view(_grid(entry.shape)).expand(self._out_size, -1).contiguous()
         return grouping_of(self._bits, self._group, scales, self._zero_points(), self._index)
 
     def _zero_points(self) -> Tensor | None:
-        """[out, groups], of codes from 0 on"""
+        """The zero points [out, groups], for codes that begin at 0."""
         if self._zeros is None:
             return None
         content, entry = self._zeros
@@ -122,7 +122,7 @@ class CompressedLayout:
 
 
 def _require_shape(tensors: PackedTensors, shape: tuple[int, int]) -> None:
-    """Raise Misfit if the tensor that holds the shape says another."""
+    """Raise Misfit if the tensor `weight_shape` has another shape."""
     if "weight_shape" not in tensors:
         return
     content, entry = tensors.any_type("weight_shape", (2,))
@@ -134,7 +134,7 @@ def _require_shape(tensors: PackedTensors, shape: tuple[int, int]) -> None:
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Scales as outputs and groups."""
+    """The shape of scales as [outputs, groups]."""
     if len(shape) == 2:
         return shape
     return (1, 1) if shape in ((), (1,)) else (*shape, 1)

@@ -1,5 +1,5 @@
-"""MXFP4 of gpt-oss: blocks and exponents of all experts in two tensors, of which a weight takes
-those of one expert.
+"""MXFP4 of gpt-oss: two tensors hold the blocks and exponents of all experts; a weight reads those
+of one expert.
 
     X_blocks   U8 [experts, out, in / 32, 16]
     X_scales   U8 [experts, out, in / 32]
@@ -55,7 +55,7 @@ class ExpertBlocks(NamedTuple):
             pass
 
     def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Codes]]:
-        """Raises BadCheckpoint for scales that are not finite."""
+        """First row and codes of each piece. Raises BadCheckpoint if scales are not finite."""
         content, entry = self.blocks
         exponents = read_whole(*self.scales, torch.uint8)
         num_rows, row_bytes = entry.shape
@@ -75,7 +75,7 @@ class ExpertBlocks(NamedTuple):
 def expert_blocks(
     base: str, weight: Weight, stack: Stack, stored: Mapping[str, StoredTensor]
 ) -> ExpertBlocks | None:
-    """The part of a weight in tensors of this name, if they are there. Raises Misfit."""
+    """The part of a weight in the stack's tensors; None if they do not exist. Raises Misfit."""
     if base + BLOCKS not in stored:
         return None
     num_experts, num_rows, in_size = stack.shape

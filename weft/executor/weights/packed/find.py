@@ -1,5 +1,6 @@
-"""Which weights lie packed in several tensors, by what is in the files: a checkpoint may have both
-kinds side by side, and its `config.json` names them in too many ways."""
+"""Finds weights that are packed in several tensors, by the tensors in the files. A checkpoint may
+have packed and unpacked weights, and there are too many ways in which `config.json` names the
+packed ones."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def packed_weight(
     stored: Mapping[str, StoredTensor],
     quantization: Quantization,
 ) -> StoredWeight | None:
-    """The weight of this name and shape, if it is stored packed. Raises Misfit."""
+    """The weight with this name and shape; None unless it is stored packed. Raises Misfit."""
     tensors = PackedTensors(name.removesuffix(WEIGHT), stored)
     if len(shape) != 2 or not name.endswith(WEIGHT):
         return None
@@ -53,7 +54,8 @@ def packed_weight(
 def _compressed(
     tensors: PackedTensors, shape: tuple[int, int], quantization: Quantization
 ) -> PackedCodes:
-    """The layouts of compressed-tensors differ in the types of codes and scales. Raises Misfit."""
+    """A weight in one of the layouts of compressed-tensors, which differ in the types of codes and
+    scales. Raises Misfit."""
     if tensors.any_type("weight_packed")[1].dtype != "U8":
         return compressed_weight(tensors, shape, quantization)
     if tensors.any_type("weight_scale")[1].dtype == "U8":
@@ -64,8 +66,8 @@ def _compressed(
 def is_idle_bias(
     base: str, content: Content, entry: TensorEntry, stored: Mapping[str, StoredTensor]
 ) -> bool:
-    """Whether it is the bias of a packed matrix that has none in the model, and holds zeros: some
-    programs that quantise write one for every matrix."""
+    """Whether this is the bias of a packed matrix and holds only zeros. Some quantisation tools
+    write a bias for every matrix, also for matrices that have none in the model."""
     module = base.removesuffix(BIAS)
     if not base.endswith(BIAS) or f"{module}.qweight" not in stored or entry.dtype not in FLOATS:
         return False

@@ -4,9 +4,9 @@
     gpt-oss                X_blocks U8 [experts, out, in / 32, 16],
                            X_scales U8 [experts, out, in / 32]
     nvfp4-pack-quantized   weight_packed U8 [out, in / 2], weight_scale F8_E4M3 [out, in / 16],
-                           weight_global_scale F32: what scales are divided by
+                           weight_global_scale F32: divisor of scales
     NVFP4 of modelopt      weight U8 [out, in / 2], weight_scale F8_E4M3 [out, in / 16],
-                           weight_scale_2 F32: what scales are multiplied by
+                           weight_scale_2 F32: factor of scales
 
 The low four bits of a byte come first. MXFP4's scales are powers of two, 2^(byte - 127).
 """
@@ -29,15 +29,15 @@ from weft.ops.quantize import floats
 
 MXFP4 = CodeFormat(bits=4, group=32, table=E2M1_TWICE)
 NVFP4 = CodeFormat(bits=4, group=16, table=E2M1_TWICE)
-# By the exponents of MXFP4, the last of which is no number.
+# Half of the scale for each exponent of MXFP4; the last exponent encodes NaN.
 HALF_SCALES = torch.tensor([*(2.0 ** (each - 128) for each in range(255)), torch.nan])
 
 
 def mxfp4_codes(blocks: Tensor, exponents: Tensor) -> Codes:
-    """Rows of a matrix, as gpt-oss has them: blocks [n, in / 32, 16] and exponents [n, in / 32],
-    both uint8 -> codes [n, in].
+    """Rows of a matrix in the layout of gpt-oss: blocks [n, in / 32, 16] and exponents
+    [n, in / 32], both uint8 -> codes [n, in].
 
-    Raises BadScales for a scale that is no number.
+    Raises BadScales for a scale that is NaN.
     """
     scales = _powers_of_two(exponents)
     if not is_finite(scales):
@@ -98,7 +98,7 @@ def _mxfp4_grouping(scales: StoredTensor) -> Grouping:
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:
-    """Half of the scales, for the table has twice the values of e2m1."""
+    """Half of the scales, because the table has twice the values of e2m1."""
     return HALF_SCALES[exponents.int()]
 
 

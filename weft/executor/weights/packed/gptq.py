@@ -1,16 +1,16 @@
 """The layouts of GPTQ and AWQ: matrices that are stored with their inputs as rows.
 
-    GPTQ   qweight  I32 [in / 8, out]       eight inputs of an output in a word (four, of 8 bits)
+    GPTQ   qweight  I32 [in / 8, out]       eight inputs of an output per word (four with 8 bits)
            qzeros   I32 [groups, out / 8]   zero points, the same along the outputs
            scales   F16 [groups, out]
            g_idx    I32 [in]                the group of each input
-    AWQ    qweight  I32 [in, out / 8]       eight outputs of an input, in an order of its own
+    AWQ    qweight  I32 [in, out / 8]       eight outputs of an input, in AWQ's own order
            qzeros   I32 [groups, out / 8]   the same
            scales   F16 [groups, out]
 
-A weight is scale * (code - zero). GPTQ takes one off a zero point before it is stored, in the first
-version of its format; but files of the second are about that say they are of the first, so where
-weights are symmetric, zero is the middle of the codes, whatever is stored.
+A weight is scale * (code - zero). The first version of GPTQ's format subtracts 1 from zero points
+before it stores them. Some files of the second version say that they are of the first. So for
+symmetric weights, zero is the middle of the codes, whatever is stored.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def awq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantizatio
 
 
 class GptqLayout:
-    """How the tensors of one matrix are read."""
+    """Reads the tensors of one matrix."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class GptqLayout:
         return grouping_of(self._bits, self._group, scales, self._zero_points(), self._index)
 
     def _zero_points(self) -> Tensor | None:
-        """[out, groups]; None: the middle of the codes."""
+        """The zero points [out, groups]; None: the middle of the codes."""
         if self._zeros is None:
             return None
         words = read_whole(*self._zeros, torch.int32)
@@ -157,6 +157,6 @@ def _by_output(scales: StoredTensor) -> Tensor:
 def _scales(
     tensors: PackedTensors, shape: tuple[int, int], told: Quantization
 ) -> tuple[StoredTensor, int]:
-    """The scales, and how many inputs share one; 0: all. Raises Misfit."""
+    """The scales, and the number of inputs that share one; 0: all. Raises Misfit."""
     content, entry = tensors.any_type("scales")
     return (content, entry), group_of(entry, entry.shape[::-1], shape, told)

@@ -1,5 +1,5 @@
-"""How many weights of a checkpoint are codes, and what these take where they are kept: from the
-headers of its files alone."""
+"""Counts the weights of a checkpoint that are codes, and the bytes that they take in memory, from
+the headers of its files alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODES = ("_blocks", ".qweight", ".weight_packed", ".weight")
 SCALES = ("_scales", ".scales", ".weight_scale")
 ZEROS = (".qzeros", ".weight_zero_point")
 FLOAT_BYTES = 4
-# Types of scales that are kept as they are; others become float32.
+# Types in which scales are kept; other types become float32.
 KEPT_SCALES = ("F16", "BF16", "F32")
 
 
@@ -50,7 +50,7 @@ def _ending(name: str, endings: tuple[str, ...]) -> str:
 
 
 def _bits(ending: str, entry: TensorEntry, quantization: Quantization) -> int:
-    """Those of a code; 0 for a tensor of other content."""
+    """The bits of a code; 0 if the tensor has no codes."""
     if ending == "_blocks":  # MXFP4 of gpt-oss
         return 4
     if ending in (".qweight", ".weight_packed"):
@@ -62,7 +62,7 @@ def _bits(ending: str, entry: TensorEntry, quantization: Quantization) -> int:
 
 def _scale_bytes(scales: TensorEntry, has_mins: bool) -> int:
     num = math.prod(scales.shape)
-    if has_mins:  # both in float32
+    if has_mins:  # scales and minimums, both in float32
         return 2 * num * FLOAT_BYTES
     if scales.dtype in KEPT_SCALES:
         return scales.num_bytes

@@ -1,4 +1,4 @@
-"""A matrix whose codes, scales and zero points are tensors of their own, whatever their layout."""
+"""A matrix whose codes, scales and zero points are separate tensors, in any layout."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from weft.models.layers.weight import Weight
 from weft.ops.codes import CodeFormat, Codes, Scales
 
 SCALE_TYPES = ("F32", "F16", "BF16")
-# Codes [n, in] of outputs from the first to before the last, which live until the next call.
+# (start, stop, buffer) -> codes [n, in] of the outputs start..stop, valid until the next call.
 ReadCodes = Callable[[int, int, PieceBuffer], Tensor]
 
 
 class Misfit(ValueError):
-    """The tensors of a matrix do not fit the model, or each other; the message names one."""
+    """The tensors of a matrix do not fit the model, or each other; the message names a tensor."""
 
 
 class Grouping(NamedTuple):
-    """What the codes of a matrix stand for."""
+    """The meaning of a matrix's codes: their format, scales and order."""
 
     format: CodeFormat
     scales: Tensor  # [out, groups]
     mins: Tensor | None = None  # the same, float32
-    order: Tensor | None = None  # [in] int32: which input each column of the codes is for
+    order: Tensor | None = None  # [in] int32: the input of each column of the codes
 
 
 class PackedTensors:
@@ -46,7 +46,8 @@ class PackedTensors:
         return f"{self.module}.{ending}" in self._stored
 
     def tensor(self, ending: str, dtype: str, *shapes: tuple[int, ...]) -> StoredTensor:
-        """The tensor of this type, and of one of these shapes. Raises Misfit."""
+        """The tensor with this ending. Raises Misfit unless it exists with this type and one of
+        these shapes."""
         found = self.any_type(ending, *shapes)
         entry = found[1]
         if entry.dtype != dtype:
@@ -64,7 +65,7 @@ class PackedTensors:
         return content, entry
 
     def found(self, *endings: str) -> list[StoredTensor]:
-        """Those that are there."""
+        """The tensors with these endings that exist."""
         names = [f"{self.module}.{ending}" for ending in endings]
         return [self._stored[name] for name in names if name in self._stored]
 
@@ -73,7 +74,7 @@ class PackedCodes(NamedTuple):
     """A `StoredWeight` matrix of codes."""
 
     shape: tuple[int, int]
-    tensors: list[StoredTensor]  # all that belong to it, that of the codes first
+    tensors: list[StoredTensor]  # all of its tensors, the codes first
     codes: ReadCodes
     grouping: Callable[[], Grouping]  # reads scales and zero points; raises BadCheckpoint
 
@@ -114,7 +115,8 @@ class PackedCodes(NamedTuple):
             put_codes(weight, codes, start)
 
     def require_finite(self, buffer: PieceBuffer) -> None:
-        """Codes always are."""
+        """Checks only the scales, because codes are always finite; and that no tensor is cut
+        off."""
         self._finite_grouping()
         for content, entry in self.tensors:
             _require_bytes(content, entry)
@@ -139,10 +141,9 @@ def format_of(
     bits: int, group: int, scales: Tensor, zeros: Tensor | None
 ) -> tuple[CodeFormat, Tensor | None]:
     """The format of codes with these scales [out, groups] and zero points (None: the middle of the
-    codes), and the minimums, if zero points differ.
+    codes); and minimums, if zero points differ.
 
-    A minimum is -scale * zero, which float32 has exactly: so weights are what `scale * (code -
-    zero)` is.
+    A minimum is -scale * zero, which is exact in float32, so weights equal scale * (code - zero).
     """
     middle = 2 ** (bits - 1)
     if zeros is None:
@@ -161,7 +162,7 @@ def grouping_of(
     zeros: Tensor | None,
     index: StoredTensor | None = None,
 ) -> Grouping:
-    """What codes with these scales [out, groups] and zero points stand for; `index` names the group
+    """The `Grouping` of codes with these scales [out, groups] and zero points. `index`: the group
     of each input. Raises BadCheckpoint."""
     format, mins = format_of(bits, group, scales, zeros)
     order = None
@@ -171,8 +172,8 @@ def grouping_of(
 
 
 def bits_of(words: TensorEntry, expected: Mapping[int, tuple[int, ...]], told: Quantization) -> int:
-    """The bits of codes: those of the config, or where matrices differ, those whose words have this
-    shape. Raises Misfit."""
+    """The bits of codes: from the config; if matrices differ, from the shape of the words
+    (`expected`, by bits). Raises Misfit."""
     if told.bits and not told.varies:
         return told.bits
     for bits, shape in expected.items():
@@ -184,8 +185,8 @@ def bits_of(words: TensorEntry, expected: Mapping[int, tuple[int, ...]], told: Q
 def group_of(
     scales: TensorEntry, by_output: tuple[int, ...], shape: tuple[int, int], told: Quantization
 ) -> int:
-    """How many inputs share one of the scales, which are `by_output` [out, groups]; 0: all.
-    Raises Misfit."""
+    """The number of inputs that share a scale; 0: all. `by_output`: the shape of the scales as
+    [out, groups]. Raises Misfit."""
     out_size, in_size = shape
     if scales.dtype not in SCALE_TYPES:
         raise Misfit(f"{scales.name} {scales.dtype} instead of one of {', '.join(SCALE_TYPES)}")
@@ -196,7 +197,7 @@ def group_of(
     num_groups = by_output[-1] if is_of_outputs else 0
     if not told.varies or not num_groups or in_size % num_groups:
         wanted = [out_size, expected]
-        if by_output != scales.shape:  # they are stored the other way round
+        if by_output != scales.shape:  # they are stored transposed
             wanted.reverse()
         raise Misfit(f"{scales.name} {list(scales.shape)} instead of {wanted}")
     return 0 if num_groups == 1 else in_size // num_groups
@@ -208,11 +209,11 @@ def num_words(size: int, bits: int) -> int:
 
 
 def order_of(index: StoredTensor, group: int, num_groups: int) -> Tensor | None:
-    """The inputs [in] of the first group, then those of the second, and so on, from the group of
-    each input; None if they stand so. Raises BadCheckpoint."""
+    """The inputs [in], sorted by group, from the group of each input; None if inputs are in that
+    order already. Raises BadCheckpoint."""
     content, entry = index
     of_input = read_whole(content, entry, torch.int32)
-    if bool((of_input == -1).all()):  # there, and never used
+    if bool((of_input == -1).all()):  # present, but unused
         return None
     if bool((of_input < 0).any()) or bool((of_input >= num_groups).any()):
         raise BadCheckpoint(
