@@ -80,7 +80,7 @@ def known_model(name: str) -> Path | None:
 
 
 def known_names() -> list[str]:
-    """The names of all models that users may name, installed or not."""
+    """The names of these models, installed or not, without the draft model."""
     return [NANO, *(model.name for model in PACKAGED)]
 
 

@@ -17,8 +17,8 @@ DESCRIPTIONS = ("config.json", "generation_config.json", INDEX)
 
 
 def default_root(folder: Path) -> Path:
-    """The parent of a model's folder. In the hub's cache, whose files are links: the folder that
-    also contains their targets. For a GGUF file: the parent of the file's folder, because weft
+    """The parent of a model's folder. In the hub's cache, where files are links, the folder that
+    also contains their targets. For a GGUF file, the parent of the file's folder, because weft
     itself makes the folder that describes the file.
     """
     for path in folder.glob(f"*{ENDING}"):

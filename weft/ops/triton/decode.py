@@ -101,7 +101,7 @@ def decode(
             HEAD_STRIDE=q.stride(1),
             GATED=terms.gate is not None,
             SPLITS=splits,
-            SPLITS_PAD=triton.next_power_of_2(splits),  # those of a `Size` are powers of two
+            SPLITS_PAD=triton.next_power_of_2(splits),  # the splits of a `Size` are powers of two
             num_warps=4,
         )
 

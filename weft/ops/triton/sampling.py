@@ -74,9 +74,9 @@ class TritonSamplerOps:
         )
 
     def penalise(self, logits: Tensor, seen: TokenHistory, last_tokens: Tensor) -> None:
-        """`SamplerOps.penalise` in torch, without `unique`, whose result has a size for which the
-        host would have to wait. Equal tokens are sorted into runs, and every element of a run
-        writes the same logit."""
+        """`SamplerOps.penalise` in torch, without `unique`, because the host would have to wait for
+        the size of its result. Equal tokens are sorted into runs, and every element of a run writes
+        the same logit."""
         vocab_size = logits.shape[1]
         lens = np.diff(seen.offsets)
         owner = np.repeat(np.arange(len(lens)), lens)

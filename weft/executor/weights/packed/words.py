@@ -25,7 +25,7 @@ def codes_of_bytes(data: Tensor, bits: int) -> Tensor:
 
 
 def codes_by_output(words: Tensor, bits: int) -> Tensor:
-    """[words, n] int32, whose columns have the codes of an output each -> [n, codes] uint8."""
+    """[words, n] int32 -> [n, codes] uint8; each column of words holds the codes of an output."""
     by_output = words.t().contiguous()
     return codes_of_bytes(by_output.view(torch.uint8), bits)
 
