@@ -23,13 +23,14 @@ def paged_attention(
     """softmax(scale * q k^T) v for each token of a step, over the tokens of its request that it
     sees.
 
-    q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table[rows[r], i]
-    is the slot of token i of request r. Request r has starts[r] tokens in the cache and lens[r] in
-    this step; in q, requests follow each other. A token sees itself and the window - 1 tokens
-    before it (window 0: all); slots that no token sees are not read. With a cap, scores become
-    cap tanh(score / cap). With sinks [heads], the softmax of a head has one more score, the sink,
-    unscaled, which has no value. Returns [T, heads, D]. Sources: arXiv:1706.03762; grouped queries:
-    arXiv:2305.13245; sinks: arXiv:2309.17453, learnt ones: arXiv:2508.10925.
+    q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table
+    [.., context] and rows [R]: table[rows[r], i] is the slot of token i of request r. Request r has
+    starts[r] tokens in the cache and lens[r] in this step; in q, requests follow each other. A
+    token sees itself and the window - 1 tokens before it (window 0: all); slots that no token sees
+    are not read. With a cap, scores become cap tanh(score / cap). With sinks [heads], the softmax
+    of a head has one more score, the sink, unscaled, which has no value. Returns [T, heads, D].
+    Sources: arXiv:1706.03762; grouped queries: arXiv:2305.13245; sinks: arXiv:2309.17453, learnt
+    ones: arXiv:2508.10925.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // k.shape[1]
