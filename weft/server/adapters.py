@@ -24,12 +24,12 @@ class LoadAdapterBody(msgspec.Struct, kw_only=True):
 
     lora_name: str
     lora_path: str
-    pinned: bool = False  # it keeps a slot, and is never evicted
-    load_inplace: bool = False  # the name may stand for another one, which goes
+    pinned: bool = False  # keeps its slot: never evicted
+    load_inplace: bool = False  # may replace a loaded adapter of this name
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
-    """Unload an adapter. Its open requests end before; new ones are refused at once."""
+    """Unload an adapter after its open requests have ended; new requests are refused at once."""
 
     lora_name: str
 
@@ -38,7 +38,7 @@ class UnloadAdapterBody(msgspec.Struct, kw_only=True):
 
 
 async def load_lora_adapter(context: ServerContext, request: Request) -> ASGIApp:
-    """400 with the reason, and nothing has changed, if anything is wrong."""
+    """On any error, the answer is a 400 with the reason, and nothing has changed."""
     body = await read_json(context, request, LoadAdapterBody)
     try:
         await _load(context, body)
@@ -57,7 +57,7 @@ async def unload_lora_adapter(context: ServerContext, request: Request) -> ASGIA
 
 
 def _outcome(context: ServerContext, refused: AdapterRefused | None = None) -> ASGIApp:
-    """SGLang's fields, beside the error as all routes write it."""
+    """SGLang's fields, and the error in the form of all routes."""
     loaded = {name: adapter.path for name, adapter in context.adapters.by_name.items()}
     answer: dict[str, object] = {"success": True, "error_message": "", "loaded_adapters": loaded}
     if refused is None:

@@ -1,4 +1,4 @@
-"""Routes of other servers that are ours under another name: vLLM's and Amazon SageMaker's."""
+"""Routes of vLLM and Amazon SageMaker that weft offers under another name."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Invocation(msgspec.Struct, kw_only=True):
 
 
 class AbortManyRequest(msgspec.Struct, kw_only=True):
-    """Abort requests by their exact names; all of them if there are none."""
+    """Abort requests by their exact names; without names, abort all requests."""
 
     request_ids: list[str] | None = None
 
 
 async def load(context: ServerContext, request: Request) -> ASGIApp:
-    """vLLM's measure of load: open completions."""
+    """vLLM's measure of load: the number of open completions."""
     return json_response({"server_load": context.client.num_open})
 
 
@@ -58,7 +58,8 @@ async def abort_requests(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def invocations(context: ServerContext, request: Request) -> ASGIApp:
-    """SageMaker's only route for work: completions or embeddings, by the field of the body."""
+    """SageMaker's only route for inference: completions or embeddings, selected by the fields of
+    the body."""
     limits = context.limits
     body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
     try:
@@ -72,7 +73,7 @@ async def invocations(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _again(body: bytes) -> Callable[[], Awaitable[Message]]:
-    """A `receive` that brings a body which has been read."""
+    """A `receive` that returns a body which has already been read."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}

@@ -1,7 +1,7 @@
-"""The HTTP application: all routes, and how a request gets from there to its handler and back.
+"""The HTTP application: all routes, and the way of a request to its handler and back.
 
-Each module that answers requests has its table, `ROUTES`; here they become one. What a route does
-is not known here.
+Each module that answers requests has a table `ROUTES`; this module joins the tables. It does not
+know what a route does.
 """
 
 from __future__ import annotations
@@ -94,12 +94,13 @@ def create_app(
     adapters: AdapterNames | None = None,
     processor: MediaProcessor | None = None,
 ) -> ASGIApp:
-    """The application that serves one engine. The keys are those of `config` unless they are given.
-    Without `adapters` it has none, and loads none; without a `processor` the model takes texts
-    alone.
+    """The application that serves one engine.
+
+    `digests` defaults to the keys of `config`. Without `adapters`, the server has none and loads
+    none; without a `processor`, the model takes only text.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
-    SettingsError or UnsupportedModel for pictures that cannot be served.
+    SettingsError or UnsupportedModel if the settings or the model do not allow images.
     """
     limits = limits or Limits()
     if digests is None:
@@ -130,7 +131,7 @@ def create_app(
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
-    # Starlette's application is not around it: each piece of an answer would pass through it.
+    # Not wrapped in Starlette's application, because each piece of an answer would pass through it.
     inner: ASGIApp = Router(routes, redirect_slashes=False)
     if config.dp_size > 1:
         inner = EngineHeader(inner, config.dp_size)
@@ -174,7 +175,7 @@ def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
 def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None:
     """The template of the settings, else the model's own.
 
-    A broken one of the model only takes the chat away.
+    If the model's own template is broken, only chat is unavailable.
     """
     if config.chat_template:
         [source] = load_sources(tokenizer, config)
@@ -189,7 +190,7 @@ def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None
 
 
 class Endpoint:
-    """Runs one handler, and turns whatever it raises into an answer."""
+    """Runs one handler, and turns every exception into an answer."""
 
     def __init__(self, context: ServerContext, handler: Handler) -> None:
         self._context = context
@@ -209,7 +210,7 @@ class Endpoint:
 
 
 class RouteTable:
-    """The template and the access of a path."""
+    """Finds the route template and the access of a path."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._plain: dict[str, tuple[str, Access]] = {}
@@ -222,7 +223,7 @@ class RouteTable:
                 self._prefixes[prefix] = route
 
     def find(self, path: str) -> tuple[str, Access]:
-        """Of an unknown path: "other", for users."""
+        """The template and the access; ("other", "user") for an unknown path."""
         found = self._plain.get(path)
         if found is not None:
             return found
@@ -235,7 +236,8 @@ class RouteTable:
 def _documents(version: str) -> tuple[Operation, Operation]:
     """The routes that describe all routes, themselves included.
 
-    They are written when they are first asked for: that takes as long as a good part of a start.
+    The documents are generated at the first request, because that takes a good part of the time of
+    a start.
     """
 
     @functools.cache

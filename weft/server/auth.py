@@ -1,15 +1,16 @@
-"""Who may use which route: keys of API and administration, and pages and names of this server.
+"""Access to routes: API keys, the administration key, and the origins and host names of this
+server.
 
-A key is kept and compared as its SHA-256, with every key that there is, so that the time tells
-neither which one it was nor how much of it was right. Every path needs the user's key, unknown ones
-too, except those marked open, and the live page, which holds nothing. Administration needs a key of
-its own; where no key at all is set it answers on loopback.
+A key is stored as its SHA-256 and compared with every known key, so that the time of the check
+shows neither which key matched nor how much of it was right. Every path needs the user's key, also
+unknown paths. Exceptions are routes marked open, and the live page, which contains no data.
+Administration needs its own key; if no key at all is set, it answers on loopback.
 
-What is answered without a key is answered under names of ours and not to pages of other origins: a
-browser sends requests for every page that it has open, and any page may give a name of its own to
-this machine's address. Programs that are no browsers send neither `Origin` nor `Sec-Fetch-Site`,
-and are not concerned. Administration never answers to pages of other origins. This module reads
-heads only, and knows no route.
+Requests without a key are answered only under this server's own names, and not to pages of other
+origins: a browser sends requests for every page that it has open, and any page may give a name of
+its own to this machine's address. Programs other than browsers send neither `Origin` nor
+`Sec-Fetch-Site`, so this does not affect them. Administration never answers to pages of other
+origins. This module reads only heads, and knows no route.
 """
 
 from __future__ import annotations
@@ -62,24 +63,24 @@ _HOST = re.compile(r"[\w.:\[\]-]*")
 class Caller(NamedTuple):
     """The sender of a request, as its key identifies it."""
 
-    # With whom the request shares in what has to be shared: a name for the key, where keys are
-    # asked for, else the address of the client.
+    # The unit of fair sharing: the name of the key if the server requires keys, else the address of
+    # the client.
     tenant: str = ""
-    key_name: str = ""  # of the key that came, if it is one of those that are accepted
+    key_name: str = ""  # name of the request's key, if the server accepts it
     is_user: bool = False
     is_admin: bool = False
 
 
 def owner_of(request: Request) -> str:
-    """The name of the key that came with a request; empty for all where no key is asked for.
+    """The name of a request's key; empty for all requests if the server requires no key.
 
-    Sessions and stored responses belong to it. A client cannot invent a key.
+    Sessions and stored responses belong to this name. A client cannot invent a key.
     """
     return str(request.scope.get("weft.key", ""))
 
 
 class Keys:
-    """The keys of one server, and, for requests without a key, its pages and names."""
+    """The keys of one server; for requests without a key, also its origins and host names."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Keys:
         if not self._has_keys:
             return Caller(address)
         key = digest(_key_of(headers))
-        # Both groups are compared to their ends, whatever is found.
+        # Compared with all keys of both groups, whatever matches.
         is_user = _is_among(key, self._digests.user)
         is_admin = _is_among(key, self._digests.admin)
         name = ""
@@ -111,10 +112,10 @@ class Keys:
     def refusal(
         self, scope: Scope, headers: Headers, access: Access, caller: Caller
     ) -> ApiError | None:
-        """Why this request is refused, if it is."""
+        """The reason to refuse this request, or None."""
         needs_key = bool(self._digests.user)
         if access == "open" and needs_key:
-            return None  # the answer has no data, and a balancer may use any name
+            return None  # the answer has no data, and a load balancer may use any name
         has_key = caller.is_user or caller.is_admin
         if needs_key and not has_key and access not in self._open:
             return ApiError(
@@ -158,9 +159,9 @@ class Keys:
 
 
 def key_fingerprint(headers: Headers) -> str:
-    """A name for the key that came, for the log.
+    """A name for the key of a request, for the log.
 
-    Which key it is can be found out only with the key at hand.
+    It identifies a key only to someone who has that key.
     """
     key = _key_of(headers)
     return f"sha256:{digest(key).hex()[:8]}" if key else "none"
@@ -168,7 +169,7 @@ def key_fingerprint(headers: Headers) -> str:
 
 def _is_among(key: bytes, digests: tuple[bytes, ...]) -> bool:
     found = False
-    for one in digests:  # all of them
+    for one in digests:  # always all of them
         found |= hmac.compare_digest(key, one)
     return found
 
@@ -181,10 +182,11 @@ def _key_of(headers: Headers) -> str:
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Whether the request comes from this machine, not through a proxy, and under a name of it.
+    """Whether the request comes from this machine, without a proxy, and to one of its loopback
+    names.
 
-    A proxy that says nothing of itself speaks HTTP/1.0 unless it is set to do otherwise, which no
-    program of today does.
+    A proxy that does not announce itself speaks HTTP/1.0 unless it is configured otherwise; no
+    program of today does that.
     """
     client = scope.get("client")
     if is_forwarded(headers) or scope.get("http_version", "1.1") != "1.1":
@@ -198,14 +200,14 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
 
 
 class Pages:
-    """The origins and names of one server."""
+    """The origins and host names of one server."""
 
     def __init__(
         self, *, origins: Iterable[str] = (), hosts: Iterable[str] = (), bound: str = "127.0.0.1"
     ) -> None:
-        """`origins`: those whose pages may ask, `*` for all. `hosts`: names that are ours, also
-        `.example.com` for all below it and `*` for all. `bound`: the address or name that the
-        server listens on."""
+        """`origins`: origins whose pages may send requests, `*` for all. `hosts`: additional names
+        of this server, also `.example.com` for all names below it and `*` for all names. `bound`:
+        the address or name that the server listens on."""
         names = {name.lower() for name in hosts}
         own_names = {"localhost", bound.lower(), socket.gethostname().lower()}
         self._origins = frozenset(origins)
@@ -215,9 +217,9 @@ class Pages:
         self._is_ours = lru_cache(1_024)(self._look_up)
 
     def refusal(self, headers: Headers, *, is_probe: bool = False) -> ApiError | None:
-        """Why a request without a key is refused, if it is.
+        """The reason to refuse a request without a key, or None.
 
-        `is_probe`: it asks whether the server is well, and may use any address for that.
+        `is_probe`: a health check, which may use any address.
         """
         for host in headers.getlist("host"):
             if not (self._is_ours(host) or (is_probe and _is_address(host))):
@@ -235,9 +237,9 @@ class Pages:
         )
 
     def is_own(self, headers: Headers) -> bool:
-        """Whether no page of a foreign origin sent this.
+        """Whether this request does not come from a page of a foreign origin.
 
-        No browser did, or one did for a page of this server or of an origin that is named.
+        It comes from no browser, or from a page of this server or of an allowed origin.
         """
         origin = headers.get("origin")
         if origin is None:
@@ -245,10 +247,10 @@ class Pages:
         return origin in self._origins or urlsplit(origin).netloc == headers.get("host", "")
 
     def _look_up(self, host: str) -> bool:
-        """Whether `host` is a name of ours.
+        """Whether `host` is a name of this server.
 
-        An address is no name that a page could give, so each will do, unless the server listens on
-        loopback alone: there only loopback's can have been used.
+        A page cannot give itself an address as its name, so every address is accepted, except if
+        the server listens on loopback only: then only a loopback address can have been used.
         """
         name = host_name(host)
         if _is_address(host):
@@ -261,17 +263,17 @@ class Pages:
 
 
 def is_from_browser(headers: Headers) -> bool:
-    """Whether a page may have sent this: browsers mark requests that can change something."""
+    """Whether a page may have sent this: browsers mark requests that can change state."""
     return "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
 
 
 def is_forwarded(headers: Headers) -> bool:
-    """Whether a proxy says that it passes this on for another client."""
+    """Whether a proxy declares that it forwards this request for another client."""
     return any(name in FORWARDING or name.startswith("x-forwarded-") for name in headers)
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port; empty if it is none."""
+    """The name in a Host header, without its port; empty if it is invalid."""
     if not _HOST.fullmatch(host):
         return ""
     try:
@@ -281,7 +283,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is one of this machine alone."""
+    """Whether a name or an address refers to loopback."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,7 +1,7 @@
-"""Request bodies: read with a bound, decoded into a struct, with every mistake named by its field.
+"""Request bodies: read with a limit, decoded into a struct; every error names its field.
 
-Unknown fields are ignored and counted. Fields that other engines have and this one has not yet are
-refused, unless their value asks for nothing. What the fields mean is not known here.
+Unknown fields are ignored and counted. Fields that other engines support and weft does not are
+refused, unless their value has no effect. This module does not know what the fields mean.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ UNSUPPORTED = frozenset(
     }
 )
 INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies go to a thread
-# Bytes from which on decoding is long, and leaves memory to be given back.
+# Bytes from which decoding is long work, and frees enough memory to return it to the system.
 LARGE_LEN = 262_144
-MAX_NAMES = 16  # unknown fields that the log names
+MAX_NAMES = 16  # unknown fields that a log line names
 MAX_NAME_LEN = 64  # characters of such a name
-MAX_MESSAGE_LEN = 300  # characters of msgspec's words, which repeat the value
+MAX_MESSAGE_LEN = 300  # characters of msgspec's message, which repeats the value
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _HARMLESS = {
     "function_call": "none",
@@ -76,7 +76,7 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 async def read_json(context: ServerContext, request: Request, type: type[T]) -> T:
-    """The body of `request` as a `type`. Raises `ApiError`, or `Busy`."""
+    """The body of `request`, decoded as `type`. Raises `ApiError`, or `Busy`."""
     _require_json(request)
     limits = context.limits
     ready = context.client.state.ready
@@ -108,9 +108,9 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
 def _decoded(
     limits: Limits, vocab_size: int | None, body: bytes, type: type[T]
 ) -> tuple[T, Set[str]]:
-    """The body as a `type`, and the names of its fields that are not of that. Raises `ApiError`.
+    """The body as a `type`, and the names of its other fields. Raises `ApiError`.
 
-    The decoder does not let go of the interpreter, so the body is measured before.
+    The decoder does not release the interpreter, therefore the parts of the body are counted first.
     """
     if len(body) > INLINE_LEN and has_more_parts(body, limits.max_body_parts):
         most = limits.max_body_parts
@@ -136,10 +136,10 @@ def _decoded(
 async def read_body(
     request: Request, limit: int, timeout_s: float, name: str = "max_body_mb"
 ) -> bytes:
-    """The whole body. `name`: of the limit.
+    """The whole body. `name`: name of the limit.
 
-    Raises `ApiError` 413 as soon as the body is known to be too large, 408 if it does not come in
-    time, and `ClientGone` if it breaks off.
+    Raises `ApiError` 413 as soon as the body is known to be too large, 408 if it does not arrive in
+    time, and `ClientGone` if the client disconnects.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
@@ -170,9 +170,9 @@ def _too_large(name: str, limit: int) -> ApiError:
 
 
 def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
-    """A 400 from msgspec's words: "Expected `int`, got `str` - at `$.n`" blames `n`.
+    """A 400 from msgspec's message: for "Expected `int`, got `str` - at `$.n`" the error names `n`.
 
-    With the `type` that was decoded into, it also names the words that are allowed there.
+    With the `type` of the body, the message also lists the allowed values of a literal.
     """
     path = _PATH.search(message)
     if path is None:
@@ -187,7 +187,7 @@ def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
 
 
 def _words(type: type[msgspec.Struct], path: str) -> list[str]:
-    """The values that the literal at a path, such as `messages[0].role`, may have."""
+    """The allowed values of the literal at a path such as `messages[0].role`."""
     found = _alternatives(msgspec.inspect.type_info(type))
     for name in re.sub(r"\[[^]]*\]", "", path).split("."):
         deeper: list[msgspec.inspect.Type] = []
@@ -206,7 +206,7 @@ def _words(type: type[msgspec.Struct], path: str) -> list[str]:
 
 
 def _alternatives(type: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
-    """The members of a union, and the items of a list, instead of these."""
+    """Replaces a union by its members and a list by its items."""
     if isinstance(type, msgspec.inspect.UnionType):
         found: list[msgspec.inspect.Type] = []
         for member in type.types:
@@ -218,22 +218,22 @@ def _alternatives(type: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
 
 
 def _require_nothing(name: str, raw: msgspec.Raw) -> None:
-    """Refuse a field that is not supported, unless it is there only for completeness."""
+    """Refuse a field that is not supported, unless its value has no effect."""
     value = msgspec.json.decode(raw)
     if value == _HARMLESS.get(name, ...):
         return
-    # 0 may ask for something, though it equals False.
+    # 0 may have an effect, although it equals False.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number or value not in _NOTHING:
         raise not_supported(name)
 
 
 def _require_json(request: Request) -> None:
-    """Raise `ApiError` 415 for a type that a browser page of another origin can send.
+    """Raise `ApiError` 415 for a content type that a browser page of another origin can send.
 
-    It can send any body, but not with the type of JSON: so no request is forged. Programs may leave
-    the type out, and for Ollama's routes send any: its documented calls are curl's, whose type for
-    JSON is that of a form.
+    Such a page can send any body, but not with the type of JSON, so it cannot forge a request.
+    Programs may omit the type. Ollama's routes accept any type from programs, because Ollama's
+    documented calls use curl, which sends JSON with the type of a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
@@ -254,15 +254,15 @@ def json_response(value: Any) -> Response:
 
 
 def written(value: Any) -> msgspec.Raw:
-    """A part of an answer as it will stand there.
+    """A part of an answer, already encoded.
 
-    Encoding does not let go of the interpreter; a large answer that is encoded in parts does,
+    Encoding does not release the interpreter; a large answer that is encoded in parts releases it
     between them.
     """
     return msgspec.Raw(json_bytes(value))
 
 
 def has_body(request: Request) -> bool:
-    """Whether a body comes with a request that may do without one."""
+    """Whether a request with an optional body has one."""
     length = request.headers.get("content-length", "0")
     return length != "0" or "transfer-encoding" in request.headers

@@ -1,6 +1,6 @@
-"""The parts that handlers work with: client, tokenizer, limits, and fixed facts about the server.
+"""The objects that handlers use: client, tokenizer, limits, and fixed facts about the server.
 
-A record without rules: what a request may do with the parts stands in `submit.py`.
+A record without rules: `submit.py` has the rules for the use of these objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.text.templates.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
 from weft.text.turns import Workers
 
-# What has been generated is not thrown away because others are written first.
+# A finished answer is not thrown away because other answers are written first.
 WRITER_WAIT_S = 600.0
 
 
@@ -31,20 +31,20 @@ WRITER_WAIT_S = 600.0
 class ServerInfo:
     """Facts that do not change while the server runs."""
 
-    model_name: str  # in the API
+    model_name: str  # the name in the API
     context_length: int
     version: str
     started_at: float  # Unix time
     model_summary: str = ""
-    # What a request gets that does not say otherwise.
+    # Defaults for requests that do not set them.
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
-    journals: tuple[str, ...] = ()  # files that engines write, by their ranks
-    # Of the engine, for /server_info; without secrets.
+    journals: tuple[str, ...] = ()  # files that engines write, by rank
+    # Settings of the engine, for /server_info; without secrets.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Readiness:
-    """Whether new work is accepted. Written by the launcher alone, read by all handlers."""
+    """Whether the server accepts new work. Only the launcher writes it; all handlers read it."""
 
     def __init__(self) -> None:
         self.accepting = False
@@ -54,7 +54,7 @@ class Readiness:
         self.accepting = not self.draining
 
     def drain(self) -> None:
-        """Open requests go on, new ones are refused."""
+        """Open requests continue, new requests are refused."""
         self.draining = True
         self.accepting = False
 
@@ -69,7 +69,7 @@ def _make_writers() -> Workers:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
-    """The parts that handlers work with."""
+    """The objects that handlers use."""
 
     client: EngineClient
     tokenizer: Tokenizer
@@ -79,13 +79,13 @@ class ServerContext:
     readiness: Readiness
     adapters: AdapterNames
     loader: AdapterLoader
-    feed: Feed  # of those who look at the live page
-    has_keys: bool = False  # requests carry a key
-    media: ServedMedia | None = None  # None: the model takes texts alone
+    feed: Feed  # for viewers of the live page
+    has_keys: bool = False  # whether requests carry a key
+    media: ServedMedia | None = None  # None: the model takes only text
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
     readers: Workers = field(default_factory=_make_readers)
     writers: Workers = field(default_factory=_make_writers)
-    infill: Infill | None = None  # the tokens by which the model fills in the middle
-    # How the model writes calls and reasoning.
+    infill: Infill | None = None  # the tokens of fill-in-the-middle
+    # How the model writes tool calls and reasoning.
     formats: Formats = field(default_factory=Formats)

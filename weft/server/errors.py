@@ -1,12 +1,12 @@
 """Errors as HTTP answers: `{"error": {"message", "type", "param", "code"}}`, as OpenAI clients
-expect, but for the routes of other APIs, whose clients expect theirs. Beside it stands
-`request_id`, the name under which the log knows the request.
+expect. Routes of other APIs answer in the form that their clients expect. The member `request_id`
+beside `error` is the name of the request in the log.
 
     ApiError            an answer with a status; raised anywhere in a handler
     ClientGone          the client left while its request was read; no answer is sent
 
-Exceptions of other layers are translated here and nowhere else. No message holds a path, an address
-or a traceback.
+Exceptions of other layers are translated only here. No message contains a path, an address or a
+traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.text.turns import Busy
 
 log = EventLog("server")
 MAX_ERROR_LEN = 1_000  # characters of a message
-# Clients look for these words, to shorten a conversation.
+# Clients search for these words, to shorten a conversation.
 TOO_LONG = "this model's maximum context length"
 
 _TYPES = {
@@ -51,8 +51,8 @@ _RETRY = {"retry-after": "1"}
 class ApiError(Exception):
     """Answer with `status` and this message.
 
-    `param` names the field of the request that is to blame, `limit` the entry of
-    `config.limits.Limits` that it exceeds.
+    `param` names the field of the request that caused the error, `limit` the field of
+    `config.limits.Limits` that the request exceeds.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ErrorBody(msgspec.Struct):
 
 
 def not_supported(param: str) -> ApiError:
-    """For what exists elsewhere but not here: never ignored in silence."""
+    """For a field that other engines support and weft does not: it is never ignored silently."""
     return ApiError(
         400,
         f"{param} is not supported yet",
@@ -112,9 +112,8 @@ def over(
 
 
 def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
-    """For a completion that the engine ended with an error, and the time after which it may be
-    asked again, if that is known.
-    """
+    """For a completion that the engine ended with an error. `retry_after_s`: seconds after which
+    the client may retry; 0: unknown."""
     headers = None
     if status in (429, 503):
         headers = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
@@ -140,7 +139,7 @@ def translated(exc: BaseException) -> ApiError:
             return ApiError(503, str(exc), headers=_RETRY)
         case EngineUnavailable():
             return ApiError(503, str(exc), headers=_RETRY)
-        case EngineFault():  # the log has it where it was raised
+        case EngineFault():  # logged where it was raised
             return ApiError(500, str(exc))
         case HTTPException():
             return ApiError(exc.status_code, f"{exc.detail}", headers=exc.headers)
@@ -161,14 +160,15 @@ def error_json(error: ApiError) -> bytes:
 
 
 def anthropic_error(error: ApiError) -> bytes:
-    """The same for clients of Anthropic's API. Its errors name no field, so the message has to."""
+    """Like `error_json`, for clients of Anthropic's API. Its errors name no field, so the message
+    does."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(error.status, fallback)
     message = _message(error)
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # these clients look for other words
+        message = f"prompt is too long: {message}"  # these clients search for other words
     detail = {"type": kind, "message": message}
     fields = {
         "type": "error",
@@ -189,7 +189,7 @@ def _message(error: ApiError) -> str:
 
 
 def _form(path: str) -> Callable[[ApiError], bytes]:
-    """How the API that `path` belongs to writes errors."""
+    """The function that writes errors in the form of the API of `path`."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return anthropic_error
     if path.startswith("/api/"):
@@ -198,13 +198,13 @@ def _form(path: str) -> Callable[[ApiError], bytes]:
 
 
 def error_response(exc: BaseException) -> Response:
-    # A traceback holds the frame that holds the answer, and all that the request has brought: they
-    # would stay until the collector comes round.
+    # A traceback refers to the frame, which refers to the answer and all data of the request: they
+    # would stay in memory until the next garbage collection.
     return ErrorAnswer(translated(exc).with_traceback(None))
 
 
 class ErrorAnswer(Response):
-    """An error as an answer. It names the limit that was exceeded to the middleware."""
+    """An error as an answer. It also reports the exceeded limit to the middleware."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(

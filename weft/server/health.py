@@ -1,6 +1,5 @@
-"""Is the engine alive, is new work accepted, does it generate: for supervisors, load balancers and
-people.
-"""
+"""Health checks for supervisors, load balancers and people: whether the engine is alive, whether
+the server accepts new work, and whether the engine generates."""
 
 from __future__ import annotations
 
@@ -19,16 +18,17 @@ from weft.server.submit import require_accepting
 
 
 async def health(context: ServerContext, request: Request) -> ASGIApp:
-    """Is there an engine? 503 while it loads, when it hangs, and when it has stopped.
+    """Liveness: 503 while the engine loads, when it hangs, and when it has stopped.
 
-    A server that drains is well.
+    A draining server is healthy.
     """
     _ = context.client.engine
     return Response()
 
 
 async def ready(context: ServerContext, request: Request) -> ASGIApp:
-    """Readiness: 503 before the first token was generated and while the server drains."""
+    """Readiness: 503 before the first generated token, while the server drains, and while memory of
+    the engine is released."""
     _ = context.client.engine
     require_accepting(context)
     if released := context.client.state.released:
@@ -37,9 +37,8 @@ async def ready(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def health_generate(context: ServerContext, request: Request) -> ASGIApp:
-    """Does the engine compute? Its next result is the answer, whatever waits; if nothing runs, it
-    generates a token.
-    """
+    """Whether the engine computes: answers at its next result, whatever is queued. An idle engine
+    generates one token for the check."""
     try:
         reply = await context.client.call(HealthCheck(), HEALTH_TIMEOUT_S)
     except EngineUnavailable as exc:

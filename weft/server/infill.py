@@ -1,6 +1,5 @@
-"""`/infill`, as llama.cpp has it: the text that fills a gap; and the prompt of any request with a
-`suffix`.
-"""
+"""`/infill`, as in llama.cpp: the text that fills a gap. Also the prompt of any request with a
+`suffix`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from weft.server.submit import (
 from weft.text.infill import Infill
 
 LLAMA_EVENTS = Wire(SSE, sse_error, b"")
-OWN_NAME = "filename"  # of the file with the gap, where others are given
+OWN_NAME = "filename"  # name of the file with the gap, if other files are given
 
 
 class ExtraFile(msgspec.Struct, kw_only=True):
@@ -42,8 +41,8 @@ class ExtraFile(msgspec.Struct, kw_only=True):
 class InfillRequest(SampledRequest, kw_only=True):
     input_prefix: str = ""
     input_suffix: str = ""
-    input_extra: list[ExtraFile] | None = None  # other files, which the model may look at
-    prompt: str = ""  # how the text that fills the gap begins
+    input_extra: list[ExtraFile] | None = None  # other files as context
+    prompt: str = ""  # the beginning of the text that fills the gap
     n_predict: int | None = None  # below 0: as many as the context allows
     repeat_penalty: float | None = None
 
@@ -80,9 +79,9 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def infill_tokens(context: ServerContext, param: str) -> Infill:
-    """How the model is asked to fill a gap.
+    """The tokens with which the model is asked to fill a gap.
 
-    Raises `ApiError` 400, which names the field, if it cannot.
+    Raises `ApiError` 400, which names the field `param`, if the model cannot fill gaps.
     """
     if context.infill is None:
         message = (
@@ -97,13 +96,12 @@ def with_stops(
     tokens: Infill,
     params: SamplingParams,
 ) -> SamplingParams:
-    """`params` that also end at the model's own tokens for parts and files: behind them it writes
-    something else.
-    """
+    """`params` that also stop at the model's own tokens for parts and files, after which the model
+    writes unrelated text."""
     if params.ignore_eos:
         return params
     vocab_size = context.client.engine.vocab_size
-    stops = dict.fromkeys(params.stop_token_ids)  # each once, in order
+    stops = dict.fromkeys(params.stop_token_ids)  # each id once, in order
     stops.update(dict.fromkeys(token for token in tokens.stops if token < vocab_size))
     return msgspec.structs.replace(params, stop_token_ids=tuple(stops))
 
@@ -118,9 +116,8 @@ async def infill_prompt(
     files: Sequence[ExtraFile] = (),
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """The ids that a gap between `prefix` and `suffix` becomes; `beginning` is how what fills it
-    begins.
-    """
+    """The token ids of a prompt with a gap between `prefix` and `suffix`; `beginning` is the
+    beginning of the text that fills it."""
     before: list[int] = []
     if add_special_tokens:
         before += context.tokenizer.opening_ids
@@ -146,7 +143,7 @@ def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
     max_tokens = body.max_tokens
     if body.n_predict is not None:
         max_tokens = None if body.n_predict < 0 else body.n_predict
-    body.n = None  # llama.cpp has one
+    body.n = None  # llama.cpp has one completion
     return sampling_of(
         body,
         context.info.sampling,
@@ -159,7 +156,7 @@ def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:
 class InfillReply:
     """One answer in llama.cpp's form.
 
-    Each event of a stream has a piece; the last has the numbers.
+    Each event of a stream has a piece of the text; the last event has the counts and times.
     """
 
     def __init__(self, model: str, completion: Completion) -> None:

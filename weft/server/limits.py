@@ -1,11 +1,11 @@
-"""Every limit on what a request may bring, and what is refused because of it.
+"""Limits on requests, and the refusals of requests that exceed one.
 
-`config.limits.Limits` bounds the fields of a body, whatever route reads it (`BOUNDS`), the sums
-over the prompts of a request, which are known after tokenizing (`TOTALS`), and the head of a
-request. Beside them stands the room that a process with a limited address space has
-(`ulimit -v`): what might not fit is refused before it is begun, because a library that finds no
-memory ends the process. Limits on connections and times are kept where connections are
-(`server/http/protocol.py`). Nothing here knows what a field means.
+`config.limits.Limits` bounds the fields of a body, on every route (`BOUNDS`), the sums over the
+prompts of a request, which are known after tokenizing (`TOTALS`), and the head of a request. This
+module also checks the memory of a process with a limited address space (`ulimit -v`): work that
+might not fit is refused before it begins, because a library that runs out of memory ends the
+process. Limits on connections and times are in `server/http/protocol.py`. This module does not know
+what a field means.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bound(NamedTuple):
 
     limit: str  # field of `Limits`
     fields: tuple[str, ...]
-    size: Callable[[Any], int]  # of a field's value
+    size: Callable[[Any], int]  # the size of a field's value
     what: str  # the unit, for the message
 
 
@@ -54,21 +54,21 @@ def _num_items(value: Any) -> int:
 
 
 def _longest(value: Any) -> int:
-    """Characters of a text, or of the longest of a list."""
+    """Characters of a text, or of the longest text of a list."""
     if isinstance(value, list):
         return max(map(len, value), default=0)
     return len(value)
 
 
 def _largest(value: Any) -> int:
-    """Of one number or a list of them; true and false ask for no number."""
+    """The number, or the largest of a list; true and false count as 0."""
     if isinstance(value, list):
         return max(map(int, value), default=0)
     return 0 if value is True else int(value)
 
 
 def _longest_ids(value: Any) -> int:
-    """Of a list of ids, or of the longest of several."""
+    """Length of a list of ids, or of the longest of several lists."""
     lens = [len(one) for one in value if isinstance(one, list)]
     return max(lens, default=len(value))
 
@@ -88,7 +88,7 @@ BOUNDS = (
     Bound("max_prompts", PROMPTS, _num_prompts, "prompts"),
     Bound("max_n", ("n", "best_of"), _largest, "completions of a prompt"),
     Bound("max_messages", ("messages",), len, "messages"),
-    Bound("max_messages", ("items",), _num_items, "items"),  # the input of a response
+    Bound("max_messages", ("items",), _num_items, "items"),  # input of a response
     Bound("max_tools", ("tools",), len, "tools"),
     Bound("max_stop_strings", STOPS, _num_items, "stop strings"),
     Bound("max_stop_len", (*STOPS, "bad_words"), _longest, "characters in a string"),
@@ -115,12 +115,13 @@ def _by_field() -> dict[str, list[Bound]]:
 
 
 _BY_FIELD = _by_field()
-# Fields with a bound whose values hold free-form values, too.
+# Fields with a bound whose values also contain free-form values.
 _STRUCTURED = frozenset({"messages", "items", "tools", "custom_logit_processor"})
 
 
 def check_body(limits: Limits, body: msgspec.Struct) -> None:
-    """Raise `ApiError` for the first field of `body`, or of a struct in it, that is too large."""
+    """Raise `ApiError` for the first field of `body`, or of a struct inside it, that is too
+    large."""
     values = msgspec.structs.astuple(body)
     fields = zip(body.__struct_fields__, body.__struct_encode_fields__, values, strict=True)
     for name, told, value in fields:
@@ -140,7 +141,7 @@ def check_body(limits: Limits, body: msgspec.Struct) -> None:
 
 
 def _check_inside(limits: Limits, name: str, value: Any) -> None:
-    """Structs are checked like the body, free-form values for their depth and number."""
+    """Check structs like the body, and free-form values for their depth and number."""
     if isinstance(value, msgspec.Struct):
         check_body(limits, value)
     elif isinstance(value, dict):
@@ -154,7 +155,7 @@ def _check_inside(limits: Limits, name: str, value: Any) -> None:
 
 
 def _check_free_form(limits: Limits, name: str, value: Any) -> None:
-    """Level by level, so that neither depth nor number can overrun this function."""
+    """Check level by level, so that neither depth nor number can overrun this function."""
     level = [value]
     depth = 0
     count = 0
@@ -178,21 +179,21 @@ def _check_free_form(limits: Limits, name: str, value: Any) -> None:
 
 
 class Total(NamedTuple):
-    """One limit on the sum over the prompts of a request.
+    """One limit on a sum over the prompts of a request.
 
-    A small body can ask for very much, so the limits hold for what the request grows to.
+    A small body can request a large amount of work, so these limits apply to the expanded request.
     """
 
     limit: str  # field of `Limits`
-    param: str  # field of the body that is to blame
+    param: str  # field of the body that the error names
     what: str  # the unit, for the message
-    size: Callable[[ServerContext, Sequence[Prompt]], int]  # of the prompts that ask for it
-    # Fields of `SamplingParams` or `Prompt` of which a prompt sets one to ask for it.
+    size: Callable[[ServerContext, Sequence[Prompt]], int]  # of the prompts that use it
+    # Fields of `SamplingParams` or `Prompt`; a prompt that sets one of them uses the feature.
     asked_by: tuple[str, ...]
 
 
 def _stop_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    """Of all different sets: each is compiled once."""
+    """Characters of all different sets: each set is compiled once."""
     sets: set[tuple[str, ...]] = set()
     for prompt in prompts:
         sets.update((prompt.params.stop, prompt.params.stop_regex, prompt.params.bad_words))
@@ -200,7 +201,7 @@ def _stop_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
 
 
 def _num_entries(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    """Of what each completion carries with it."""
+    """Entries and bytes that every completion carries."""
     total = 0
     for prompt in prompts:
         params = prompt.params
@@ -275,7 +276,7 @@ _NOTHING: tuple[Any, ...] = (None, (), {}, b"")
 
 
 def check_totals(context: ServerContext, prompts: Sequence[Prompt]) -> None:
-    """Raise `ApiError` for the first limit on a request as a whole that `prompts` exceed."""
+    """Raise `ApiError` for the first limit on a whole request that `prompts` exceed."""
     num_completions = 0
     num_tokens = 0
     for prompt in prompts:
@@ -308,8 +309,8 @@ def _exceeded(limits: Limits, limit: str, param: str, size: int, what: str) -> A
 
 
 def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> None:
-    """Raise `ApiError` 503 if the engine would keep more input embeddings, and values of pictures,
-    videos and sounds, than it may."""
+    """Raise `ApiError` 503 if the engine would hold more input embeddings and values of images,
+    videos and sounds than `max_open_embeds_mb`."""
     num_bytes = 0
     for prompt in prompts:
         num_bytes += len(prompt.vectors) * prompt.params.n + media_bytes(prompt)
@@ -327,7 +328,7 @@ def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> No
 
 
 def head_refusal(limits: Limits, scope: Scope) -> ApiError | None:
-    """Why the head of a request is refused, if it is too large."""
+    """The reason to refuse the head of a request that is too large, or None."""
     url_len = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if url_len > limits.max_url_bytes:
         message = f"the URL is longer than {limits.max_url_bytes:,} bytes"
@@ -347,18 +348,18 @@ def head_refusal(limits: Limits, scope: Scope) -> ApiError | None:
 
 # ---- address space
 
-# Beside what is loaded: threads, and what the allocator keeps for each, are to come.
+# A server needs this beyond what is loaded: for threads, and for the allocator's memory per thread.
 LEAST_BYTES = 1_000_000_000
-RESERVE_BYTES = 128_000_000  # for what is open already, and for a request of common size
+RESERVE_BYTES = 128_000_000  # for open requests, and for one request of common size
 BYTES_PER_BODY_BYTE = 16  # text, values, tokens and their offsets of one body
 STATM = Path("/proc/self/statm")
 
 
 def spare_bytes() -> float:
-    """How much more address space this process may take.
+    """Bytes of address space that this process may still take.
 
-    Infinite where that is not limited or cannot be known. Limits from outside of the process, such
-    as a container's, cannot be seen this way.
+    Infinite if the address space is not limited or the limit is unknown. Limits from outside the
+    process, such as a container's, are not visible here.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -371,7 +372,7 @@ def spare_bytes() -> float:
 
 
 def require_room(body_len: int) -> None:
-    """Raise `ApiError` 503 unless there is memory to work on a body of `body_len` bytes."""
+    """Raise `ApiError` 503 unless there is memory to process a body of `body_len` bytes."""
     spare = spare_bytes()
     if spare < RESERVE_BYTES + BYTES_PER_BODY_BYTE * body_len:
         left = f"{spare / 1e6:.0f} MB are left (ulimit -v)"

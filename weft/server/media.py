@@ -1,10 +1,10 @@
-"""Pictures, videos and sounds of requests: found in messages, loaded in threads, put into prompts.
+"""Images, videos and sounds of requests: found in messages, loaded in threads, put into prompts.
 
-    messages ─▶ sources ─▶ fetch (threads) ─▶ open, decode, make ready (threads) ─▶ media
-    template ─▶ text with marks ─▶ text with placeholders ─▶ ids ─▶ media at their places
+    messages ─▶ sources ─▶ fetch (threads) ─▶ open, decode, prepare (threads) ─▶ media
+    template ─▶ text with marks ─▶ text with placeholders ─▶ ids ─▶ media at their positions
 
-Nothing of a file is looked at on the event loop. How it is fetched and decoded is the business of
-`text/media`; what an API calls its fields, that of the API.
+The event loop never reads a file's content. `text/media` fetches and decodes files; each API names
+its own fields.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from weft.text.media.sources import MediaSource, Raw
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 from weft.text.turns import Workers
 
-NUM_FETCHERS = 8  # they wait more than they work
+NUM_FETCHERS = 8  # fetchers mostly wait
 NUM_DECODERS = 2
-LONG_LEN = 1_000_000  # characters of base64 from which on reading it is long work
-SLOW = 1.5  # of the time that a host has: what looking up its name may take beyond that
+LONG_LEN = 1_000_000  # characters of base64 from which reading is long work
+SLOW = 1.5  # times a host's time limit; the excess allows for name resolution
 
 
 class ServedMedia:
-    """Loads what requests name, for the model that is served. For one event loop."""
+    """Loads the media that requests name, for the served model. For one event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ServedMedia:
         timeout_s: float,
         max_open_bytes: int,
     ) -> None:
-        """`timeout_s`: for what comes from elsewhere; `max_open_bytes`: of what encoders read for
+        """`timeout_s`: for media from elsewhere; `max_open_bytes`: limit on the encoder inputs of
         open requests."""
         self._loader = loader
         self._timeout_s = timeout_s
@@ -59,19 +59,19 @@ class ServedMedia:
 
     @property
     def marks(self) -> dict[MediaKind, str]:
-        """What a template writes for one of each kind that the model takes."""
+        """The mark that a template writes for one item, for each kind that the model takes."""
         return dict(self._loader.marks)
 
     def check(self, sources: Sequence[MediaSource]) -> None:
-        """Raise `ApiError` for what the model does not take, for too many, and for addresses that
-        are not allowed."""
+        """Raise `ApiError` for kinds that the model does not take, for too many items, and for
+        addresses that are not allowed."""
         try:
             self._loader.check(sources)
         except MediaRefusal as exc:
             raise _refused(exc) from exc
 
     def adjusted(self, given: Mapping[str, Any] | None) -> ServedMedia:
-        """The same, with the `mm_processor_kwargs` of a request. Raises `ApiError`."""
+        """A copy with the `mm_processor_kwargs` of a request. Raises `ApiError`."""
         if not given:
             return self
         found = copy(self)
@@ -87,11 +87,11 @@ class ServedMedia:
         context_len: int,
         bytes_before: int = 0,
     ) -> list[ReadyMedia]:
-        """All of `sources`, which have been checked. `bytes_before`: what encoders read for other
-        prompts of the request.
+        """Load all of `sources`, which `check` has accepted. `bytes_before`: bytes of the encoder
+        inputs of other prompts of the request.
 
-        Ends with the first that cannot be had, as soon as they have more tokens than the context,
-        and as soon as there is no room for what their encoder reads. Raises `ApiError`,
+        Stops at the first source that fails, as soon as the media have more tokens than the
+        context, and as soon as there is no room for their encoder inputs. Raises `ApiError`,
         `ContextExceeded`, or `Busy`.
         """
         room = _Room(self._loading, self._max_open_bytes, bytes_before)
@@ -104,7 +104,7 @@ class ServedMedia:
             room.leave()
 
     async def _fetch_all(self, sources: Sequence[MediaSource]) -> dict[int, Raw]:
-        """The bytes of those that are elsewhere, by their places in `sources`."""
+        """The bytes of the sources that are elsewhere, by their index in `sources`."""
         places = [place for place, source in enumerate(sources) if source.is_elsewhere]
         if not places:
             return {}
@@ -135,7 +135,8 @@ class ServedMedia:
         context_len: int,
         room: _Room,
     ) -> list[ReadyMedia]:
-        """One after the other: so a request takes the memory of one decoded picture."""
+        """Decode one source after the other, so that a request takes the memory of one decoded
+        image."""
         made: list[ReadyMedia] = []
         left = self._left(fetched.values())
         num_tokens = 0
@@ -163,7 +164,7 @@ class ServedMedia:
         return made
 
     def _left(self, raws: Iterable[Raw]) -> int:
-        """Bytes that the request may still have."""
+        """Bytes that the request may still load."""
         return max(self._loader.limits.max_bytes - sum(raw.num_bytes for raw in raws), 0)
 
     # ---- into a prompt
@@ -174,7 +175,7 @@ class ServedMedia:
         media: Sequence[ReadyMedia],
         param: str,
     ) -> tuple[str, list[ReadyMedia]]:
-        """`placing.in_text`, or `ApiError` that blames `param`."""
+        """`placing.in_text`; raises `ApiError`, which names `param`."""
         try:
             return self._loader.in_text(text, media)
         except MediaError as exc:
@@ -186,7 +187,7 @@ class ServedMedia:
         media: Sequence[ReadyMedia],
         param: str,
     ) -> tuple[MediaItem, ...]:
-        """`placing.in_tokens`, or `ApiError` that blames `param`."""
+        """`placing.in_tokens`; raises `ApiError`, which names `param`."""
         try:
             return self._loader.in_tokens(ids, media)
         except MediaError as exc:
@@ -194,17 +195,18 @@ class ServedMedia:
 
 
 class _Room:
-    """The memory that one request has taken for what encoders read, until the engine has it."""
+    """The memory of one request's encoder inputs, until the engine has them."""
 
     def __init__(self, all: list[_Room], most: int, num_bytes: int) -> None:
-        """`all`: of the requests that are being loaded, this one among them from now on."""
+        """`all`: the rooms of all requests that are being loaded; this one is added."""
         self._all = all
         self._most = most
         self.num_bytes = num_bytes
         all.append(self)
 
     def take(self, num_bytes: int, where: str) -> None:
-        """Raise `ApiError` if that is more than this request, or all together, may have."""
+        """Add bytes. Raises `ApiError` if this request, or all together, then have more than the
+        limit."""
         self.num_bytes += num_bytes
         told = f"{self._most / 1e6:g} MB are allowed"
         if self.num_bytes > self._most:
@@ -226,7 +228,7 @@ class _Room:
 
 
 def value_bytes(media: ReadyMedia) -> int:
-    """Of what the encoder reads."""
+    """Bytes of the encoder inputs."""
     return sum(len(item.values) for item in media.items)
 
 
@@ -236,9 +238,9 @@ def serve_media(
     config: ServerConfig,
     limits: Limits,
 ) -> ServedMedia:
-    """Raises SettingsError for settings that cannot be meant, and UnsupportedModel for a tokenizer
-    that does not know the placeholders."""
-    # What is odd about a file is told to who sent it, not to the log, which it could fill.
+    """The loader of a server's media. Raises SettingsError for invalid settings, and
+    UnsupportedModel for a tokenizer that does not know the placeholders."""
+    # A faulty file is reported to its sender, not to the log, which it could fill.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     options = media_options(config)
     access = MediaAccess(options.hosts, options.folder, timeout_s=config.media_timeout_s)
@@ -271,8 +273,9 @@ def require_media(
     sources: Sequence[MediaSource],
     kwargs: Mapping[str, Any] | None = None,
 ) -> ServedMedia:
-    """What loads `sources`, with the `mm_processor_kwargs` of the request. Raises `ApiError` for
-    those that the model does not take, for too many, and for addresses that are not allowed."""
+    """The loader of `sources`, with the `mm_processor_kwargs` of the request. Raises `ApiError` for
+    kinds that the model does not take, for too many items, and for addresses that are not
+    allowed."""
     if media is None:
         [first, *_] = sources
         message = f"{first.where}: this model takes no {NAMES[first.kind][1]}"
@@ -282,8 +285,8 @@ def require_media(
 
 
 def require_uncut(truncate_prompt_tokens: int | None) -> None:
-    """Raise `ApiError` for a prompt with pictures that is to be cut: one may be cut in the
-    middle."""
+    """Raise `ApiError` if a prompt with media is to be truncated: the cut could be inside an
+    item."""
     if truncate_prompt_tokens is not None:
         raise ApiError(
             400,

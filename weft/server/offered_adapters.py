@@ -1,4 +1,4 @@
-"""Adapters (LoRA) that are loaded when a request first names them: those of --lora-dir."""
+"""Adapters (LoRA) of --lora-dir, which are loaded when a request first names them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from weft.server.errors import ApiError, failed
 
 
 async def load_named(context: ServerContext, body: Any) -> None:
-    """Load the adapters that a body names, by `model` or `lora_path`, if they are offered and not
-    loaded. Raises `ApiError` if one cannot be loaded; a name that stands for nothing is left to
-    whoever looks it up."""
+    """Load the adapters that a body names in `model` or `lora_path`, if they are offered and not
+    loaded.
+
+    Raises `ApiError` if one cannot be loaded. Unknown names are left to the code that looks them
+    up.
+    """
     for param in ("model", "lora_path"):
         value = getattr(body, param, None)
         names = value if isinstance(value, list) else [value]
@@ -26,6 +29,6 @@ async def _load(context: ServerContext, param: str, name: str) -> None:
         await context.loader.load_offered(name)
     except AdapterRefused as exc:
         message = f"the adapter {name[:128]!r} cannot be loaded: {exc}"
-        if exc.status == 409:  # all others are in use, which they will not always be
+        if exc.status == 409:  # all slots are in use now, but not forever
             raise failed(503, message) from exc
         raise ApiError(exc.status, message, param=param) from exc

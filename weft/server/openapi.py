@@ -57,7 +57,7 @@ _STYLE = (
 
 
 def docs_page(operations: Sequence[Operation], version: str) -> str:
-    """The routes as one page that loads nothing else."""
+    """The routes as one HTML page that loads no other files."""
     rows = "\n".join(map(_docs_row, operations))
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>weft {html.escape(version)}</title>
@@ -109,7 +109,7 @@ def _describe(
 
 
 def _parameters(operation: Operation) -> list[JsonObject]:
-    """Of the query and of the path."""
+    """The parameters of the query and of the path."""
     parameters: list[JsonObject] = []
     for name in operation.query:
         schema = _range(QUERIES[name])
@@ -127,9 +127,10 @@ def _parameters(operation: Operation) -> list[JsonObject]:
 
 
 def _hide_envelope(component: JsonObject) -> None:
-    """Leave out what a message has for its way to the engine: its tag and the number of the call.
+    """Remove the fields that a message needs only on its way to the engine: its tag and the number
+    of the call.
 
-    The server puts both in, whatever a body says.
+    The server sets both, whatever a body contains.
     """
     for name in ("type", "call"):
         del component["properties"][name]
@@ -137,9 +138,9 @@ def _hide_envelope(component: JsonObject) -> None:
 
 
 def _bound(component: JsonObject) -> None:
-    """Write the ranges of its numbers into the schema of a body.
+    """Write the ranges of numbers into the schema of a body.
 
-    Answers have none under these names.
+    No answer has fields of these names.
     """
     for name, schema in component.get("properties", {}).items():
         if name in NUMBERS:
@@ -148,7 +149,8 @@ def _bound(component: JsonObject) -> None:
 
 
 def _numbers_in(schema: Any) -> list[JsonObject]:
-    """The schemas of numbers in the schema of a field: its own, of alternatives and of items."""
+    """The schemas of numbers in the schema of a field: its own, and those of alternatives and
+    items."""
     if not isinstance(schema, dict):
         return []
     if schema.get("type") in ("integer", "number"):
@@ -170,7 +172,7 @@ def _values_in(schema: JsonObject) -> list[JsonObject]:
 def _range(number: Number) -> JsonObject:
     kind = "integer" if number.kind is int else "number"
     if number.is_token:
-        return {"type": kind, "minimum": 0}  # the model says how far the vocabulary goes
+        return {"type": kind, "minimum": 0}  # the maximum depends on the model's vocabulary
     low = min((number.low, *number.also))
     lowest = "exclusiveMinimum" if number.is_open else "minimum"
     return {"type": kind, lowest: low, "maximum": number.high}

@@ -1,7 +1,7 @@
-"""A route of the server, as the tables say it: `ROUTES` in the module that answers it.
+"""A route of the server: an entry of the table `ROUTES` in the module that answers it.
 
-What is said here is all that `/openapi.json`, `/docs`, the labels of the metrics, the keys and
-`weft ctl` know of a route.
+`/openapi.json`, `/docs`, the labels of metrics, the checks of keys and `weft ctl` know about a
+route only what its entry says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Operation:
     summary: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
-    query: tuple[str, ...] = ()  # numbers behind the path, which stand in the table of ranges
+    query: tuple[str, ...] = ()  # numbers in the query; the table of ranges has their bounds
     access: Access = "user"
 
     @property
@@ -45,12 +45,12 @@ def get(
     query: tuple[str, ...] = (),
     access: Access = "user",
 ) -> Operation:
-    """A route without a body, that changes nothing."""
+    """A route without a body, which changes nothing."""
     return Operation("GET", path, handler, summary, None, answer, query, access)
 
 
 def delete(path: str, handler: Handler, summary: str, *, access: Access = "user") -> Operation:
-    """A route without a body, that takes away what its path names."""
+    """A route without a body, which deletes what its path names."""
     return Operation("DELETE", path, handler, summary, access=access)
 
 

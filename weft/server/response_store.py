@@ -1,7 +1,7 @@
-"""Responses that can be asked for again: a bounded store in memory. Nothing survives the server.
+"""Stored responses: a bounded store in memory. Nothing survives a restart of the server.
 
-A response belongs to the key that it was made with: for any other there is none of that id. When
-the store is full, the key with the most loses its oldest.
+A response belongs to the key that created it: to any other key its id is unknown. When the store is
+full, the key with the most data loses its oldest response.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from weft.json_types import JsonObject
 
 MAX_STORED = 1_000
 MAX_STORED_BYTES = 64_000_000
-STORED_S = 3_600.0  # then a response is forgotten
+STORED_S = 3_600.0  # seconds until a response is forgotten
 
 
 class Stored(NamedTuple):
-    """`history`: the messages of the conversation up to and with this response, without its
-    instructions. `items`: the input of this response's request alone.
-    """
+    """`history`: the messages of the conversation up to and including this response, without its
+    instructions. `items`: the input of this response's request only."""
 
     response: JsonObject
     history: list[Any]
@@ -37,7 +36,7 @@ class Stored(NamedTuple):
 class ResponseStore:
     """The responses of one server.
 
-    `running` are those that generate without a client that waits.
+    `running`: the tasks of responses that generate without a waiting client, by id.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,9 +54,9 @@ class ResponseStore:
         owner: str = "",
         items: Sequence[JsonObject] = (),
     ) -> None:
-        """Keep a response instead of an older state of it.
+        """Store a response, in place of an older state of it.
 
-        One that is larger than the store is not kept.
+        A response that is larger than the store is not kept.
         """
         self.drop(response["id"])
         size = 0
@@ -77,7 +76,7 @@ class ResponseStore:
             self._drop_oldest_of(max(self._counts, key=self._counts.__getitem__))
 
     def get(self, id: str, owner: str = "") -> Stored | None:
-        """The response of that id, if it is its."""
+        """The response of that id, if it belongs to `owner`."""
         oldest_s = self._clock() - STORED_S
         while self._stored and next(iter(self._stored.values())).at_s < oldest_s:
             self.drop(next(iter(self._stored)))
@@ -87,7 +86,7 @@ class ResponseStore:
         return stored
 
     def drop(self, id: str) -> bool:
-        """Whether it was there."""
+        """Remove a response. Returns whether it was stored."""
         stored = self._stored.pop(id, None)
         if stored is None:
             return False

@@ -1,7 +1,6 @@
-"""uvicorn without its command line: the application on a socket, in the event loop of whoever
-calls.
+"""uvicorn without its command line: serves the application on a socket, in the caller's event loop.
 
-Signals, ports and processes are the launcher's business.
+The launcher handles signals, ports and processes.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from weft.server.http.protocol import ConnectionLimiter, GuardedProtocol
 
 T = TypeVar("T")
 BACKLOG = 2_048
-# For which another thread keeps the interpreter though the loop asks for it; Python's is 5 ms.
+# Seconds for which another thread keeps the interpreter while the loop waits for it; Python's
+# default is 5 ms.
 SWITCH_S = 0.0005
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals alone.
+    """A uvicorn server that does not handle signals.
 
-    `await serve(sockets=[...])`; stop it by `should_exit = True`.
+    Start it with `await serve(sockets=[...])`; stop it with `should_exit = True`.
     """
 
     @contextlib.contextmanager
@@ -45,9 +45,9 @@ def make_server(
 ) -> HttpServer:
     """The server of `app`.
 
-    After `should_exit` was set it ends with the last request, at most `drain_s` later.
+    After `should_exit` is set, it ends with the last request, at most `drain_s` later.
 
-    `refused` is told the name of each limit for which a connection was ended.
+    `refused` is called with the name of each limit that ends a connection.
     """
     limits = limits or Limits()
     limiter = ConnectionLimiter(limits, refused)
@@ -71,9 +71,9 @@ def make_server(
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on uvloop where it is installed.
+    """`asyncio.run`, on uvloop if it is installed.
 
-    Threads beside the loop let go of the interpreter early.
+    Other threads release the interpreter early (`SWITCH_S`).
     """
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -1,10 +1,10 @@
-"""A generation as an HTTP answer: one JSON body, or server-sent events while it grows.
+"""A generation as an HTTP answer: one JSON body, or a stream of server-sent events.
 
-Bare ASGI, because this is the hot path: one `send` for everything that an engine step brought to a
-request. Where the server gives its connection with the request, what is neither the beginning nor
-the end of a stream is written to that from where it comes, and no task is woken for it. What the
-bytes say is the business of a `Reply`; this module knows when to send them, and that a client can
-go away: its disconnect closes the generation at once, whether the answer is a stream or not.
+This is the hot path, therefore bare ASGI: one `send` for all output of an engine step for a
+request. If the scope contains the server's connection, every piece except the first and the last of
+a stream is written to the connection directly where the output arrives, without waking a task. A
+`Reply` writes the bytes; this module decides when to send them. It also watches the client: a
+disconnect closes the generation at once, whether the answer is a stream or not.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from weft.server.errors import ApiError, error_json, error_response, failed, tra
 from weft.text.turns import Workers
 
 MAX_WARNINGS_LEN = 2_000  # bytes of the header
-# Tokens and log probabilities of a full body that is written on the event loop: a few ms.
+# Tokens and log probabilities up to which a full body is written on the event loop: a few ms.
 INLINE_VALUES = 8_192
-LONG_VALUES = 131_072  # of one that leaves a thread to others
+LONG_VALUES = 131_072  # from which writing is long work, which leaves a thread free for others
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies must not collect events
@@ -38,12 +38,12 @@ class Wire(NamedTuple):
     """How an API writes a stream."""
 
     content_type: bytes
-    error: Callable[[ApiError], bytes]  # the event that tells of an error
-    end: bytes  # what stands behind everything
+    error: Callable[[ApiError], bytes]  # writes the event of an error
+    end: bytes  # the last bytes of every stream
 
 
 def sse_error(error: ApiError) -> bytes:
-    """An error as a server-sent event of OpenAI's form."""
+    """An error as a server-sent event in OpenAI's form."""
     return b"data: " + error_json(error) + b"\n\n"
 
 
@@ -52,20 +52,21 @@ OPENAI_EVENTS = Wire(SSE, sse_error, b"data: [DONE]\n\n")
 
 
 class Reply(Protocol):
-    """The bytes of one answer. Written once per API."""
+    """The bytes of one answer. Every API has its own implementation."""
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
-        """The body, from one delta for each completion, in order."""
+        """The body, from one delta per completion, in order."""
 
     def events(self, delta: Delta) -> bytes:
-        """The events for what is new of one completion."""
+        """The events for the new output of one completion."""
 
     def closing(self) -> bytes:
-        """The events after the last completion has ended, before the end of the stream."""
+        """The events after the end of the last completion, before the end of the stream."""
 
 
 class PieceWriter(Protocol):
-    """The way to the client (`server/http/protocol.py`). Pieces follow the head of the answer."""
+    """The connection to the client (`server/http/protocol.py`). Pieces follow the head of the
+    answer."""
 
     def write_piece(self, body: bytes) -> None: ...
 
@@ -84,12 +85,12 @@ class Answer:
         *,
         failure: Failure | None = None,
     ) -> None:
-        """`failure` finds what a full body fails with, if the first error is not enough."""
+        """`failure` finds the error of a full body, if the first error is not the right one."""
         self._generation = generation
         self._reply = reply
         self._wire = wire
         self._failure = failure or _failure
-        self._broken: BaseException | None = None  # what writing a piece has raised
+        self._broken: BaseException | None = None  # the exception of a failed write of a piece
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(_close_when_gone(receive, self._generation))
@@ -135,13 +136,11 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
     async def _written(self, deltas: Sequence[Delta], writers: Workers | None) -> bytes:
-        """The body, made beside the event loop if there is much to write.
-
-        That is with many completions, or many values of each.
-        """
+        """The body, written in a thread if there is much to write: many completions, or many values
+        each."""
         num_values = 0
         for delta in deltas:
-            # With log probabilities, each token has about as many values as the first.
+            # With log probabilities, each token has about as many values as the first one.
             num_of_token = 1
             if delta.logprobs:
                 first = delta.logprobs[0]
@@ -155,11 +154,11 @@ class Answer:
     # ---- a stream
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The status is sent with the first events.
+        """Send the stream. The status is sent with the first events.
 
-        So a request that fails before has its error as the status. Once for each step of the
-        engine, and one `send` for all that it brought; or, behind the first, pieces that are pushed
-        until there is an end, an error, or a client that does not read as fast.
+        So the status of a request that fails before its first events is that of its error. The loop
+        runs once per engine step, with one `send` for all output of the step. After the first step,
+        pieces are pushed until there is an end, an error, or a client that reads too slowly.
         """
         connection: PieceWriter | None = scope.get("weft.connection")
         started = False
@@ -175,7 +174,7 @@ class Answer:
             if failure is None:
                 try:
                     body = b"".join(map(self._reply.events, deltas))
-                except BaseException as exc:  # too late for a status: the stream says it
+                except BaseException as exc:  # too late for a status: the stream has the error
                     if not is_survivable(exc):
                         raise
                     failure = translated(exc)
@@ -213,16 +212,17 @@ class Answer:
         )
 
     def _push(self, connection: PieceWriter) -> bool:
-        """Write what is new.
+        """Write the new output.
 
-        False, if that is the task's business: always, once a completion has ended.
+        False if the task must write it: whenever a completion has ended, or the client does not
+        read.
         """
         generation = self._generation
         if generation.has_ends or not connection.takes_pieces:
             return False
         try:
             body = b""
-            for delta in generation.take():  # nearly always one
+            for delta in generation.take():  # nearly always one delta
                 events = self._reply.events(delta)
                 body = body + events if body else events
             if body:
@@ -245,8 +245,8 @@ class Answer:
         )
 
     def _warnings(self) -> list[tuple[bytes, bytes]]:
-        """Headers with everything that the engine tells; it does so before the first token."""
-        texts: dict[tuple[str, str], None] = {}  # each once, in order
+        """Headers with all warnings of the engine, which sends them before the first token."""
+        texts: dict[tuple[str, str], None] = {}  # each warning once, in order
         for completion in self._generation.completions:
             texts.update(dict.fromkeys(completion.warnings))
         if not texts:
@@ -268,7 +268,7 @@ async def _close_when_gone(receive: Receive, generation: Generation) -> None:
 
 
 def _failure(deltas: Sequence[Delta]) -> ApiError | None:
-    """The first failure among completions that have ended."""
+    """The first failure among the completions that have ended."""
     for delta in deltas:
         if delta.end is not None and delta.end.failed:
             return failed(delta.end.status, delta.end.message, delta.end.retry_after_s)

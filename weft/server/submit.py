@@ -1,7 +1,7 @@
-"""From the fields that generating APIs share to prompts, and from prompts to a running generation.
+"""Turns the fields that generating APIs share into prompts, and prompts into a running generation.
 
-Chat and text completions, `/infill`, `/generate` and the APIs of vectors pass here. What a body
-says of sampling is read in `fields/sampling.py`; what an answer looks like is each API's business.
+Chat and text completions, `/infill`, `/generate` and the pooling APIs use this module.
+`fields/sampling.py` reads the sampling fields of a body; each API writes its own answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_totals, require_embeds_room
 
 Side = Literal["left", "right"]
-KEY_END = "\x1e"  # stands in no name of a key
+KEY_END = "\x1e"  # no name of a key contains it
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -44,27 +44,27 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     """The fields that chat completions, text completions and `/infill` have in common."""
 
     model: str | None = None
-    lora_path: str | None = None  # name of an adapter (SGLang); one that `model` names wins
+    lora_path: str | None = None  # name of an adapter (SGLang); an adapter in `model` wins
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     seed: int | None = None
     sampling_seed: int | None = None
-    # Changes nothing: tokenizers.json has no such spaces.
+    # Has no effect: tokenizers.json has no such spaces.
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     return_token_ids: bool | None = None
-    return_cached_tokens_details: bool | None = None  # where they were (SGLang)
-    # In log probabilities: "token_id:17" for the text of a token.
+    return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
+    # Log probabilities then name a token "token_id:17" instead of its text.
     return_tokens_as_token_ids: bool | None = None
-    return_hidden_states: bool | None = None  # what the last token was sampled from
+    return_hidden_states: bool | None = None  # the state that the last token was sampled from
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None  # beside the likeliest tokens of every position
-    # What the answer must be (`server/fields/grammar.py`):
+    logprob_token_ids: list[int] | None = None  # beside the top logprobs of each position
+    # Constraints of the answer (`server/fields/grammar.py`):
     response_format: JsonObject | None = None
     guided_json: Any = None
     guided_json_object: bool | None = None
@@ -80,10 +80,10 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     rid: str | None = None
     request_id: str | None = None
     session_params: SessionFields | None = None  # of SGLang's /generate
-    session_id: str | None = None  # changes nothing: routers keep equal ones together
-    routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
+    session_id: str | None = None  # has no effect here; routers use it for affinity
+    routed_dp_rank: int | None = None  # the engine of the request (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same
-    # Another server computes the prompt, or continues it (`server/fields/handoff.py`):
+    # Another server computes or continues the prompt (`server/fields/handoff.py`):
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
@@ -99,9 +99,9 @@ def sampling_of(
     prompt_logprobs: int | None = None,
     fewest_tokens: int = 1,
 ) -> SamplingParams:
-    """The fields of a request as sampling parameters; all else is as in `defaults`.
+    """The fields of a request as sampling parameters; other parameters are as in `defaults`.
 
-    Raises `ApiError` for a value of a wrong form and `InvalidParam` for fewer new tokens than
+    Raises `ApiError` for a value of the wrong form and `InvalidParam` for fewer new tokens than
     `fewest_tokens`. Other ranges are checked when the request is submitted.
     """
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
@@ -125,8 +125,9 @@ def sampling_of(
 
 
 def require_model(context: ServerContext, model: str | None) -> None:
-    """Raise `ApiError` 404 unless `model` is the served one, an adapter, not given, or any name
-    will do; 503 for a name that may yet become that of an adapter, at the start."""
+    """Raise `ApiError` 404 unless `model` is absent or names the served model or an adapter, or the
+    server accepts any name. During startup, raise 503 for an unknown name, which may become that of
+    an adapter."""
     own_name = context.info.model_name
     if model in (own_name, None, "", DEFAULT_MODEL):
         return
@@ -140,9 +141,11 @@ def require_model(context: ServerContext, model: str | None) -> None:
 
 
 def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
-    """The adapter that a `model` names: by its own name, or behind that of the served model and a
-    colon. Raises `ApiError` 404 for an adapter behind a colon that is not loaded, and 503 for one
-    that had to go again since it was named."""
+    """The adapter that a `model` names, as "adapter" or "served model:adapter".
+
+    Raises `ApiError` 404 for "served model:adapter" if the adapter is not loaded, and 503 for an
+    adapter that was evicted again since it was loaded for this request.
+    """
     adapters = context.adapters
     found = adapters.by_name.get(model)
     if found is not None:
@@ -169,8 +172,8 @@ def _not_loaded(context: ServerContext, name: str, param: str) -> ApiError:
 
 
 def adapter_of(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
-    """The uid of the adapter that a request names; nothing for the model as it is. Raises
-    `ApiError` 404 for one that is not loaded."""
+    """The uid of the adapter that a request names; "" for the base model. Raises `ApiError` 404 for
+    an adapter that is not loaded."""
     named = adapter_named(context, model) if model else None
     if named is not None:
         return named.uid
@@ -183,7 +186,7 @@ def adapter_of(context: ServerContext, model: str | None, lora_path: str | None 
 
 
 def answering_name(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
-    """What an answer calls its model: the adapter that a request names, or the served model."""
+    """The model name of an answer: the adapter that a request names, or the served model."""
     adapters = context.adapters
     own_name = context.info.model_name
     asked = (model or "").removeprefix(f"{own_name}:")
@@ -197,9 +200,9 @@ def answering_name(context: ServerContext, model: str | None, lora_path: str | N
 
 
 class Truncation(NamedTuple):
-    """How a prompt is cut that is too long, instead of being refused."""
+    """How to cut a prompt that is too long, instead of refusing it."""
 
-    most: int  # tokens to keep; -1: as many as leave room for the answer
+    most: int  # tokens to keep; -1: what the context leaves beside the answer
     side: Side  # where tokens are dropped
 
     def cut(
@@ -220,9 +223,9 @@ def truncation(
     most: int | None,
     side: Side | None,
 ) -> Truncation | None:
-    """How prompts are to be cut, as `truncate_prompt_tokens` and `truncation_side` say.
+    """How to cut prompts, from `truncate_prompt_tokens` and `truncation_side`.
 
-    None if they are not cut. A server with `--auto-truncate` cuts every prompt that is too long.
+    None: they are not cut. A server with `--auto-truncate` cuts every prompt that is too long.
     """
     if most is None and not context.config.auto_truncate:
         return None
@@ -236,7 +239,7 @@ async def encode_texts(
     add_special_tokens: bool,
     truncates: bool = False,
 ) -> list[list[int]]:
-    """Ids of each text, off the event loop if there is much to do.
+    """Ids of each text. Long texts are tokenized off the event loop.
 
     Raises `ContextExceeded` for a text that is too long, unless it will be truncated.
     """
@@ -255,7 +258,7 @@ async def encode_mixed(
     add_special_tokens: bool,
     truncates: bool = False,
 ) -> list[list[int]]:
-    """Ids of prompts some of which are ids already."""
+    """Ids of prompts, some of which are already ids."""
     kinds = set(map(type, prompts))
     if str not in kinds:
         return cast(list[list[int]], list(prompts))
@@ -278,10 +281,10 @@ async def encode_mixed(
 
 
 class Sharing(NamedTuple):
-    """With whom a request shares the engine and the prefix cache."""
+    """The parties that share the engine and the prefix cache with a request."""
 
-    tenant: str  # the policy `fair` serves the request as one of this tenant's
-    cache_salt: str  # of the part of the prefix cache
+    tenant: str  # the policy `fair` counts the request for this tenant
+    cache_salt: str  # names the part of the prefix cache
 
 
 def sharing_of(
@@ -292,12 +295,12 @@ def sharing_of(
     salt: str | None = None,
     extra_key: str | None = None,
 ) -> Sharing:
-    """A request belongs to the key that it came with, which goes by its name.
+    """The tenant of a request is the name of its key, and its salt comes from its body.
 
-    A client gains nothing by names of its own, unless the operator lets the `user` of a request
-    count (`--tenant-by user`). SGLang's `extra_key` does the same as `cache_salt`; a request with
-    both shares the cache with those that have both. If the server isolates keys, a request shares
-    it within its key only.
+    A client cannot gain a larger share by inventing names, unless the operator makes the `user` of
+    a request count (`--tenant-by user`). SGLang's `extra_key` does the same as `cache_salt`; a
+    request with both shares the cache with requests that have the same two. If the server isolates
+    keys, a request shares the cache only with requests of its key.
     """
     owner = owner_of(request)
     tenant = owner
@@ -316,7 +319,8 @@ def request_name(
     rid: str | None,
     request_id: str | None = None,
 ) -> str:
-    """The name of a request: as its body says, else its header, else `RequestMiddleware`."""
+    """The name of a request: from its body, else from `RequestMiddleware` (its header, or a new
+    name)."""
     name = rid or request_id
     if name is None:
         return str(request.scope["weft.rid"])
@@ -327,7 +331,7 @@ def request_name(
 
 
 class RequestDeadlines(NamedTuple):
-    """Milliseconds since the arrival of a request; 0: any time."""
+    """Milliseconds since the arrival of a request; 0: no deadline."""
 
     timeout_ms: int  # to its end
     ttft_ms: int  # to its first token
@@ -343,8 +347,8 @@ def deadlines_of(
     ttft: int | None,
     tenant: str,
 ) -> RequestDeadlines:
-    """As the request's body says, else its headers X-Request-Timeout-Ms and X-Request-Ttft-Ms;
-    the second, else, as `--tenant-ttft-ms` does."""
+    """The deadlines of the request's body, else of its headers X-Request-Timeout-Ms and
+    X-Request-Ttft-Ms. The first token's deadline falls back to `--tenant-ttft-ms`."""
     headers = request.headers
     if timeout is None and "x-request-timeout-ms" in headers:
         timeout = header_number(
@@ -373,7 +377,7 @@ def prompts(
 ) -> list[Prompt]:
     """One `Prompt` for each list of ids, all with the same parameters.
 
-    With a budget of reasoning they differ in where the reasoning begins.
+    With a budget of reasoning, the prompts differ in where reasoning begins.
     """
     user = (body.user or "")[: context.limits.max_user_len]
     sharing = sharing_of(
@@ -429,7 +433,7 @@ def prompts(
 
 
 def require_accepting(context: ServerContext) -> None:
-    """Raise `ApiError` 503 if new work is refused."""
+    """Raise `ApiError` 503 if the server accepts no new work."""
     if not context.readiness.accepting:
         what = "shutting down" if context.readiness.draining else "not ready yet"
         raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
@@ -441,7 +445,7 @@ def submit(
     *,
     stream: bool,
 ) -> Generation:
-    """Start generating, if new work is accepted and the request is within the limits.
+    """Start generating, if the server accepts new work and the request is within the limits.
 
     Raises `ApiError`, `InvalidParam` or `ContextExceeded`.
     """

@@ -1,6 +1,5 @@
-"""`/tokenize` and `/detokenize`, in the forms of vLLM and SGLang together, and llama.cpp's
-`/apply-template`.
-"""
+"""`/tokenize` and `/detokenize`, with the fields of both vLLM and SGLang, and llama.cpp's
+`/apply-template`."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from weft.server.operation import get, post
 from weft.server.submit import encode_texts, require_model
 from weft.text.tokenizer import Tokenizer
 
-INLINE_TOKENS = 4_096  # whose names are made on the event loop
+INLINE_TOKENS = 4_096  # up to which names are made on the event loop
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -37,12 +36,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     return_token_strs: bool | None = None
 
 
 class TemplateRequest(msgspec.Struct, kw_only=True):
-    """The fields that make the prompt of a chat."""
+    """The fields that determine the prompt of a chat."""
 
     model: str | None = None
     messages: list[ChatMessage]
@@ -75,7 +74,7 @@ async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
-    """The prompt that a chat has, as text."""
+    """The prompt of a chat, as text."""
     body = await read_json(context, request, TemplateRequest)
     require_model(context, body.model)
     found = await chat_text(context, _as_chat(body, body.messages))
@@ -101,7 +100,7 @@ async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def tokenizer_info(context: ServerContext, request: Request) -> ASGIApp:
-    """Facts by which a client can tokenize and render as this server does."""
+    """Facts that let a client tokenize and render as this server does."""
     templates = context.tokenizer.chat_templates
     return json_response(
         {

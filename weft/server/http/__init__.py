@@ -1,1 +1,1 @@
-"""The middleware that every HTTP request passes, and the protocol below it."""
+"""The middleware of every HTTP request, and the protocol below it."""

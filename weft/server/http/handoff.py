@@ -1,7 +1,7 @@
-"""Puts `kv_transfer_params` into the answers of a server that computes prompts for others: where
-the KV of the prompt is, as vLLM's clients expect it.
+"""Adds `kv_transfer_params` to the answers of a server that computes prompts for other servers: the
+location of the prompt's KV, as vLLM's clients expect it.
 
-Around the application of such a server alone, and only for requests that have asked for it.
+Only such a server has this wrapper, and it acts only on requests that ask for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weft.server.fields.handoff import SCOPE
 
 
 class WithTransferParams:
-    """An answer that is a JSON object gets one more member. Streams stay as they are."""
+    """Adds one member to an answer that is a JSON object. Streams stay unchanged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

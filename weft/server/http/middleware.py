@@ -1,10 +1,10 @@
-"""The outermost layer: every request passes it on its way in and out, routed or not.
+"""The outermost layer: every request passes it on its way in and out, whatever its route.
 
     client ─▶ CORS ─▶ RequestMiddleware ─▶ router ─▶ Endpoint ─▶ handler
 
-Here it gets its name, its head and key are checked, it is counted, and an administrative call
-leaves its audit line. Bare ASGI, and one wrapper around `send` for all of it. Bodies and routes are
-not known here.
+It gives the request its name, checks its head and its key, counts it, and writes the audit line of
+an administrative call. Bare ASGI, with one wrapper around `send` for all of this. It does not know
+bodies or routes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left 
 
 
 class EdgeMetrics(Protocol):
-    """What is counted here."""
+    """The metrics that the middleware updates."""
 
     http: HttpMetrics
 
     def refused(self, limit: str) -> None:
-        """Something exceeded this limit, a field of `config.limits.Limits`."""
+        """Count a refusal because of this limit, a field of `config.limits.Limits`."""
 
 
 class RequestMiddleware:
@@ -75,7 +75,7 @@ class RequestMiddleware:
             headers.get("traceparent", ""),
             caller.tenant,
         )
-        current.set(request)  # for this request alone: each has a task of its own
+        current.set(request)  # only for this request: each has its own task
         scope["weft.rid"] = request.rid
         scope["weft.key"] = caller.key_name
         scope["app"] = self._app  # so that a router raises for unknown paths and methods
@@ -111,7 +111,7 @@ class RequestMiddleware:
                 out.on_status(status)
 
     def _name(self, headers: Headers) -> str:
-        """The client's name for the request, if it is harmless; else a new one."""
+        """The client's name for the request, if it is safe; else a new name."""
         name = headers.get("x-request-id", "")
         if name and len(name) <= self._limits.max_rid_len and is_safe_name(name):
             return name
@@ -142,14 +142,14 @@ class RequestMiddleware:
     def _refusal(
         self, scope: Scope, headers: Headers, caller: Caller, access: Access
     ) -> ApiError | None:
-        """Why a request goes no further: its head, its key, or too many others."""
+        """The reason to refuse a request: its head, its key, or too many connections; or None."""
         refusal = head_refusal(self._limits, scope)
         if refusal is None:
             refusal = self._keys.refusal(scope, headers, access, caller)
         if refusal is not None:
             return refusal
         if access not in ("user", "admin"):
-            return None  # health is told whatever happens
+            return None  # health checks are answered under any load
         connection: RequestConnection | None = scope.get("weft.connection")
         if connection is None or connection.admit():
             return None
@@ -162,7 +162,8 @@ class RequestMiddleware:
         return ApiError(503, message, headers=headers, limit="max_connections")
 
     async def _drain(self, receive: Receive, out: _Outgoing) -> None:
-        """Read on for a moment and drop what comes; then end the answer and the connection."""
+        """Read and drop the rest of the body for a moment; then end the answer and the
+        connection."""
         left = int(self._limits.linger_mb * 1_000_000)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.linger_s):
@@ -175,9 +176,10 @@ class RequestMiddleware:
 
 
 def _audit(scope: Scope, headers: Headers, method: str, status: int) -> None:
-    """One line for each administrative call, let through or not: what, by whom, how it ended.
+    """Write one line for each administrative call, allowed or refused: the call, the key and
+    client, and the status.
 
-    It is written before the client hears of the end.
+    It is written before the client receives the status.
     """
     client = scope.get("client")
     write = audit.info if status < 400 else audit.warning
@@ -192,25 +194,26 @@ def _audit(scope: Scope, headers: Headers, method: str, status: int) -> None:
 
 
 class RequestConnection(Protocol):
-    """The connection that a request comes in by (`server/http/protocol.py`)."""
+    """The connection of a request (`server/http/protocol.py`)."""
 
     def admit(self) -> bool:
-        """Whether the request may do what it asks for; False if too many others work."""
+        """Whether the request may be processed; False if too many connections work."""
 
     def done(self) -> None:
-        """Nothing is done any more for the request."""
+        """The server has finished its work for the request."""
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the request has not come to its end."""
+        """Whether the end of the request has not arrived yet."""
 
 
 class _Outgoing:
-    """`send`, with the request's name added to the headers and the status kept.
+    """`send` that adds the request's name to the headers and records the status.
 
-    The end of an answer that comes before the end of the body is kept until the client has had time
-    to read it: it is still sending, and a closed connection would throw the answer away. Then the
-    connection is closed, so no client keeps one by a body without end.
+    If an answer ends before the body of its request, the end of the answer is delayed until the
+    client has had time to read it: the client is still sending, and closing the connection would
+    destroy the answer. Then the connection is closed, so a client cannot hold one with an endless
+    body.
     """
 
     def __init__(self, scope: Scope, send: Send, request: RequestContext) -> None:
@@ -227,7 +230,7 @@ class _Outgoing:
             headers = [
                 *message.get("headers", ()),
                 (b"x-request-id", self._request.rid.encode("ascii")),
-                # What a model wrote is never taken for a page.
+                # Browsers must never interpret a model's output as a page.
                 (b"x-content-type-options", b"nosniff"),
             ]
             if self._connection is not None and self._connection.is_receiving:
@@ -252,7 +255,7 @@ class _Outgoing:
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
-    """No WebSockets here, and nothing to do at start and end."""
+    """Close WebSockets; ignore startup and shutdown of the application."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1000})

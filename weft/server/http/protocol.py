@@ -1,11 +1,11 @@
-"""uvicorn's HTTP protocol with the guards it lacks: on the size of an unfinished head, on the time
-for it, on what a chunked body brings besides its bytes, on stalls, on the number of connections.
+"""uvicorn's HTTP protocol with the limits that it lacks: on the size of an unfinished head and the
+time for it, on the framing of a chunked body, on stalls, and on the number of connections.
 
-Without them a client holds memory or connections for as long as it likes (endless headers or
-trailers, slowloris, a reader that has stopped, a thousand sockets that say nothing).
+Without them a client can hold memory or connections for any time (endless headers or trailers,
+slowloris, a stopped reader, a thousand silent sockets).
 
-Trailers are dropped: a field behind the body is no header (RFC 9110, section 6.5.1), so it can
-carry no key.
+Trailers are dropped: a field after the body is no header (RFC 9110, section 6.5.1), so it cannot
+contain a key.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from weft.config.limits import Limits
 
-IDLE_S = 1.0  # a connection that has waited for so long may be closed to make room
-FRAMING_PER_BYTE = 8  # of a chunked body are always allowed: chunks of one byte take 5
-PROBE_PAUSES_S = (0.05, 0.2, 1.0)  # between looks whether a client that sends no more still reads
-INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # an answer that every client overlooks
+IDLE_S = 1.0  # a connection that has waited this long may be closed to make room
+FRAMING_PER_BYTE = 8  # bytes allowed per body byte: chunks of one byte take 5
+PROBE_PAUSES_S = (0.05, 0.2, 1.0)  # between probes of a client that has stopped sending
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # an answer that every client ignores
 
 _HEAD = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
 _TOO_LARGE = _HEAD % b"431 Request Header Fields Too Large" + (
@@ -46,28 +46,28 @@ _OVERLOADED = _HEAD % b"503 Service Unavailable\r\nretry-after: 1" + (
 
 
 class ConnectionLimiter:
-    """The state that the connections of one server share.
+    """The shared state of one server's connections.
 
     `refused` is called with the name of each limit that ends a connection.
 
-    A connection works while a request of it that was admitted is answered; else it waits: for a
-    head, for the end of a body that is not needed, for the client to read a refusal. Only those
-    that work count against `max_connections`, and the one that has waited longest is closed first,
-    so clients without a key cannot keep out clients that have one.
+    A connection *works* while the server answers one of its admitted requests; otherwise it
+    *waits*: for a head, for the end of a body that is not needed, or for the client to read a
+    refusal. Only working connections count against `max_connections`, and the connection that has
+    waited longest is closed first. So clients without a key cannot keep out clients that have one.
     """
 
     def __init__(self, limits: Limits, refused: Callable[[str], None]) -> None:
         self.limits = limits
         self.refused = refused
-        self._waiting: dict[GuardedProtocol, float] = {}  # since when, the longest first
+        self._waiting: dict[GuardedProtocol, float] = {}  # start of the wait, the longest first
 
     @property
     def last_place(self) -> int:
-        """Connections up to which those that wait have `IDLE_S` before they go."""
+        """Number of connections up to which waiting ones are kept for `IDLE_S`."""
         return self.limits.max_connections + self.limits.max_connections // 4 + 64
 
     def waits(self, connection: GuardedProtocol, now: float) -> None:
-        """It has been waiting since `now`, if it has not before."""
+        """The connection waits since `now`, unless it was already waiting."""
         self._waiting.setdefault(connection, now)
 
     def works(self, connection: GuardedProtocol) -> None:
@@ -77,7 +77,7 @@ class ConnectionLimiter:
         self._waiting.pop(connection, None)
 
     def is_overloaded(self, connections: set[Any]) -> bool:
-        """Whether as many work as may."""
+        """Whether the number of working connections has reached the limit."""
         return len(connections) - len(self._waiting) >= self.limits.max_connections
 
     def has_room(
@@ -86,9 +86,9 @@ class ConnectionLimiter:
         newcomer: GuardedProtocol,
         now: float,
     ) -> bool:
-        """Whether `newcomer`, which is among `connections`, may stay.
+        """Whether `newcomer`, one of `connections`, may stay.
 
-        Others are closed for that if need be.
+        Closes other connections if necessary.
         """
         while len(connections) > self.limits.max_connections and self._waiting:
             oldest, since = next(iter(self._waiting.items()))
@@ -98,7 +98,7 @@ class ConnectionLimiter:
                 break
             self.refused("max_connections")
             self.left(oldest)
-            connections.discard(oldest)  # it no longer counts
+            connections.discard(oldest)  # no longer counted
             oldest.transport.abort()
         return len(connections) <= self.last_place
 
@@ -108,12 +108,13 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limiter = limiter
         self._limits = limiter.limits
-        self._head_len = 0  # bytes of the head that is being read; -1 while there is none
-        # Bytes since the head that are no body: sizes of chunks, their extensions, trailers.
+        self._head_len = 0  # bytes of the current head; -1: no head is being read
+        # Bytes since the head that do not belong to the body: chunk sizes, extensions, trailers.
         self._framing_len = 0
         self._body_len = 0
-        self._has_ended_head = False  # in the data that is being read
-        # The request that is, or was last; `cycle` is the last read.
+        self._has_ended_head = False  # in the current data
+        # The request that is being answered, or was answered last; `cycle` is the request read
+        # last.
         self._answered: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -135,20 +136,19 @@ class GuardedProtocol(HttpToolsProtocol):
         answered = self._answered
         if (
             answered is not None and not answered.response_complete
-        ):  # others may have been read behind it
+        ):  # later requests may have been read
             answered.disconnected = True
             answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As the class above does it, but bytes that begin no request do not prolong the time for
-        one.
-        """
+        """Like the base class, but bytes that start no request do not extend the time limit for a
+        head."""
         self._has_ended_head = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # nothing is upgraded: the request is answered like any other
+            pass  # upgrades are ignored: an ordinary answer
         except httptools.HttpParserError:
             self._close_with(_BAD_REQUEST)
             return
@@ -169,9 +169,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._cut_off("max_framing_bytes", _TOO_MUCH_FRAMING)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more.
+        """The client has stopped sending.
 
-        If it still reads, it gets its answer; whether it does, only writing can tell.
+        If it still reads, it gets its answer; only a write can show whether it reads.
         """
         answered = self._answered
         if (
@@ -220,7 +220,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Where the class above finds that a request is none."""
+        """Called by the base class for an invalid request."""
         self._close_with(_BAD_REQUEST)
 
     def pause_writing(self) -> None:
@@ -235,35 +235,32 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- for the application
 
     def admit(self) -> bool:
-        """The request that is answered now may do what it asks for: the connection works until that
-        is done. False, if as many work as may.
-        """
+        """Admit the current request: the connection works until `done`. False if the number of
+        working connections has reached the limit."""
         if self._limiter.is_overloaded(self.connections):
             return False
         self._limiter.works(self)
         return True
 
     def done(self) -> None:
-        """Nothing is done any more for the request that is answered now."""
+        """The server has finished its work for the current request."""
         self._limiter.waits(self, self.loop.time())
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the request that is answered now has not come to its end."""
+        """Whether the end of the current request has not arrived yet."""
         return self._answered is not None and self._answered.more_body
 
     def end_with_connection(self) -> None:
-        """The answer that begins now has no declared length and no chunks: it ends where the
-        connection does.
-        """
+        """The answer that begins now has neither a declared length nor chunks: it ends with the
+        connection."""
         assert self._answered is not None
         self._answered.chunked_encoding = False
 
     def write_piece(self, body: bytes) -> None:
-        """A piece of the body of the answer that is being sent, at once: what `send` does with it,
-        without a coroutine. For answers without a declared length, whose head has been sent, while
-        `takes_pieces`.
-        """
+        """Write a piece of the current answer's body at once: like `send`, without a coroutine.
+        Only for answers without a declared length, after their head was sent, while
+        `takes_pieces`."""
         assert self._answered is not None
         if self._answered.chunked_encoding:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
@@ -272,7 +269,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def takes_pieces(self) -> bool:
-        """Whether the client is there and reads."""
+        """Whether the client is connected and reads."""
         return not (self.flow.write_paused or self.transport.is_closing())
 
     # ---- inside
@@ -282,7 +279,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        if self._head_len > 0:  # else the connection was only idle
+        if self._head_len > 0:  # else the connection was idle
             self._limiter.refused("head_timeout_s")
         self.transport.close()
 
@@ -292,18 +289,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _can_probe(self) -> bool:
-        """Whether there is something to write that the client overlooks: not in HTTP/1.0, nor in a
-        body of known length.
-        """
+        """Whether the server can write bytes that the client ignores: not in HTTP/1.0, nor in a
+        body of known length."""
         assert self._answered is not None
         if self._answered.scope["http_version"] != "1.1":
             return False
         return not self._answered.response_started or bool(self._answered.chunked_encoding)
 
     def _probe(self, number: int) -> None:
-        """A client that is gone altogether refuses what comes; the next write then fails, which
-        ends the connection.
-        """
+        """Write bytes that the client ignores. If the client is gone, its system rejects them, and
+        the next write fails, which ends the connection."""
         assert self._answered is not None
         if self.transport.is_closing() or self._answered.response_complete or not self._can_probe:
             return
@@ -321,7 +316,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._close_with(answer)
 
     def _close_with(self, answer: bytes) -> None:
-        """Close the connection; with `answer`, if no other is being sent."""
+        """Close the connection; first send `answer`, if no other answer has started."""
         answered = self._answered
         if answered is None or answered.response_complete or not answered.response_started:
             self.transport.write(answer)
@@ -334,9 +329,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class _CloseDelimited:
-    """The application for clients of HTTP/1.0, which know no chunks: an answer without a declared
-    length ends with the connection.
-    """
+    """The application for HTTP/1.0 clients, which do not support chunks: an answer without a
+    declared length ends with the connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -362,9 +356,8 @@ class _CloseDelimited:
 
 
 def _send_at_once(transport: asyncio.Transport) -> None:
-    """TCP_NODELAY. asyncio sets it too, but not on sockets made without naming the protocol: then
-    every answer waits 40 ms for the acknowledgement of its own headers.
-    """
+    """Set TCP_NODELAY. asyncio does so only on sockets that were created with an explicit protocol;
+    on others, every answer waits 40 ms for the acknowledgement of its own headers."""
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

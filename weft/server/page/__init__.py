@@ -1,1 +1,1 @@
-"""The live page: its files, and the stream of pictures that it shows."""
+"""The live page: its files, and the stream of pictures of the engine that it shows."""

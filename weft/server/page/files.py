@@ -1,7 +1,7 @@
-"""The files of the page, as they lie in the package: read once, and told apart by their digests.
+"""The files of the live page, read once from the package, with digests as their ETags.
 
-They hold nothing of this server. Under their policy a browser runs no code, and asks for nothing,
-that is not from here.
+They contain no data of this server. Their policy allows a browser to run code and send requests
+only from and to this server.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class PageFile(NamedTuple):
     headers: Mapping[str, str]
 
     def is_known(self, tags: str) -> bool:
-        """Whether one of the `tags` of If-None-Match is this file's."""
+        """Whether one of the `tags` of If-None-Match is the tag of this file."""
         known = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
         return self.headers["etag"] in known or "*" in known
 
 
 def read_files() -> dict[str, PageFile]:
-    """The files by their names."""
+    """The files by name."""
     found = {}
     for path in sorted(FOLDER.iterdir()):
         kind = TYPES.get(path.suffix)
@@ -46,7 +46,7 @@ def read_files() -> dict[str, PageFile]:
         headers = {
             "content-type": kind,
             "etag": f'"{hashlib.sha256(body).hexdigest()[:20]}"',
-            "cache-control": "no-cache",  # kept, and asked for again
+            "cache-control": "no-cache",  # cached, and revalidated at each use
             "content-security-policy": POLICY,
             "cross-origin-opener-policy": "same-origin",
             "referrer-policy": "no-referrer",

@@ -1,5 +1,5 @@
-"""Routes of the live page: its files, which everybody may have, and the stream of pictures, which
-is for the administrator."""
+"""Routes of the live page: its files, which are public, and the stream of pictures, which is for
+administrators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GREETING = (
 
 
 async def front(context: ServerContext, request: Request) -> ASGIApp:
-    """The live page for browsers; for others a word about what there is."""
+    """The live page for browsers; a short text for other clients."""
     wants_page = "text/html" in request.headers.get(
         "accept",
         "",
@@ -75,8 +75,8 @@ def _file(found: PageFile, request: Request) -> Response:
 
 
 async def events(context: ServerContext, request: Request) -> ASGIApp:
-    """What the engine does, as server-sent events: `hello` first, and again when the
-    engine is ready, then `picture`, at most five a second, and `away` while there is no engine."""
+    """The activity of the engine as server-sent events: `hello` first, and again when the engine is
+    ready; then `picture`, at most five per second, and `away` while there is no engine."""
     feed = context.feed
     if feed.is_full:
         raise ApiError(
@@ -88,7 +88,7 @@ async def events(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _facts(context: ServerContext) -> JsonObject:
-    """What the page says of the server."""
+    """Facts about the server for the page."""
     info = context.info
     ready = context.client.state.ready
     kinds: list[str] = []
@@ -111,7 +111,7 @@ def _facts(context: ServerContext) -> JsonObject:
 
 
 class _Stream:
-    """The answer: events until the client leaves, or the server stops."""
+    """The answer: events until the client leaves or the server stops."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -133,7 +133,7 @@ class _Stream:
         yield event("hello", _facts(self._context))
         async for told in viewer:
             if state.ready is not greeted:
-                # More is known of an engine when it is ready.
+                # More facts are known once the engine is ready.
                 greeted = state.ready
                 yield event("hello", _facts(self._context))
             yield told
