@@ -1,1 +1,1 @@
-"""Administration: what changes or asks the running engine."""
+"""Administration: routes that change or query the running engine."""

@@ -1,4 +1,4 @@
-"""Routes about the cache: what is in memory and on disk, and what is to become of the files."""
+"""Routes about the cache: its content in memory and on disk, and clearing and saving its files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ DEFAULT_TIMEOUT_S = 10.0
 
 
 async def get_cache(context: ServerContext, request: Request) -> ASGIApp:
-    """Bytes, blocks, and prompt tokens found in memory and on disk."""
+    """Bytes and blocks in memory and on disk, and prompt tokens found in each."""
     return json_response(plain(await context.client.call(GetCache())))
 
 
 async def clear_cache(context: ServerContext, request: Request) -> ASGIApp:
-    """Remove all files of `--cache-dir`; 400 without one."""
+    """Remove all files of `--cache-dir`; 400 if the server has none."""
     return _done("clear_cache", await context.client.call(ClearCache()))
 
 
 async def save_cache(context: ServerContext, request: Request) -> ASGIApp:
-    """Write what the prefix cache has, for up to `?timeout` seconds; 400 without `--cache-dir`."""
+    """Write the content of the prefix cache to disk, for up to `?timeout` seconds; 400 without
+    `--cache-dir`."""
     timeout_s = query_number(request, "timeout", DEFAULT_TIMEOUT_S)
     reply = await context.client.call(SaveCache(timeout_s), timeout_s + CALL_TIMEOUT_S)
     return _done("save_cache", reply)

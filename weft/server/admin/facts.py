@@ -1,6 +1,6 @@
-"""What is served: the model, the settings of server and engine, and the metrics.
+"""Facts: the model, the settings of server and engine, and the metrics.
 
-Nothing here changes anything. Keys and paths of this machine are left out of every answer.
+This module changes nothing. No answer contains keys or paths of this machine.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ HIDDEN_OF_SERVER = (
 
 
 async def models(context: ServerContext, request: Request) -> ASGIApp:
-    """The models that can be asked now: none, while the engine loads, and while the server
-    drains."""
+    """The models that accept requests now: none while the engine loads or the server drains."""
     _ = context.client.engine
     require_accepting(context)
     found = [_model(context), *map(partial(_adapter, context), context.adapters.by_name.values())]
@@ -62,7 +61,7 @@ async def models(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def model(context: ServerContext, request: Request) -> ASGIApp:
-    """The served model, under its name."""
+    """The served model or an adapter, by name."""
     _ = context.client.engine
     name = request.path_params["id"]
     require_model(context, name)
@@ -73,7 +72,7 @@ async def model(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _adapter(context: ServerContext, adapter: NamedAdapter) -> ModelCard:
-    """`root` is the folder as it was asked for; of one with its whole path, the last part."""
+    """`root`: the adapter's folder as requested; of an absolute path, only its last part."""
     path = Path(adapter.path)
     return msgspec.structs.replace(
         _card(context, adapter.name, adapter.loaded_at),
@@ -108,7 +107,7 @@ def _task(engine: EngineReady | None) -> str:
 
 
 async def model_info(context: ServerContext, request: Request) -> ASGIApp:
-    """Facts about the model. Its path is the name that clients use."""
+    """Facts about the model. Its path is the model name of the API."""
     engine = context.client.engine
     info = context.info
     kinds = () if context.media is None else context.media.marks
@@ -167,7 +166,7 @@ def _without(settings: JsonObject, hidden: tuple[str, ...]) -> JsonObject:
 
 
 async def metrics(context: ServerContext, request: Request) -> ASGIApp:
-    """The metrics for Prometheus. Only the newer format has a place for exemplars."""
+    """The metrics for Prometheus. Only the OpenMetrics format supports exemplars."""
     await refresh(context)
     found = context.client.metrics
     if "application/openmetrics-text" in request.headers.get("accept", ""):

@@ -1,8 +1,9 @@
-"""How busy the engine is: for routers, dashboards and `weft ctl loads`.
+"""The load of the engines, for routers, dashboards and `weft ctl loads`.
 
-The engine answers between two steps, whatever waits in its queue. If a step takes long, the answer
-has its last numbers, with their age: it sends them every second while it works, and when it has
-come to rest. The answers have a list of engines, as SGLang's do, whose `dp_rank` is their place.
+An engine answers between two steps, whatever waits in its queue. If a step takes long, the answer
+contains the engine's last numbers and their age: an engine sends its numbers every second while it
+works, and when it becomes idle. The answers contain a list of engines, as SGLang's do; `dp_rank` is
+the index of the engine.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from weft.server.limits import SCRAPE_TIMEOUT_S
 from weft.server.operation import get
 
 log = EventLog("loads")
-LOADS_TIMEOUT_S = 0.1  # a router asks often, and prefers numbers of the last second to waiting
+LOADS_TIMEOUT_S = 0.1  # routers ask often, and prefer numbers of the last second to waiting
 FORMATS = ("json", "prometheus")
 
 
 async def loads(context: ServerContext, request: Request) -> ASGIApp:
-    """An entry for each engine, and all of them together.
+    """An entry for each engine, and the aggregate.
 
-    `?format=prometheus` gives a page of metrics.
+    `?format=prometheus` returns the entries as metrics.
     """
     format = request.query_params.get("format", "json")
     if format not in FORMATS:
@@ -51,7 +52,7 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def get_load(context: ServerContext, request: Request) -> ASGIApp:
-    """The short form: requests and tokens of each engine."""
+    """The short form: numbers of requests and tokens of each engine."""
     found: list[JsonObject] = []
     for load in await loads_of(context):
         short = {
@@ -65,7 +66,7 @@ async def get_load(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _asked(request: Request, found: list[JsonObject]) -> list[JsonObject]:
-    """All loads, or that of the engine which `?dp_rank` names. Raises `ApiError`."""
+    """All loads, or only that of the engine `?dp_rank`. Raises `ApiError`."""
     if "dp_rank" not in request.query_params:
         return found
     rank = int(query_number(request, "dp_rank", 0))
@@ -76,7 +77,7 @@ def _asked(request: Request, found: list[JsonObject]) -> list[JsonObject]:
 
 
 async def loads_of(context: ServerContext) -> list[JsonObject]:
-    """The numbers of every engine, and what follows from them. Raises `EngineUnavailable`."""
+    """The numbers of every engine, and values derived from them. Raises `EngineUnavailable`."""
     client = context.client
     _ = client.engine
     await refresh(context, LOADS_TIMEOUT_S)
@@ -90,7 +91,7 @@ def _load(rank: int, engine: EngineLoad) -> JsonObject:
     utilization = round(stats.num_running / most, 4) if most else 0.0
     return {
         "dp_rank": rank,
-        "age_s": round(time.monotonic() - engine.stats_at, 3),  # of these numbers
+        "age_s": round(time.monotonic() - engine.stats_at, 3),  # age of these numbers
         "num_running_reqs": stats.num_running,
         "num_waiting_reqs": stats.num_waiting,
         "num_total_reqs": stats.num_running + stats.num_waiting,
@@ -102,7 +103,7 @@ def _load(rank: int, engine: EngineLoad) -> JsonObject:
         "cache_hit_rate": round(gauges.cache_hit_rate, 4),
         "gen_throughput": round(gauges.gen_throughput, 2),
         "last_gen_throughput": round(gauges.gen_throughput, 2),
-        # All numbers, also those that are 0, which a message leaves out.
+        # All numbers, also zeros, which a message would omit.
         "stats": {name: getattr(stats, name) for name in stats.__struct_fields__},
     }
 
@@ -126,7 +127,7 @@ def aggregated(found: list[JsonObject]) -> dict[str, float]:
 
 
 async def refresh(context: ServerContext, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
-    """Ask for fresh numbers; if the engine does not give them in time, the last ones stay."""
+    """Request new numbers; if the engine does not answer in time, the last ones stay."""
     try:
         await context.client.get_state(timeout_s)
     except EngineUnavailable:

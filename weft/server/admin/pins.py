@@ -1,4 +1,4 @@
-"""Routes that pin prompts in the prefix cache by hand, and let them go."""
+"""Routes that pin and unpin prompts in the prefix cache by hand."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ MAX_NAME_LEN = 128  # characters
 
 
 class PinBody(PrefixBody):
-    """Pin one of `messages`, `prompt`, `input_ids` and `node`. What is not cached is computed."""
+    """Pin one of `messages`, `prompt`, `input_ids` and `node`. Tokens that are not cached are
+    computed."""
 
-    ttl_s: float = DEFAULT_TTL_S  # from the last use by a request that pins it, too
-    name: str | None = None  # one is made up if it is not given
-    tenant: str | None = None  # whose --tenant-cache counts; the key's own if it is not given
+    ttl_s: float = DEFAULT_TTL_S  # seconds after its last use by a request that marks it
+    name: str | None = None  # default: generated
+    tenant: str | None = None  # its --tenant-cache counts; default: the key's tenant
 
 
 class PinAnswer(msgspec.Struct, kw_only=True):
     name: str
-    tokens: int  # that are pinned: whole pages
+    tokens: int  # pinned tokens: whole pages
     prompt_tokens: int
-    cached_tokens: int  # that need not be computed for it
+    cached_tokens: int  # tokens that were already cached
     ttl_s: float
 
 
 async def pin(context: ServerContext, request: Request) -> ASGIApp:
-    """Compute a prompt as far as it is not cached, and pin it; 400 says why it is not pinned."""
+    """Compute the uncached part of a prompt, and pin the prompt; a 400 gives the reason if it is
+    not pinned."""
     body = await read_json(context, request, PinBody)
     name = body.name or f"pin-{request.scope['weft.rid']}"
     if not name.isprintable() or "/" in name or len(name) > MAX_NAME_LEN:
@@ -86,7 +88,7 @@ async def pin(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def unpin(context: ServerContext, request: Request) -> ASGIApp:
-    """Let a pin go; 404 if there is none of this name."""
+    """Remove a pin; 404 if no pin has this name."""
     name = request.path_params["name"]
     reply = await context.client.call(Unpin(name=name))
     log.info("unpin", name=name, success=reply.success)
@@ -96,7 +98,7 @@ async def unpin(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _has_media(context: ServerContext, prefix: Prefix) -> bool:
-    """What stands for it is none of the vocabulary."""
+    """Whether a prefix contains media: their placeholder ids are outside the vocabulary."""
     ids = np.array(prefix.ids)
     return bool(ids.min() < 0 or ids.max() >= context.client.engine.vocab_size)
 

@@ -1,8 +1,8 @@
-"""Routes about one prefix of the cache: what it is and who uses it, and how it is forgotten.
+"""Routes about one prefix of the cache: its content and users, and removing it.
 
-A prefix is named as a prompt is, or by the number that its node has in the tree of pictures
-(`GET /events`). Of several engines each has numbers of its own: the header X-data-parallel-rank
-says whose they are, else they are the first engine's.
+A request names a prefix as it names a prompt, or by the number of its node in the tree of the
+pictures (`GET /events`). Each of several engines numbers its own nodes: the header
+X-data-parallel-rank selects the engine, else it is the first one.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from weft.server.operation import get, post
 from weft.server.submit import adapter_of, encode_texts, require_model, sharing_of
 
 log = EventLog("admin")
-MAX_SHOWN = 4_096  # tokens of a node whose text is told
+MAX_SHOWN = 4_096  # tokens of a node that are shown as text
 
 
 class PrefixBody(msgspec.Struct, kw_only=True):
     """One of `messages`, `prompt`, `input_ids` and `node`."""
 
-    messages: list[ChatMessage] | None = None  # up to the end of the last one
-    tools: list[JsonObject] | None = None  # beside messages
+    messages: list[ChatMessage] | None = None  # the prefix ends with the last message
+    tools: list[JsonObject] | None = None  # only with messages
     chat_template_kwargs: JsonObject | None = None
     prompt: str | None = None
     input_ids: list[int] | None = None
-    node: int | None = None  # of the tree of a picture, up to its end
+    node: int | None = None  # number in the tree of a picture; the prefix ends with it
     model: str | None = None
     lora_path: str | None = None
     cache_salt: str | None = None
@@ -50,36 +50,36 @@ class PrefixBody(msgspec.Struct, kw_only=True):
 
 
 class ForgetBody(PrefixBody):
-    """Forget what is cached of one of `messages`, `prompt`, `input_ids` and `node`, and all that
-    goes on from there."""
+    """Remove from the cache the prefix named by one of `messages`, `prompt`, `input_ids` and
+    `node`, and all its continuations."""
 
-    keep: int = 0  # tokens at its beginning that stay in any case
+    keep: int = 0  # tokens at its beginning that are always kept
 
 
 class ForgetAnswer(msgspec.Struct, kw_only=True):
-    tokens: int  # that are not cached any more
-    left: int  # of the prefix, that still are: they are in use, or lead to something else
-    message: str = ""  # what is found again in a store
+    tokens: int  # tokens removed from the cache
+    left: int  # tokens of the prefix still cached: in use, or shared with other prompts
+    message: str = ""  # about copies that remain in stores
 
 
 class PrefixAnswer(msgspec.Struct, kw_only=True):
     node: int
-    text: str  # of its first tokens
-    tokens: int  # of its own
-    before: int  # tokens of the nodes above
-    hits: int  # requests that have begun with it
-    requests: list[str]  # that use it now
-    pins: list[str]  # and the names of pins and sessions that keep it
+    text: str  # text of its first tokens
+    tokens: int  # number of its own tokens
+    before: int  # tokens of its ancestors
+    hits: int  # requests that started with it
+    requests: list[str]  # names of requests that use it now
+    pins: list[str]  # names of pins and sessions that keep it
 
 
 class Prefix(NamedTuple):
-    """A prefix that is asked for."""
+    """A prefix that a request names."""
 
-    ids: list[int]  # as the cache compares them
+    ids: list[int]  # as the keys of the cache
     media: tuple[MediaItem, ...]
     tenant: str
     cache_salt: str
-    adapter: str  # its uid; nothing: none
+    adapter: str  # uid; "": no adapter
 
     @property
     def packed(self) -> bytes:
@@ -87,8 +87,8 @@ class Prefix(NamedTuple):
 
 
 async def prefix_of(context: ServerContext, request: Request, body: PrefixBody) -> Prefix:
-    """The one that a body names. Raises `ApiError` for none, for several, and for a node that is
-    not there any more."""
+    """The prefix that a body names. Raises `ApiError` for no name, for several names, and for a
+    node that no longer exists."""
     given = [body.messages, body.prompt, body.input_ids, body.node]
     if sum(one is not None for one in given) != 1:
         message = "one of messages, prompt, input_ids and node is needed"
@@ -132,11 +132,12 @@ async def _node(context: ServerContext, node: int) -> GetPrefixReply:
 
 
 async def get_prefix(context: ServerContext, request: Request) -> ASGIApp:
-    """A node of the prefix cache, with its text; 400 if the last picture has none of its number."""
+    """A node of the prefix cache, with its text; 400 if the last picture has no node of this
+    number."""
     node = int(query_number(request, "node", 0))
     found = await _node(context, node)
     own = found.tokens[found.start * ID_BYTES :]
-    # Four thousand tokens take some milliseconds: not on the loop that serves.
+    # Decoding thousands of tokens takes some milliseconds: not on the event loop.
     text = await asyncio.to_thread(
         text_of_ids,
         own[: MAX_SHOWN * ID_BYTES],
@@ -156,7 +157,8 @@ async def get_prefix(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def forget(context: ServerContext, request: Request) -> ASGIApp:
-    """Forget a prefix, in all engines; 400 if nothing of it is cached, 409 if all of it stays."""
+    """Remove a prefix from the caches of all engines; 400 if none of it is cached, 409 if nothing
+    could be removed."""
     body = await read_json(context, request, ForgetBody)
     wanted = await prefix_of(context, request, body)
     if wanted.media:

@@ -1,8 +1,8 @@
-"""Sessions over HTTP: opened and closed by routes of their own, as SGLang's clients do it.
+"""Sessions over HTTP: opened and closed by their own routes, as SGLang's clients expect.
 
-Whoever may generate may have sessions: they need the user's key, not that of administration. A
-session belongs to the key that opened it: for any other there is none of that id. An id that is not
-given is made of 128 random bits; without keys, a client that knows a session's id may continue it.
+Sessions need the user's key, not the administration key: every client that may generate may have
+sessions. A session belongs to the key that opened it: to any other key its id is unknown. A default
+id has 128 random bits; without keys, a client that knows a session's id may continue it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from weft.server.submit import require_accepting
 log = EventLog("sessions")
 
 
-# The owner of a session is not the body's to say, so these are no messages.
+# A body cannot set the owner of a session, so these are not messages of `weft.messages`.
 class OpenSessionBody(msgspec.Struct, kw_only=True):
-    """Open a session. Capacities count tokens, under SGLang's name, too."""
+    """Open a session. A capacity is a number of tokens, also under SGLang's name."""
 
     session_id: str | None = None
     capacity: int | None = None
@@ -44,7 +44,7 @@ class CloseSessionBody(msgspec.Struct, kw_only=True):
 
 
 async def open_session(context: ServerContext, request: Request) -> ASGIApp:
-    """The id of a new session, as a JSON string; 400 says why there is none."""
+    """The id of a new session, as a JSON string; a 400 gives the reason if none is opened."""
     body = await read_json(context, request, OpenSessionBody)
     require_accepting(context)
     capacity = _capacity(body)
@@ -64,9 +64,9 @@ async def open_session(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def close_session(context: ServerContext, request: Request) -> ASGIApp:
-    """Whether there was such a session.
+    """Whether the session existed.
 
-    200 also if there was none, for its time may just have run out.
+    Status 200 also if it did not exist, because it may just have expired.
     """
     body = await read_json(context, request, CloseSessionBody)
     id = checked_session_id(context, body.session_id, "session_id")

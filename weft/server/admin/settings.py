@@ -1,5 +1,4 @@
-"""Change how the engine runs while it runs: its settings, its pace, what is logged, and whether a
-profile of the device is recorded."""
+"""Changes of a running engine: its settings, its step time, its log, and profiles of the device."""
 
 from __future__ import annotations
 
@@ -34,18 +33,18 @@ from weft.server.operation import get, post
 
 log = EventLog("control")
 POLL_S = 0.1
-REPORT_TIMEOUT_S = 600.0  # for the report of many steps to be written
+REPORT_TIMEOUT_S = 600.0  # for writing the report of many steps
 
 
 class LoggingRequest(msgspec.Struct, kw_only=True):
-    """What is logged from now on; what is not given stays.
+    """New settings of the log; absent fields stay unchanged.
 
     Bodies of requests are never logged or dumped.
     """
 
     log_level: str | None = None
     log_requests: bool | None = None  # one line per finished request
-    log_requests_level: int | None = None  # 0: no more than that line
+    log_requests_level: int | None = None  # 0: only that line
     log_requests_format: str | None = None
     log_requests_target: list[str] | None = None
     dump_requests_folder: str | None = None
@@ -68,7 +67,7 @@ NOT_OFFERED = (
 
 
 async def slow_down(context: ServerContext, request: Request) -> ASGIApp:
-    """Let every step take at least `forward_sleep_time` seconds, or with null as fast as it can."""
+    """Make every step take at least `forward_sleep_time` seconds; null: full speed."""
     body = await read_json(context, request, SlowDown)
     step_s = body.forward_sleep_time or None
     reply = await context.client.call(SlowDown(step_s))
@@ -77,12 +76,14 @@ async def slow_down(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def get_internal_state(context: ServerContext, request: Request) -> ASGIApp:
-    """What `set_internal_state` can change, as it is now, and the engine's numbers."""
+    """The current values of the settings that `set_internal_state` can change, and the engine's
+    numbers."""
     return json_response(plain(await context.client.call(GetInternalState())))
 
 
 async def set_internal_state(context: ServerContext, request: Request) -> ASGIApp:
-    """Change settings of the engine. 400, and nothing is changed, if one of them cannot be."""
+    """Change settings of the engine. If one of them cannot be changed, the answer is a 400 and none
+    is changed."""
     body = await read_json(context, request, SetInternalState)
     asked = body.server_args
     if not asked:
@@ -97,7 +98,7 @@ async def set_internal_state(context: ServerContext, request: Request) -> ASGIAp
 
 
 async def configure_logging(context: ServerContext, request: Request) -> ASGIApp:
-    """Set the level of the log, in the engine and here, and whether requests are logged."""
+    """Set the log level, in the engine and here, and whether requests are logged."""
     body = await read_json(context, request, LoggingRequest)
     for name in NOT_OFFERED:
         if getattr(body, name) is not None:
@@ -122,9 +123,10 @@ async def configure_logging(context: ServerContext, request: Request) -> ASGIApp
 
 
 async def start_profile(context: ServerContext, request: Request) -> ASGIApp:
-    """Begin to record, and answer when that is so: the first time after a second.
+    """Start recording, and answer once recording has started. The first start takes about a second.
 
-    Requests go on. 400 for what cannot be recorded, or not there.
+    Requests continue. 400 if the body asks for something that cannot be recorded, or the server
+    cannot record.
     """
     body = StartProfile()
     if has_body(request):
@@ -144,7 +146,7 @@ async def start_profile(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
-    """Stop, and answer with the report when it is written, which takes seconds.
+    """Stop recording, and answer with the report after it has been written, which takes seconds.
 
     400 if nothing was recorded.
     """
@@ -170,13 +172,13 @@ async def stop_profile(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def start_experts(context: ServerContext, request: Request) -> ASGIApp:
-    """Count from the next step on which experts tokens get. 400 for a model without experts."""
+    """Count the tokens of each expert, from the next step on. 400 for a model without experts."""
     reply = await context.client.call(StartExpertDistributionRecord())
     return _experts("start_expert_distribution_record", reply)
 
 
 async def stop_experts(context: ServerContext, request: Request) -> ASGIApp:
-    """Count no more. What was counted can still be dumped. 400 if nothing is recorded."""
+    """Stop counting. The counts can still be dumped. 400 if counting is off."""
     reply = await context.client.call(StopExpertDistributionRecord())
     return _experts("stop_expert_distribution_record", reply)
 
@@ -189,13 +191,14 @@ def _experts(event: str, reply: ExpertRecordReply) -> ASGIApp:
 
 
 async def get_experts(context: ServerContext, request: Request) -> ASGIApp:
-    """The counts since the start or the last dump, which stay; `recording`: whether they grow."""
+    """The counts since the start or the last dump, without resetting them; `recording`: whether
+    counting is on."""
     reply = await context.client.call(GetExpertDistributionRecord())
     return json_response({"recording": reply.is_recording, **_counts(reply)})
 
 
 async def dump_experts(context: ServerContext, request: Request) -> ASGIApp:
-    """The counts since the start or the last dump, which begin again from zero."""
+    """The counts since the start or the last dump; resets them to zero."""
     reply = await context.client.call(DumpExpertDistributionRecord())
     log.info("dump_expert_distribution_record", success=reply.success, file=reply.file or "-")
     return json_response({**_counts(reply), "file": reply.file or None})

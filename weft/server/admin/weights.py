@@ -1,8 +1,10 @@
-"""New weights for a running engine, and its memory back and forth. Field names and defaults are
-SGLang's, and the bodies are the engine's own messages; only tensors in JSON have one of their own.
+"""Updates of a running engine's weights, and release and resumption of its memory.
 
-Tensors come as bytes with a type and a shape, in JSON (base64) or as a body in the format of
-safetensors. Nothing that is pickled is ever read.
+Field names and defaults are SGLang's. The bodies are the engine's own messages; only tensors in
+JSON have their own struct.
+
+Tensors are sent as bytes with a dtype and a shape, in JSON (base64) or as a body in the safetensors
+format. Pickled data is never read.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ DTYPES = {
     "float16": SafetensorsType("F16", 2),
     "bfloat16": SafetensorsType("BF16", 2),
 }
-MAX_CONTENT_BYTES = 240_000_000  # of tensors in one request: what one message to the engine holds
+MAX_CONTENT_BYTES = 240_000_000  # bytes of tensors per request: one message to the engine
 MAX_VERSION_LEN = 256
-UPDATE_TIMEOUT_S = 3_600.0  # for the engine to read, check and keep a model
+UPDATE_TIMEOUT_S = 3_600.0  # for the engine to read, check and store a model
 
 
 class NamedTensor(msgspec.Struct, kw_only=True):
@@ -66,22 +68,23 @@ class NamedTensor(msgspec.Struct, kw_only=True):
 
 
 class TensorsBody(msgspec.Struct, kw_only=True):
-    """Take some weights.
+    """Replace some weights.
 
-    The alternative is a body in the format of safetensors, with these fields in the query.
+    The alternative is a body in the safetensors format, with these fields in the query.
     """
 
     named_tensors: list[NamedTensor] = []
     serialized_named_tensors: Any = None
-    weight_version: str | None = None  # that answers name from then on
-    abort_all_requests: bool = False  # end open requests instead of computing them anew
+    weight_version: str | None = None  # later answers contain it
+    abort_all_requests: bool = False  # end open requests instead of recomputing them
 
 
 # ---- weights
 
 
 async def update_weights_from_disk(context: ServerContext, request: Request) -> ASGIApp:
-    """Load other weights of the same model. 400, and nothing has changed, if anything is wrong."""
+    """Load other weights of the same model. On any error, the answer is a 400 and nothing has
+    changed."""
     body = await read_json(context, request, UpdateWeightsFromDisk)
     if body.load_format not in (None, "auto", "safetensors"):
         message = f"load_format is {body.load_format[:64]!r}; auto is expected"
@@ -91,7 +94,7 @@ async def update_weights_from_disk(context: ServerContext, request: Request) -> 
 
 
 async def update_weights_from_tensor(context: ServerContext, request: Request) -> ASGIApp:
-    """Take tensors from the body: all of them, or with a 400 none."""
+    """Replace weights by the tensors of the body: all of them, or none and a 400."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/octet-stream":
         message = await _from_safetensors(context, request)
@@ -127,14 +130,14 @@ async def _from_json(context: ServerContext, request: Request) -> UpdateWeightsF
 
 
 async def update_weights_from_distributed(context: ServerContext, request: Request) -> ASGIApp:
-    """Receive tensors from rank 0 of a group: all of them, or with a 400 none."""
+    """Receive tensors from rank 0 of a group: all of them, or none and a 400."""
     body = await read_json(context, request, UpdateWeightsFromDistributed)
     _check_version(body.weight_version)
     return await _done(context, request, body)
 
 
 async def init_weights_update_group(context: ServerContext, request: Request) -> ASGIApp:
-    """Join a group, when all others have come. 400 if they do not."""
+    """Join a group; waits for all other members. 400 if they do not join in time."""
     body = await read_json(context, request, InitWeightsUpdateGroup)
     if not body.rank_offset < body.world_size:
         message = (
@@ -152,7 +155,7 @@ async def destroy_weights_update_group(context: ServerContext, request: Request)
 
 
 async def get_weights_by_name(context: ServerContext, request: Request) -> ASGIApp:
-    """The first rows of a weight as it is kept, as nested lists."""
+    """The first rows of a weight as stored, as nested lists."""
     body = await read_json(context, request, GetWeightsByName)
     reply = await context.client.call(body, UPDATE_TIMEOUT_S)
     if not reply.success:
@@ -165,13 +168,13 @@ async def get_weights_by_name(context: ServerContext, request: Request) -> ASGIA
 
 
 async def release_memory_occupation(context: ServerContext, request: Request) -> ASGIApp:
-    """Give memory back to the system; new requests get 503 until it is resumed."""
+    """Return memory to the system; new requests get a 503 until the memory is resumed."""
     body = await _body_or(context, request, ReleaseMemoryOccupation())
     return await _done(context, request, body)
 
 
 async def resume_memory_occupation(context: ServerContext, request: Request) -> ASGIApp:
-    """Use it again, with an empty cache and the weights of the last folder."""
+    """Take the memory again, with an empty cache and the weights of the last folder."""
     body = await _body_or(context, request, ResumeMemoryOccupation())
     return await _done(context, request, body)
 
@@ -180,9 +183,9 @@ async def resume_memory_occupation(context: ServerContext, request: Request) -> 
 
 
 def as_safetensors(tensors: Sequence[NamedTensor]) -> bytes:
-    """Tensors one after the other behind a header.
+    """The tensors in the safetensors format: a header, then their values.
 
-    Raises `ApiError` for bytes that are not those of a shape.
+    Raises `ApiError` if the bytes of a tensor do not match its shape.
     """
     header: JsonObject = {}
     data: list[bytes] = []
@@ -211,7 +214,7 @@ def _values(tensor: NamedTensor, param: str) -> tuple[SafetensorsType, bytes]:
         message = f"dtype is {tensor.dtype[:64]!r}; one of {', '.join(DTYPES)} is expected"
         raise ApiError(400, message, param=param)
     expected = math.prod(tensor.shape) * dtype.item_bytes
-    # Base64 writes 3 bytes as 4 characters. Seen before the text is decoded, however long it is.
+    # Base64 writes 3 bytes as 4 characters. This check comes before decoding, which may be long.
     if len(tensor.data) != -(-expected // 3) * 4:
         message = (
             f"data has {len(tensor.data):,} characters; "
@@ -225,7 +228,7 @@ def _values(tensor: NamedTensor, param: str) -> tuple[SafetensorsType, bytes]:
 
 
 async def _body_or(context: ServerContext, request: Request, default: M) -> M:
-    """The body, which may be left out: then it is `default`."""
+    """The body, or `default` if the request has none."""
     if not has_body(request):
         return default
     return await read_json(context, request, type(default))
@@ -237,7 +240,7 @@ async def _done(
     message: ControlRequest[WeightsReply],
     timeout_s: float = UPDATE_TIMEOUT_S,
 ) -> ASGIApp:
-    """Let the engine do it. Raises `ApiError` if it could not."""
+    """Send a message to the engine. Raises `ApiError` if the engine reports a failure."""
     reply = await context.client.call(message, timeout_s)
     log.info(
         "device_request",

@@ -1,7 +1,7 @@
-"""Routes about the work of the engine: its requests, its queue, its cache, and calls by name.
+"""Routes about the engine's work: its requests, queue, cache, and control requests by name.
 
-Each reads a control request, sends it, and answers with the fields of the reply. Where the body of
-a route is given as a message of `weft.messages`, it is that message.
+Each handler reads a control request, sends it, and answers with the fields of the reply. If the
+body of a route is a message of `weft.messages`, the engine gets this message.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class RpcRequest(msgspec.Struct, kw_only=True):
 
 
 async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
-    """The queue in numbers, and at most `?limit` open requests.
+    """The numbers of the queue, and at most `?limit` open requests.
 
-    Those that run stand first, then the queue in its order.
+    Running requests come first, then the queue in its order.
     """
     limit = int(query_number(request, "limit", DEFAULT_LIMIT))
     reply = await context.client.call(ListRequests(limit))
@@ -66,9 +66,9 @@ async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
-    """What happened to the requests of exactly this name, the newest first.
+    """The histories of the requests with exactly this name, newest first.
 
-    404 if none is remembered.
+    404 if no such request is remembered.
     """
     rid = request.path_params["rid"]
     reply = await context.client.call(ExplainRequest(rid))
@@ -79,17 +79,17 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _as_text(one: Explanation) -> JsonObject:
-    """An explanation, with its time line also as it reads."""
+    """An explanation, with its timeline also as text."""
     fields: JsonObject = msgspec.to_builtins(one)
     fields["text"] = [str(entry) for entry in one.timeline]
     return fields
 
 
 async def abort_request(context: ServerContext, request: Request) -> ASGIApp:
-    """Abort by `rid`, or everything with `abort_all`.
+    """Abort requests by `rid`, or all requests with `abort_all`.
 
-    An unknown name is no error: the request has just ended. The client aborts by its own table of
-    names, because requests that are larger than their share wait in the client.
+    An unknown name is no error: the request may just have ended. The client aborts by its own table
+    of names, because requests that exceed their tenant's share wait in the client.
     """
     body = await read_json(context, request, AbortRequest)
     if not body.rid and not body.abort_all:
@@ -106,12 +106,12 @@ async def abort_request(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def block_input(context: ServerContext, request: Request) -> ASGIApp:
-    """Hold back requests that come from now on. What runs or waits goes on."""
+    """Hold back new requests. Running and waiting requests continue."""
     return _input("block", await context.client.call(BlockInput()))
 
 
 async def unblock_input(context: ServerContext, request: Request) -> ASGIApp:
-    """Let requests in again, what was held back first."""
+    """Accept requests again, starting with those that were held back."""
     return _input("unblock", await context.client.call(UnblockInput()))
 
 
@@ -121,7 +121,7 @@ def _input(event: str, reply: InputReply) -> ASGIApp:
 
 
 async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
-    """Run no further step until /continue_generation.
+    """Run no more steps until /continue_generation.
 
     New requests wait; health checks are answered.
     """
@@ -130,7 +130,7 @@ async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def continue_generation(context: ServerContext, request: Request) -> ASGIApp:
-    """Go on. Does nothing if generation is not paused."""
+    """Continue generation. Has no effect if generation is not paused."""
     return _generation("continue_generation", await context.client.call(ContinueGeneration()))
 
 
@@ -145,9 +145,9 @@ def _generation(event: str, reply: GenerationReply) -> ASGIApp:
 
 
 async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
-    """Order waiting requests by another policy; nothing that runs is touched.
+    """Order waiting requests by another policy; running requests are not affected.
 
-    400 names the policies there are.
+    A 400 lists the valid policies.
     """
     body = await read_json(context, request, SetPolicy)
     reply = await context.client.call(body)
@@ -162,7 +162,7 @@ async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
 
 async def flush_cache(context: ServerContext, request: Request) -> ASGIApp:
     """Empty the prefix cache; 400 if requests are still running after `?timeout` seconds. The text
-    says what is left on disk."""
+    of the answer reports files that remain on disk."""
     timeout_s = query_number(request, "timeout", 0.0)
     reply = await context.client.call(FlushCache(timeout_s), timeout_s + CALL_TIMEOUT_S)
     log.info("flush_cache", rid=request.scope["weft.rid"], success=reply.success)
@@ -173,7 +173,7 @@ async def flush_cache(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def audit(context: ServerContext, request: Request) -> ASGIApp:
-    """Check the books; `faults` is empty if every page has one owner."""
+    """Audit the KV pages; `faults` is empty if every page has exactly one owner."""
     return json_response(plain(await context.client.call(AuditKv())))
 
 
@@ -190,9 +190,9 @@ async def freeze_gc(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def rpc(context: ServerContext, request: Request) -> ASGIApp:
-    """Make a control request by name, as it is, without what its own route does besides.
+    """Send a control request by name, without the additional work of its own route.
 
-    400 names those there are, or what is wrong with the parameters.
+    A 400 lists the valid names, or describes the wrong parameters.
     """
     body = await read_json(context, request, RpcRequest)
     try:

@@ -1,4 +1,4 @@
-"""Where tools, system prompt and messages of Anthropic's form are marked with `cache_control`."""
+"""Finds the `cache_control` marks of tools, system prompt and messages in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def messages_marks(body: Body) -> list[CacheMark[ChatRequest]]:
 
 
 def _control(block: AnthropicBlock, where: str) -> CacheControl | None:
-    """What a block says, or the last one in it. Raises `ApiError` where there may be no mark."""
+    """The mark of a block, or of the last block inside it. Raises `ApiError` for a mark that is not
+    allowed."""
     control = block.cache_control
     if control is not None and block.type in UNMARKED:
         message = f"{where}: cache_control cannot be set on {block.type} blocks"
@@ -102,7 +103,7 @@ def _after_system(
     index: int,
     text: str,
 ) -> Body:
-    """`index`: of the block; -1: behind all."""
+    """`index`: index of the block; -1: the system prompt is one text."""
     if isinstance(body.system, str):
         return msgspec.structs.replace(body, system=body.system + text)
     blocks = list(body.system or ())
@@ -118,7 +119,7 @@ def _after_block(
     number: int,
     text: str,
 ) -> Body:
-    """`number`: of the block; -1: behind all."""
+    """`number`: index of the block; -1: the content is one text."""
     message = body.messages[index]
     if isinstance(message.content, str):
         changed = msgspec.structs.replace(message, content=message.content + text)
@@ -129,7 +130,7 @@ def _after_block(
         case "text":
             blocks[number] = msgspec.structs.replace(block, text=(block.text or "") + text)
         case "tool_use":
-            arguments = {**(block.input or {}), text: text}  # alike up to their end
+            arguments = {**(block.input or {}), text: text}  # equal up to their end
             blocks[number] = msgspec.structs.replace(block, input=arguments)
         case "tool_result":
             blocks[number] = msgspec.structs.replace(block, content=_longer(block.content, text))
@@ -139,7 +140,7 @@ def _after_block(
 
 
 def _longer(content: str | list[Inner] | None, text: str) -> str | list[Inner]:
-    """The content of a result, and a text behind it."""
+    """The content of a result with `text` added at its end."""
     if isinstance(content, list):
         return [*content, Inner(type="text", text=text)]
     return (content or "") + text

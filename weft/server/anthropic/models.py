@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's Messages API as structs. `null` stands for "not given" everywhere."""
+"""Bodies of Anthropic's Messages API as structs. `null` means "not given" everywhere."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from weft.server.openai.models import CachedTokensDetails
 
 
 class ImageSource(msgspec.Struct, kw_only=True):
-    """Where the bytes of an image are."""
+    """The location of an image's bytes."""
 
     type: Literal["base64", "url", "file"]
-    media_type: str | None = None  # changes nothing: the bytes say it themselves
+    media_type: str | None = None  # has no effect: the bytes determine the format
     data: str | None = None  # base64
     url: str | None = None
-    file_id: str | None = None  # refused: no files are kept
+    file_id: str | None = None  # refused: the server stores no files
 
 
 class Inner(msgspec.Struct, kw_only=True):
-    """A content block in a result or a system prompt: text, an image, or what is refused."""
+    """A content block in a result or a system prompt: text, an image, or a refused type."""
 
     type: str
     text: str | None = None
@@ -31,7 +31,7 @@ class Inner(msgspec.Struct, kw_only=True):
 
 
 class AnthropicBlock(msgspec.Struct, kw_only=True):
-    """A content block of any type; which fields it has depends on `type`."""
+    """A content block of any type; `type` determines its fields."""
 
     type: str
     text: str | None = None  # text
@@ -75,12 +75,12 @@ class Metadata(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    effort: str | None = None  # handed to the template
+    effort: str | None = None  # passed to the template
     format: JsonObject | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
-    """The fields that make the prompt."""
+    """The fields that determine the prompt."""
 
     model: str | None = None
     messages: list[AnthropicMessage]
@@ -89,7 +89,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: JsonObject | None = None  # vLLM's
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -102,20 +102,20 @@ class MessagesRequest(CountRequest, kw_only=True):
     metadata: Metadata | None = None
     output_config: OutputConfig | None = None
     cache_salt: str | None = None  # vLLM's
-    cache_control: CacheControl | None = None  # as if it stood at the last block
+    cache_control: CacheControl | None = None  # marks the last block
     return_cached_tokens_details: bool | None = None  # SGLang's
 
 
 class CacheCreation(msgspec.Struct, kw_only=True):
-    """Tokens that were computed and pinned, by how long that lasts."""
+    """Tokens that were computed and pinned, by their time to live."""
 
     ephemeral_5m_input_tokens: int = 0
     ephemeral_1h_input_tokens: int = 0
 
 
 class AnthropicUsage(msgspec.Struct, kw_only=True):
-    """A prompt's tokens are those that were in the cache, those that were computed and pinned, and
-    the others (`input_tokens`)."""
+    """The tokens of a prompt are divided into cached ones, computed and pinned ones, and all others
+    (`input_tokens`)."""
 
     input_tokens: int
     cache_read_input_tokens: int

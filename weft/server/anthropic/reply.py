@@ -1,4 +1,4 @@
-"""A generation as Anthropic's answer: content blocks, whole or as events."""
+"""A generation as Anthropic's answer: content blocks, complete or as events."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ANTHROPIC_EVENTS = Wire(
 
 
 class MessagesReply:
-    """One answer. A block is open until something of another kind comes."""
+    """One answer. A block is open until an event of another kind arrives."""
 
     def __init__(self, header: AnswerHeader, conversation: Conversation) -> None:
         self._header = header
         self._conversation = conversation
         self._num_blocks = 0
-        self._open = ""  # the type of the block that is open
+        self._open = ""  # type of the open block; "": none
         self._begun = False
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
@@ -198,7 +198,7 @@ class MessagesReply:
         )
 
     def _stop(self, delta: Delta) -> tuple[str, str | None]:
-        """The reason, and the stop string if that was it."""
+        """The stop reason, and the stop string if one matched."""
         assert delta.end is not None
         if isinstance(delta.end.matched, str):
             return "stop_sequence", delta.end.matched
@@ -215,7 +215,7 @@ def _tool_use(id: str, name: str, input: JsonObject) -> JsonObject:
 
 
 def _usage(completion: Completion, end: CompletionEnd | None) -> AnthropicUsage:
-    """Before the end it is not known how much was in the cache."""
+    """The usage. The number of cached tokens is unknown before the end."""
     spec = completion.spec
     if end is None:
         return AnthropicUsage(

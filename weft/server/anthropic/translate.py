@@ -1,4 +1,5 @@
-"""Anthropic's messages as a chat request. A part that cannot be translated is refused by name."""
+"""Translates Anthropic's messages to a chat request. Errors name a part that cannot be
+translated."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, Pla
 
 _UNSIGNED = (
     "redacted_thinking",
-)  # of the history: what another model hid; this one has no use for it
+)  # hidden reasoning of another model in the history: ignored
 
 
 def chat_request(body: CountRequest) -> ChatRequest:
-    """The part of a chat request that makes the prompt."""
+    """A chat request with the fields that determine the prompt."""
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -41,14 +42,14 @@ def chat_request(body: CountRequest) -> ChatRequest:
     if body.tool_choice is not None:
         _choose(request, body.tool_choice)
     last = messages[-1] if messages else None
-    if last is not None and last.role == "assistant" and not last.tool_calls:  # to be continued
+    if last is not None and last.role == "assistant" and not last.tool_calls:  # continue it
         request.continue_final_message = True
         request.add_generation_prompt = False
     return request
 
 
 def sampled_request(body: MessagesRequest) -> ChatRequest:
-    """All of it."""
+    """The complete chat request."""
     request = chat_request(body)
     copy_sampling(body, request)
     config = body.output_config
@@ -72,7 +73,8 @@ def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
-    """Results of tools are messages of their own, before what the user says beside them."""
+    """The chat messages of a message: results of tools become separate messages, before the user's
+    own content."""
     if isinstance(message.content, str):
         return [ChatMessage(role=message.role, content=message.content)]
     results: list[ChatMessage] = []
@@ -110,14 +112,14 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
 
 
 def _content(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Texts alone are lines of one text."""
+    """Parts that are only texts become the lines of one text."""
     if any(part.type != "text" for part in parts):
         return parts
     return "\n".join(part.text or "" for part in parts)
 
 
 def _result(content: str | list[Inner], where: str) -> str | list[ContentPart]:
-    """The content of a tool's result."""
+    """The content of a tool result."""
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []
@@ -194,7 +196,7 @@ def _choose(request: ChatRequest, choice: ToolChoice) -> None:
 
 
 def _response_format(format: JsonObject | None) -> JsonObject | None:
-    """A schema is one level deeper in chat requests."""
+    """The response format of chat requests, where a schema is one level deeper."""
     if format is None or format.get("type") != "json_schema":
         return format
     return {

@@ -1,9 +1,10 @@
-"""`cache_control`: which beginnings of a prompt are to stay cached, as Anthropic's API has it, and
-LiteLLM and OpenRouter send it with chat requests.
+"""`cache_control`: marks of the prefixes of a prompt that stay cached, as in Anthropic's API, and
+as LiteLLM and OpenRouter send them with chat requests.
 
-A mark stands at a block: the prompt up to its end is to stay. To find that end in the tokens, the
-conversation is rendered a second time, with a text of our own behind the block: up to there the two
-are alike, whatever the template does with what follows. Nothing here knows an API.
+A mark belongs to a block: the prompt up to the end of this block stays cached. To find that end in
+the tokens, the conversation is rendered a second time with an extra text after the block: the two
+renderings are equal up to there, whatever the template does with the rest. This module knows no
+API.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class CacheControl(msgspec.Struct, kw_only=True):
 
 
 class CacheMark(NamedTuple, Generic[B]):
-    """A block that is marked. `varied`: the same body, with a text put behind the block."""
+    """A marked block. `varied`: builds the same body with a text added after the block."""
 
-    where: str  # of the block, as its API names it: messages.0.content.1
+    where: str  # position of the block in its API's notation: messages.0.content.1
     lasts: Ttl
     varied: Callable[[str], B]
 
 
 def control_of(value: Any, where: str) -> CacheControl | None:
-    """What an object that nobody has decoded says. Raises `ApiError`."""
+    """The `cache_control` of an object that was not decoded yet. Raises `ApiError`."""
     if value is None:
         return None
     try:
@@ -53,8 +54,11 @@ def control_of(value: Any, where: str) -> CacheControl | None:
 def with_last(
     marks: Sequence[CacheMark[B]], whole: CacheControl | None, last: CacheMark[B] | None
 ) -> list[CacheMark[B]]:
-    """The marks of a body, in the order of its prompt, with what it says for its last block as a
-    whole (`last`, as if it were marked). Raises `ApiError` for marks that exclude each other."""
+    """The marks of a body, in the order of its prompt, including the mark of the whole body.
+
+    `whole`: the `cache_control` of the body, which marks its last block; `last`: that mark. Raises
+    `ApiError` for marks that exclude each other.
+    """
     found = list(marks)
     if whole is not None and last is not None:
         is_marked = bool(marks) and marks[-1].where == last.where
@@ -94,15 +98,15 @@ def require_text(text: str | None, where: str) -> None:
 
 
 def new_stamp() -> str:
-    """A text that stands in no prompt."""
+    """A text that no prompt contains."""
     return f"\ue000{secrets.token_hex(8)}\ue000"
 
 
 def num_alike(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many of the first items of two sequences are equal."""
+    """The length of the common prefix of two sequences."""
     same = 0
     differ = min(len(left), len(right)) + 1
-    # One comparison of slices is quicker than many of items.
+    # One comparison of slices is faster than many comparisons of items.
     while differ - same > 1:
         middle = (same + differ) // 2
         if left[same:middle] == right[same:middle]:

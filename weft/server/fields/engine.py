@@ -1,6 +1,5 @@
-"""The engine that a request names, where several are behind the server: in its body by SGLang's
-`routed_dp_rank`, or in the header X-data-parallel-rank, as vLLM has it.
-"""
+"""The engine that a request selects on a server with several: in its body by SGLang's
+`routed_dp_rank`, or by vLLM's header X-data-parallel-rank."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ FIELD = "routed_dp_rank"
 
 
 def want_engine(rank: int, num_engines: int, told: str = FIELD) -> None:
-    """The request that is being worked on goes to this engine. Raises `ApiError` if there is none
-    of that number. `told`: what the client has written it in."""
+    """Send the current request to engine `rank`. Raises `ApiError` if there is no such engine.
+    `told`: the name of the field or header, for the message."""
     if rank >= num_engines:
         message = f"{told} is {rank}; this server has {num_engines} engines, from 0"
         if num_engines == 1:
@@ -29,7 +28,7 @@ def want_engine(rank: int, num_engines: int, told: str = FIELD) -> None:
 
 
 def want_engine_of(ranks: Sequence[int | None], num_engines: int) -> None:
-    """The same, as a body says it: by one of its fields, or by both of them alike."""
+    """Like `want_engine`, for the fields of a body: one of them, or several with the same value."""
     given = [rank for rank in ranks if rank is not None]
     if len(set(given)) > 1:
         message = "routed_dp_rank and data_parallel_rank are the same; give one of them"
@@ -38,7 +37,7 @@ def want_engine_of(ranks: Sequence[int | None], num_engines: int) -> None:
 
 
 class EngineHeader:
-    """Reads the header of every request. A server with one engine does without."""
+    """Reads the header of every request. A server with one engine does not use it."""
 
     def __init__(self, app: ASGIApp, num_engines: int) -> None:
         self._app = app

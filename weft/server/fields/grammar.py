@@ -1,9 +1,9 @@
-"""The fields by which a request says what form its answer must have; at most one may be given.
+"""The fields of a request that constrain the form of its answer; at most one may be given.
 
-OpenAI has response_format; vLLM has structured_outputs, and before that guided_json, guided_regex,
+OpenAI has response_format; vLLM has structured_outputs, and earlier guided_json, guided_regex,
 guided_choice and guided_grammar; SGLang has json_schema, regex, ebnf and structural_tag; llama.cpp
-has grammar. docs/structured-output.md has the same table for users. This module reads and checks
-the form of the fields; whether a grammar can be enforced, the engine's compiler knows.
+has grammar. docs/structured-output.md has the same table for users. This module reads the fields
+and checks their form; the engine's compiler decides whether a grammar can be enforced.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from weft.messages.sampling import Grammar
 from weft.server.errors import ApiError
 
 ANY_OBJECT: JsonObject = {"type": "object"}
-MAX_SHOWN = 64  # characters of a wrong value that are repeated
+MAX_SHOWN = 64  # characters of a wrong value that a message repeats
 
 
 class GrammarField(NamedTuple):
-    """One field that gives a grammar."""
+    """One field that contains a grammar."""
 
     name: str
-    read: Callable[[str, Any], Grammar | None]  # of the name for messages, and the field's value
+    read: Callable[[str, Any], Grammar | None]  # (name for messages, value)
 
 
 def json_schema(
@@ -34,7 +34,7 @@ def json_schema(
     *,
     strict: bool = False,
 ) -> Grammar:
-    """A schema as JSON or as text; true and false are schemas, too."""
+    """A schema as JSON or as text; true and false are valid schemas."""
     if isinstance(value, str):
         value = _decoded(param, value)
     if not isinstance(value, dict | bool):
@@ -67,7 +67,7 @@ def choice(param: str, value: Any) -> Grammar:
 
 
 class TagStructure(msgspec.Struct, kw_only=True):
-    """A part of the output between two marks, which follows a JSON schema."""
+    """A part of the output between two marks, with a JSON schema."""
 
     begin: str
     end: str
@@ -75,14 +75,14 @@ class TagStructure(msgspec.Struct, kw_only=True):
 
 
 class StructuralTag(msgspec.Struct, kw_only=True):
-    """Free text in which a trigger begins one of the structures."""
+    """Free text in which a trigger starts one of the structures."""
 
     structures: list[TagStructure]
     triggers: list[str]
 
 
 def structural_tag(param: str, value: Any) -> Grammar:
-    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}.
+    """|{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}.
 
     As JSON or as text.
     """
@@ -100,7 +100,7 @@ def structural_tag(param: str, value: Any) -> Grammar:
         message = f"{param} has no structures with triggers: {exc}"
         raise ApiError(400, message, param=param) from exc
     triggers = tuple(filter(None, tag.triggers))
-    # Free text ends at a trigger: a structure that begins otherwise would never begin.
+    # Free text ends only at a trigger: a structure with another beginning could never start.
     is_right = bool(tag.structures)
     for structure in tag.structures:
         is_right = is_right and structure.begin.startswith(triggers)
@@ -125,7 +125,7 @@ _PLAIN = (
     GrammarField("guided_choice", choice),
     GrammarField("guided_grammar", ebnf),
 )
-_INSIDE = (  # of structured_outputs
+_INSIDE = (  # members of structured_outputs
     GrammarField("json", json_schema),
     GrammarField("regex", regex),
     GrammarField("choice", choice),
@@ -137,16 +137,16 @@ GRAMMAR_FIELDS = (*(field.name for field in _PLAIN), "response_format", "structu
 
 
 class NamedGrammar(NamedTuple):
-    """A grammar, and the name of the field that gives it."""
+    """A grammar, and the name of its field."""
 
     name: str
     grammar: Grammar
 
 
 def grammar_of(body: msgspec.Struct) -> Grammar | None:
-    """The one grammar that the fields of `body` give.
+    """The one grammar in the fields of `body`.
 
-    Raises `ApiError` for a wrong one, and if there are two.
+    Raises `ApiError` for an invalid grammar, and for two grammars.
     """
     values: JsonObject = {}
     for name in GRAMMAR_FIELDS:
@@ -173,7 +173,7 @@ def _found(
     values: Mapping[str, Any],
     prefix: str,
 ) -> list[NamedGrammar]:
-    """Names and grammars of those fields that have a value."""
+    """Names and grammars of the fields that have a value."""
     found: list[NamedGrammar] = []
     for field in fields:
         value = values.get(field.name)
@@ -192,7 +192,7 @@ def _structured_outputs(outputs: Any) -> list[NamedGrammar]:
         raise _wrong(name, outputs, "an object")
     known = [field.name for field in _INSIDE]
     for key in sorted(outputs):
-        # null asks for nothing, whatever the name.
+        # null has no effect, whatever the name.
         if outputs[key] is None or key in known or key == "strict":
             continue
         message = f"{name} has {key[:MAX_SHOWN]!r}; there are {', '.join(known)} and strict"
@@ -217,7 +217,7 @@ def _response_format(format: Any) -> Grammar | None:
         case "json_object":
             return json_schema(f"{name}.schema", format.get("schema") or ANY_OBJECT)
         case "json_schema":
-            # OpenAI has the schema in an object of its own, other servers beside the type.
+            # OpenAI's schema is in its own object, that of other servers beside the type.
             inner = format.get("json_schema")
             holder = format
             is_strict = False

@@ -1,8 +1,8 @@
-"""The fields of requests whose prompt one server computes and another one continues.
+"""The fields of requests whose prompt is computed by one server and continued by another.
 
-SGLang's `bootstrap_host`, `bootstrap_port` and `bootstrap_room` go to both servers, vLLM's
-`kv_transfer_params` first to the one that computes, whose answer has those for the other one. Both
-become the same `HandoffParams`.
+SGLang's `bootstrap_host`, `bootstrap_port` and `bootstrap_room` go to both servers. vLLM's
+`kv_transfer_params` go first to the server that computes the prompt; its answer contains those for
+the other server. Both become the same `HandoffParams`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 
 MAX_ROOM = 2**63 - 1
-MAX_ROOM_LEN = 128  # characters, where it is a name
+MAX_ROOM_LEN = 128  # characters of a room that is a name
 MAX_HOST_LEN = 253
 ANY_HOST = ("", "0.0.0.0", "::")
-# What the answer has for the other server (`server/http/handoff.py`).
+# Key of the scope: the parameters for the other server (`server/http/handoff.py`).
 SCOPE = "weft.kv_transfer_params"
 
 
 class HandoffFields(Protocol):
-    """What bodies have of it. A list has an entry for each prompt."""
+    """The handoff fields of bodies. A list has one entry per prompt."""
 
     bootstrap_host: Any
     bootstrap_port: Any
@@ -40,17 +40,17 @@ class HandoffFields(Protocol):
 
 
 class _Side(NamedTuple):
-    """The part of this server."""
+    """The role of this server."""
 
     lends: bool
-    host: str  # where KV is lent
+    host: str  # address at which KV is lent
     port: int
 
 
 def with_handoff(
     context: ServerContext, request: Request, body: HandoffFields, prompts: Sequence[Prompt]
 ) -> list[Prompt]:
-    """The prompts with what their fields say of another server. Raises `ApiError`."""
+    """The prompts with their handoff parameters. Raises `ApiError`."""
     side = _side(context)
     param = "kv_transfer_params"
     if body.bootstrap_room is not None:
@@ -86,8 +86,8 @@ def _side(context: ServerContext) -> _Side | None:
 
 
 def _without_answer(prompt: Prompt) -> Prompt:
-    """The same prompt, of which no token is wanted: whoever continues it samples the first one,
-    too."""
+    """The same prompt, without generated tokens: the server that continues it samples the first
+    token, too."""
     nothing = SamplingParams(max_new_tokens=0, temperature=0.0)
     return replace(prompt, params=nothing, prediction=())
 
@@ -160,7 +160,7 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
 
 
 def _told(room: str, host: str, port: int) -> JsonObject:
-    """What the other server gets, by vLLM's names. The pages are found by the room."""
+    """The parameters for the other server, under vLLM's names. The room identifies the pages."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -197,7 +197,7 @@ def _checked_host(name: str, value: Any) -> str:
 
 def _checked_port(name: str, value: Any) -> int:
     number = value
-    if isinstance(value, str) and value.isdecimal():  # as vLLM's proxies pass it on
+    if isinstance(value, str) and value.isdecimal():  # as vLLM's proxies send it
         number = int(value[:6])
     if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= 65_535:
         return number

@@ -1,6 +1,6 @@
 """The field `input_embeds`: one prompt or a batch, as nested lists of numbers or base64 of float32.
 
-What the vectors have to be is checked in `client/prompt.py`, for `weft.LLM`, too.
+`client/prompt.py` checks the vectors, also for `weft.LLM`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.messages.sampling import InvalidParam
 from weft.messages.status import EngineReady
 from weft.server.context import ServerContext
 
-INLINE_LEN = 16_384  # bytes that are read on the event loop
+INLINE_LEN = 16_384  # bytes up to which the field is read on the event loop
 NOT_GIVEN = msgspec.Raw(b"null")
 _BRACKETS = re.compile(rb"[\s\[]*")
 _FORMS: dict[int, Any] = {
@@ -24,11 +24,11 @@ _FORMS: dict[int, Any] = {
     1: list[str],
     2: list[list[float]],
     3: list[list[list[float]]],
-}  # by opening brackets
+}  # by number of opening brackets
 
 
 class Embeds(NamedTuple):
-    """The prompts of a request. `ids` are placeholders, one for each vector."""
+    """The prompts of a request. `ids` are placeholders, one per vector."""
 
     ids: list[list[int]]
     vectors: list[bytes]
@@ -36,7 +36,7 @@ class Embeds(NamedTuple):
 
 
 async def embeds_of(context: ServerContext, raw: msgspec.Raw) -> Embeds | None:
-    """`read_embeds`, in a thread if there is much to read."""
+    """`read_embeds`, in a thread if the field is large."""
     work = partial(read_embeds, raw, context.client.engine)
     if memoryview(raw).nbytes <= INLINE_LEN:
         return work()
@@ -48,7 +48,8 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     text = bytes(raw)
     if text.strip() == b"null":
         return None
-    # The decoder needs one type, and a union of lists of different depth is none: count before.
+    # The decoder needs one type, and does not support a union of lists of different depth: count
+    # brackets first.
     depth = 0
     match = _BRACKETS.match(text)
     if match is not None:

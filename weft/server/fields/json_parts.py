@@ -1,7 +1,7 @@
-"""How many parts a JSON text has, counted before it is decoded.
+"""Counts the parts of a JSON text before it is decoded.
 
-The decoder holds the interpreter until it is done, and what it costs goes by the parts that it has
-to make, not by the bytes.
+The decoder holds the interpreter until it is done, and its cost depends on the number of parts that
+it creates, not on the bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-# Bytes that are looked at together: the arrays stay small, and so does the time of one step.
+# Bytes per step: bounds the size of the arrays and the time of one step.
 CHUNK = 1 << 20
 _QUOTE = ord('"')
 _BACKSLASH = ord("\\")
@@ -21,12 +21,12 @@ _OPENING = [ord("["), ord("{"), ord(":")]
 def has_more_parts(text: bytes, most: int) -> bool:
     """Whether `text` has more than `most` lists, objects and members of objects together.
 
-    Strings count for nothing, whatever stands in them. Of what is no valid JSON, the number means
-    nothing.
+    The content of strings does not count. For invalid JSON, the result has no meaning.
 
-    Runs on numpy, which lets go of the interpreter.
+    Uses numpy, which releases the interpreter.
     """
-    # First with the brackets and colons inside of strings: most texts have few even so.
+    # First count including the brackets and colons in strings: most texts stay below `most` even
+    # so.
     at_most = 0
     for chunk in _chunks(text):
         for byte in _OPENING:
@@ -35,7 +35,7 @@ def has_more_parts(text: bytes, most: int) -> bool:
 
 
 def num_parts(text: bytes) -> int:
-    """Lists, objects and members of objects in `text`, outside of strings."""
+    """Number of lists, objects and members of objects in `text`, outside of strings."""
     num = 0
     is_inside = False
     num_slashes = 0
@@ -52,24 +52,25 @@ def num_parts(text: bytes) -> int:
 
 
 def _chunks(text: bytes) -> Iterator[NDArray[np.uint8]]:
-    """uint8 [at most CHUNK] at a time."""
+    """The text as uint8 arrays [at most CHUNK]."""
     for begin in range(0, len(text), CHUNK):
         length = min(CHUNK, len(text) - begin)
         yield np.frombuffer(text, np.uint8, length, begin)
 
 
 def _escaped(chunk: NDArray[np.uint8], num_before: int) -> tuple[NDArray[np.bool_], int]:
-    """Which bytes have an odd number of backslashes right before them.
+    """Which bytes follow an odd number of backslashes, and the number of backslashes at the end of
+    the chunk.
 
-    And how many backslashes the chunk ends with. `num_before` stand right before the chunk.
+    `num_before`: backslashes right before the chunk.
     """
     slashes = chunk == _BACKSLASH
     indices = np.arange(len(chunk), dtype=np.int32)
-    # For each byte, the index of the last one up to there that is no backslash:
+    # For each byte, the index of the last byte up to it that is no backslash:
     #
     #     byte     a  \  \  \  b
     #     others   0  0  0  0  4
-    #     run      0  1  2  3  0     backslashes up to and with it
+    #     run      0  1  2  3  0     backslashes up to and including it
     before_chunk = np.int32(-1 - num_before)
     others = np.maximum.accumulate(np.where(slashes, before_chunk, indices))
     run = indices - others

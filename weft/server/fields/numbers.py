@@ -1,7 +1,7 @@
-"""Holds the numbers of a request against the one table of ranges (`config/numbers.py`).
+"""Checks the numbers of a request against the one table of ranges (`config/numbers.py`).
 
-Those of a decoded body, whatever it is nested in, and those of a query or a header. Which fields
-have numbers is read from the types of the body; what they mean is not known here.
+It checks the numbers of a decoded body, at any depth, and of a query or a header. The types of a
+body determine which of its fields have numbers; this module does not know their meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 
 
 class Field(NamedTuple):
-    """A field of a body with numbers in it: one, lists of them, or the values of an object."""
+    """A field of a body that contains numbers: one, lists of them, or values of an object."""
 
     name: str  # of the attribute
     told: str  # as the client calls it
@@ -32,7 +32,7 @@ class Field(NamedTuple):
 
 
 class NestedField(NamedTuple):
-    """A field of a body with other structs in it."""
+    """A field of a body that contains other structs."""
 
     name: str  # of the attribute
     told: str  # as the client calls it
@@ -43,9 +43,9 @@ def check_numbers(
     vocab_size: int | None,
     where: str = "",
 ) -> None:
-    """Raise `ApiError` for the first number of `body` that is out of its range.
+    """Raise `ApiError` for the first number of `body` that is out of range.
 
-    `where`: the fields that `body` is nested in.
+    `where`: the path of the fields that contain `body`.
     """
     for field in numeric_fields(type(body)):
         value = getattr(body, field.name)
@@ -56,7 +56,7 @@ def check_numbers(
             number = number.within(vocab_size or UNKNOWN_VOCABULARY)
         is_plain = type(value) is int or type(value) is float
         if is_plain and number.holds(value):
-            continue  # what nearly all are
+            continue  # the fast path for nearly all values
         if not _is_right(number, value):
             param = where + field.told
             _refuse(number, param, param, value)
@@ -71,7 +71,7 @@ def check_numbers(
 
 
 def query_number(request: Request, name: str, default: float) -> float:
-    """The number `name` of the query. Raises `ApiError` if it is none, or out of its range."""
+    """The number `name` of the query. Raises `ApiError` if it is not a number or out of range."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -79,7 +79,7 @@ def query_number(request: Request, name: str, default: float) -> float:
     form = _REAL
     if number.kind is int:
         form = _WHOLE
-    value: Any = text  # no number: the error repeats it
+    value: Any = text  # not a number: the error repeats it
     if form.fullmatch(text):
         value = number.kind(text)
     wrong = number.wrong(name, value)
@@ -89,7 +89,7 @@ def query_number(request: Request, name: str, default: float) -> float:
 
 
 def header_number(text: str, name: str, told: str) -> int:
-    """The whole number in a header that stands for the field `name`. Raises `ApiError`."""
+    """The whole number in a header that corresponds to the field `name`. Raises `ApiError`."""
     value: Any = text
     if _WHOLE.fullmatch(text):
         value = int(text)
@@ -101,9 +101,9 @@ def header_number(text: str, name: str, told: str) -> int:
 
 @cache
 def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a body that may have numbers.
+    """The fields of a body that may contain numbers.
 
-    Raises KeyError for one that the table of ranges lacks.
+    Raises KeyError for a field that the table of ranges lacks.
     """
     found: list[Field] = []
     for field in _fields(body):
@@ -115,7 +115,7 @@ def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 @cache
 def nested_fields(body: type[msgspec.Struct]) -> tuple[NestedField, ...]:
-    """The fields of a body that may have other structs in them."""
+    """The fields of a body that may contain other structs."""
     found: list[NestedField] = []
     for field in _fields(body):
         if _has_leaf(field, inspected.StructType):
@@ -125,7 +125,7 @@ def nested_fields(body: type[msgspec.Struct]) -> tuple[NestedField, ...]:
 
 
 def _has_leaf(field: inspected.Field, wanted: Any) -> bool:
-    """Whether a field, its items or its values may be of a `wanted` type."""
+    """Whether the value, the items or the values of a field may be of a `wanted` type."""
     leaves = _leaves(field.type)
     return any(isinstance(leaf, wanted) for leaf in leaves)
 
@@ -137,7 +137,7 @@ def _fields(body: type[msgspec.Struct]) -> tuple[inspected.Field, ...]:
 
 
 def _leaves(kind: inspected.Type) -> list[inspected.Type]:
-    """The types that a field, its items or its values may have."""
+    """The types that the value, the items or the values of a field may have."""
     if isinstance(kind, inspected.UnionType):
         leaves: list[inspected.Type] = []
         for member in kind.types:
@@ -153,7 +153,7 @@ def _leaves(kind: inspected.Type) -> list[inspected.Type]:
 def _is_right(number: Number, value: Any) -> bool:
     """Whether all numbers in a value are in range.
 
-    What is no number is right here: its type was checked before.
+    Other values count as right: their types were checked before.
     """
     if isinstance(value, dict):
         value = list(value.values())
@@ -164,12 +164,12 @@ def _is_right(number: Number, value: Any) -> bool:
     if not value:
         return True
     try:
-        # Of long lists of numbers, the ends: if the range holds these, it holds all.
+        # For a list of numbers, check only its extremes: if both are in range, all are.
         if not number.holds(min(value)):
             return False
         return number.holds(max(value))
     except TypeError:
-        # Texts, lists, or numbers among other values: one by one.
+        # Texts, lists, or numbers mixed with other values: one by one.
         return all(_is_right(number, one) for one in value)
 
 

@@ -1,9 +1,9 @@
-"""The fields by which a request says how its tokens are sampled, and one table of their spellings.
+"""The fields of a request that control sampling, with one table of their spellings.
 
 OpenAI, vLLM, SGLang, llama.cpp and Ollama have different names for the same parameters. A body
-declares the names of its API, `SPELLINGS` says which parameter each name stands for. Only fields
-that the client sent are read, so what a request does not use costs nothing. Lengths and log
-probabilities are not here: each API has its own rules for them. Nothing here knows of prompts.
+declares the names of its API; `SPELLINGS` maps each name to its parameter. Only fields that the
+client sent are read, so unused fields cost nothing. Lengths and log probabilities are not here:
+each API has its own rules for them. This module knows nothing about prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.messages.sampling import Grammar, Processor, SamplingParams
 from weft.server.errors import ApiError
 from weft.server.fields.grammar import GRAMMAR_FIELDS, grammar_of
 
-MAX_SHOWN = 64  # characters of a wrong value that are repeated
+MAX_SHOWN = 64  # characters of a wrong value that a message repeats
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _NO_CODE = (
@@ -31,25 +31,25 @@ _NO_CODE = (
 
 
 class ExtraSamplingFields(msgspec.Struct, kw_only=True):
-    """Fields beside the numbers of sampling, in the spellings of vLLM and SGLang, on all routes."""
+    """Sampling fields other than numbers, in the spellings of vLLM and SGLang, on all routes."""
 
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     stop_regex: str | list[str] | None = None
-    # The next three mean the same. The names are ours, vLLM's and SGLang's.
+    # The next three fields have the same meaning. The names are weft's, vLLM's and SGLang's.
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
     max_thinking_tokens: int | None = None
     # A name, or a list of names and of {"name", "params"}.
     custom_logit_processor: Any = None
-    # Parameters of a processor that is given by its name only.
+    # Parameters of a processor that is given by name only.
     custom_params: Any = None
     # vLLM's. Refused: it names code.
     logits_processors: Any = None
 
 
 class CommonSamplingFields(ExtraSamplingFields, kw_only=True):
-    """Fields that OpenAI's and SGLang's APIs spell alike."""
+    """Fields that OpenAI's and SGLang's APIs spell the same."""
 
     n: int | None = None
     temperature: float | None = None
@@ -65,8 +65,8 @@ class CommonSamplingFields(ExtraSamplingFields, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    stream_interval: int | None = None  # tokens in one event; more of them cost less
-    # What the answer must be (`server/fields/grammar.py`):
+    stream_interval: int | None = None  # tokens per event; larger values cost less
+    # Constraints of the answer (`server/fields/grammar.py`):
     structured_outputs: JsonObject | None = None
     json_schema: Any = None
     regex: str | None = None
@@ -77,15 +77,15 @@ class CommonSamplingFields(ExtraSamplingFields, kw_only=True):
 
 
 class Spelling(NamedTuple):
-    """One parameter of sampling, and how bodies spell it."""
+    """One sampling parameter, and its names in bodies."""
 
     param: str  # field of `SamplingParams`
-    fields: tuple[str, ...]  # of bodies; of several that are given, the one declared first counts
-    read: Callable[[Any, Any], Any] | None = None  # of body and value; None: the value as it is
+    fields: tuple[str, ...]  # names in bodies; if several are given, the one declared first counts
+    read: Callable[[Any, Any], Any] | None = None  # (body, value) -> parameter; None: value
 
 
 class SpelledField(NamedTuple):
-    """A field of a body, and the parameter that it stands for."""
+    """A field of a body, and its parameter."""
 
     name: str
     spelling: Spelling
@@ -108,7 +108,7 @@ def _logit_bias(
     body: Any,
     bias: dict[str, float],
 ) -> dict[int, float]:
-    """JSON has only text keys: token ids as digits."""
+    """Convert the keys to token ids: JSON has only text keys, so ids are digits."""
     found: dict[int, float] = {}
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(key):
@@ -119,7 +119,7 @@ def _logit_bias(
 
 
 def _includes_stop(body: Any, value: bool) -> bool:
-    """Either of the two fields is enough."""
+    """True if one of the two fields is true."""
     given = [getattr(body, name, None) for name in _INCLUDES_STOP]
     return any(given)
 
@@ -176,10 +176,10 @@ SPELLINGS = (
 def sampling_params(
     body: msgspec.Struct, defaults: SamplingParams, **others: Any
 ) -> SamplingParams:
-    """The fields that a client sent as sampling parameters; all else is as in `defaults`.
+    """The fields that a client sent, as sampling parameters; other parameters are as in `defaults`.
 
-    `others`: parameters that the API reads by itself; they win. Raises `ApiError` for a value of a
-    wrong form. Ranges are not checked here but when the request is submitted.
+    `others`: parameters that the API reads itself; they override. Raises `ApiError` for a value of
+    the wrong form. Ranges are checked when the request is submitted.
     """
     given: JsonObject = {}
     for name, spelling in _spellings_of(type(body)):
@@ -194,8 +194,8 @@ def sampling_params(
 
 
 def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:
-    """Give `target` the sampling fields of `source`, under the names that `target` has for them."""
-    # Of several names for one parameter, the first that `target` has.
+    """Copy the sampling fields of `source` to `target`, under `target`'s names."""
+    # If `target` has several names for a parameter, use the first.
     names: dict[str, str] = {}
     for name, spelling in _spellings_of(type(target)):
         names.setdefault(spelling.param, name)
@@ -207,7 +207,7 @@ def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:
 
 @cache
 def _spellings_of(body: type[msgspec.Struct]) -> tuple[SpelledField, ...]:
-    """The sampling fields of a body: in the order of the table, and of the body where that ties."""
+    """The sampling fields of a body, in the order of the table, then of the body."""
     found: list[SpelledField] = []
     for spelling in SPELLINGS:
         for name in body.__struct_fields__:
@@ -218,7 +218,7 @@ def _spellings_of(body: type[msgspec.Struct]) -> tuple[SpelledField, ...]:
 
 
 class NamedProcessor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A logit processor with parameters of its own."""
+    """A logit processor with its own parameters."""
 
     name: str
     params: JsonObject | None = None
@@ -283,7 +283,7 @@ class ThinkingSwitch(msgspec.Struct, kw_only=True):
 
 
 def thinking_budget(body: ExtraSamplingFields) -> int | None:
-    """Under the first of its names that is given."""
+    """The thinking budget, from the first of its names that is given."""
     for name in _THINKING_BUDGET:
         budget: int | None = getattr(body, name)
         if budget is not None:
@@ -296,9 +296,9 @@ def thinking_switch(
     effort: str | None,
     budget: int | None,
 ) -> bool | None:
-    """Whether the model should reason; None if the request does not say it.
+    """Whether the model should reason; None if the request does not specify it.
 
-    `effort` may be "none".
+    `effort` "none" turns reasoning off.
     """
     if budget == 0:
         return False
@@ -313,9 +313,9 @@ def soft_budget(
     thinking: bool | ThinkingSwitch | None,
     effort: str | None,
 ) -> int | None:
-    """Tokens of reasoning that a switch leaves, for models that reason.
+    """Tokens of reasoning that a switch allows, for models that reason; None: no limit.
 
-    Other models have no use for it.
+    Other models ignore it.
     """
     if thinking_switch(thinking, effort, None) is False:
         return 0

@@ -1,6 +1,6 @@
-"""The field `session_params`: the session that a request continues, as SGLang's clients name it.
+"""The field `session_params`: the session that a request continues, under SGLang's names.
 
-Opening and closing sessions is the business of `server/admin/sessions.py`.
+`server/admin/sessions.py` opens and closes sessions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def session_params(
 
 
 def checked_session_id(context: ServerContext, id: str, param: str) -> str:
-    """`id`, if a session may have that name. Raises `ApiError`, which blames `param`."""
+    """`id`, if it is a valid name of a session. Raises `ApiError`, which names `param`."""
     longest = context.limits.max_rid_len
     if len(id) > longest:
         message = f"{param} has {len(id):,} characters; at most {longest:,} are allowed"

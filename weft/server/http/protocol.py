@@ -63,7 +63,7 @@ class ConnectionLimiter:
 
     @property
     def last_place(self) -> int:
-        """Number of connections up to which waiting ones are kept for `IDLE_S`."""
+        """Number of connections up to which a waiting one is kept for at least `IDLE_S`."""
         return self.limits.max_connections + self.limits.max_connections // 4 + 64
 
     def waits(self, connection: GuardedProtocol, now: float) -> None:

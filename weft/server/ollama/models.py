@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API as structs. `null` stands for "not given" everywhere."""
+"""Bodies of Ollama's API as structs. `null` means "not given" everywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.json_types import JsonObject
 class Options(msgspec.Struct, kw_only=True):
     """Sampling parameters under llama.cpp's names.
 
-    Those about memory and threads are not the request's business.
+    Options about memory and threads are not supported per request.
     """
 
     num_predict: int | None = None  # negative: as many as the context allows
@@ -28,16 +28,16 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """The fields that both ways of generating have in common."""
+    """The common fields of both generating routes."""
 
     model: str | None = None
-    stream: bool | None = None  # true if not given
+    stream: bool | None = None  # default: true
     format: str | JsonObject | None = None
     options: Options | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: str = ""
     system: str | None = None
-    raw: bool | None = None  # the prompt is not put into the chat template
+    raw: bool | None = None  # without the chat template
     suffix: str | None = None
     images: list[str] | None = None
     template: str | None = None
@@ -75,4 +75,4 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
-    name: str | None = None  # as older clients call it
+    name: str | None = None  # the name in older clients

@@ -1,4 +1,4 @@
-"""A generation as Ollama's answer: one object, or one for each piece, a line each."""
+"""A generation as Ollama's answer: one object, or a stream with one object per piece and line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLLAMA_LINES = Wire(b"application/x-ndjson", _error_line, b"")
 class OllamaReply:
     """One answer of /api/chat or /api/generate.
 
-    Calls are told whole: the API has no pieces of them.
+    A call is sent only when it is complete: the API has no partial calls.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OllamaReply:
         self._conversation = conversation
         self._kind = kind
         self._began = time.perf_counter()
-        self._name = ""  # of a call whose arguments come next
+        self._name = ""  # name of the call whose arguments come next
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
@@ -107,7 +107,7 @@ class OllamaReply:
         return fields
 
     def _logprobs(self, delta: Delta) -> JsonObject:
-        """Of the tokens of a delta, if they were asked for.
+        """The log probabilities of the tokens of a delta, if requested.
 
         The API has one list, beside the text.
         """
@@ -116,7 +116,7 @@ class OllamaReply:
         return {"logprobs": chat_logprobs(self._tokenizer, delta).content}
 
     def _end(self, end: CompletionEnd) -> JsonObject:
-        """The numbers of the last object. Times are in nanoseconds."""
+        """The counts and times of the last object. Times are in nanoseconds."""
         total_s = time.perf_counter() - self._began
         first_at = self._conversation.generation.completions[0].first_token_at
         prompt_s = 0.0
@@ -135,7 +135,7 @@ class OllamaReply:
 
 
 def _call(name: str, arguments: str) -> JsonObject:
-    """Arguments are an object here."""
+    """A call in Ollama's form: its arguments are an object."""
     return {"function": {"name": name, "arguments": msgspec.json.decode(arguments)}}
 
 

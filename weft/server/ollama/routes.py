@@ -1,4 +1,4 @@
-"""The routes below `/api/`, as Ollama's clients expect them."""
+"""Ollama's routes below `/api/`."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def tags(context: ServerContext, request: Request) -> ASGIApp:
-    """The served model, and the adapters that are loaded."""
+    """The served model, and the loaded adapters."""
     return json_response({"models": _models(context)})
 
 
 async def ps(context: ServerContext, request: Request) -> ASGIApp:
-    """The same: all of them are in memory."""
+    """Like `tags`, because all models are in memory; with the context length."""
     length = {"context_length": context.info.context_length}
     return json_response({"models": [model | length for model in _models(context)]})
 
@@ -102,7 +102,8 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def version(context: ServerContext, request: Request) -> ASGIApp:
-    """The version of Ollama's API that is spoken here: clients refuse one that is too old."""
+    """The version of Ollama's API that the server implements: clients refuse versions that are too
+    old."""
     return json_response({"version": OLLAMA_VERSION, "weft": context.info.version})
 
 
@@ -111,7 +112,7 @@ def _loaded(
     body: OllamaRequest,
     empty: JsonObject,
 ) -> Response:
-    """The answer to a request that clients send to have a model loaded: it has no text."""
+    """The answer without text to a request that only loads a model."""
     fields = {
         "model": _asked_for(context, body),
         "created_at": _started(context),

@@ -1,4 +1,4 @@
-"""Ollama's requests as chat requests. A field that cannot be translated is refused by name."""
+"""Translates Ollama's requests to chat requests. Errors name a field that cannot be translated."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from weft.server.submit import require_model
 
 
 def require_tagged_model(context: ServerContext, name: str | None) -> None:
-    """Names may carry a tag; there is one version of the model here. Raises `ApiError` 404."""
+    """Raise `ApiError` 404 unless `name`, without its tag, is served: a model has only one version
+    here."""
     require_model(context, untagged(name))
 
 
 def untagged(name: str | None) -> str | None:
-    """A name without the tag that stands for the only version."""
+    """A name without the tag `:latest`, the only version."""
     return name.removesuffix(":latest") if name else name
 
 
@@ -41,9 +42,8 @@ def chat_request(body: OllamaChatRequest) -> ChatRequest:
 def generate_request(
     body: OllamaGenerateRequest, ids: list[int] | None, stops: Sequence[int] = ()
 ) -> ChatRequest:
-    """`ids`: of a prompt that is not put into the chat template; `stops`: tokens that end its
-    completion.
-    """
+    """`ids`: token ids of a prompt without the chat template; `stops`: token ids that end its
+    completion."""
     for name in ("template", "context"):
         if getattr(body, name):
             raise not_supported(name)
@@ -62,7 +62,7 @@ def generate_request(
 
 
 def _content(text: str, images: list[str] | None, where: str) -> str | list[ContentPart]:
-    """Images stand before the text, as Ollama has it."""
+    """Images come before the text, as in Ollama."""
     if not images:
         return text
     parts: list[ContentPart] = []
@@ -97,7 +97,7 @@ def _call(function: OllamaFunctionCall) -> JsonObject:
 
 
 def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
-    """`request` with what `body` says of sampling, reasoning and the form of the answer."""
+    """`request` with the fields of `body` for sampling, reasoning and the form of the answer."""
     request.model = untagged(body.model)
     request.stream = body.stream is not False
     request.logprobs = body.logprobs

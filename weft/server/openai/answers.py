@@ -1,7 +1,8 @@
 """The parts of answers that several APIs share: names, usage, log probabilities, `meta_info`.
 
-Log probabilities have the shapes of OpenAI and, of a prompt, those of `echo` with `logprobs` and of
-vLLM's `prompt_logprobs`; `meta_info` is SGLang's. When an answer is sent is not known here.
+Log probabilities have OpenAI's form; those of a prompt have the form of `echo` with `logprobs`, or
+of vLLM's `prompt_logprobs`. `meta_info` is SGLang's. This module does not know when an answer is
+sent.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def answer_header(
     model: str | None = None,
     lora_path: str | None = None,
 ) -> AnswerHeader:
-    """`prefix`: the beginning of the ids of such answers, before the name of the request. `model`
-    and `lora_path`: as they were asked for; an answer names the adapter that gave it."""
+    """`prefix`: the beginning of the answer's id, before the name of the request. `model` and
+    `lora_path`: from the request; an answer names the adapter that generated it."""
     name = context.info.model_name
     if context.adapters.by_name:
         name = answering_name(context, model, lora_path)
@@ -74,10 +75,10 @@ def event(chunk: Any) -> bytes:
 
 
 class UsageCount:
-    """Tokens of one answer, counted as its deltas pass.
+    """Counts the tokens of one answer from its deltas.
 
-    A prompt counts once, however many completions it has. With the history of a session a prompt is
-    longer than what was sent; that is known when its completion has ended.
+    A prompt counts once, whatever the number of its completions. With the history of a session, a
+    prompt is longer than the one sent; its length is known when its completion has ended.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class UsageCount:
         media: Sequence[MediaItem] = (),
         told: Sequence[Completion] = (),
     ) -> None:
-        """`media`: of all prompts. `told`: all completions, if they are told of the caches."""
+        """`media`: media of all prompts. `told`: all completions, if the usage reports their cache
+        use; else empty."""
         self._n = n
         self._told = told
         self._media = media
@@ -123,7 +125,7 @@ class UsageCount:
 
 
 def add_media(details: PromptTokensDetails, media: Sequence[MediaItem]) -> None:
-    """How many tokens of the prompt stand for pictures, videos and sounds."""
+    """Add the numbers of prompt tokens that are placeholders of images, videos and sounds."""
     for item in media:
         name = f"{item.kind}_tokens"
         before = getattr(details, name) or 0
@@ -131,8 +133,10 @@ def add_media(details: PromptTokensDetails, media: Sequence[MediaItem]) -> None:
 
 
 def add_cache_use(details: PromptTokensDetails, completions: Sequence[Completion]) -> None:
-    """Where the cached tokens of prompts were, and what was pinned of them. `completions`: one of
-    each prompt; those that have not ended do not count."""
+    """Add the locations of the cached tokens of prompts, and the number of their pinned tokens.
+
+    `completions`: one per prompt; completions that have not ended do not count.
+    """
     for completion in completions:
         if completion.end is None:
             continue
@@ -153,7 +157,7 @@ def add_cache_use(details: PromptTokensDetails, completions: Sequence[Completion
 
 
 def cached_details(use: CacheUsePiece, cached_tokens: int) -> CachedTokensDetails:
-    """Where the cached tokens of one prompt were."""
+    """The locations of the cached tokens of one prompt."""
     on_device = cached_tokens - use.host_tokens - use.disk_tokens
     return CachedTokensDetails(on_device, use.host_tokens, use.disk_tokens)
 
@@ -161,10 +165,10 @@ def cached_details(use: CacheUsePiece, cached_tokens: int) -> CachedTokensDetail
 def pinned_by_ttl(
     pins: Sequence[PinMark], use: CacheUsePiece, cached_tokens: int
 ) -> dict[float, int]:
-    """The tokens of a prompt that were computed and are pinned, by how long they stay, in seconds.
+    """The numbers of a prompt's computed and pinned tokens, by time to live in seconds.
 
     0 ...... cached ...... first mark ...... second mark ...... pinned
-                 | stay as it says | stay as it says |
+                | TTL of first  |  TTL of second  |
     """
     found: dict[float, int] = {}
     begin = cached_tokens
@@ -178,7 +182,7 @@ def pinned_by_ttl(
 def reasoning_details(
     tokenizer: Tokenizer, outputs: Sequence[ParsedOutput]
 ) -> CompletionTokensDetails:
-    """How many tokens were reasoning. Its marks are not among them."""
+    """The number of reasoning tokens. The marks of the reasoning do not count."""
     texts = ["".join(output.reasoning_text) for output in outputs]
     encoded = tokenizer.encode_all(texts, add_special_tokens=False)
     return CompletionTokensDetails(sum(map(len, encoded)))
@@ -189,9 +193,10 @@ def meta_info(
     delta: Delta,
     weight_version: str,
 ) -> JsonObject:
-    """`meta_info` of SGLang's answers: the numbers of one completion as far as `delta`.
+    """`meta_info` of SGLang's answers: the numbers of one completion up to `delta`.
 
-    `weight_version` is that of now. What is known at the end only comes with the last delta.
+    `weight_version` is the current version. Fields that are known only at the end come with the
+    last delta.
     """
     end = delta.end
     if end is None:
@@ -215,7 +220,7 @@ def meta_info(
 
 
 def meta_cached_details(completion: Completion) -> JsonObject:
-    """The entry of `meta_info` about the caches, of a completion that has ended."""
+    """The entry of `meta_info` about the caches, for a completion that has ended."""
     assert completion.end is not None
     use = cache_use(completion.aux_outputs)
     details = cached_details(use, completion.end.cached_tokens)
@@ -240,7 +245,7 @@ def _meta_finish_reason(end: CompletionEnd) -> JsonObject:
 
 
 def token_names(tokenizer: Tokenizer, *, as_ids: bool) -> TokenName:
-    """How tokens are called: by their text, or, as vLLM writes it, by "token_id:17"."""
+    """The function that names tokens: by their text or, as in vLLM, by "token_id:17"."""
     return _id_name if as_ids else partial(token_name, tokenizer)
 
 
@@ -249,7 +254,7 @@ def _id_name(token: int) -> str:
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; if it is no text by itself, as OpenAI writes it ("bytes:\\xe4").
+    """A token as text; if its bytes are not valid text, in OpenAI's form ("bytes:\\xe4").
 
     So different tokens have different names.
     """
@@ -270,9 +275,10 @@ def finite(logprob: float) -> float:
 def chat_logprobs(
     tokenizer: Tokenizer, delta: Delta, *, as_ids: bool = False, wanted: Sequence[int] = ()
 ) -> ChatLogprobs:
-    """With the bytes of each token, because a token need not be a whole character.
+    """OpenAI's log probabilities of a delta, with the bytes of each token, which may be a part of a
+    character.
 
-    The tokens that are `wanted` stand at the end of the likeliest.
+    `wanted`: token ids to add after the likeliest.
     """
 
     def entry(token: int, logprob: float) -> TopLogprob:
@@ -288,9 +294,9 @@ def chat_logprobs(
 
 
 class TextOffsets:
-    """Where in the text of one answer each token begins.
+    """The offset of each token in the text of one answer.
 
-    Half a character stands where the character begins.
+    A token that is part of a character has the offset of the character.
     """
 
     def __init__(self, detokenizer: Detokenizer, offset: int) -> None:
@@ -308,7 +314,8 @@ class TextOffsets:
 def completion_logprobs(
     delta: Delta, offsets: TextOffsets, name_of: TokenName, wanted: Sequence[int] = ()
 ) -> CompletionLogprobs:
-    """`offsets` are those of the completion. Tokens that are `wanted` come with the likeliest."""
+    """The log probabilities of a delta. `offsets`: those of its completion. `wanted`: token ids to
+    add to the likeliest."""
     result = CompletionLogprobs([], [], [], [])
     for token, found in zip(delta.token_ids, delta.logprobs, strict=False):
         name = name_of(token)
@@ -324,7 +331,7 @@ def completion_logprobs(
 
 
 def _likeliest_and_wanted(found: TokenLogprobs, wanted: Sequence[int]) -> list[tuple[int, float]]:
-    """The likeliest tokens, and behind them those of `wanted` that are not among them."""
+    """The likeliest tokens, then those of `wanted` that are not among them."""
     top = dict(zip(found.top_ids, found.top_logprobs, strict=True))
     top.update(zip(wanted, found.id_logprobs, strict=True))
     return list(top.items())
@@ -336,9 +343,10 @@ def _likeliest_and_wanted(found: TokenLogprobs, wanted: Sequence[int]) -> list[t
 def vllm_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[PromptToken], num_top: int
 ) -> list[dict[str, PromptLogprob] | None]:
-    """For each token itself, and then the `num_top` likeliest in its place, by their ids as digits.
+    """One entry per token of the prompt: the token itself, then the `num_top` likeliest tokens at
+    its position; the keys are ids as digits.
 
-    None where there is no log probability.
+    None for a token without a log probability.
     """
 
     def entry(token: int, logprob: float, rank: int) -> PromptLogprob:
@@ -359,7 +367,8 @@ def vllm_logprobs(
 def echoed_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[PromptToken], num_top: int, name_of: TokenName
 ) -> CompletionLogprobs:
-    """Those of an echoed prompt, as of a completion. Offsets count in the text of the prompt."""
+    """The log probabilities of an echoed prompt, in the form of a completion. Offsets count in the
+    prompt's text."""
     found = CompletionLogprobs([], [], [], [])
     offsets = TextOffsets(tokenizer.detokenizer(), 0)
     for own in tokens:
@@ -382,7 +391,7 @@ def echoed_logprobs(
 def joined_logprobs(
     prompt: CompletionLogprobs, completion: CompletionLogprobs
 ) -> CompletionLogprobs:
-    """Those of a prompt, and those of its completion behind them."""
+    """The log probabilities of a prompt, followed by those of its completion."""
     return CompletionLogprobs(
         text_offset=prompt.text_offset + completion.text_offset,
         token_logprobs=prompt.token_logprobs + completion.token_logprobs,

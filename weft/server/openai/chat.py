@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, and how long the prompt of such a request is."""
+"""`POST /v1/chat/completions`, and the route that counts the tokens of a chat's prompt."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
-    """How many tokens the prompt of such a request would have."""
+    """The number of tokens of a chat's prompt."""
     body = await read_json(context, request, ChatRequest)
     require_model(context, body.model)
     ids = body.input_ids
@@ -71,7 +71,7 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
 class ChatReply:
     """Chat completions as bytes.
 
-    Chunks of plain text, which are nearly all, are put together from prepared parts.
+    Chunks of plain text, nearly all chunks, are assembled from prepared parts.
     """
 
     def __init__(
@@ -90,18 +90,19 @@ class ChatReply:
         self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, told)
         self._options = body.stream_options or StreamOptions()
         self._logprobs = conversation.params.logprobs is not None
-        self._as_ids = bool(body.return_tokens_as_token_ids)  # tokens are called by their ids
+        self._as_ids = bool(body.return_tokens_as_token_ids)  # name tokens by their ids
         self._return_ids = bool(body.return_token_ids)
         self._return_meta_info = bool(body.return_meta_info)
-        # Fields of the answer, or of each first chunk of a stream.
+        # Fields of the answer, or of the first chunk of each choice.
         self._prompt_fields: JsonObject = {}
         if body.return_token_ids or body.return_prompt_token_ids:
             self._prompt_fields["prompt_token_ids"] = list(ids)
-        if body.return_prompt_text:  # as the model gets it, truncated or not
+        if body.return_prompt_text:  # the prompt of the model, after truncation
             text = context.tokenizer.decode(ids, skip_special_tokens=False)
             self._prompt_fields["prompt_text"] = text
-        self._opened: set[int] = set()  # choices that have had their first chunk
-        # Of a chunk of plain text, with %d for the choice; empty if chunks have more than text.
+        self._opened: set[int] = set()  # choices whose first chunk was sent
+        # Start of a chunk of plain text, with %d for the choice; empty if chunks have more than
+        # text.
         self._prefix = b""
         has_more = self._logprobs or self._return_ids or self._options.continuous_usage_stats
         if conversation.is_plain and conversation.generation.stream and not has_more:
@@ -141,7 +142,7 @@ class ChatReply:
         return b"".join(parts)
 
     def _text(self, delta: Delta) -> bytes:
-        """A chunk of plain text; nothing if there is none."""
+        """A chunk of plain text; empty if there is no text."""
         if not delta.text:
             return b""
         text = msgspec.json.encode(delta.text)
@@ -188,7 +189,7 @@ class ChatReply:
         return chunk
 
     def _contents(self, delta: Delta) -> list[ChatChunk]:
-        """A chunk for each event. The first has what stands beside the text: ids and logprobs."""
+        """One chunk per event. Only the first has the ids and log probabilities of the delta."""
         events = self._conversation.events_and_custom_calls(delta)
         found = [self._delta(event) for event in events]
         if not found and delta.token_ids and (self._logprobs or self._return_ids):
@@ -255,7 +256,7 @@ class ChatReply:
     # ---- parts of both
 
     def _hidden_states(self, delta: Delta) -> list[float] | msgspec.UnsetType:
-        """Of the last token; unset if there are none."""
+        """The hidden state of the last token; unset if there is none."""
         completion = self._conversation.generation.completions[delta.choice]
         return last_state(completion.aux_outputs) or msgspec.UNSET
 
@@ -279,7 +280,8 @@ class ChatReply:
         return usage
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, PromptLogprob] | None]:
-        """As the engine gave them to this choice, before its first token."""
+        """The log probabilities of the prompt, which the engine sends to this choice before its
+        first token."""
         completion = self._conversation.generation.completions[choice]
         return vllm_logprobs(self._tokenizer, prompt_logprobs(completion.aux_outputs), num_top)
 
@@ -294,11 +296,11 @@ class ChatReply:
 
 
 def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAnswer:
-    """The events of a whole completion as a message."""
+    """The events of a complete completion as a message."""
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[ToolCall | CustomToolCall] = []
-    arguments: dict[int, list[str]] = {}  # pieces by call
+    arguments: dict[int, list[str]] = {}  # pieces, by call
     for found in events:
         match found:
             case AnswerText():
@@ -326,7 +328,7 @@ def answer_of(events: Sequence[Event | CustomCall], call_id_len: int) -> ChatAns
 
 
 def function_calls(answer: ChatAnswer) -> list[ToolCall]:
-    """The calls of a message for APIs that have no custom tools."""
+    """The function calls of a message, for APIs without custom tools."""
     return [call for call in answer.tool_calls or () if isinstance(call, ToolCall)]
 
 

@@ -92,12 +92,13 @@ async def completions(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _sampling(context: ServerContext, body: CompletionRequest) -> SamplingParams:
-    """Raises `ApiError` or `InvalidParam` for fields that cannot be used, also together."""
+    """The sampling parameters. Raises `ApiError` or `InvalidParam` for invalid fields and
+    combinations."""
     num_of_prompt = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         num_of_prompt = max(body.logprobs, num_of_prompt or 0)
-    # A request that only wants to have its prompt back, or log probabilities of it, may generate
-    # nothing.
+    # A request that only asks for its prompt, or for the log probabilities of its prompt, may
+    # generate no token.
     fewest_tokens = 0 if body.echo or num_of_prompt is not None else 1
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_of(
@@ -120,7 +121,7 @@ def _sampling(context: ServerContext, body: CompletionRequest) -> SamplingParams
 def split_prompt(
     prompt: str | list[str | int | list[int]], context_len: int
 ) -> list[str | list[int]]:
-    """A prompt field as the list of prompts in it: text, ids, or a list of either."""
+    """A prompt field as a list of prompts. The field is a text, ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int) and len(prompt) > context_len:
@@ -145,7 +146,8 @@ async def _infilled(
     texts: Sequence[str | list[int]],
     params: SamplingParams,
 ) -> tuple[SamplingParams, list[list[int]]]:
-    """Parameters and prompts of gaps between each of `texts` and the suffix. Raises `ApiError`."""
+    """Parameters and prompts for filling the gaps between each of `texts` and the suffix. Raises
+    `ApiError`."""
     tokens = infill_tokens(context, "suffix")
     if body.truncate_prompt_tokens is not None:
         raise not_supported("truncate_prompt_tokens together with suffix")
@@ -161,12 +163,12 @@ async def _infilled(
 
 
 class EchoSpec(NamedTuple):
-    """The prompts that stand before their completions."""
+    """The prompts that precede their completions in the answer."""
 
-    texts: list[str]  # by prompt
+    texts: list[str]  # one per prompt
     num_logprobs: (
         int | None
-    )  # likeliest tokens beside each token of the prompt; None: not asked for
+    )  # likeliest tokens per token of the prompt; None: not requested
 
 
 async def _echo(
@@ -181,15 +183,15 @@ async def _echo(
 
 
 class LogprobsSpec(NamedTuple):
-    """Which log probabilities of a completion are asked for, and in which form."""
+    """The requested log probabilities of a completion, and their form."""
 
     name_of: TokenName
-    wanted: Sequence[int]  # tokens beside the likeliest
-    skip_special_tokens: bool  # where offsets of tokens in the text are counted
+    wanted: Sequence[int]  # tokens in addition to the likeliest
+    skip_special_tokens: bool  # for the offsets of tokens in the text
 
 
 class CompletionReply:
-    """Text completions as bytes. Chunks of plain text are put together from prepared parts."""
+    """Text completions as bytes. Chunks of plain text are assembled from prepared parts."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class CompletionReply:
         self._tells_prompt = bool(body.echo or body.return_token_ids) or (
             body.prompt_logprobs is not None
         )
-        # Likeliest tokens beside each token of the prompt; None: not asked for.
+        # Likeliest tokens per token of the prompt; None: not requested.
         self._num_prompt_logprobs = body.prompt_logprobs
         self._logprobs: LogprobsSpec | None = None
         if params.logprobs is not None:
@@ -224,9 +226,9 @@ class CompletionReply:
             )
         told = generation.completions if body.return_cached_tokens_details else ()
         self._count = UsageCount(list(map(len, prompt_ids)), params.n, told=told)
-        self._opened: set[int] = set()  # choices that have had their first chunk
-        self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are asked for
-        self._prefix = b""  # of a chunk of plain text; empty if chunks have more than text
+        self._opened: set[int] = set()  # choices whose first chunk was sent
+        self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are requested
+        self._prefix = b""  # start of a chunk of plain text; empty if chunks have more
         is_plain = not (self._return_ids or self._options.continuous_usage_stats)
         if generation.stream and is_plain and self._logprobs is None:
             self._prefix = _plain_prefix(self._header)
@@ -284,7 +286,7 @@ class CompletionReply:
         return choice
 
     def _open(self, choice: CompletionChoice) -> None:
-        """Add what stands in the first chunk of a choice only: all of it is about the prompt."""
+        """Add the fields about the prompt, which only the first chunk of a choice has."""
         prompt = choice.index // self._n
         if self._echo is not None:
             choice.text = self._echo.texts[prompt] + choice.text
@@ -297,9 +299,9 @@ class CompletionReply:
             choice.prompt_token_ids = self._prompt_ids[prompt]
 
     def _logprobs_of(self, delta: Delta, spec: LogprobsSpec) -> CompletionLogprobs:
-        """With those of the prompt before them, where it is echoed.
+        """The log probabilities of a delta; if the prompt is echoed, after those of the prompt.
 
-        Offsets count in the text with the prompt.
+        Offsets count in the text that includes the prompt.
         """
         offsets = self._offsets.get(delta.choice)
         if offsets is not None:
@@ -320,7 +322,7 @@ class CompletionReply:
 
 
 def _plain_prefix(header: AnswerHeader) -> bytes:
-    """A chunk up to its text, with %d in place of the number of the choice."""
+    """A chunk up to its text, with %d for the index of the choice."""
     chunk = json_bytes(TextCompletion(**header._asdict(), choices=[]))
     head = chunk.removesuffix(b"]}").replace(b"%", b"%%")
     return b"data: " + head + b'{"index":%d,"text":'

@@ -1,6 +1,5 @@
-"""Parts of messages that are no text, in the forms of OpenAI, vLLM and Hugging Face: where the
-bytes of each come from, and what the chat template gets in their place.
-"""
+"""Message parts other than text, in the forms of OpenAI, vLLM and Hugging Face: the sources of
+their bytes, and the parts that the chat template gets instead."""
 
 from __future__ import annotations
 
@@ -30,9 +29,10 @@ def without_media(
     parts: Sequence[ContentPart],
     where: str,
 ) -> tuple[ChatMessage, list[MediaSource]]:
-    """`message`, whose content is `parts`, as its template gets it, and what it is about.
+    """`message`, with the content `parts`, in the form for its template, and the sources of its
+    media.
 
-    Raises `ApiError` for a part that does not say where its bytes are.
+    Raises `ApiError` for a part without a source.
     """
     sources: list[MediaSource] = []
     kept: list[ContentPart] = []

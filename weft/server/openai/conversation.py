@@ -1,7 +1,7 @@
-"""From a chat request to its running generation: the one way that all APIs of messages take.
+"""Turns a chat request into its running generation, for all APIs with messages.
 
 Other APIs translate their bodies to a `ChatRequest`, and the events of its outputs back. This
-module knows templates, tools and reasoning; what an answer looks like is each API's business.
+module handles templates, tools and reasoning; each API writes its own answers.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
 from weft.text.tokenizer import ContextExceeded
 
-_TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
+_TAIL_LEN = 32  # tokens at the end of a prompt where a template may open the reasoning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """A chat request that runs."""
+    """A running chat request."""
 
     generation: Generation
     prompt: Prompt
     outputs: list[ParsedOutput]  # by choice
-    is_plain: bool  # nothing is looked for in the text: events need not be asked of `outputs`
+    is_plain: bool  # the text needs no parsing: `outputs` may be bypassed
     has_reasoning: bool
     custom_calls: list[CustomCalls]  # by choice; empty if the request has no custom tools
     call_id_len: int
@@ -66,14 +66,14 @@ class Conversation:
         return self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
 
     def events_and_custom_calls(self, delta: Delta) -> Sequence[Event | CustomCall]:
-        """The same for APIs that have custom tools."""
+        """Like `events`, for APIs with custom tools."""
         events = self.events(delta)
         if not self.custom_calls:
             return events
         return self.custom_calls[delta.choice].take(events, is_last=delta.end is not None)
 
     def finish_reason(self, delta: Delta) -> str:
-        """Why a completion has ended, in OpenAI's words."""
+        """The reason for the end of a completion, in OpenAI's words."""
         assert delta.end is not None
         output = self.outputs[delta.choice]
         has_calls = output.num_calls > 0 and not output.has_cut_call
@@ -93,9 +93,10 @@ async def start_chat(
 ) -> Conversation:
     """Check, render, tokenize and submit.
 
-    With `whole_calls` a stream, too, tells calls only when they are complete; with `cut_calls` an
-    answer tells a forced call that its end has cut off, for its arguments are a text. `marks`: of
-    the body that another API has made it of.
+    `whole_calls`: a stream, too, sends calls only when they are complete. `cut_calls`: an answer
+    contains a forced call that was truncated at its end, because this API has arguments as text.
+    `marks`: those of another API's body that `body` was made from.
+
     Raises `ApiError` or `InvalidParam`.
     """
     require_model(context, body.model)
@@ -121,7 +122,7 @@ async def start_chat(
             prompt = replace(prompt, pins=await _pins(context, body, ids, marks))
         generation = submit(context, [prompt], stream=bool(body.stream))
     except InvalidParam as exc:
-        if exc.param == "prompt":  # as text and client call it
+        if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
         raise
     parsing = _Parsing(
@@ -149,12 +150,13 @@ async def start_chat(
 def _sampling(
     context: ServerContext, body: ChatRequest, use: ToolUse, tool_format: ToolFormat | None
 ) -> SamplingParams:
-    """With the grammar that the use of tools asks for, and the budget of a reasoning switch."""
+    """The sampling parameters, with the grammar for the use of tools, and the budget of a reasoning
+    switch."""
     top_logprobs = body.top_logprobs or 0
     if top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if use.schema is not None:
-        body.response_format = None  # that is about what is said beside calls: nothing is
+        body.response_format = None  # it constrains text beside calls: there is none
     params = sampling_of(
         body,
         context.info.sampling,
@@ -179,7 +181,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
 
 
 def _constrained(params: SamplingParams, schema: JsonObject) -> SamplingParams:
-    """The output has to be calls: the grammar sees to it."""
+    """Parameters with a grammar that forces the output to be calls."""
     if params.grammar is not None:
         message = "a forced tool call and another constraint exclude each other"
         raise ApiError(400, message, param="tool_choice")
@@ -189,7 +191,8 @@ def _constrained(params: SamplingParams, schema: JsonObject) -> SamplingParams:
 def _strict(
     params: SamplingParams, arguments: dict[str, JsonObject], tool_format: ToolFormat
 ) -> SamplingParams:
-    """Calls that the model chooses to make have arguments of their tools' schemas."""
+    """Parameters with a grammar for optional calls: their arguments must follow the schemas of
+    their tools."""
     if tool_format.around is None:
         return params
     tag = strict_tag(arguments, tool_format.mark, tool_format.around)
@@ -207,9 +210,9 @@ def _json_text(value: Any) -> str:
 def _behind_reasoning(
     context: ServerContext, params: SamplingParams, grammar: Grammar, ids: Sequence[int]
 ) -> SamplingParams:
-    """Let the grammar hold from the end of the reasoning on.
+    """Apply the grammar only from the end of the reasoning on.
 
-    If the model reasons, and the prompt has not ended the reasoning.
+    This happens if the model reasons, and the prompt has not closed the reasoning.
     """
     format = context.formats.reasoning
     if format is None or context.config.grammar_in_reasoning:
@@ -227,8 +230,8 @@ def _behind_reasoning(
 
 
 async def _predicted(context: ServerContext, prediction: PredictedContent) -> list[int]:
-    """The ids of the text that the client expects. One that is longer than an answer can be is cut:
-    it is no fault, and changes nothing."""
+    """The ids of the text that the client expects. A text longer than any answer is truncated: this
+    is no error, and has no effect."""
     content = prediction.content
     if not isinstance(content, str):
         content = "".join(part.text or "" for part in content)
@@ -240,20 +243,20 @@ async def _predicted(context: ServerContext, prediction: PredictedContent) -> li
 
 class ChatPrompt(NamedTuple):
     ids: list[int]
-    media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds; `ids` have their placeholders
-    is_marked: bool = False  # some block has a cache_control
+    media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
+    is_marked: bool = False  # whether a block has a cache_control
 
 
 class ChatText(NamedTuple):
-    text: str  # as the model's template writes it, with a mark for each of `sources`
-    sources: list[MediaSource]  # pictures, videos and sounds
+    text: str  # output of the model's template, with a mark for each of `sources`
+    sources: list[MediaSource]  # images, videos and sounds
     is_marked: bool
 
 
 async def _prompt_ids(
     context: ServerContext, body: ChatRequest, params: SamplingParams
 ) -> ChatPrompt:
-    """The ids that the request brings, or those of its messages; cut if that is asked for."""
+    """The ids of the request, or those of its messages; truncated if requested."""
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     prompt = None
     if body.input_ids is None:
@@ -274,8 +277,8 @@ async def _prompt_ids(
 async def chat_prompt(
     context: ServerContext, body: ChatRequest, bytes_before: int = 0
 ) -> ChatPrompt:
-    """The conversation as token ids, by the model's template. `bytes_before`: what encoders read
-    for other prompts of the request."""
+    """The conversation as token ids, rendered by the model's template. `bytes_before`: bytes of the
+    encoder inputs of other prompts of the request."""
     text, sources, is_marked = await chat_text(context, body)
     if sources:
         found = await _with_media(context, body, text, sources, bytes_before)
@@ -297,19 +300,19 @@ async def _pins(
     ids: list[int],
     marks: Sequence[CacheMark[ChatRequest]],
 ) -> tuple[PinMark, ...]:
-    """Where in the tokens of a prompt its marked blocks end, the first of them first. Of a prompt
-    with pictures, videos or sounds, what is before the first of these counts."""
+    """The ends of a prompt's marked blocks in its tokens, in ascending order. Of a prompt with
+    media, only the part before the first item counts."""
     marks = marks or chat_marks(body)
     text, sources, _ = await chat_text(context, body)
     if sources:
         for place in require_media(context.media, sources).marks.values():
             text = text.partition(place)[0]
     stamp = new_stamp()
-    lengths: dict[int, float] = {}  # seconds by characters
+    lengths: dict[int, float] = {}  # time to live by length in characters
     for mark in marks:
         varied = await chat_text(context, mark.varied(stamp))
         if stamp not in varied.text:
-            continue  # the template leaves the block out
+            continue  # the template omits the block
         length = num_alike(text, varied.text)
         lengths[length] = max(lengths.get(length, 0.0), TTL_S[mark.lasts])
     if not lengths:
@@ -320,7 +323,7 @@ async def _pins(
         add_special_tokens=bool(body.add_special_tokens),
         truncates=True,
     )
-    ends: dict[int, float] = {}  # seconds by tokens
+    ends: dict[int, float] = {}  # time to live by length in tokens
     for beginning, ttl_s in zip(found, lengths.values(), strict=True):
         end = num_alike(ids, beginning)
         ends[end] = max(ends.get(end, 0.0), ttl_s)
@@ -328,7 +331,7 @@ async def _pins(
 
 
 def _sources(messages: Sequence[ChatMessage]) -> list[MediaSource]:
-    """The pictures, videos and sounds of messages that are not rendered."""
+    """The images, videos and sounds of messages that are not rendered."""
     found: list[MediaSource] = []
     for index, message in enumerate(messages):
         if isinstance(message.content, list):
@@ -343,7 +346,7 @@ async def _with_media(
     sources: Sequence[MediaSource],
     bytes_before: int = 0,
 ) -> ChatPrompt:
-    """`text` (or the ids of the request) with what `sources` stand for."""
+    """The prompt of `text`, or of the ids of the request, with the loaded media of `sources`."""
     media = require_media(context.media, sources, body.mm_processor_kwargs)
     require_uncut(body.truncate_prompt_tokens)
     loaded = await media.load(sources, context.info.context_length, bytes_before)
@@ -361,7 +364,7 @@ async def _with_media(
 
 
 async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
-    """The conversation by the model's template."""
+    """The conversation as text, rendered by the model's template."""
     if context.template is None:
         check_task(SamplingParams(), context.client.engine)
         raise ApiError(
@@ -411,7 +414,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
 
 
 def _check_template(context: ServerContext, source: str) -> None:
-    """Raise `ApiError` for a template that this server does not take from a request."""
+    """Raise `ApiError` for a template that the server does not accept from a request."""
     if not context.config.trust_request_chat_template:
         message = (
             "chat_template is not taken from requests; "
@@ -429,10 +432,10 @@ def _check_template(context: ServerContext, source: str) -> None:
 
 
 def _template_kwargs(body: ChatRequest) -> JsonObject:
-    """Variables of the template; those that the request names itself win."""
+    """Variables of the template; those in `chat_template_kwargs` override."""
     kwargs: JsonObject = {}
     thinks = thinking_switch(body.thinking, body.reasoning_effort, thinking_budget(body))
-    if thinks is not None:  # templates know it by either name
+    if thinks is not None:  # templates use either name
         kwargs["enable_thinking"] = thinks
         kwargs["thinking"] = thinks
     kwargs.update(body.chat_template_kwargs or {})
@@ -442,7 +445,7 @@ def _template_kwargs(body: ChatRequest) -> JsonObject:
 
 
 def _with_one_reasoning(message: ChatMessage) -> ChatMessage:
-    """Reasoning has two names; templates know one."""
+    """A message with its reasoning under the name that templates use."""
     reasoning = message.reasoning_content
     if reasoning is None:
         reasoning = message.reasoning
@@ -457,7 +460,7 @@ def _with_one_reasoning(message: ChatMessage) -> ChatMessage:
 
 
 def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat:
-    """How the calls of this request will be written."""
+    """The format of this request's calls. Raises `ApiError` if it is unknown."""
     if use.schema is not None:
         return FORCED
     if context.formats.tools is None:
@@ -476,7 +479,8 @@ def _looks_for_reasoning(
     body: ChatRequest,
     params: SamplingParams,
 ) -> bool:
-    """An output that is constrained from its first token on has no reasoning."""
+    """Whether to parse reasoning: an output that is constrained from its first token on has
+    none."""
     if context.formats.reasoning is None or body.separate_reasoning is False:
         return False
     return params.grammar is None or not context.config.grammar_in_reasoning
@@ -484,13 +488,13 @@ def _looks_for_reasoning(
 
 @dataclass(frozen=True, kw_only=True)
 class _Parsing:
-    """The parsers that look through the outputs of a request."""
+    """The parsers of a request's outputs."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
     use: ToolUse
-    eager: bool  # calls are told before they are complete
-    tells_cut: bool  # a call that the end has cut off is told, too
+    eager: bool  # send calls before they are complete
+    tells_cut: bool  # also send a call that was truncated at the end
 
 
 def _output(

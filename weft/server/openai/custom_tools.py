@@ -1,7 +1,7 @@
 """Custom tools, which take a text instead of arguments.
 
-The model knows them as functions with one parameter, `input`: the template, the grammar and the
-parsers see nothing else, and calls are translated back where they are told.
+The model gets them as functions with one parameter, `input`. Template, grammar and parsers handle
+only these functions; answers translate the calls back.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ INPUT_SCHEMA: JsonObject = {
     "additionalProperties": False,
 }
 _BEGINNING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_LONGEST_ESCAPE = len(r"\ud83d\ude00")  # a character may be written so
+_LONGEST_ESCAPE = len(r"\ud83d\ude00")  # the longest escape of one character
 
 
 class CustomCall(NamedTuple):
-    """A whole call of a custom tool; calls are numbered from 0, those of functions among them."""
+    """A complete call of a custom tool; `call` counts all calls, also those of functions, from
+    0."""
 
     call: int
     name: str
@@ -39,13 +40,13 @@ class CustomCall(NamedTuple):
 class CustomCalls:
     """Finds the calls of custom tools among the events of one completion.
 
-    Each is told at its end, as one event.
+    Each call becomes one event when it is complete.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._open: CallBegin | None = None
-        self._pieces: list[str] = []  # of its arguments
+        self._pieces: list[str] = []  # pieces of its arguments
 
     def take(self, events: Sequence[Event], *, is_last: bool) -> list[Event | CustomCall]:
         """The events, with each call of a custom tool as one event."""
@@ -81,7 +82,7 @@ def is_custom(tool: JsonObject) -> bool:
 
 
 def as_functions(tools: Sequence[JsonObject] | None) -> list[JsonObject] | None:
-    """Tools as the model is shown them. Raises `ApiError` for a custom tool that is not served."""
+    """Tools in the form for the model. Raises `ApiError` for an unsupported custom tool."""
     if tools is None:
         return None
     functions = []
@@ -94,7 +95,7 @@ def as_functions(tools: Sequence[JsonObject] | None) -> list[JsonObject] | None:
 
 
 def _without_mark(tool: JsonObject) -> JsonObject:
-    """A tool without its `cache_control`, which is about the prompt, and no part of it."""
+    """A tool without its `cache_control`, which does not belong in the prompt."""
     function = tool.get("function")
     if isinstance(function, dict) and "cache_control" in function:
         kept = {name: value for name, value in function.items() if name != "cache_control"}
@@ -125,10 +126,7 @@ def _function(tool: JsonObject, param: str) -> JsonObject:
 
 
 def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
-    """A message of the history with its calls of custom tools as calls of functions.
-
-    Raises `ApiError`.
-    """
+    """A message of the history, with its calls of custom tools as function calls."""
     calls = message.tool_calls
     if not calls or not any(map(is_custom, calls)):
         return message
@@ -159,14 +157,14 @@ def _function_call(call: JsonObject, param: str) -> JsonObject:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments by which the model is given a custom tool's input."""
+    """The function arguments that contain a custom tool's input."""
     return msgspec.json.encode({"input": text}).decode()
 
 
 def input_of(arguments: str) -> str:
-    """The input in such arguments, as far as it has come if they are cut off.
+    """The input inside function arguments; of truncated arguments, its beginning.
 
-    Other arguments are the input itself.
+    Arguments of another form are returned unchanged.
     """
     try:
         found = msgspec.json.decode(arguments)
@@ -182,7 +180,7 @@ def _beginning_of_input(arguments: str) -> str:
     if match is None:
         return ""
     text = arguments[match.end() :]
-    for dropped in range(min(len(text), _LONGEST_ESCAPE) + 1):  # an escape may be cut off, too
+    for dropped in range(min(len(text), _LONGEST_ESCAPE) + 1):  # an escape may be truncated
         try:
             return msgspec.json.decode(f'"{text[: len(text) - dropped]}"', type=str)
         except (msgspec.DecodeError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Where the messages and tools of a chat request are marked with `cache_control`."""
+"""Finds the `cache_control` marks of the messages and tools of a chat request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart
 
 
 def has_marked_tool(tools: Sequence[JsonObject]) -> bool:
-    """Whether there is a mark at some tool."""
+    """Whether a tool has a mark."""
     return any(_of_tool(tool) is not None for tool in tools)
 
 
@@ -53,14 +53,14 @@ def chat_marks(body: ChatRequest) -> list[CacheMark[ChatRequest]]:
 def _last(
     where: str, body: ChatRequest, varied: Callable[[str], ChatRequest]
 ) -> CacheMark[ChatRequest] | None:
-    """The mark that the body as a whole would put there."""
+    """The mark that `cache_control` of the whole body puts here, if it is the last block."""
     if body.cache_control is None:
         return None
     return CacheMark(where, body.cache_control.lasts, varied)
 
 
 def _of_tool(tool: JsonObject) -> Any:
-    """What a tool says, beside its function or in it."""
+    """The `cache_control` of a tool, beside its function or inside it."""
     found = tool.get("cache_control")
     function = tool.get("function")
     if found is None and isinstance(function, dict):
@@ -130,12 +130,12 @@ def _longer(
     call: JsonObject,
     text: str,
 ) -> JsonObject:
-    """A call that is alike up to the end of its arguments."""
+    """A call that is equal to `call` up to the end of its arguments."""
     function = dict(call.get("function") or {})
     try:
         arguments = msgspec.json.decode(function.get("arguments") or "{}")
         function["arguments"] = msgspec.json.encode({**arguments, text: text}).decode()
-    except (msgspec.DecodeError, TypeError):  # no object: up to its name
+    except (msgspec.DecodeError, TypeError):  # arguments are no object: equal up to the name
         function["name"] = text
     return {**call, "function": function}
 

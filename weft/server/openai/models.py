@@ -1,8 +1,8 @@
-"""Bodies of the OpenAI API as structs: the fields of OpenAI, and those that SGLang and vLLM add, in
-both spellings.
+"""Bodies of the OpenAI API as structs: OpenAI's fields, and those of SGLang and vLLM, in both
+spellings.
 
-`null` stands for "not given" everywhere. What is not here and not in `body.UNSUPPORTED` is ignored
-and counted.
+`null` means "not given" everywhere. A field that is neither here nor in `body.UNSUPPORTED` is
+ignored and counted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Detail = Literal["auto", "low", "high", "original"]
 
 
 class MediaAddress(msgspec.Struct, kw_only=True):
-    url: str  # data:, and, where the server allows it, http:, https: and file:
-    detail: Detail | None = None  # changes nothing: the model's own sizes count
+    url: str  # data:, and, if the server allows them, http:, https: and file:
+    detail: Detail | None = None  # has no effect: the model determines the sizes
 
 
 class AudioData(msgspec.Struct, kw_only=True):
     data: str  # base64
-    format: str | None = None  # changes nothing: the bytes say it themselves
+    format: str | None = None  # has no effect: the bytes determine the format
 
 
 class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A text, or a picture, video or sound under the field that its `type` names."""
+    """A text, or an image, video or sound in the field that `type` names."""
 
     type: str
     text: str | None = None
@@ -45,13 +45,13 @@ class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     image: str | None = None
     video: str | None = None
     audio: str | None = None
-    detail: Detail | None = None  # of input_image; changes nothing
+    detail: Detail | None = None  # of input_image; has no effect
     cache_control: CacheControl | None = None  # the prompt up to here stays cached
-    file_id: str | None = None  # refused: no files are kept
+    file_id: str | None = None  # refused: the server stores no files
 
 
 class PlacedPart(ContentPart, kw_only=True):
-    """Of a body of another API, in which it stands elsewhere."""
+    """A part of another API's body, where it has another position (`where`)."""
 
     where: str
 
@@ -68,7 +68,8 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class PredictedContent(msgspec.Struct, kw_only=True):
-    """A text that the client expects the answer to resemble, as an editor does of a file."""
+    """A text that the client expects the answer to resemble, for example a file that an editor
+    changes."""
 
     type: Literal["content"] = "content"
     content: str | list[ContentPart]
@@ -76,43 +77,43 @@ class PredictedContent(msgspec.Struct, kw_only=True):
 
 class ChatRequest(SampledRequest, kw_only=True):
     messages: list[ChatMessage]
-    input_ids: list[int] | None = None  # the prompt itself: the messages are not rendered
-    max_completion_tokens: int | None = None  # wins over max_tokens
+    input_ids: list[int] | None = None  # the prompt itself: messages are not rendered
+    max_completion_tokens: int | None = None  # overrides max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[JsonObject] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None  # handed to the template; "none": no reasoning
+    reasoning_effort: str | None = None  # passed to the template; "none": no reasoning
     thinking: bool | ThinkingSwitch | None = None
     separate_reasoning: bool | None = None  # false: reasoning stays in the content
-    include_reasoning: bool | None = None  # false: reasoning is left out
+    include_reasoning: bool | None = None  # false: reasoning is omitted
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
-    chat_template: str | None = None  # only if the server trusts requests with that
+    chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     return_prompt_text: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None  # of SGLang's /generate
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     prediction: PredictedContent | None = None
-    cache_control: CacheControl | None = None  # as if it stood at the last block
+    cache_control: CacheControl | None = None  # marks the last block
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
-    suffix: str | None = None  # the prompt stands before a gap, and this behind it
+    suffix: str | None = None  # text after a gap; `prompt` is the text before it
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
 
 
 class CachedTokensDetails(msgspec.Struct):
-    """Where the cached tokens of a prompt were."""
+    """The locations of a prompt's cached tokens."""
 
     device: int  # in the KV pool
-    host: int  # in other memory of the machine
+    host: int  # in the machine's main memory
     disk: int  # in the folder of --cache-dir
 
 
@@ -137,11 +138,11 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
-    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET  # SGLang's place for it
+    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET  # the same, at SGLang's place
 
 
 class InputTokens(msgspec.Struct):
-    """How long a prompt is, under the name that responses have for it."""
+    """The number of tokens of a prompt, under the name that responses use."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
@@ -166,7 +167,7 @@ class ChatLogprobs(msgspec.Struct):
 
 class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
-    token_logprobs: list[float | None]  # null: of the first token of a prompt
+    token_logprobs: list[float | None]  # null for the first token of a prompt
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
@@ -234,9 +235,9 @@ class FunctionDelta(msgspec.Struct):
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """The first of a call has its id and name, the others pieces of its arguments.
+    """The first delta of a function call has its id and name, the others pieces of its arguments.
 
-    Of a custom tool there is one.
+    A custom tool's call is one delta.
     """
 
     index: int
@@ -309,8 +310,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
-    task: str = "generate"  # what it is for: generate, embed, classify
-    type: Literal["model"] = "model"  # this and what follows: as Anthropic's clients look for it
+    task: str = "generate"  # generate, embed or classify
+    type: Literal["model"] = "model"  # from here on: fields for Anthropic's clients
     display_name: str
     created_at: str  # RFC 3339
 

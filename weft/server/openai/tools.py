@@ -1,6 +1,5 @@
-"""Tools on the way in and out: which may be called, what a forced call must look like, the names of
-calls.
-"""
+"""Tools in requests and answers: which tools a model may call, the schema of a forced call, and the
+ids of calls."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.openai.custom_tools import as_functions, is_custom
 
-MAX_DESCRIBED = 64  # characters of a wrong value that are repeated in a message
+MAX_DESCRIBED = 64  # characters of a wrong value that a message repeats
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
 _ALPHABET = string.ascii_letters + string.digits
 
 
 class ToolUse(NamedTuple):
-    """The tools that a request may use. `names` is empty if none may be called."""
+    """The tools that the model may call. `names` is empty if it may call none."""
 
     names: frozenset[str] = frozenset()
-    schema: JsonObject | None = None  # of the calls, if the answer has to be calls
+    schema: JsonObject | None = None  # schema of the calls, if the answer must be calls
     one_call: bool = False
-    # Schemas of arguments by name, if the model chooses and some tool is strict.
+    # Schemas of arguments by name, if calling is optional and at least one tool is strict.
     arguments: dict[str, JsonObject] | None = None
-    # Those of the names whose calls are told as calls of custom tools.
+    # The names that are custom tools.
     custom: frozenset[str] = frozenset()
     # Schemas of arguments by name, for formats that write values without types.
     schemas: Mapping[str, JsonObject] = NO_SCHEMAS
@@ -44,7 +43,7 @@ def tool_use(
     *,
     parallel: bool,
 ) -> ToolUse:
-    """The request's fields, checked. Raises `ApiError`."""
+    """The tools of a request, from its checked fields. Raises `ApiError`."""
     functions: dict[str, JsonObject] = {}
     for index, tool in enumerate(as_functions(tools) or ()):
         name = _name(tool, index)  # checks that it is a function
@@ -82,7 +81,7 @@ def tool_use(
 
 
 def _chosen_name(choice: Any, custom: frozenset[str]) -> str:
-    """The name of the one tool that `tool_choice` names. Raises `ApiError`."""
+    """The name of the tool that `tool_choice` forces. Raises `ApiError`."""
     match choice:
         case (
             {"type": "function" as kind, "function": {"name": str(name)}}
@@ -103,7 +102,7 @@ def _not_among_tools(what: str) -> ApiError:
 
 
 def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonObject:
-    """The JSON schema of a list of calls, as `text.parsers.readers.forced` reads it."""
+    """The JSON schema of a list of calls, in the form that `text.parsers.readers.forced` reads."""
     calls: list[JsonObject] = []
     for number, (name, function) in enumerate(functions.items()):
         # The JSON pointer to the schema of the call.
@@ -120,7 +119,7 @@ def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonOb
         "type": "array",
         "minItems": 1,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
-        # No person reads it, and a weak model goes on with white space.
+        # No person reads the output, and a weak model would go on with white space.
         "x-guidance": {"whitespace_flexible": False},
     }
     if not parallel:
@@ -129,12 +128,13 @@ def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonOb
 
 
 def _parameters(function: JsonObject) -> JsonObject:
-    """The schema of a function's arguments; one that has none takes none, as OpenAI says."""
+    """The schema of a function's arguments; without a schema it has no arguments, as OpenAI
+    specifies."""
     return function.get("parameters") or {"type": "object", "properties": {}}
 
 
 def _moved(schema: Any, pointer: str) -> Any:
-    """A schema as a part of another, at `pointer`: its references point there."""
+    """A schema as a part of another schema, at `pointer`: its references are adjusted."""
     if isinstance(schema, list):
         return [_moved(one, pointer) for one in schema]
     if not isinstance(schema, dict):
@@ -149,9 +149,10 @@ def _moved(schema: Any, pointer: str) -> Any:
 def strict_tag(
     arguments: dict[str, JsonObject], trigger: str, around: tuple[str, str]
 ) -> JsonObject:
-    """A structural tag: free text in which a call is one of these and has arguments of its schema.
+    """A structural tag: free text in which calls must name one of the functions and follow its
+    schema.
 
-    `around`: what stands before (with NAME for the name) and behind the arguments of a call.
+    `around`: the text before the arguments of a call (with NAME for the name), and the text after.
     """
     before, behind = around
     tags: list[JsonObject] = []
@@ -175,9 +176,10 @@ def strict_tag(
 def _allowed(
     functions: dict[str, JsonObject], choice: JsonObject
 ) -> tuple[dict[str, JsonObject], str]:
-    """The functions that `choice` allows, and whether one must be called: "auto" or "required".
+    """The functions that `choice` allows, and its mode: "auto", or "required" if one must be
+    called.
 
-    In chat requests the list lies in an object of its own, in responses it does not.
+    In chat requests the list is in its own object, in responses it is not.
     """
     told = choice.get("allowed_tools", choice)
     mode: Any = None
@@ -199,7 +201,7 @@ def _allowed(
 
 
 def _allowed_name(tool: Any) -> Any:
-    """The name of a tool in a list of allowed tools, in either form; None if there is none."""
+    """The name of a tool in a list of allowed tools, in either form; None if it has none."""
     if not isinstance(tool, dict):
         return None
     function = tool.get("function", tool.get("custom", tool))
@@ -209,10 +211,7 @@ def _allowed_name(tool: Any) -> Any:
 def _strict_arguments(
     functions: dict[str, JsonObject],
 ) -> dict[str, JsonObject] | None:
-    """The schema of each function's arguments, any object where it is not strict.
-
-    None if no function is strict.
-    """
+    """The schema of each function's arguments; any object for a function that is not strict."""
     found: dict[str, JsonObject] = {}
     has_strict = False
     for name, function in functions.items():
@@ -223,9 +222,9 @@ def _strict_arguments(
 
 
 def call_id(id_len: int) -> str:
-    """A new name for a call.
+    """A new id for a call.
 
-    Most models take any; `id_len` below 24 is for those that want a bare name so long.
+    Most models accept any id; `id_len` below 24 is for models that need a bare id of this length.
     """
     if id_len < 24:
         return "".join(secrets.choice(_ALPHABET) for _ in range(id_len))
@@ -233,7 +232,7 @@ def call_id(id_len: int) -> str:
 
 
 def _name(tool: JsonObject, index: int) -> str:
-    """The name of a tool, which must be a function of OpenAI's form. Raises `ApiError`."""
+    """The name of a tool, which must be a function in OpenAI's form. Raises `ApiError`."""
     param = f"tools[{index}]"
     function = tool.get("function")
     kind = tool.get("type", "function")

@@ -1,6 +1,7 @@
-"""Which label a text has: `/v1/classify` and `/classify`.
+"""Classification of texts: `/v1/classify` and `/classify`.
 
-In the forms of vLLM (`input`) and of SGLang (`text`). How a text becomes scores is not known here.
+In the forms of vLLM (`input`) and SGLang (`text`). This module does not know how scores are
+computed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Vectors of texts, and of what models see and hear, in the forms of OpenAI, vLLM, SGLang and
-Ollama.
+"""Vectors of texts and media, in the forms of OpenAI, vLLM, SGLang and Ollama.
 
 `/v1/embeddings` is OpenAI's, `/encode` SGLang's, `/api/embed` and `/api/embeddings` are Ollama's.
-How a text becomes a vector is not known here.
+This module does not know how a vector is computed.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledPrompts:
-    """What `input` or `messages` stand for."""
+    """The prompts of `input` or `messages`."""
     inputs = body.input
     if body.messages is not None:
         return await from_messages(context, body)
@@ -104,7 +103,8 @@ async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledProm
 
 
 def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> JsonObject:
-    """With the tokens that stand for pictures, videos and sounds, if there are any."""
+    """The usage, with the numbers of placeholder tokens of images, videos and sounds, if there are
+    any."""
     found: JsonObject = {**usage(deltas)}
     if media:
         num_cached = sum(delta.end.cached_tokens for delta in deltas if delta.end is not None)
@@ -115,7 +115,7 @@ def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> JsonObject:
 
 
 async def encode(context: ServerContext, request: Request) -> ASGIApp:
-    """One object, or a list for a list."""
+    """One object for one input, a list for a list."""
     body = await read_json(context, request, EncodeRequest)
     require_model(context, body.model)
     pools = require_pools(context, "embed", "/encode needs a model that makes vectors")
@@ -158,7 +158,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
-    """An input that is too long is cut, unless `truncate` is false."""
+    """An input that is too long is truncated, unless `truncate` is false."""
     body = await read_json(context, request, OllamaEmbedRequest)
     require_tagged_model(context, body.model)
     pools = require_pools(context, "embed", EMBED)
@@ -168,7 +168,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     else:
         texts = [body.input or ""]
     name = answering_name(context, untagged(body.model))
-    # Clients send nothing to have a model loaded.
+    # Clients send an empty input to make the server load a model.
     if body.input is None or not any(texts):
         return json_response({"model": name, "embeddings": []})
     plain = PooledRequest(model=untagged(body.model), truncate_prompt_tokens=-1)
@@ -236,7 +236,7 @@ def native(
             "e2e_latency": delta.end.e2e_s,
         }
         answers.append({"embedding": vector.tolist(), "meta_info": meta})
-    # One text, or its ids: one object.
+    # One text, or its ids, gets one object.
     if isinstance(texts, str) or isinstance(texts[0], int):
         return answers[0]
     return answers
@@ -247,7 +247,7 @@ def _typed(
     types: list[int | list[int]],
     num_types: int,
 ) -> list[Encoded]:
-    """The inputs with the kinds of segments of their tokens, of `num_types`. Raises `ApiError`."""
+    """The inputs with the segment types of their tokens, below `num_types`. Raises `ApiError`."""
     param = "token_type_ids"
     flat: list[int] = []
     lists: list[list[int]] = []
@@ -257,7 +257,7 @@ def _typed(
         else:
             lists.append(item)
     if not lists:
-        lists = [flat]  # of one input
+        lists = [flat]  # a single input
     if len(lists) != len(inputs):
         message = f"{param} has {len(lists):,} lists for {len(inputs):,} inputs"
         raise ApiError(400, message, param=param)

@@ -1,6 +1,6 @@
-"""From the inputs of a body to one generation that makes a vector or scores of each.
+"""Turns the inputs of a body into one generation that makes a vector or scores of each.
 
-All inputs go to the engine in one message. An input that cannot be used is named by its index.
+All inputs go to the engine in one message. Errors name an invalid input by its index.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from weft.server.submit import adapter_of, deadlines_of, request_name, sharing_o
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
-Input = str | tuple[str, str] | list[int]  # a text, two of them as a pair, or token ids
+Input = str | tuple[str, str] | list[int]  # a text, a pair of texts, or token ids
 Vector = NDArray[np.float32]
-# Makes an API's answer of the vectors, and of the deltas that they came with.
+# Makes an API's answer from the vectors and their deltas.
 MakeAnswer = Callable[[list[Vector], list[Delta]], Any]
 
 
@@ -52,10 +52,10 @@ def require_pools(context: ServerContext, task: str, what: str) -> Pools:
 
 
 def split(param: str, value: Texts) -> list[Input]:
-    """The inputs that a field stands for: a text, ids, or a list of either."""
+    """The inputs in a field: a text, ids, or a list of either."""
     if isinstance(value, str):
         return [value]
-    if set(map(type, value)) == {int}:  # there may be millions
+    if set(map(type, value)) == {int}:  # may have millions of entries
         return [cast(list[int], value)]
     found: list[Input] = [item for item in value if not isinstance(item, int)]
     if len(found) < len(value):
@@ -75,15 +75,17 @@ async def encoded(
     param: str,
     is_whole: bool = False,
 ) -> list[Encoded]:
-    """The tokens of each input, cut if `body` or the server asks for it, and not `is_whole`.
+    """The tokens of each input, truncated if `body` or the server asks for it, and never if
+    `is_whole`.
 
-    Raises `ApiError` or `ContextExceeded` for what cannot be used, naming the input.
+    Raises `ApiError` or `ContextExceeded`, which name the invalid input.
     """
     limit = None
     if not is_whole:
         limit = _most_tokens(context, body)
     side = body.truncation_side or "right"
-    # All texts in one call, in the library's threads; inputs that are ids already come between.
+    # All texts go to the library in one call, which uses its threads; inputs of ids are inserted
+    # afterwards.
     texts = [text for text in inputs if not isinstance(text, list)]
     special = body.add_special_tokens is not False
     found = iter(
@@ -106,7 +108,7 @@ async def encoded(
 
 
 def require_lengths(context: ServerContext, inputs: Sequence[Encoded], param: str) -> None:
-    """Raise `ApiError` or `ContextExceeded` for an input without a token, and for one that is too
+    """Raise `ApiError` for an input without tokens, and `ContextExceeded` for an input that is too
     long."""
     longest = context.client.engine.max_prompt_tokens
     for index, tokens in enumerate(inputs):
@@ -122,7 +124,7 @@ def require_lengths(context: ServerContext, inputs: Sequence[Encoded], param: st
 
 
 def cut_to_limit(context: ServerContext, body: PooledRequest, ids: list[int]) -> list[int]:
-    """`ids`, cut if `body` or the server asks for it. Raises `ApiError`."""
+    """`ids`, truncated if `body` or the server asks for it. Raises `ApiError`."""
     return _cut(ids, _most_tokens(context, body), body.truncation_side or "right")
 
 
@@ -130,7 +132,8 @@ def _most_tokens(
     context: ServerContext,
     body: PooledRequest,
 ) -> int | None:
-    """To how many tokens an input is cut; None: it is not. Raises `ApiError`."""
+    """The number of tokens to which an input is truncated; None: it is not truncated. Raises
+    `ApiError`."""
     longest = context.client.engine.max_prompt_tokens
     most = body.truncate_prompt_tokens
     if most is None and context.config.auto_truncate:
@@ -169,8 +172,8 @@ def start(
     pooling: PoolingParams,
     media: Sequence[tuple[MediaItem, ...]] = (),
 ) -> Generation:
-    """Compute `pooling` of each input. `media`: pictures, videos and sounds of each, if any has
-    some."""
+    """Compute `pooling` for each input. `media`: images, videos and sounds of each input, or empty
+    if no input has any."""
     pools = context.client.engine.pools
     with_types = pools is not None and pools.num_token_types > 1
     rid = request_name(request, body.rid, body.request_id)
@@ -203,7 +206,7 @@ def start(
 
 
 def dimensions(pools: Pools, asked: int | None) -> int:
-    """How many dimensions of a vector to keep; 0 keeps all. Raises `ApiError`."""
+    """Dimensions of a vector to keep; 0 keeps all. Raises `ApiError`."""
     if asked is not None and not 1 <= asked <= pools.size:
         message = f"dimensions is {asked}; 1 to {pools.size:,} are allowed"
         raise ApiError(400, message, param="dimensions")
@@ -214,7 +217,7 @@ def dimensions(pools: Pools, asked: int | None) -> int:
 
 
 class PooledReply:
-    """The `Reply` to a request; `make` makes its answer of the vectors."""
+    """The `Reply` to a request; `make` makes its answer from the vectors."""
 
     def __init__(self, generation: Generation, make: MakeAnswer) -> None:
         self._generation = generation
@@ -239,9 +242,10 @@ def answer(
     *,
     first: int = 0,
 ) -> Answer:
-    """The answer that `make` makes of the vectors.
+    """The answer that `make` makes from the vectors.
 
-    A failure names the input of `param`, which begin at `first`.
+    The message of a failure names the input of `param`; its first input has the index `first` among
+    the completions.
     """
 
     def failure(deltas: Sequence[Delta]) -> ApiError | None:
@@ -275,7 +279,7 @@ def vector_of(completion: Completion) -> Vector:
 
 
 def written(vector: Vector, encoding: str | None) -> list[float] | str:
-    """As the API has it: numbers, or base64 of little-endian float32."""
+    """The vector as the API writes it: numbers, or base64 of little-endian float32."""
     if encoding == "base64":
         return base64.b64encode(vector.tobytes()).decode()
     values: list[float] = vector.tolist()

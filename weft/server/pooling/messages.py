@@ -1,7 +1,7 @@
-"""From messages, and from texts with pictures, to prompts that a model makes vectors of.
+"""Turns messages, and texts with images, into prompts of models that make vectors.
 
-A conversation becomes one prompt by the model's chat template, as it would for a chat (vLLM); an
-input of a text with pictures is a conversation of one message (SGLang).
+A conversation becomes one prompt by the model's chat template, as for a chat (vLLM); an input of a
+text with images is a conversation of one message (SGLang).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.server.pooling.inputs import cut_to_limit, require_lengths
 from weft.server.pooling.models import EmbeddingRequest, SeenInput
 from weft.text.tokenizer import Encoded
 
-KINDS = ("image", "video", "audio")  # fields of `SeenInput`, and types of parts of a message
+KINDS = ("image", "video", "audio")  # fields of `SeenInput`, and types of message parts
 
 
 class PooledPrompts(NamedTuple):
@@ -49,7 +49,7 @@ async def from_messages(context: ServerContext, body: EmbeddingRequest) -> Poole
         prompt = await chat_prompt(context, _as_chat(body, messages), num_bytes)
         num_bytes += sum(len(item.values) for item in prompt.media)
         ids = prompt.ids
-        if not prompt.media:  # nothing is cut inside of a picture
+        if not prompt.media:  # a cut could be inside an image
             ids = cut_to_limit(context, body, ids)
         found.inputs.append(Encoded(ids, []))
         found.media.append(prompt.media)
@@ -58,7 +58,7 @@ async def from_messages(context: ServerContext, body: EmbeddingRequest) -> Poole
 
 
 def _conversations(body: EmbeddingRequest) -> tuple[list[list[ChatMessage]], str]:
-    """The messages of each prompt, and the field that they come from."""
+    """The messages of each prompt, and the name of their field."""
     if body.messages is not None:
         if body.input is not None:
             raise ApiError(400, "give either input or messages", param="input")
@@ -75,7 +75,7 @@ def _conversations(body: EmbeddingRequest) -> tuple[list[list[ChatMessage]], str
 
 
 def _parts(one: SeenInput, where: str) -> list[ContentPart]:
-    """What is seen comes before the text."""
+    """The parts of a message: media come before the text."""
     parts: list[ContentPart] = []
     for kind in KINDS:
         value = getattr(one, kind)

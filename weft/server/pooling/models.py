@@ -1,7 +1,7 @@
 """Bodies of the APIs that answer with vectors or scores: OpenAI's, Jina's and Cohere's, vLLM's,
 SGLang's, Ollama's.
 
-`null` stands for "not given" everywhere.
+`null` means "not given" everywhere.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Texts = str | list[str | int | list[int]]  # one text, its ids, or a list of eit
 
 
 class PooledRequest(msgspec.Struct, kw_only=True):
-    """The fields that all of them have in common."""
+    """The common fields of all these APIs."""
 
     model: str | None = None
     lora_path: str | None = None  # name of an adapter
-    truncate_prompt_tokens: int | None = None  # tokens of an input to keep; -1: as many as fit
-    truncation_side: Side | None = None  # where tokens are dropped; right if not given
+    truncate_prompt_tokens: int | None = None  # tokens of an input to keep; -1: all that fit
+    truncation_side: Side | None = None  # where tokens are dropped; default: right
     add_special_tokens: bool | None = None
     user: str | None = None
     priority: int | None = None
@@ -34,7 +34,7 @@ class PooledRequest(msgspec.Struct, kw_only=True):
 
 
 class SeenInput(msgspec.Struct, kw_only=True):
-    """A text with a picture, a video or a sound: addresses, or base64 (SGLang)."""
+    """A text with an image, a video or a sound: addresses, or base64 (SGLang)."""
 
     text: str | None = None
     image: str | None = None
@@ -42,7 +42,7 @@ class SeenInput(msgspec.Struct, kw_only=True):
     audio: str | None = None
 
 
-# As `Texts`, or a list of texts with pictures.
+# Like `Texts`, or a list of texts with media.
 EmbeddingInput = str | list[str | int | list[int] | SeenInput]
 
 
@@ -53,7 +53,7 @@ class EmbeddingRequest(PooledRequest, kw_only=True):
     messages: list[ChatMessage] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: str | None = None  # only if the server trusts requests with that
+    chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
     encoding_format: Literal["float", "base64"] | None = None
@@ -89,7 +89,7 @@ class ScoreRequest(PooledRequest, kw_only=True):
 
 
 class ClassifyRequest(PooledRequest, kw_only=True):
-    """`input` is answered in vLLM's form, `text` and `input_ids` in SGLang's."""
+    """`input` gets an answer in vLLM's form, `text` and `input_ids` in SGLang's."""
 
     input: Texts | None = None
     text: str | list[str] | None = None
@@ -102,7 +102,7 @@ class EncodeRequest(PooledRequest, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     token_type_ids: list[int | list[int]] | None = None
-    # An address, base64 or a list of these; with a list of inputs, an entry for each.
+    # An address, base64 or a list of these; for a list of inputs, a list with one entry per input.
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
@@ -113,14 +113,14 @@ class EncodeRequest(PooledRequest, kw_only=True):
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     input: str | list[str] | None = None
-    truncate: bool | None = None  # true if not given
+    truncate: bool | None = None  # default: true
     dimensions: int | None = None
     options: JsonObject | None = None
     keep_alive: Any = None
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """The older route, of one text."""
+    """The body of the older route, for one text."""
 
     model: str | None = None
     prompt: str | None = None

@@ -1,7 +1,8 @@
-"""How well texts go together: `/v1/rerank` (Jina, Cohere) and `/v1/score` (vLLM, SGLang).
+"""Scores of pairs of texts: `/v1/rerank` (Jina, Cohere) and `/v1/score` (vLLM, SGLang).
 
-`/v1/score` compares pairs of texts, or gives label tokens behind a prompt their probabilities. A
-model with one label scores each pair by itself; a model that makes vectors scores by their cosine.
+`/v1/score` scores pairs of texts, or returns the probabilities of label tokens after a prompt. A
+model with one label scores each pair itself; for a model that makes vectors, the score is their
+cosine.
 """
 
 from __future__ import annotations
@@ -111,9 +112,10 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
 
 
 class TextPairs:
-    """Texts side by side, as a model takes them.
+    """Pairs of texts, as inputs of a model.
 
-    As pairs, or, for a model that makes vectors, each different left text and all right ones alone.
+    A classifier gets pairs. A model that makes vectors gets each different left text once, then all
+    right texts.
     """
 
     def __init__(
@@ -129,13 +131,13 @@ class TextPairs:
         self._right = right
         self._param = param
         self._is_embedding = _scoring_pools(context).task == "embed"
-        self._queries: list[str] = []  # the different left texts, if each is computed alone
+        self._queries: list[str] = []  # the different left texts, for a model that makes vectors
         if self._is_embedding:
             self._queries = list(dict.fromkeys(left))
 
     @property
     def first(self) -> int:
-        """Where the right texts begin among the inputs."""
+        """The index of the first right text among the inputs."""
         return len(self._queries)
 
     async def start(self, request: Request, body: PooledRequest) -> Generation:
@@ -146,7 +148,7 @@ class TextPairs:
         return start(self._context, request, body, tokens, PoolingParams())
 
     def scores(self, vectors: Sequence[Vector]) -> list[float]:
-        """One for each pair."""
+        """One score per pair."""
         if not self._is_embedding:
             return [float(vector[0]) for vector in vectors]
         of_query = dict(zip(self._queries, vectors, strict=False))
@@ -175,7 +177,8 @@ def _scoring_pools(context: ServerContext) -> Pools:
 
 
 def _either(body: ScoreRequest, *names: str) -> list[str]:
-    """The texts of a field, by whichever of its names the client uses."""
+    """The texts of a field that has several names. Raises `ApiError` unless exactly one is
+    given."""
     given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         message = f"give {' or '.join(names)}, or query, items and label_token_ids"
@@ -198,9 +201,9 @@ async def _score_label_tokens(
     request: Request,
     body: ScoreRequest,
 ) -> ASGIApp:
-    """Probabilities of the label tokens behind query and item.
+    """The probabilities of the label tokens after query and item.
 
-    With `apply_softmax` of these tokens alone.
+    With `apply_softmax`, relative to these tokens only.
     """
     labels = tuple(body.label_token_ids or ())
     if not labels or body.query is None or not body.items:
@@ -232,10 +235,10 @@ async def _query_with_items(
     query: str | list[int],
     items: Sequence[str | list[int]],
 ) -> list[Encoded]:
-    """Query and item as one text, or as ids one behind the other."""
+    """Query and item as one text, or as one list of ids."""
     joined: list[Input] = []
     for item in items:
-        # Texts and lists of ids are joined alike, but not one with the other.
+        # Two texts or two lists of ids can be joined, but not a text and a list.
         if isinstance(query, str) != isinstance(item, str):
             message = "query and items must be all texts or all token ids"
             raise ApiError(400, message, param="items")
@@ -249,9 +252,9 @@ async def _query_with_items(
 
 
 def _probabilities(logprobs: Vector, *, own: bool) -> list[float]:
-    """`own`: of these tokens only, so that they sum to 1."""
+    """`own`: normalise over these tokens only, so that the values sum to 1."""
     if own:
-        # Less the greatest, so that no power overflows.
+        # Subtract the maximum, so that no power overflows.
         values = np.exp(logprobs - logprobs.max())
         values /= values.sum()
     else:

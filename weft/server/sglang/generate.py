@@ -1,7 +1,7 @@
 """`/generate` with SGLang's fields: text, token ids or input embeddings, one prompt or a batch.
 
-A field beside the prompts holds for all of them, or is a list with an entry for each. The answers
-are written in `sglang/reply.py`.
+Other fields apply to all prompts, or are lists with one entry per prompt. `sglang/reply.py` writes
+the answers.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from weft.server.submit import (
 
 
 class NativeSampling(CommonSamplingFields, kw_only=True):
-    """`sampling_params` of SGLang."""
+    """SGLang's `sampling_params`."""
 
     max_new_tokens: int | None = 128
     min_new_tokens: int | None = None
     sampling_seed: int | None = None
     seed: int | None = None
-    beam_width: Any = None  # refused unless it asks for nothing
+    beam_width: Any = None  # refused unless it has no effect
 
 
 class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     """`text`, `input_ids` or `input_embeds`.
 
-    A list of one of them is a batch, and is answered by a list.
+    A list of one of them is a batch; its answer is a list.
     """
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     input_embeds: msgspec.Raw = msgspec.field(default_factory=lambda: NOT_GIVEN)
-    # An address or base64, or a list of them; of a batch, a list with an entry for each prompt.
+    # An address or base64, or a list of them; for a batch, a list with one entry per prompt.
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     sampling_params: NativeSampling | list[NativeSampling] | None = None
-    routed_dp_rank: int | None = None  # the engine that is to have it (`server/fields/engine.py`)
+    routed_dp_rank: int | None = None  # the engine of the request (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same
     rid: str | list[str] | None = None
     stream: bool | None = None
@@ -88,7 +88,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     session_params: SessionFields | list[SessionFields] | None = None
-    # SGLang has this one here, and its parameters in sampling_params.
+    # SGLang has this field here, and its parameters in sampling_params.
     custom_logit_processor: Any = None
     logits_processors: Any = None
     max_thinking_tokens: int | None = None
@@ -96,7 +96,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     truncation_side: Side | None = None
     model: str | None = None
     lora_path: str | list[str | None] | None = None  # names of adapters
-    # Another server computes the prompts, or continues them; of a batch, a list.
+    # Another server computes or continues the prompts; for a batch, lists.
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
@@ -169,7 +169,7 @@ def _asked(
     wanted_ids = _wanted_ids(body.token_ids_logprob, count)
     with_states = _spread("return_hidden_states", body.return_hidden_states or False, count)
     sessions = _spread("session_params", body.session_params, count)
-    made: dict[int, SamplingParams] = {}  # many prompts may have the same fields
+    made: dict[int, SamplingParams] = {}  # one entry for prompts that share their fields
     found = []
     for index, own in enumerate(sampling):
         if id(own) not in made:
@@ -199,7 +199,7 @@ def _asked(
 def _params(
     defaults: SamplingParams, body: SglangGenerateRequest, sampling: NativeSampling
 ) -> SamplingParams:
-    """With the fields of sampling that stand beside `sampling_params`."""
+    """Sampling parameters, including the sampling fields beside `sampling_params`."""
     beside = {}
     for name in ("custom_logit_processor", "logits_processors", "max_thinking_tokens"):
         value = getattr(body, name)
@@ -213,7 +213,7 @@ def _params(
 
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """One value for each prompt: the same for all, or given as a list."""
+    """One value per prompt: the same for all, or from a list."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -222,7 +222,7 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
 
 
 def _wanted_ids(ids: list[int | list[int]] | None, count: int) -> list[Sequence[int]]:
-    """`token_ids_logprob` for each prompt: ids for all of them, or a list for each."""
+    """`token_ids_logprob` per prompt: the same ids for all, or a list for each."""
     lists: list[list[int]] = []
     same: list[int] = []
     for item in ids or ():
@@ -250,7 +250,7 @@ def _sources(
     if isinstance(body.text, str):
         return [body.text], False
     if body.text is None:
-        kinds = set(map(type, body.input_ids or []))  # there may be millions
+        kinds = set(map(type, body.input_ids or []))  # may have millions of entries
         if len(kinds) > 1:
             raise ApiError(400, "input_ids mixes token ids with lists", param="input_ids")
         if kinds != {list}:
@@ -270,7 +270,7 @@ async def _prompts(
     asked: Sequence[_Asked],
     media: NativeMedia,
 ) -> list[Prompt]:
-    """`vectors`: input embeddings of each prompt, if it has them. Raises `ApiError`."""
+    """`vectors`: input embeddings of each prompt, empty if it has none. Raises `ApiError`."""
     if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
         ranks = (body.routed_dp_rank, body.data_parallel_rank)
         want_engine_of(ranks, context.config.dp_size)
@@ -329,7 +329,7 @@ async def _encoded(
     asked: Sequence[_Asked],
     cut: Truncation | None,
 ) -> list[list[int]]:
-    """The ids of each prompt; cut if that is asked for."""
+    """The ids of each prompt, truncated if requested."""
     ids = await encode_mixed(
         context,
         sources,

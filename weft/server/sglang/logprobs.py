@@ -1,8 +1,9 @@
 """Log probabilities of one completion and its prompt in SGLang's lists.
 
 An entry of a list is [logprob, token id, text or null].
-An answer repeats the lists of the output as far as they have come. Each entry is written as JSON
-once, when its token comes, and the lists are kept as bytes.
+
+Every event of a stream repeats the lists of the output so far. Therefore each entry is encoded as
+JSON only once, when its token arrives, and the lists are stored as bytes.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def logprob_params(
     num_top: int,
     ids: Sequence[int],
 ) -> JsonObject:
-    """`return_logprob` and the fields beside it as sampling parameters.
+    """`return_logprob` and its related fields as sampling parameters.
 
-    `start` -1: none of the prompt.
+    `start` -1: no log probabilities of the prompt.
     """
     if not wanted:
         return {}
@@ -50,9 +51,9 @@ def require_start(
     *,
     behind_history: bool,
 ) -> None:
-    """Refuse a start behind the prompt.
+    """Refuse a start after the end of the prompt.
 
-    How long the history of a session is, the engine alone knows.
+    Only the engine knows the length of a session's history.
     """
     start = params.prompt_logprobs_start
     if start >= len(ids) and start and not behind_history:
@@ -61,31 +62,31 @@ def require_start(
 
 
 class JsonList:
-    """A list of JSON that grows at its end.
+    """A JSON list that grows at its end.
 
-    An item is encoded once, however often the list is told.
+    Each item is encoded once, however often the list is sent.
     """
 
     def __init__(self) -> None:
-        self._items = bytearray()  # each with a comma behind it
+        self._items = bytearray()  # each item followed by a comma
 
     def extend(self, items: Sequence[Any]) -> None:
         if items:
             self._items += msgspec.json.encode(items)[1:-1] + b","
 
     def __len__(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return len(self._items)
 
     def raw(self) -> msgspec.Raw:
-        """All of it, for an encoder to take over as it is."""
+        """The whole list, for an encoder to copy unchanged."""
         return msgspec.Raw(b"[" + self._items[:-1] + b"]")
 
 
 class NativeLogprobs:
     """The lists of one completion, which grow with it.
 
-    Log probabilities of the prompt are there before the first delta.
+    The log probabilities of the prompt are available before the first delta.
     """
 
     def __init__(
@@ -122,11 +123,11 @@ class NativeLogprobs:
 
     @property
     def num_bytes(self) -> int:
-        """Of the output's lists as JSON."""
+        """Size of the output's lists as JSON, in bytes."""
         return len(self._tokens) + len(self._top) + len(self._of_wanted)
 
     def of_output(self) -> JsonObject:
-        """Of everything so far."""
+        """The lists of all output so far."""
         meta: JsonObject = {
             "output_token_logprobs": self._tokens.raw(),
             "output_top_logprobs": self._top.raw(),
@@ -136,9 +137,10 @@ class NativeLogprobs:
         return meta
 
     def of_prompt(self) -> JsonObject:
-        """From `logprob_start_len` on; the first has no log probability.
+        """The lists of the prompt from `logprob_start_len` on; the first token has no log
+        probability.
 
-        Asked for twice, and made once.
+        Called twice, and encoded once.
         """
         if not self._about_prompt:
             for name, value in self._prompt_lists().items():

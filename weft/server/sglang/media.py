@@ -1,6 +1,7 @@
-"""`image_data`, `video_data` and `audio_data` of `/generate`: which prompt has which, and where.
+"""`image_data`, `video_data` and `audio_data` of `/generate`: the media of each prompt, and their
+positions.
 
-A text has the model's own mark for each; token ids have all placeholders already.
+A text contains the model's own mark for each item; token ids already contain all placeholders.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class NativeMedia(NamedTuple):
 
     media: ServedMedia | None
     sources: Sequence[str | list[int]]  # the prompts, with placeholders for marks
-    loaded: Sequence[Sequence[ReadyMedia]]  # of each prompt, in the order in which they stand there
+    loaded: Sequence[Sequence[ReadyMedia]]  # per prompt, in the order of their positions
 
     def placed(
         self,
         index: int,
         ids: Sequence[int],
     ) -> tuple[MediaItem, ...]:
-        """Those of prompt number `index`, whose ids are known now. Raises `ApiError`."""
+        """The media of prompt `index` at their positions in `ids`. Raises `ApiError`."""
         if not self.loaded[index]:
             return ()
         assert self.media is not None, "it has loaded them"
@@ -49,14 +50,17 @@ async def load_media(
     is_batch: bool,
     kwargs: Mapping[str, Any] | None = None,
 ) -> NativeMedia:
-    """`given`: the values of the fields in `KINDS`; `kwargs`: `mm_processor_kwargs` of the request.
-    Raises `ApiError`, or `ContextExceeded`."""
+    """Load the media of all prompts.
+
+    `given`: the values of the fields in `KINDS`; `kwargs`: `mm_processor_kwargs` of the request.
+    Raises `ApiError`, or `ContextExceeded`.
+    """
     of_prompts: list[list[MediaSource]] = [[] for _ in prompts]
     for name, value in given.items():
         entries = _entries(name, value, len(prompts), is_batch=is_batch)
         for sources, (where, entry) in zip(of_prompts, entries, strict=True):
             sources += _sources(KINDS[name], where, entry)
-    for sources in of_prompts:  # all of them, before work is done for the first
+    for sources in of_prompts:  # check all before loading the first
         if sources:
             require_media(context.media, sources)
     texts: list[str | list[int]] = []
@@ -81,7 +85,7 @@ def _entries(
     *,
     is_batch: bool,
 ) -> list[tuple[str, Any]]:
-    """What each prompt has, and where that stands."""
+    """The entry of each prompt, and the name of its field."""
     if value is None:
         return [(name, None)] * count
     if not is_batch:
@@ -101,7 +105,7 @@ def _sources(
         return []
     if not isinstance(entry, list):
         return [_source(kind, where, entry)]
-    if len(entry) == 1 and isinstance(entry[0], list):  # of a batch of one, as SGLang has it
+    if len(entry) == 1 and isinstance(entry[0], list):  # SGLang's form of a batch of one
         entry = entry[0]
     return [_source(kind, f"{where}[{number}]", one) for number, one in enumerate(entry)]
 

@@ -1,7 +1,7 @@
 """`/parse_function_call` and `/separate_reasoning`, with SGLang's fields.
 
-The parsers of answers look through a text that the client brings, for clients that have a model's
-text from elsewhere, such as `/generate`.
+They apply the parsers of answers to a text from the client, for clients that got a model's text
+elsewhere, such as from `/generate`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from weft.text.parsers.formats import (
 )
 from weft.text.parsers.output import ParsedOutput
 
-INLINE_LEN = 10_000  # characters; more of them are looked through in a thread
+INLINE_LEN = 10_000  # characters; longer texts are parsed in a thread
 T = TypeVar("T")
 
 
 class ParseCallsBody(msgspec.Struct, kw_only=True):
-    """The parser is one of `--tool-call-parser`; the server's own if none is named."""
+    """`tool_call_parser`: a value of `--tool-call-parser`; default: the server's own parser."""
 
     text: str
     tools: list[JsonObject]
@@ -42,7 +42,7 @@ class ParseCallsBody(msgspec.Struct, kw_only=True):
 
 
 class SeparateBody(msgspec.Struct, kw_only=True):
-    """The parser is one of `--reasoning-parser`; the server's own if none is named."""
+    """`reasoning_parser`: a value of `--reasoning-parser`; default: the server's own parser."""
 
     text: str
     reasoning_parser: str | None = None
@@ -93,7 +93,7 @@ async def _parsed(
     text: str,
     output: ParsedOutput,
 ) -> ChatAnswer:
-    """The message that `output` finds in the whole text."""
+    """The message that `output` parses from the whole text."""
     longest = context.limits.max_parsed_len
     if len(text) > longest:
         message = f"text has {len(text):,} characters; at most {longest:,} are allowed"
@@ -114,7 +114,7 @@ def _chosen(
     own: T | None,
     param: str,
 ) -> T:
-    """The format by its name, else the server's. Raises `ApiError`."""
+    """The format of that name, else the server's. Raises `ApiError`."""
     found = own
     what = "is not known for this model, and must be named"
     if name not in (None, "auto"):

@@ -1,8 +1,8 @@
-"""Answers of SGLang's form: each event of a stream repeats everything that came before.
+"""Answers in SGLang's form: each event of a stream repeats all previous output.
 
-Were each token's event to repeat everything, a stream would cost the square of its length. So what
-a completion has is kept as it will be written, and the longer it is, the more must be new before
-it is repeated (`GrowingOutput.is_due`).
+If the event of every token repeated everything, the cost of a stream would be quadratic in its
+length. Therefore the output of a completion is stored as it is written, and the longer it is, the
+more new output is needed before the next event (`GrowingOutput.is_due`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weft.server.body import json_bytes, written
 from weft.server.openai.answers import event, meta_cached_details, meta_info
 from weft.server.sglang.logprobs import JsonList, NativeLogprobs
 
-FREE_LEN = 32_768  # bytes of an answer so far that every event of a stream may repeat
-SPACING = 32  # from there on, an event comes when this part of the last one is new
+FREE_LEN = 32_768  # bytes of an answer that every event of a stream may repeat
+SPACING = 32  # above it, 1 / SPACING of the last event must be new
 
 
 class GrowingOutput:
@@ -34,15 +34,16 @@ class GrowingOutput:
 
     @property
     def is_opened(self) -> bool:
-        """Whether it has been in an event."""
+        """Whether an event has contained it."""
         return self._last_len > 0
 
     @property
     def is_due(self) -> bool:
-        """Whether enough is new: always while it is small, from `FREE_LEN` on a part of it.
+        """Whether there is enough new output for an event: always up to `FREE_LEN` bytes, above it
+        at least `1 / SPACING` of the last event.
 
-        The part is `1 / SPACING`. All events of one completion have then at most `SPACING + 1`
-        times the bytes of the last, but for those that are told of it while it is small.
+        Then all events of one completion above `FREE_LEN` together have at most `SPACING + 1` times
+        the bytes of the last one.
         """
         size = self._size()
         return size <= FREE_LEN or size - self._last_len >= self._last_len // SPACING
@@ -55,13 +56,13 @@ class GrowingOutput:
             self.logprobs.add(delta)
 
     def snapshot(self) -> tuple[str, msgspec.Raw]:
-        """All text and ids."""
+        """All text and ids so far; the event that contains them is being written."""
         self._texts = ["".join(self._texts)]
         self._last_len = max(self._size(), 1)
         return self._texts[0], self._ids.raw()
 
     def _size(self) -> int:
-        """Bytes of an event with all of it, about."""
+        """The approximate bytes of an event with all output so far."""
         size = self._text_len + len(self._ids)
         if self.logprobs is not None:
             size += self.logprobs.num_bytes
@@ -81,7 +82,7 @@ class NativeReply:
     ) -> None:
         self._completions = completions
         self._as_list = as_list
-        self._version = version  # of the weights that compute now
+        self._version = version  # the version of the current weights
         self._growing = [GrowingOutput(own) for own in logprobs]
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
@@ -115,7 +116,7 @@ class NativeReply:
             meta |= meta_cached_details(completion)
         logprobs = growing.logprobs
         if logprobs is not None:
-            if not growing.is_opened or delta.end is not None:  # they are long, and do not change
+            if not growing.is_opened or delta.end is not None:  # long and constant
                 meta |= logprobs.of_prompt()
             meta |= logprobs.of_output()
         text, ids = growing.snapshot()

@@ -1,4 +1,4 @@
-"""The input of a stored response, as items with ids: what they look like, and pages of them."""
+"""The input of a stored response, as items with ids, and its pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.server.openai.responses.models import (
     ResponsePart,
 )
 
-DEFAULT_LIMIT = 20  # items in one answer, as OpenAI has it
+DEFAULT_LIMIT = 20  # items in one answer, OpenAI's default
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -30,14 +30,14 @@ _PREFIXES = {
 
 
 def item_id(kind: str) -> str:
-    """A new name for an item of this type."""
+    """A new id for an item of this type."""
     return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(12)}"
 
 
 def input_items(given: str | Sequence[ResponseItem]) -> list[JsonObject]:
     """The input of one request as items.
 
-    Each has an id of its own: the client's, unless another item has it.
+    Each item gets a unique id: the client's, unless another item has it.
     """
     if isinstance(given, str):
         given = [ResponseItem(role="user", content=given)]
@@ -53,10 +53,10 @@ def input_items(given: str | Sequence[ResponseItem]) -> list[JsonObject]:
 
 
 def page(items: Sequence[JsonObject], request: Request) -> ResponseItemList:
-    """The items that a query asks for: `limit` of them behind `after`, the last first unless
-    `order` is "asc".
+    """The items that a query selects: `limit` items after `after`, in reverse order unless `order`
+    is "asc".
 
-    Raises `ApiError` for a value that is not allowed.
+    Raises `ApiError` for an invalid value.
     """
     query = request.query_params
     limit = int(query_number(request, "limit", DEFAULT_LIMIT))
@@ -77,7 +77,7 @@ def page(items: Sequence[JsonObject], request: Request) -> ResponseItemList:
 
 
 def _begin(items: Sequence[JsonObject], after: str | None) -> int:
-    """The index of the first item behind the one of that id."""
+    """The index after the item with this id. Raises `ApiError` if there is none."""
     if after is None:
         return 0
     for index, item in enumerate(items):
@@ -88,7 +88,7 @@ def _begin(items: Sequence[JsonObject], after: str | None) -> int:
 
 
 def _item_fields(item: ResponseItem, id: str) -> JsonObject:
-    """An item as clients read it.
+    """An item in the form for clients.
 
     Texts of messages and of reasoning are lists of parts, whatever the client sent.
     """

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's Responses API as structs. `null` stands for "not given" everywhere."""
+"""Bodies of OpenAI's Responses API as structs. `null` means "not given" everywhere."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class ResponsePart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     image_url: str | None = None  # input_image
-    detail: Detail | None = None  # of it; changes nothing
-    file_id: str | None = None  # refused: no files are kept
+    detail: Detail | None = None  # of input_image; has no effect
+    file_id: str | None = None  # refused: the server stores no files
     input_audio: AudioData | None = None
 
 
 class ResponseItem(msgspec.Struct, kw_only=True):
-    """An item of the input of any type; a message if it has none."""
+    """An input item of any type; the default is a message."""
 
     type: str = "message"
     id: str | None = None
@@ -56,7 +56,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     tools: list[JsonObject] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None  # of tools that run on the server: there are none
+    max_tool_calls: int | None = None  # has no effect: no tools run on the server
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: str | None = None
@@ -68,7 +68,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     top_logprobs: int | None = None
-    return_cached_tokens_details: bool | None = None  # where they were (SGLang)
+    return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -80,14 +80,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: JsonObject | None = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
 
 
 class ResponseItemList(msgspec.Struct, kw_only=True):
-    """Items of the input of a response, in the order that was asked for."""
+    """Input items of a response, in the requested order."""
 
     object: Literal["list"] = "list"
     data: list[JsonObject]
-    first_id: str | None  # null if there is none
+    first_id: str | None  # null if there is no item
     last_id: str | None
     has_more: bool

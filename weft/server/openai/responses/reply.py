@@ -1,7 +1,7 @@
-"""A generation as a response: items of output, whole or as typed events.
+"""A generation as a response: output items, complete or as typed events.
 
-The same events make both: the object of the response grows with them, and what is told of it in a
-stream is written down beside.
+The same events produce both: they extend the object of the response, and in a stream each change is
+also written as an event.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESPONSE_EVENTS = Wire(SSE, _error_event, b"")
 
 
 class ResponseReply:
-    """One response. `finished` is called with it when it has ended."""
+    """One response. `finished` is called with the response at its end."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class ResponseReply:
         self._tokenizer = tokenizer
         self._finished = finished
         self._told: list[bytes] = []
-        self._number = 0  # of the next event
-        self._pieces: list[str] = []  # of the item that is open
-        self._logprobs: list[Any] = []  # of its tokens, if they were asked for
-        self._untold = TokenQueue()  # tokens that no piece of text has carried yet
+        self._number = 0  # number of the next event
+        self._pieces: list[str] = []  # texts of the open item
+        self._logprobs: list[Any] = []  # of its tokens, if requested
+        self._untold = TokenQueue()  # tokens whose text has not arrived yet
         self._item: JsonObject | None = None
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
@@ -98,7 +98,7 @@ class ResponseReply:
                     logprobs=logprobs,
                 )
             case ReasoningText():
-                self._untold.take(found.text)  # only those of the text are told
+                self._untold.take(found.text)  # only those of the answer's text are sent
                 self._open_item("reasoning", {"summary": [], "content": []})
                 self._add(found.text, "response.reasoning_text.delta", content_index=0)
             case CallBegin():
@@ -110,7 +110,7 @@ class ResponseReply:
                 self._add(found.input, "response.custom_tool_call_input.delta")
 
     def _open_call(self, kind: str, name: str, content: str) -> None:
-        """`content`: the field in which the text of such a call comes."""
+        """`content`: the field with the text of such a call."""
         self._close_item()
         id = call_id(self._conversation.call_id_len)
         self._open_item(
@@ -123,7 +123,7 @@ class ResponseReply:
         )
 
     def _add(self, text: str, event: str, **fields: Any) -> None:
-        """A piece of the text of the open item."""
+        """Add a piece of text to the open item."""
         self._pieces.append(text)
         self._tell(
             event,
@@ -133,7 +133,7 @@ class ResponseReply:
         )
 
     def _open_item(self, kind: str, fields: JsonObject) -> None:
-        """Begin an item, unless one of this kind is open."""
+        """Open an item, unless one of this kind is open."""
         if self._item is not None and self._item["type"] == kind:
             return
         self._close_item()
@@ -216,11 +216,11 @@ class ResponseReply:
 
     @property
     def _index(self) -> int:
-        """Of the item that is open, or was last."""
+        """The index of the open item, or of the last one."""
         return len(self.response["output"]) - 1
 
     def _item_fields(self) -> JsonObject:
-        """How events name the item that is open."""
+        """The fields that identify the open item in events."""
         assert self._item is not None
         return {"item_id": self._item["id"], "output_index": self._index}
 
@@ -246,10 +246,10 @@ class ResponseReply:
 
 
 class TokenQueue:
-    """Log probabilities of tokens, until the text comes that they make.
+    """Log probabilities of tokens, stored until the text of these tokens arrives.
 
-    Marks of reasoning and calls, which are in no text, are passed over. Cost: in proportion to what
-    is added and taken.
+    Skips the marks of reasoning and calls, which are not part of any text. Cost: linear in the
+    entries added and taken.
     """
 
     def __init__(self) -> None:
@@ -261,12 +261,12 @@ class TokenQueue:
         self._text += "".join(entry.token for entry in entries)
 
     def take(self, text: str) -> list[JsonObject]:
-        """Those of the first tokens whose text this is; what stands before them is dropped."""
+        """Take the entries of the first tokens with this text; drops the entries before them."""
         begin = self._text.find(text)
         if begin < 0:
             return []
         end = begin + len(text)
-        offset = 0  # in the text of all entries
+        offset = 0  # position in the text of all entries
         num_taken = 0
         found = []
         for entry in self._entries:
@@ -293,14 +293,14 @@ def _part(kind: str, text: str) -> JsonObject:
 
 
 def _message(output: Sequence[JsonObject]) -> ChatMessage:
-    """The output as the message that a later request finds in its history."""
+    """The output as the message that a later request has in its history."""
     message = ChatMessage(role="assistant", content="")
     for item in output:
         if item["type"] == "message":
             message.content = item["content"][0]["text"]
         elif item["type"] == "reasoning":
             message.reasoning_content = item["content"][0]["text"]
-        elif item["status"] == "completed":  # the arguments of one that was cut off cannot be read
+        elif item["status"] == "completed":  # truncated arguments are not readable
             if item["type"] == "custom_tool_call":
                 arguments = arguments_of(item["input"])
             else:

@@ -27,7 +27,7 @@ from weft.server.response_store import Stored
 from weft.server.stream import Answer
 from weft.server.submit import answering_name, require_model
 
-CANCEL_TIMEOUT_S = 5.0  # for the engine's last word
+CANCEL_TIMEOUT_S = 5.0  # for the engine's last reply
 
 
 async def create(context: ServerContext, request: Request) -> ASGIApp:
@@ -62,7 +62,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
-    """How many tokens the prompt of such a response would have."""
+    """The number of tokens of a response's prompt."""
     body = await read_json(context, request, ResponsesRequest)
     require_model(context, body.model)
     history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
@@ -77,13 +77,13 @@ async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
-    """The input that a stored response was asked for with, page by page."""
+    """The input of a stored response, page by page."""
     stored = _stored(context, request, request.path_params["id"])
     return json_response(page(stored.items, request))
 
 
 async def cancel(context: ServerContext, request: Request) -> ASGIApp:
-    """End a background response. The output until then is kept."""
+    """End a background response. Its output so far is stored."""
     id = request.path_params["id"]
     response = _stored(context, request, id).response
     task = context.responses.running.get(id)
@@ -114,7 +114,7 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
-    """Nobody waits: the response is stored when it has ended."""
+    """Run a background response: no client waits, and the response is stored at its end."""
     found: list[Delta] = []
     with conversation.generation as generation:
         async for deltas in generation:
@@ -146,7 +146,7 @@ def _stored(
 
 
 def _new(context: ServerContext, body: ResponsesRequest, id: str) -> JsonObject:
-    """The response as it is before anything was generated."""
+    """The response before any output."""
     temperature = body.temperature
     if temperature is None:
         temperature = context.info.sampling.temperature

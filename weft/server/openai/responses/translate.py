@@ -1,6 +1,6 @@
-"""The input of the Responses API as a chat request.
+"""Translates requests of the Responses API to chat requests.
 
-What cannot be translated is refused by name.
+Errors name a part that cannot be translated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, Pla
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
-_SAME = (  # fields beside those of sampling that mean the same in both
+_SAME = (  # fields other than sampling with the same meaning in both
     "model",
     "stream",
     "user",
@@ -36,7 +36,7 @@ def chat_request(
     history: Sequence[ChatMessage],
     id: str,
 ) -> ChatRequest:
-    """`history`: what was said before the input of this request.
+    """`history`: the messages before the input of this request.
 
     `id` becomes the name of the request.
     """
@@ -61,14 +61,14 @@ def chat_request(
 
 
 def wants_logprobs(body: ResponsesRequest) -> bool:
-    """Whether the log probabilities of the text are asked for, in either of the two ways."""
+    """Whether log probabilities of the text are requested, in either of two ways."""
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 
 def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
     """The input as messages.
 
-    Calls that follow each other are one message, as templates want them.
+    Consecutive calls become one message, as templates expect.
     """
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
@@ -122,7 +122,7 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
 
 
 def _add_reasoning(found: list[ChatMessage], text: str) -> None:
-    """Reasoning belongs to what follows; until something does, it is a message without content."""
+    """Add reasoning as a message without content, to which following calls are added."""
     if text:
         found.append(
             ChatMessage(
@@ -142,7 +142,7 @@ _MEDIA = frozenset({"input_image", "input_audio"})
 
 
 def _content(content: str | list[ResponsePart] | None, where: str) -> str | list[ContentPart]:
-    """Texts alone are lines of one text."""
+    """Parts that are only texts become the lines of one text."""
     if not isinstance(content, list) or not any(part.type in _MEDIA for part in content):
         return _text(content, where)
     parts: list[ContentPart] = []
@@ -173,7 +173,7 @@ def _text(content: str | list[ResponsePart] | None, where: str) -> str:
 
 
 def _tool(tool: JsonObject, index: int) -> JsonObject:
-    """A tool here has its name beside its type; in chat requests it has an object of its own."""
+    """A tool in the form of chat requests: the fields beside its type go into an object."""
     kind = tool.get("type")
     if kind not in ("function", "custom"):
         message = (
