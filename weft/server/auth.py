@@ -196,7 +196,7 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
     return is_loopback(client[0]) and is_loopback(host_name(headers.get("host", "")))
 
 
-# ---- pages and names
+# ---- origins and host names
 
 
 class Pages:

@@ -1,5 +1,5 @@
-"""Health checks for supervisors, load balancers and people: whether the engine is alive, whether
-the server accepts new work, and whether the engine generates."""
+"""Health checks for supervisors, load balancers and people: the engine is alive, the server accepts
+new work, the engine generates."""
 
 from __future__ import annotations
 

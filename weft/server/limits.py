@@ -28,7 +28,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 
 HEALTH_TIMEOUT_S = 20.0
-SCRAPE_TIMEOUT_S = 0.5  # for fresh numbers of the engine when metrics are asked for
+SCRAPE_TIMEOUT_S = 0.5  # for fresh engine numbers when a client requests metrics
 
 
 # ---- fields of a body
@@ -39,7 +39,7 @@ class Bound(NamedTuple):
 
     limit: str  # field of `Limits`
     fields: tuple[str, ...]
-    size: Callable[[Any], int]  # the size of a field's value
+    size: Callable[[Any], int]  # size of a field's value
     what: str  # the unit, for the message
 
 

@@ -41,7 +41,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SampledRequest(CommonSamplingFields, kw_only=True):
-    """The fields that chat completions, text completions and `/infill` have in common."""
+    """The common fields of chat completions, text completions and `/infill`."""
 
     model: str | None = None
     lora_path: str | None = None  # name of an adapter (SGLang); an adapter in `model` wins
@@ -333,8 +333,8 @@ def request_name(
 class RequestDeadlines(NamedTuple):
     """Milliseconds since the arrival of a request; 0: no deadline."""
 
-    timeout_ms: int  # to its end
-    ttft_ms: int  # to its first token
+    timeout_ms: int  # deadline of its end
+    ttft_ms: int  # deadline of its first token
 
 
 NO_DEADLINES = RequestDeadlines(0, 0)

@@ -89,9 +89,7 @@ async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")
     is_batch = kinds == {list}
     lists = cast(list[list[int]], body.tokens if is_batch else [body.tokens])
-    _ = (
-        context.client.engine
-    )  # it has told how large the vocabulary is, and the ids were held against that
+    _ = context.client.engine  # raises if the vocabulary is unknown: then the ids are not checked
     texts = await context.tokenizer.decode_all_async(
         lists, skip_special_tokens=bool(body.skip_special_tokens)
     )

@@ -157,7 +157,7 @@ async def set_policy(context: ServerContext, request: Request) -> ASGIApp:
     return json_response({"policy": body.policy, "before": reply.before})
 
 
-# ---- cache, books, collector
+# ---- cache, audit, garbage collectors
 
 
 async def flush_cache(context: ServerContext, request: Request) -> ASGIApp:

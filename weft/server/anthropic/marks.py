@@ -81,7 +81,7 @@ def _control(block: AnthropicBlock, where: str) -> CacheControl | None:
     return control
 
 
-# ---- bodies with a text behind a block
+# ---- bodies with a text after a block
 
 
 def _as_chat(varied: Varied, text: str) -> ChatRequest:

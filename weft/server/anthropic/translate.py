@@ -20,9 +20,7 @@ from weft.server.errors import ApiError
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 
-_UNSIGNED = (
-    "redacted_thinking",
-)  # hidden reasoning of another model in the history: ignored
+_UNSIGNED = ("redacted_thinking",)  # hidden reasoning of another model in the history: ignored
 
 
 def chat_request(body: CountRequest) -> ChatRequest:

@@ -26,16 +26,16 @@ _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 class Field(NamedTuple):
     """A field of a body that contains numbers: one, lists of them, or values of an object."""
 
-    name: str  # of the attribute
-    told: str  # as the client calls it
+    name: str  # name of the attribute
+    told: str  # name in the request
     number: Number
 
 
 class NestedField(NamedTuple):
     """A field of a body that contains other structs."""
 
-    name: str  # of the attribute
-    told: str  # as the client calls it
+    name: str  # name of the attribute
+    told: str  # name in the request
 
 
 def check_numbers(

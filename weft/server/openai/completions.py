@@ -166,9 +166,7 @@ class EchoSpec(NamedTuple):
     """The prompts that precede their completions in the answer."""
 
     texts: list[str]  # one per prompt
-    num_logprobs: (
-        int | None
-    )  # likeliest tokens per token of the prompt; None: not requested
+    num_logprobs: int | None  # likeliest tokens per token of the prompt; None: not requested
 
 
 async def _echo(

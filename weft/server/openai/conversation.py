@@ -456,7 +456,7 @@ def _with_one_reasoning(message: ChatMessage) -> ChatMessage:
     )
 
 
-# ---- what is looked for in the output
+# ---- parsing the output
 
 
 def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat:

@@ -80,7 +80,7 @@ def _text_of(message: ChatMessage) -> str:
     return "".join(part.text or part.type for part in _parts(message))
 
 
-# ---- bodies with a text behind a block
+# ---- bodies with a text after a block
 
 
 def _after_tool(

@@ -55,7 +55,7 @@ class EmbeddingRequest(PooledRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -74,8 +74,7 @@ class RerankRequest(PooledRequest, kw_only=True):
 
 class ScoreRequest(PooledRequest, kw_only=True):
     """Pairs of texts (vLLM), or a query with items and the label tokens that may follow them
-    (SGLang).
-    """
+    (SGLang)."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -106,7 +105,7 @@ class EncodeRequest(PooledRequest, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    mm_processor_kwargs: JsonObject | None = None  # sizes of pictures (vLLM)
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     dimensions: int | None = None
 
 

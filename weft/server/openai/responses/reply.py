@@ -59,7 +59,7 @@ class ResponseReply:
         self._number = 0  # number of the next event
         self._pieces: list[str] = []  # texts of the open item
         self._logprobs: list[Any] = []  # of its tokens, if requested
-        self._untold = TokenQueue()  # tokens whose text has not arrived yet
+        self._untold = TokenQueue()  # tokens whose text was not sent yet
         self._item: JsonObject | None = None
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:

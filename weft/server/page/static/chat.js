@@ -14,9 +14,9 @@ let model = "";
 let takesPictures = false;
 let messages = [];
 let pictures = []; // to send
-let stopper = null; // of the answer that streams in
+let stopper = null; // of the answer being streamed
 
-// What is known of the server: the model at least.
+// Sets the facts about the server: at least the model.
 export function introduce({ has_chat: hasChat = true, takes = [], ...facts }) {
 	model = facts.model;
 	takesPictures = takes.includes("image");
@@ -25,7 +25,7 @@ export function introduce({ has_chat: hasChat = true, takes = [], ...facts }) {
 	text.placeholder = hasChat ? "Ask " + model : "This model has no chat";
 }
 
-// Returns whether there was something to stop.
+// Returns whether an answer was stopped.
 export function stop() {
 	stopper?.abort();
 	return stopper !== null;
@@ -181,7 +181,7 @@ function summary({ usage, first, began }, failed) {
 	return join(...words);
 }
 
-// ---- what the user does
+// ---- actions of the user
 
 on("ask", "submit", (event) => { event.preventDefault(); send(); });
 on("text", "keydown", (event) => {

@@ -1,11 +1,11 @@
-// Several engines behind one server (--dp-size): each in small, and one of them large.
+// Several engines of one server (--dp-size): each as a small tile, one of them in full.
 
 import { $, bar, button, el, listOf, num, put, used } from "./parts.js";
 
-const AWAY_MS = 3000; // without a picture
+const AWAY_MS = 3000; // time without a picture
 const latest = new Map(); // pictures by rank, each with its last tree
 let change = null; // called when another engine is chosen
-let rank = null; // of the one that is large: first the first that is seen
+let rank = null; // of the engine shown in full: at first, the first seen
 const draw = listOf($("engines"), make, fill);
 
 export const onChange = (act) => { change = act; };

@@ -1,9 +1,9 @@
-// Which experts get the tokens: a line for each layer, a cell for each expert.
+// The tokens of each expert: a line per layer, a cell per expert.
 
 import { $, el, num, on, read, sum, tell } from "./parts.js";
 
 const AGAIN_MS = 2000;
-const MOST = 3; // even shares, for which a cell has its full colour
+const MOST = 3; // times an even share: full colour of a cell
 
 let isCounting = false;
 let askedAt = 0;

@@ -1,4 +1,4 @@
-// Server-sent events over fetch, which can carry a key; none while nobody sees the page.
+// Server-sent events over fetch, which can carry a key; closed while the page is hidden.
 
 import { check, headers } from "./parts.js";
 
@@ -25,9 +25,9 @@ export async function* events(answer) {
 	}
 }
 
-let on = null; // a function for each event, and `state(kind, words)` for how the stream is
+let on = null; // a function per event, and `state(kind, words)` for the stream's state
 let pause = FIRST_MS;
-let isClosed = false; // until a key comes
+let isClosed = false; // until there is a key
 let stop = null;
 
 export function open(handlers) {

@@ -1,9 +1,9 @@
-// The figures at the top. Rates are differences of counters, as Prometheus takes them.
+// The figures at the top. Rates are differences of counters, as in Prometheus.
 
 import { $, el, put, short, used } from "./parts.js";
 
-const SPAN_S = 3; // of rates
-const KEPT_S = 60; // of hits and curves
+const SPAN_S = 3; // span of rates
+const KEPT_S = 60; // span of hits and curves
 const TITLES = [
 	["Output tokens/s", "decode"],
 	["Prompt tokens/s", "prefill"],
@@ -26,7 +26,7 @@ export function clear() {
 	for (const tile of tiles) tile.points = [];
 }
 
-// A picture of a recording brings what was before it.
+// A picture of a recording contains its own history.
 export function show(picture) {
 	if (picture.before) clear();
 	[...(picture.before || []), picture].forEach(note);
@@ -61,7 +61,7 @@ function set(tile, at, value, unit = "") {
 	tile.points.push([at, value]);
 	while (at - tile.points[0][0] > KEPT_S) tile.points.shift();
 	const top = unit === "%" ? 100 : Math.max(...tile.points.map((point) => point[1]), 1);
-	// The present is at 0, and the style sheet turns it all round.
+	// The present is at 0; the style sheet rotates the curve by 180°.
 	const places = tile.points.map(([when, one]) => [((at - when) / KEPT_S).toFixed(3), (one / top).toFixed(2)]);
 	tile.curve.setAttribute("points", places.join(" "));
 }

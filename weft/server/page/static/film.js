@@ -1,10 +1,10 @@
-// A recording: the same pictures at any of its steps.
+// A recording: the same pictures, at any step.
 
 import { $, num, on, read, tell } from "./parts.js";
 
 const PLAY_MS = 120;
 
-let show = null; // draws a picture as in the live page
+let show = null; // draws a picture, as on the live page
 let frames = [];
 let at = 0; // index of the frame
 let wanted = null; // index of the next one

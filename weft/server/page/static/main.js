@@ -1,4 +1,4 @@
-// Pictures of the live engine or of a recording come in, and each part draws what is its own.
+// Receives pictures of the live engine or of a recording; each part draws its own share.
 
 import { $, isFilm, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
 import * as chat from "./chat.js";
@@ -20,7 +20,7 @@ let hello = null;
 let offset = 0; // of the server's clock, in seconds
 let isPaused = false;
 let saidAt = 0;
-let work = []; // what of the picture is not drawn yet
+let work = []; // parts of the picture not drawn yet
 
 // ---- pictures
 
@@ -51,7 +51,7 @@ function draw(picture) {
 	else requestAnimationFrame(go);
 }
 
-// A frame for each part: none takes long.
+// One frame per part, so that no frame takes long.
 function go() {
 	work.shift()?.();
 	if (work.length) requestAnimationFrame(go);
@@ -68,7 +68,7 @@ function say(stats) {
 	tell("words", figures.words(stats));
 }
 
-// ---- how the stream is
+// ---- state of the stream
 
 function state(kind, words) {
 	$("dot").className = kind;
@@ -97,7 +97,7 @@ const handlers = {
 		state("wait", "engine not shown");
 		$("gate").hidden = false;
 		tell("gate-why", `${why}. The chat works with a user's key, too.`);
-		// Without the engine's word, the name of the model comes from the API that everybody uses.
+		// Without events, the name of the model comes from the API for users.
 		try {
 			const { data: [{ id }] } = await read("v1/models", "user");
 			introduce({ model: id });
@@ -114,7 +114,7 @@ function introduce(facts) {
 	document.title = `${model} · weft`;
 }
 
-// ---- what the user does
+// ---- actions of the user
 
 function pause() {
 	isPaused = !isPaused;
@@ -156,7 +156,7 @@ document.addEventListener("keydown", (event) => {
 	}
 });
 
-// ---- begin
+// ---- start
 
 async function play() {
 	steps.onPick(film.seek);

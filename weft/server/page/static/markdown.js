@@ -1,4 +1,4 @@
-// The Markdown that models write, as nodes: nothing of it is read as HTML, no address becomes a link.
+// A model's Markdown as nodes: none of it is parsed as HTML, no address becomes a link.
 
 import { el } from "./parts.js";
 

@@ -1,8 +1,8 @@
-// Memory by owner as a bar, and a thin one for each other store.
+// Memory by owner as a bar, and a thin bar per other store.
 
 import { $, bar, el, num, put, sum, tell } from "./parts.js";
 
-const MOST_PINS = 8; // that are listed
+const MOST_PINS = 8; // listed
 const OWNERS = { requests: "decode", cached: "cached", pinned: "pinned", "out of use": "bad", free: "line" };
 const COLOURS = Object.values(OWNERS);
 
@@ -27,7 +27,7 @@ export function show({ stats, owners, stores, pins }) {
 	tell("memory-text", `KV of ${num(stats.kv_tokens)} tokens`);
 	pool.ariaLabel = Object.entries(owners).map(([name, count]) => `${name} ${num(count)}`).join(", ") + " tokens";
 	meters.replaceChildren(...stores.map(store));
-	// The one that was used last is at the top.
+	// The last used pin is at the top.
 	pinned.replaceChildren(...pins.slice(-MOST_PINS).reverse().map(pin));
 }
 

@@ -1,13 +1,13 @@
-// What all parts share. Whatever clients or models have written becomes text here, never markup.
+// Shared by all parts. Texts of clients and models become text here, never markup.
 
 export const $ = (id) => document.getElementById(id);
 
-// The page shows a recording.
+// Whether the page shows a recording.
 export const isFilm = document.documentElement.dataset.mode === "film";
 
 export const on = (id, event, act) => $(id).addEventListener(event, act);
 
-// Screen readers hear only what has changed, and only that is laid out again.
+// Only changed text is read out by screen readers and laid out again.
 export function put(node, words) {
 	if (node.textContent !== words) node.textContent = words;
 }
@@ -27,7 +27,7 @@ export function button(text, act, kind) {
 	return made;
 }
 
-// A bar whose parts have these colours and shares. It is one box: nothing is laid out again.
+// A bar with parts of these colours and shares: one box, without new layout.
 export function bar(box, shares) {
 	let end = 0;
 	const parts = Object.entries(shares).map(([colour, share]) => `var(--${colour}) ${percent(end)} ${percent((end += share))}`);
@@ -37,7 +37,7 @@ export function bar(box, shares) {
 
 const percent = (share) => (100 * share).toFixed(2) + "%";
 
-// A list with an element for each name, as long as that is there.
+// A list with an element per name; removes those of absent names.
 export function listOf(box, make, fill, none) {
 	const shown = new Map();
 	return (names) => {
@@ -81,7 +81,7 @@ export const sum = (counts) => counts.reduce((all, count) => all + count, 0);
 
 export const plural = (count, word) => `${num(count)} ${word}${count === 1 ? "" : "s"}`;
 
-// The same user has the same hue.
+// A user always has the same hue.
 export function hue(name) {
 	return [...name].reduce((sum, sign) => (sum * 31 + sign.codePointAt() * 47) % 360, 7);
 }
@@ -98,14 +98,14 @@ export function headers(kind) {
 	return key ? { authorization: "Bearer " + key } : {};
 }
 
-// An answer that is none is raised, with what the server says of it.
+// Throws for an error answer, with the server's message.
 export async function check(answer) {
 	if (answer.ok) return answer;
 	const body = await answer.json().catch(() => null);
 	throw new Error(body?.error?.message || `the server answered ${answer.status}`);
 }
 
-// What is asked with a body changes something.
+// A request with a body is a POST.
 export async function read(path, kind, body, more) {
 	const asked = { "content-type": "application/json", ...headers(kind), ...more };
 	const answer = await check(await fetch(path, { method: body ? "POST" : "GET", headers: asked, body: body && JSON.stringify(body) }));

@@ -1,11 +1,11 @@
-// Who runs and who waits: a bar for each request that has a row, a reason for each that has none.
+// Running and waiting requests: a bar per request with a row, a reason per request without.
 
 import { $, bar, button, el, hue, join, listOf, num, plural, put, span, tell } from "./parts.js";
 import * as story from "./story.js";
 
 const MANY = 14;
 
-export const mine = new Set(); // names of requests of this page
+export const mine = new Set(); // names of this page's requests
 let rows = null;
 let queue = null;
 

@@ -1,23 +1,23 @@
-// One bar a step: its height is its time, its colours what it computed. For keyboards, a slider.
+// One bar per step: height = time, colours = kind of work. For keyboards, a slider.
 
 import { $, el, join, num, on, plural, tell } from "./parts.js";
 
 const MODES = ["prompts", "decoding", "both", "layers of prompts", "guesses"];
 const KEPT = 1200;
-const WIDTH = 5; // of a bar with its gap
-const ARRIVE_MS = 220; // in which the bars of a picture come in
+const WIDTH = 5; // bar and gap
+const ARRIVE_MS = 220; // for the bars of a picture to appear
 
 const strip = $("steps");
 const canvas = $("steps-canvas");
 const drawing = canvas.getContext("2d");
-let pick = null; // called with the number of the step that is taken
+let pick = null; // called with the number of the chosen step
 let list = [];
-let shown = 0; // bars that have come in; a fraction of the next one
+let shown = 0; // bars that have appeared, with a fraction of the next
 let top = 1; // ms of the highest bar, smoothed
 let at = -1; // index of the chosen one
-let rate = 0; // bars in a millisecond
+let rate = 0; // bars per millisecond
 let frame = 0;
-let width = 0; // of the canvas, in pixels of the page
+let width = 0; // of the canvas, in CSS pixels
 let height = 0;
 
 export const onPick = (act) => { pick = act; };
@@ -28,7 +28,7 @@ export function clear() {
 	choose(-1);
 }
 
-// The steps of a picture, in columns; in a recording they are all there is.
+// Adds the steps of a picture, in columns; those of a recording are complete.
 export function add(columns, isWhole) {
 	const last = columns.number.at(-1) ?? Infinity;
 	if (isWhole || last < list.at(-1)?.number) clear();
@@ -44,7 +44,7 @@ export function add(columns, isWhole) {
 	come(isWhole);
 }
 
-// The chosen step in words, or all of them.
+// The chosen step in words, or all steps.
 function say() {
 	if (!list.length) return tell("steps-text", "no step yet");
 	const last = list.at(-1);
@@ -63,7 +63,7 @@ function say() {
 	strip.ariaValueText = words;
 }
 
-// ---- choosing one
+// ---- choosing a step
 
 function point(event) {
 	const back = Math.floor((strip.getBoundingClientRect().right - event.clientX) / WIDTH);
@@ -96,7 +96,7 @@ function choose(index) {
 
 function come(isWhole) {
 	const isAtOnce = isWhole || document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
-	// Who was far behind begins near the end.
+	// A page far behind starts near the end.
 	shown = Math.max(shown, list.length - (isAtOnce ? 0 : 240));
 	rate = Math.max(list.length - shown, 1) / ARRIVE_MS;
 	if (!frame) move(performance.now(), performance.now());
@@ -110,7 +110,7 @@ function move(before, now) {
 
 const colours = {};
 
-// Draws all anew, in another size or in other colours.
+// Redraws everything, for a new size or new colours.
 export function paint() {
 	const probe = el("i");
 	strip.append(probe);
@@ -136,10 +136,10 @@ function draw() {
 	for (let i = begin; i < end; i++) {
 		const step = list[i];
 		const x = width - (shown - i) * WIDTH;
-		// By the square root, so that long steps leave something of the short ones.
+		// The square root keeps short steps visible beside long ones.
 		const tall = Math.max(Math.sqrt(step.ms / top) * (height - 16), 2);
 		const decoding = step.rows - step.prompts;
-		// Of a mixed step each decoding row has a token, and the prompts the others.
+		// In a mixed step, each decoding row has one token, the prompts the rest.
 		const isMixed = decoding > 0 && step.tokens;
 		const share = isMixed ? (step.tokens - decoding) / step.tokens : 1;
 		bars[step.mode === 4 ? "cached" : "decode"].rect(x, height - tall, WIDTH - 1.5, tall);

@@ -1,18 +1,18 @@
-// What happened to a request, as GET /requests/{rid} tells it, and how to ask the same again.
+// The history of a request from GET /requests/{rid}, and how to repeat the request.
 
 import { $, bar, button, el, join, num, on, read, span } from "./parts.js";
 
 const AGAIN_MS = 700;
-const STAGES = { queued: "warn", prefill: "prefill", decode: "decode" }; // and their colours
-const KINDS = { // by how an entry begins
+const STAGES = { queued: "warn", prefill: "prefill", decode: "decode" }; // with their colours
+const KINDS = { // by the beginning of an entry
 	"c-warn": /^(waits|held|deferred)/,
 	"c-bad": /^(retracted|refused)/,
 	"c-prefill": /^(admitted|chunk|layers)/,
 	"c-decode": /^(first token|finished)/,
 };
 
-export const asked = new Map(); // bodies that this page has sent, by name
-let journals = []; // of the engines, where they record
+export const asked = new Map(); // bodies sent by this page, by name
+let journals = []; // of engines that record
 let shown = "";
 let timer = 0;
 
@@ -84,16 +84,16 @@ function entry({ what, first_step, last_step, times, at_s }) {
 	return el("li", kind, what, el("small", "", `${at_s.toFixed(3)} s · ${steps}`));
 }
 
-// ---- to copy
+// ---- copying
 
-// Buttons that copy how to ask the same again, or for the story of a request of others.
+// Buttons that copy commands: repeat a request of this page, or get the history of another.
 export function copies(rid) {
 	const body = asked.get(rid);
 	const what = body ? ["v1/chat/completions", "WEFT_API_KEY", body] : [path(rid), "WEFT_ADMIN_API_KEY"];
 	return [copier("curl", curl(...what)), copier("Python", python(...what))];
 }
 
-// What the engine did up to the last thing that is told, from its journal.
+// The command that replays the engine's journal up to the last entry.
 function replay({ rid, dp_rank: rank = 0, timeline }) {
 	const command = `weft replay ${quoted(journals[rank] || "")} --until ${timeline.at(-1)?.last_step} --rid ${quoted(rid)}`;
 	return journals[rank] && timeline.length ? [copier("replay", command)] : [];
@@ -114,7 +114,7 @@ const curl = (path, key, body) => `curl -N ${quoted(url(path))} \\
   -H "authorization: Bearer $${key}"` + (body ? ` \\
   --json ${quoted(JSON.stringify(body))}` : "");
 
-// A string of JSON is one of Python, too.
+// A JSON string is also a Python string.
 const python = (path, key, body) => `import os
 
 import httpx

@@ -1,4 +1,4 @@
-// The prefix cache as an icicle. A click tells who uses a node, and lets it be pinned or forgotten.
+// The prefix cache as an icicle. A click shows a node's users, and offers to pin or forget it.
 
 import { $, button, el, isFilm, join, listOf, num, plural, put, read, tell } from "./parts.js";
 import * as engines from "./engines.js";
@@ -6,12 +6,12 @@ import * as story from "./story.js";
 
 const DEPTH = 9;
 const THIN = 0.0035; // share of the width below which a node is not drawn
-const MOST_USERS = 8; // that are listed
+const MOST_USERS = 8; // listed
 
 const box = $("tree");
 let tree = null;
-let places = []; // of the nodes that are drawn
-let chosen = null; // number of a node
+let places = []; // of the drawn nodes
+let chosen = null; // number of the chosen node
 const draw = listOf(box, (number) => button("", () => choose(number)), (node, i) => place(node, places[i]));
 const drawAll = () => draw(places.map((one) => one.number));
 
@@ -29,14 +29,14 @@ export function show(seen) {
 function layOut(total) {
 	const all = [];
 	const oldest = Math.max(...tree.age, 1);
-	let top = 0; // where the next tree begins
+	let top = 0; // top of the next tree
 	tree.parent.forEach((parent, i) => {
 		const above = all[parent];
 		const w = tree.below[i] / total;
 		const x = above ? above.next : top;
 		if (above) above.next += w;
 		else top += w;
-		// The top of a namespace holds nothing: what is below it takes its line.
+		// The root of a namespace is empty: its children take its line.
 		const y = tree.tokens[i] ? (above?.y ?? -1) + 1 : -1;
 		const b = (1 - tree.age[i] / oldest).toFixed(1);
 		all.push({ i, number: tree.node[i], x, y, w, b, next: x });
@@ -61,7 +61,7 @@ function place(node, spot) {
 	if (isFilm && chosen === number) tell("node", node.title);
 }
 
-// ---- the chosen one
+// ---- the chosen node
 
 function choose(number) {
 	chosen = chosen === number ? null : number;
@@ -82,7 +82,7 @@ function describe({ node, text, tokens, before, hits, requests, pins }) {
 	$("node").replaceChildren(el("p", "facts", facts), el("pre", "", text), acts);
 }
 
-// A button that asks for something; what became of it takes the place of all of them.
+// A button that sends a request; the outcome replaces all buttons.
 function act(name, path, body, told) {
 	const made = button(name, async () => {
 		const words = await ask(path, body).then(told, (error) => error.message);
