@@ -1,4 +1,4 @@
-"""Request bodies: read with a limit, decoded into a struct; every error names its field.
+"""Request bodies: read with a limit, decoded into a struct; errors name the invalid field.
 
 Unknown fields are ignored and counted. Fields that other engines support and weft does not are
 refused, unless their value has no effect. This module does not know what the fields mean.

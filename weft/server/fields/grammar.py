@@ -82,7 +82,7 @@ class StructuralTag(msgspec.Struct, kw_only=True):
 
 
 def structural_tag(param: str, value: Any) -> Grammar:
-    """|{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}.
+    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}.
 
     As JSON or as text.
     """
