@@ -126,7 +126,10 @@ def _function(tool: JsonObject, param: str) -> JsonObject:
 
 
 def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
-    """A message of the history, with its calls of custom tools as function calls."""
+    """A message of the history, with its calls of custom tools as function calls.
+
+    Raises `ApiError`.
+    """
     calls = message.tool_calls
     if not calls or not any(map(is_custom, calls)):
         return message

@@ -211,7 +211,10 @@ def _allowed_name(tool: Any) -> Any:
 def _strict_arguments(
     functions: dict[str, JsonObject],
 ) -> dict[str, JsonObject] | None:
-    """The schema of each function's arguments; any object for a function that is not strict."""
+    """The schema of each function's arguments; any object for a function that is not strict.
+
+    None if no function is strict.
+    """
     found: dict[str, JsonObject] = {}
     has_strict = False
     for name, function in functions.items():
