@@ -1,5 +1,5 @@
-"""What `weft serve` tells the person who started it:
-a dozen timed lines until it is ready, and how it stops.
+"""Prints what the person who started `weft serve` needs to know: a dozen timed lines until the
+server is ready, and how it stops.
 
     weft 0.1.0 · weft-nano (11.4 M, bfloat16) · cpu, 2 threads
       kv cache    1.6 GB = 524,288 tokens (page 16) · 256 requests of 2,048 tokens
@@ -7,8 +7,8 @@ a dozen timed lines until it is ready, and how it stops.
       warm-up     2 tokens in 0.2 s
     ready in 2.4 s · http://127.0.0.1:30000  (API /v1, metrics /metrics)
 
-Everything goes to standard error; with a log level above "info" only warnings do.
-Where the log is JSON, so are they.
+All lines go to standard error; with a log level above "info" only warnings are printed. If the log
+is JSON, the lines are JSON too.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 class Console:
     def __init__(self, config: ServerConfig, began: float, *, requires_key: bool) -> None:
-        """`began`: the clock (time.perf_counter) when the command started.
+        """`began`: time.perf_counter(), in seconds, when the command started.
         `requires_key`: users need a key.
         """
         self._config = config
         self._requires_key = requires_key
         self._began = began
         self._is_shown = config.log_level in ("debug", "info")
-        self._countdown = ""  # as last shown
+        self._countdown = ""  # the line shown last
 
     def loading(self, prepared: Prepared) -> None:
         model = prepared.model
@@ -79,7 +79,7 @@ class Console:
         )
 
     def draining(self, num_open: int, left_s: float) -> None:
-        """The countdown: one line that is written again and again on a terminal, once elsewhere."""
+        """Show the countdown: one line, rewritten in place on a terminal, else printed once."""
         requests = f"{num_open} open request{'s' if num_open != 1 else ''}"
         text = f"stopping: {requests}, {math.ceil(left_s)} s left (Ctrl-C again ends them now)"
         if text != self._countdown and sys.stderr.isatty() and self._config.log_format == "text":
@@ -123,6 +123,6 @@ class Console:
 
 
 def _say(text: str) -> None:
-    """A line that is lost if its disk is full or its reader gone; that must not end a server."""
+    """Print a line. A full disk or a closed pipe loses the line, but does not end the server."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""What a front is put together from, in one value: what is checked before anything is loaded."""
+"""The settings and the checked model that a front is built from, in one value. It exists before
+anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A front with its engines inside of another program, which answers HTTP by itself.
+"""A front with its engines inside another program, which runs its own HTTP server.
 
     async with embedded(EngineConfig(model="..."), ServerConfig()) as front:
         await front.wait_ready()
         ...                           # front.app is an ASGI application
         await front.drain(10.0)
 
-Signals, ports and what is printed are that program's business.
+That program handles signals, ports and printed output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.launch.engine_group import EngineGroup, part_of
 from weft.launch.engine_process import SocketFolder
 from weft.launch.front import Front
 
-STOP_S = 2.0  # for an engine to end by itself
+STOP_S = 2.0  # time for an engine to end by itself
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +36,7 @@ async def embedded(
     server: ServerConfig,
     limits: Limits | None = None,
 ) -> AsyncIterator[Front]:
-    """Start the engines and a front for them; end them at the end. It does not wait until they are
+    """Start the engines and their front; stop them on exit. Does not wait until the engines are
     ready. Raises SettingsError and ModelError before anything is loaded."""
     digests, server = read_keys(server)
     media_options(server)

@@ -1,7 +1,7 @@
-"""The engine processes of a server: one, or several replicas, each with the same model.
+"""The engine processes of a server: one, or several replicas of the same model.
 
-They are started at once, and import what they need before it is known what they serve. It knows
-nothing of what is said between them and the front.
+The group starts the processes immediately: they import their modules before the model and the
+settings are known. It knows nothing of the messages between engines and front.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class EngineGroup:
-    """`processes[rank]`. A process that has ended may be replaced by another one."""
+    """`processes[rank]` is the process of engine `rank`; one that has ended can be replaced."""
 
     def __init__(self, num_engines: int, *, are_joined: bool = False) -> None:
-        """Start them. They wait for `begin`. `are_joined`: each has a link to every other one, and
-        none can be replaced."""
+        """Start the processes. They wait for `begin`. `are_joined`: each engine has a link to every
+        other engine, and none can be replaced."""
         self.processes: list[EngineProcess] = []
         self.are_joined = are_joined
         self._context: LaunchContext | None = None
         self._sockets: SocketFolder | None = None
         self._num_starts = [0] * num_engines
-        # Of each engine, by rank: the numbers of its ends of links.
+        # [rank]: the file descriptors of the engine's ends of its links.
         self._links: list[tuple[int, ...]] = [()] * num_engines
         ends: list[dict[int, socket.socket]] = [{} for _ in range(num_engines)]
         if are_joined:
@@ -52,10 +52,10 @@ class EngineGroup:
             self.processes.append(process)
         for own in ends:
             for end in own.values():
-                end.close()  # so that the end of an engine is the end of its links
+                end.close()  # so that the links of an engine close when it ends
 
     def begin(self, context: LaunchContext, sockets: SocketFolder) -> None:
-        """Tell all of them what to serve."""
+        """Send every process the model and the settings to serve."""
         self._context = context
         self._sockets = sockets
         for rank in range(len(self.processes)):
@@ -69,7 +69,7 @@ class EngineGroup:
         return self.processes[rank]
 
     def stop(self, timeout_s: float) -> None:
-        """End all: kill those that take longer than `timeout_s`."""
+        """Stop all processes; kill each one that takes longer than `timeout_s`."""
         for process in self.processes:
             process.hang_up()
         for process in self.processes:
@@ -96,7 +96,7 @@ class EngineGroup:
 
 
 def journals(config: EngineConfig, num_engines: int) -> tuple[str, ...]:
-    """The files that the engines of a group record to, by their ranks; none if they do not."""
+    """The journal file of each engine, by rank; empty if the engines do not record."""
     if not config.journal:
         return ()
     path = Path(config.journal).absolute()
@@ -104,12 +104,12 @@ def journals(config: EngineConfig, num_engines: int) -> tuple[str, ...]:
 
 
 def _mark(rank: int, num_engines: int) -> str:
-    """Of the names of an engine."""
+    """The suffix of file and socket names that belong to one engine."""
     return f".dp{rank}" if num_engines > 1 else ""
 
 
 def socket_pairs(num: int) -> list[dict[int, socket.socket]]:
-    """Of each of `num` processes, its ends of the links to all others."""
+    """Link `num` processes in pairs. Returns each process's ends: {other process: socket}."""
     ends: list[dict[int, socket.socket]] = [{} for _ in range(num)]
     for one in range(num):
         for other in range(one + 1, num):
@@ -118,7 +118,7 @@ def socket_pairs(num: int) -> list[dict[int, socket.socket]]:
 
 
 def _config_of(config: EngineConfig, mark: str, rank: int) -> EngineConfig:
-    """The settings of one engine: files and ports that engines cannot share are its own."""
+    """The settings of one engine, with its own files and ports where engines cannot share them."""
     if config.journal:
         config = replace(config, journal=f"{config.journal}{mark}")
     if config.kv_events_config:
@@ -127,7 +127,7 @@ def _config_of(config: EngineConfig, mark: str, rank: int) -> EngineConfig:
 
 
 def environment(rank: int, num_engines: int) -> dict[str, str]:
-    """Of an engine process: of several engines each sees one GPU."""
+    """The environment of an engine process. If there are several engines, each sees one GPU."""
     found = dict(os.environ)
     if num_engines > 1:
         visible = found.get(VISIBLE_GPUS)
@@ -137,9 +137,8 @@ def environment(rank: int, num_engines: int) -> dict[str, str]:
 
 
 def part_of(machine: Machine, num_engines: int, engine: EngineConfig) -> Machine:
-    """What one of several engines has of a machine: its part of the cores and of the memory, or a
-    GPU. Raises SettingsError where there are fewer GPUs than engines, or where the settings are for
-    one engine alone."""
+    """One engine's share of a machine: an equal part of the cores and of the free memory. Raises
+    SettingsError if there are fewer GPUs than engines, or if a setting allows only one engine."""
     num_gpus = len(machine.gpus)
     if num_engines == 1:
         return machine

@@ -1,10 +1,10 @@
-"""The engine as a child process: started with a private folder for its sockets, noticed at once
-when it ends, and never left behind.
+"""The engine as a child process. The launcher gives it a private folder for its sockets, notices
+its end immediately, and never leaves it running.
 
     launcher ── stdin: one line of JSON, and open while the launcher lives ─────▶ engine
-             ◀─ ipc sockets in a folder of this user alone (mode 0700) ─────────▶
+             ◀─ ipc sockets in a folder private to this user (mode 0700) ───────▶
 
-It knows nothing of what the two say to each other there.
+It knows nothing of the messages on the sockets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_PARENT = 60  # the path of a socket may have 103 bytes on some systems
 
 
 class SocketFolder:
-    """A folder for sockets that only this user can enter; it is removed at the end."""
+    """A folder for sockets that only this user can enter; it is removed on exit."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
@@ -58,7 +58,7 @@ class SocketFolder:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove the folders of launchers that were killed before they could do it themselves."""
+    """Remove the folders of launchers that were killed before they could remove them."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
         pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
@@ -77,18 +77,18 @@ def _is_alive(pid: int) -> bool:
 
 
 class EngineProcess:
-    """A running engine. It is a process group of its own:
-    Ctrl-C reaches the launcher alone, which stops it in order.
+    """A running engine process, in its own process group: Ctrl-C reaches only the launcher, which
+    stops the engine in order.
 
-    It stays in the launcher's session: Linux shares processors out between sessions (sched(7),
-    autogroup), so a priority that somebody gives to the server is the engine's, too.
+    The engine stays in the launcher's session: Linux divides processor time between sessions
+    (sched(7), autogroup), so a priority set for the server also applies to the engine.
     """
 
     def __init__(
         self, environment: Mapping[str, str] | None = None, files: Sequence[int] = ()
     ) -> None:
-        """Start it. It imports what it needs, and waits for `begin`. `environment` None: that of
-        the launcher. `files`: open ones that it inherits."""
+        """Start the process. It imports its modules and waits for `begin`. `environment` None: the
+        launcher's environment. `files`: open file descriptors that the process inherits."""
         self._args: EngineArgs | None = None
         self._process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, process_group=0, env=environment, pass_fds=files
@@ -100,9 +100,9 @@ class EngineProcess:
         self._stdin = self._process.stdin
 
     def begin(self, args: EngineArgs) -> None:
-        """Tell it what to serve."""
+        """Send the process the model and the settings to serve."""
         self._args = args
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: `ended` tells
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: `ended` returns
             self._stdin.write(args.to_json() + b"\n")
             self._stdin.flush()
 
@@ -116,24 +116,26 @@ class EngineProcess:
         return self._process.pid
 
     async def ended(self) -> int:
-        """Wait for its end. Returns the exit status, or minus the signal that ended it."""
+        """Wait until the process ends. Returns its exit status, or -n if signal n ended it."""
         return await asyncio.shield(asyncio.wrap_future(self._exit))
 
     def kill(self) -> None:
-        """End it, and whatever it has started, at once."""
+        """Kill the process and its process group immediately."""
         if not self._exit.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Which ends an engine at once, if it has begun. Else it is killed."""
+        """Close the engine's standard input, which ends an engine that has begun immediately. Kill
+        an engine that has not begun."""
         if self._args is None:
             self.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
 
     def stop(self, timeout_s: float) -> int:
-        """Hang up; kill it if its end takes longer than `timeout_s`. Returns as `ended`."""
+        """Hang up; kill the process if it takes longer than `timeout_s` to end. Returns the same as
+        `ended`."""
         self.hang_up()
         try:
             return self._exit.result(timeout_s)
@@ -146,9 +148,8 @@ class EngineProcess:
 
 
 def explain_exit(status: int) -> str:
-    """Why an engine ended that said nothing itself.
-    `status` as `EngineProcess.ended` returns it.
-    """
+    """The reason why an engine ended that sent no `EngineFailed`. `status`: as returned by
+    `EngineProcess.ended`."""
     if status >= 0:
         return (
             f"The engine process ended with exit status {status}; what it printed last stands "

@@ -1,7 +1,7 @@
-"""What is behind a front: one engine process, or several with the face of one.
+"""The engines of a front: one engine process, or several behind the same interface.
 
-The front sends and receives, and waits for the end, which comes when no engine can answer any
-more. `replicas.py` has the several.
+The front sends and receives messages, and waits for the end: no engine is left that could answer.
+`replicas.py` implements several engines.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ log = EventLog("serve")
 
 
 class Engines(Protocol):
-    """For one event loop."""
+    """The engines of one front. All methods are called from one event loop."""
 
     def send(self, message: ToEngine) -> None:
-        """Does not wait."""
+        """Send a message without waiting."""
         ...
 
     async def run(self, client: EngineClient) -> ExitStatus:
-        """Deliver to `client` what the engines send, until there is none that could answer. What
-        is open with an engine that is lost ends with an error."""
+        """Deliver the engines' messages to `client` until no engine is left that could answer. When
+        an engine is lost, its open requests end with an error."""
         ...
 
     def close(self) -> None:
-        """Their sockets. The processes are left to whoever started them."""
+        """Close the sockets. The caller that started the processes must stop them."""
         ...
 
 
 class EngineLink:
-    """The front's ends of the sockets of one engine process, and its watch."""
+    """The front's ends of the sockets of one engine process, and the watch of that process."""
 
     def __init__(self, process: EngineProcess) -> None:
         args = process.args
@@ -65,13 +65,13 @@ class EngineLink:
             bind=True,
         )
         self._sender = Sender(zmq.Context(), args.to_engine, bind=True)
-        self.send = self._sender.send  # nothing stands between: every request passes here
+        self.send = self._sender.send  # no wrapper: every request passes here
         self.watch = EngineWatch(process, self._receiver)
 
         self._is_closed = False
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Close the sockets. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._receiver.close()
@@ -95,7 +95,7 @@ class OneEngine:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
-                receiving.result()  # it ends by an exception alone
+                receiving.result()  # it ends only by an exception
             return lost.result() if lost.done() else hung.result()
         finally:
             for task in tasks:
@@ -105,8 +105,8 @@ class OneEngine:
         self._link.close()
 
     async def _watch_for_hang(self, client: EngineClient) -> ExitStatus:
-        """As soon as new work is refused because the engine hangs, what is open ends with an
-        error, too. Whether the server ends if it lasts is a setting."""
+        """When the engine hangs, the front refuses new requests and ends the open ones with an
+        error. `on_hang` decides whether a long hang ends the server."""
 
         def hangs(reason: str) -> None:
             log.error(

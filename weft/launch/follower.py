@@ -1,8 +1,9 @@
-"""A process that holds a part of a model and follows rank 0 (`--tp-size`). Rank 0 starts it, or on
-another node whoever follows node 0 there (`node.py`), writes one line of JSON to its standard
-input, and keeps that open: at the end of file, it is gone, and this process ends at once.
+"""A process that holds a part of a model and follows rank 0 (`--tp-size`). Its parent is rank 0, or
+on another node the process that follows node 0 (`node.py`). The parent writes one line of JSON to
+standard input and keeps it open: end of file means that the parent is gone, and this process ends
+immediately.
 
-It takes no requests, has no scheduler, and listens on nothing but what gloo opens.
+It takes no requests, has no scheduler, and opens no port except those of gloo.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 def main() -> None:
     lines: SimpleQueue[bytes] = SimpleQueue()
     die_with_parent(lines)
-    # Ctrl-C is for the launcher, which ends all in order.
+    # The launcher handles Ctrl-C and stops all processes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
     args = FollowerArgs.from_json(lines.get())
-    # At once: no thread of the device may delay the end.
+    # End immediately: no thread of the device may delay it.
     os._exit(run(args))
 
 
@@ -95,7 +96,8 @@ def run(args: FollowerArgs) -> int:
 
 
 def _say_last(args: FollowerArgs, reason: str) -> None:
-    """To whoever sees that this process has ended, which may be sooner than rank 0 reads of it."""
+    """Write the reason to the pipe of the parent, which may notice the end of this process before
+    rank 0 reads the failure from the link."""
     if args.last_words >= 0:
         os.write(args.last_words, reason.encode(errors="replace")[:LAST_WORDS_BYTES])
 

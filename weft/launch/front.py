@@ -2,11 +2,11 @@
 
     async with Front(context, engines, tracer) as front:
         await front.wait_ready()
-        ...                     front.app answers, whoever serves it
+        ...                     front.app answers, behind any ASGI server
         await front.drain(10.0)
 
-`weft serve` puts its own HTTP server, signals and console around it (`supervisor.py`); others embed
-it (`embed.py`, `ray.py`).
+`weft serve` adds its own HTTP server, signals and console (`supervisor.py`); other programs embed
+the front (`embed.py`, `ray.py`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from weft.text.templates.chat_template import TemplateError
 from weft.text.tokenizer import Tokenizer
 from weft.version import __version__
 
-TICK_S = 0.1  # in which a drain looks whether it is over
-SAVE_GRACE_S = 2.0  # for the engine to say what it has written, behind its time
+TICK_S = 0.1  # interval in which a drain checks whether it is over
+SAVE_GRACE_S = 2.0  # time for the engine's reply after the time limit of its write
 
 log = EventLog("serve")
 
 
 class EngineLost(Exception):
-    """There is no engine any more; `end` says why."""
+    """No engine is left; `end` has the reason."""
 
     def __init__(self, end: ExitStatus) -> None:
         super().__init__(end.reason)
@@ -57,7 +57,8 @@ class EngineLost(Exception):
 
 
 class Front:
-    """For one event loop. The processes in `group` have begun; they are left to the caller."""
+    """A front that runs in one event loop. The processes in `group` have begun; the caller stops
+    them."""
 
     def __init__(
         self, context: LaunchContext, group: EngineGroup, tracer: Tracer | None = None
@@ -90,12 +91,13 @@ class Front:
 
     @property
     def lost(self) -> asyncio.Task[ExitStatus]:
-        """Done when there is no engine any more: why. Everything open has been answered then."""
+        """Done when no engine is left; its result is the reason. All open requests have been
+        answered by then."""
         assert self._lost is not None, "the front has not been entered"
         return self._lost
 
     async def wait_ready(self) -> EngineReady:
-        """Wait until requests are taken. Raises `EngineLost` if an engine ends before, and
+        """Wait until the server accepts requests. Raises `EngineLost` if an engine ends first, and
         SettingsError for adapters that cannot be loaded."""
         ready = asyncio.create_task(self._become_ready())
         try:
@@ -113,10 +115,11 @@ class Front:
         abort: asyncio.Event | None = None,
         told: Callable[[int, float], None] = lambda num_open, left_s: None,
     ) -> ExitStatus:
-        """Take nothing new, let what is open end for a while, then end it. `abort` ends it at once.
+        """Refuse new requests, let open requests finish for `timeout_s`, then end the others.
+        `abort` ends them immediately.
 
-        `told` hears at intervals how many requests are open, and how many seconds are left; when
-        the time is over, these are 0.
+        `told` is called at intervals with the number of open requests and the seconds left; at the
+        end of the time, the seconds are 0.
         """
         client = self.client
         self.readiness.drain()
@@ -162,8 +165,8 @@ class Front:
         return ready
 
     async def _save_cache(self, deadline: float, abort: asyncio.Task[Any]) -> None:
-        """Let the engine write what is cached, until the server ends: at once with another
-        signal."""
+        """Let the engine write its cache to disk until `deadline`. `abort` (a second signal) stops
+        the wait immediately."""
         if not self._context.prepared.config.cache_dir:
             return
         left_s = max(deadline - time.monotonic(), 0.0)
@@ -234,7 +237,7 @@ def _app(
 
 
 def _require_memory() -> None:
-    """Raise SettingsError where requests would find no memory."""
+    """Raise SettingsError if too little address space is left to serve requests."""
     spare = spare_bytes()
     if spare < LEAST_BYTES:
         raise SettingsError(

@@ -1,5 +1,5 @@
-"""The engine's heartbeat: a thread that tells twice a second how long the present step has run, and
-whether the process computes. `weft/client/engine_state.py` judges it.
+"""The engine's heartbeat: twice a second, a thread reports how long the present step has run and
+for how long the process has computed nothing. `weft/client/engine_state.py` judges the reports.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from weft.messages.channel import Sender
 from weft.messages.status import Heartbeat
 
 INTERVAL_S = 0.5
-# A beat that comes later was held up: the machine is busy, or the process was stopped.
+# A beat that is later than this was delayed: the machine is busy, or the process was stopped.
 LATE_S = 0.25
-IDLE_SHARE = 0.02  # of one processor: a process that uses less only waits
+IDLE_SHARE = 0.02  # share of one processor: a process that uses less only waits
 
 
 class ActivityMeter:
-    """What a beat tells, from readings of the clocks.
+    """Computes the content of each beat from readings of the clocks.
 
-    A process that lacks a processor computes as little as one that waits for something. But then a
-    thread of it wants to run, or the beats themselves are late: such an interval says nothing.
+    A process that gets no processor computes as little as a process that waits. But then one of its
+    threads is runnable, or the beats themselves are late: such an interval is not counted.
     """
 
     def __init__(self, now: float, used_s: float) -> None:
-        """`now` and the processor time of the whole process, in seconds."""
+        """`now` and `used_s`: the time and the processor time of the whole process, in seconds."""
         self._now = now
         self._used_s = used_s
         self._idle_s = 0.0
@@ -37,9 +37,8 @@ class ActivityMeter:
     def beat(
         self, now: float, used_s: float, began_s: float | None, is_queued: Callable[[], bool]
     ) -> Heartbeat:
-        """`began_s`: when the present step has begun; None between steps.
-        `is_queued` looks whether a thread wants to run.
-        """
+        """`began_s`: time at which the present step began; None between steps. `is_queued` checks
+        whether a thread is runnable."""
         passed_s = now - self._now
         used_in_it_s = used_s - self._used_s
         self._now = now
@@ -52,14 +51,13 @@ class ActivityMeter:
 
 
 class HeartbeatSender:
-    """Beats from `start` on. The main thread says when a step begins and ends;
-    it never waits for the other.
-    """
+    """Sends beats from `start` on. The main thread marks the begin and the end of each step (`with
+    heartbeat:`); it never waits for the thread of the heartbeat."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._context = context
         self._address = address
-        self._began_s: float | None = None  # the step that runs
+        self._began_s: float | None = None  # when the running step began; None: no step runs
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
@@ -67,20 +65,20 @@ class HeartbeatSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """No beat comes after this."""
+        """End the thread. No beat is sent after this call."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def __enter__(self) -> None:
-        """A step begins."""
+        """Mark the begin of a step."""
         self._began_s = time.monotonic()
 
     def __exit__(self, *exc: object) -> None:
         self._began_s = None
 
     def _run(self) -> None:
-        sender = Sender(self._context, self._address)  # sockets belong to one thread
+        sender = Sender(self._context, self._address)  # a socket belongs to one thread
         meter = ActivityMeter(time.monotonic(), time.process_time())
         others = RunQueue(os.getpid(), but=threading.get_native_id())
         while not self._stopped.wait(INTERVAL_S):

@@ -1,6 +1,5 @@
-"""The listening socket, taken before anything is loaded:
-a port that is not free is told at once, with who has it.
-"""
+"""Opens the listening socket before anything is loaded: if the port is taken, the error comes
+immediately and names the process that has it."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 takes a free one. Raises SettingsError."""
+    """A listening TCP socket; port 0 chooses a free port. Raises SettingsError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host or "0.0.0.0", port, type=socket.SOCK_STREAM
@@ -26,7 +25,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a port just left by another may be taken
+        )  # allow a port that another process has just closed
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as exc:
@@ -37,9 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def holder(port: int) -> str:
-    """The process that listens on `port`, as "python3 (pid 123)";
-    empty if that cannot be found out.
-    """
+    """The process that listens on `port`, as "python3 (pid 123)"; "" if it is unknown."""
     import psutil
 
     try:

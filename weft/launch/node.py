@@ -1,8 +1,8 @@
-"""The verb `serve` on a node that follows another one (`--node-rank` above 0): it waits for node 0,
-starts the ranks that it has, and ends when node 0 does, or when one of them is lost.
+"""The verb `serve` on a node that follows node 0 (`--node-rank` above 0). The node waits for node
+0, starts its own ranks, and ends when node 0 ends or when one of its ranks is lost.
 
-It serves nothing itself, listens on no port of its own but what gloo opens, and decides nothing:
-settings come from node 0. Only the files of the model are its own.
+It answers no requests, opens no port except those of gloo, and decides nothing: its settings come
+from node 0. Only the model's files are local.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OWN = ("model", "tokenizer", "revision", "weights_root", "node_rank", "dist_init
 
 
 class NodeEnd(Exception):
-    """This node ends: with a line and an exit status."""
+    """This node ends, with a line for the user and an exit status."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -68,9 +68,9 @@ class NodeEnd(Exception):
 
 
 def follow_node(asked: EngineConfig, server: ServerConfig) -> int:
-    """Follow node 0 until the end. Returns the exit status: 0 if node 0 was asked to end, or this
-    node was; 1 if something failed; 2 if this node does not belong to the others. Raises
-    SettingsError and ModelError for what is wrong here."""
+    """Follow node 0 until the end. Returns the exit status: 0 if node 0 or this node was asked to
+    stop; 1 if something failed; 2 if node 0 does not accept this node, or does not answer. Raises
+    SettingsError and ModelError for faults of this node's settings and files."""
     check_nodes(asked)
     log.setup(server.log_level, format=server.log_format)
     folder = model_folder(asked)
@@ -102,18 +102,18 @@ def _say_end(end: NodeEnd, server: ServerConfig) -> int:
 
 
 class NodeFollower:
-    """A node that follows, from its first word to the end."""
+    """A node that follows node 0, from its greeting to the end."""
 
     def __init__(
         self, asked: EngineConfig, server: ServerConfig, folder: Path, model: ModelConfig
     ) -> None:
-        """Raises SettingsError where the address of node 0 cannot be."""
+        """Raises SettingsError if the address of node 0 is invalid."""
         self._asked = asked
         self._server = server
         self._folder = folder
         self._model = model
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._lost: deque[str] = deque()  # what threads have to say
+        self._lost: deque[str] = deque()  # reasons why ranks ended, from other threads
         self._ranks = RankProcesses(self._lost.append)
         host, port = address_of(asked)
         try:
@@ -124,7 +124,7 @@ class NodeFollower:
             raise SettingsError(f"--dist-init-addr: {exc}") from exc
 
     def run(self) -> None:
-        """Until NodeEnd is raised."""
+        """Follow node 0 until NodeEnd is raised."""
         node = self._asked.node_rank
         wait_s = self._asked.dist_timeout
         self._print(
@@ -145,18 +145,18 @@ class NodeFollower:
         self._follow()
 
     def tell_end(self, reason: str) -> None:
-        """That this node ends before node 0 does."""
+        """Tell node 0 that this node ends first."""
         self._caller.say(LostRank(reason))
 
     def close(self) -> None:
-        """End its ranks. What was said last still leaves."""
+        """End the ranks of this node. The last message to node 0 is still sent."""
         self._ranks.close()
         self._caller.close()
         self._context.term()
 
     def _greet(self) -> NodeWelcome:
         facts = facts_of(self._asked, self._model, self._folder)
-        # The secret stays here: who has another one does not get so far.
+        # The secret is not sent: a node with another secret cannot connect at all.
         settings = msgspec.json.encode(replace(self._asked, dist_secret=""))
         greeting = Greeting(self._asked.node_rank, facts, settings)
         until_s = time.monotonic() + self._asked.dist_timeout
@@ -179,8 +179,8 @@ class NodeFollower:
                 )
 
     def _settings(self, welcome: NodeWelcome) -> EngineConfig:
-        """Those of node 0, with what is this machine's own. Raises SettingsError for too little
-        memory."""
+        """The settings of node 0, except those of this machine (`OWN`, threads). Raises
+        SettingsError if this machine has too little memory."""
         theirs = msgspec.json.decode(welcome.settings, type=EngineConfig)
         own = {name: getattr(self._asked, name) for name in OWN}
         machine = probe()
@@ -212,7 +212,7 @@ class NodeFollower:
         )
 
     def _follow(self) -> None:
-        """NodeBeat and hear, until NodeEnd."""
+        """Send `NodeBeat`s and receive messages until NodeEnd is raised."""
         now_s = time.monotonic()
         silence = Silence(now_s)
         next_beat_s = now_s

@@ -1,5 +1,5 @@
-"""As many open files as the system allows, and no more connections than they leave room for; below
-a few of these a server does not start.
+"""Raises the limit of open files to what the connections need, and lowers the limit of connections
+if the system allows fewer files. A server does not start with fewer than `LEAST_CONNECTIONS`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from dataclasses import replace
 from weft.config.limits import Limits
 from weft.config.options import SettingsError
 
-# Sockets between the processes, logs, libraries, what a request opens for a moment:
-# twice what was seen.
+# Sockets between the processes, logs, libraries, files that a request opens briefly: twice the
+# observed number.
 OWN_FILES = 96
-SPARE = 64  # connections beyond the limit that are told so
+SPARE = 64  # connections beyond the limit that get an answer (a refusal)
 LEAST_CONNECTIONS = 16
 
 
 def fit(limits: Limits) -> Limits:
-    """`limits` with as many connections as there can be,
-    after the process has taken what the system lets it have.
+    """Raise the limit of open files, and return `limits` with as many connections as it allows.
 
-    So running out of files is refused like anything else, and never met when a connection is
-    accepted. Raises SettingsError if the system leaves room for hardly any.
+    So a connection beyond the limit is refused in order, and accepting one never fails for lack of
+    files. Raises SettingsError if fewer than `LEAST_CONNECTIONS` connections are possible.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _files(limits.max_connections)
@@ -41,5 +40,5 @@ def fit(limits: Limits) -> Limits:
 
 
 def _files(connections: int) -> int:
-    """Open files of a server with so many connections."""
+    """Number of open files that a server with `connections` connections needs."""
     return connections * 5 // 4 + SPARE + OWN_FILES

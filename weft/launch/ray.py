@@ -1,9 +1,9 @@
-"""weft as a deployment of Ray Serve: each replica has an engine process of its own, and answers
-with weft's own application.
+"""weft as a deployment of Ray Serve: each replica has its own engine process, and answers with
+weft's ASGI application.
 
     serve run weft.launch.ray:build model=Qwen/Qwen3-0.6B num_replicas=2 threads=4
 
-Ray starts, watches, scales and replaces the replicas. With `nnodes` a replica has its model on
+Ray starts, watches, scales and replaces the replicas. With `nnodes`, the model of a replica is on
 several machines (`ray_nodes.py`). Needs `pip install weft[ray]`; nothing else in weft imports Ray.
 """
 
@@ -27,9 +27,9 @@ from weft.launch.embed import embedded
 from weft.launch.front import Front
 from weft.launch.ray_nodes import OtherMachines, check_machines
 
-HEALTH_PERIOD_S = 2.0  # Ray replaces a replica that has failed three times
-MAX_ONGOING = 512  # requests that Ray gives to one replica
-# Open requests of a replica that Ray's autoscaler aims at: steps of an engine are shared.
+HEALTH_PERIOD_S = 2.0  # Ray replaces a replica after three failed checks
+MAX_ONGOING = 512  # maximum of open requests that Ray sends to one replica
+# Open requests per replica that Ray's autoscaler aims at: requests share the steps of an engine.
 TARGET_ONGOING = 32
 SESSION_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 SCALING = ("min_replicas", "max_replicas", "target_ongoing_requests")
@@ -41,13 +41,13 @@ OF_RAY = (
 
 @serve.ingress()
 class WeftReplica:
-    """One front with its engine, in a replica of Ray Serve."""
+    """A replica of Ray Serve: one front with its engine."""
 
     def __init__(
         self, engine: EngineConfig, server: ServerConfig, words: Sequence[str], num_cpus: float
     ) -> None:
-        """`words`: the settings as options of `weft serve`, for other machines that the engine has
-        ranks on; `num_cpus` on each of these."""
+        """`words`: the settings as options of `weft serve`, for the other machines of this replica;
+        `num_cpus`: CPUs that Ray reserves on each of them."""
         self._engine = engine
         self._server = server
         self._words = words
@@ -56,7 +56,7 @@ class WeftReplica:
         self._front: Front | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Ray takes the application from here when it starts a replica."""
+        """The application. Ray calls this when it starts a replica."""
         engine = self._engine
         if engine.nnodes > 1:
             machines = OtherMachines(engine, self._words, self._num_cpus)
@@ -68,7 +68,7 @@ class WeftReplica:
         return front.app
 
     async def check_health(self) -> None:
-        """Raises if the engine has ended, or hangs: Ray replaces the replica."""
+        """Raises if the engine has ended or hangs. Ray then replaces the replica."""
         if self._front is None:
             return
         if self._front.lost.done():
@@ -76,7 +76,7 @@ class WeftReplica:
         self._front.client.state.require_ready()
 
     def record_routing_stats(self) -> JsonObject:
-        """For routers of Ray that go by load."""
+        """The load of this replica, for Ray's routers that balance by load."""
         if self._front is None:
             return {}
         stats = self._front.client.state.stats
@@ -87,15 +87,15 @@ class WeftReplica:
         }
 
     async def __del__(self) -> None:
-        """Ray has sent no request for a while: what is open still ends first."""
+        """Let open requests finish, then stop. Ray sends no new requests before it calls this."""
         if self._front is not None:
             await self._front.drain(self._server.drain_s)
         await self._opened.aclose()
 
 
 def build(args: dict[str, str]) -> Application:
-    """The application for `serve run`. `args`: options of `weft serve` with underscores, and those
-    of `OF_RAY`. Raises SettingsError."""
+    """The application for `serve run`. `args`: options of `weft serve` written with underscores,
+    and the options in `OF_RAY`. Raises SettingsError."""
     words: list[str] = []
     for name, value in args.items():
         if name not in OF_RAY:
@@ -117,7 +117,7 @@ def build(args: dict[str, str]) -> Application:
         **_replicas(args),
     }
     if engine.nnodes > 1:
-        # The replica itself is in the first bundle, ranks of the other machines in theirs.
+        # The replica itself is in the first bundle; each further bundle has one following node.
         options["placement_group_bundles"] = [{"CPU": num_cpus}] * engine.nnodes
         options["placement_group_strategy"] = "STRICT_SPREAD"
     if _is_on(args, "session_affinity"):
@@ -126,8 +126,8 @@ def build(args: dict[str, str]) -> Application:
 
 
 def _replicas(args: Mapping[str, str]) -> dict[str, Any]:
-    """How many there are: a number, or two between which Ray chooses by open requests. Raises
-    SettingsError."""
+    """Ray's options for the number of replicas: a fixed number, or a range in which Ray chooses by
+    the number of open requests. Raises SettingsError."""
     if "max_replicas" not in args:
         for name in SCALING:
             if name in args:

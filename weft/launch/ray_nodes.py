@@ -1,12 +1,12 @@
-"""A replica of Ray Serve whose model is on several machines (`nnodes`): it is node 0, and Ray finds
-a place on another machine for each node that follows it.
+"""A replica of Ray Serve whose model is on several machines (`nnodes`). The replica is node 0; Ray
+places each following node on another machine.
 
     placement group ─┬─ the replica: front, engine, ranks of node 0
                      ├─ FollowingNode ── weft serve --node-rank 1
                      └─ ...
 
-Where node 0 listens and the secret of all are made here, anew for each replica. A node ends when
-node 0 does; Ray ends the actors with the replica.
+This module chooses the address of node 0 and the nodes' secret, new ones for each replica. A node
+ends when node 0 ends; Ray ends the actors with the replica.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
 
-STOP_S = 5.0  # for a node to end by itself
+STOP_S = 5.0  # time for a node to end by itself
 
 
 def check_machines(engine: EngineConfig) -> None:
-    """Raises SettingsError where the settings say what Ray and the replica find out."""
+    """Raise SettingsError if the settings give addresses or ranks that Ray and the replica choose,
+    or if `nnodes` does not divide `tp_size`."""
     for option, given in (
         ("node_rank", engine.node_rank),
         ("dist_init_addr", engine.dist_init_addr),
@@ -51,7 +52,7 @@ def check_machines(engine: EngineConfig) -> None:
 
 
 class FollowingNode:
-    """A node that follows, as a child of this process, which is an actor of Ray."""
+    """A following node: a child process of this process, which is an actor of Ray."""
 
     def __init__(self, words: Sequence[str], secret: str) -> None:
         command = [sys.executable, "-m", "weft", "serve", *words]
@@ -59,7 +60,7 @@ class FollowingNode:
         self._process = subprocess.Popen(command, env=environment)
 
     def stop(self) -> None:
-        """It ends by itself when node 0 has ended."""
+        """Wait until the node ends, which it does when node 0 has ended; kill it after `STOP_S`."""
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -71,10 +72,10 @@ NODE_ACTOR: Any = ray.remote(FollowingNode)
 
 
 class OtherMachines:
-    """The nodes that follow a replica, which has a placement group with a bundle for each."""
+    """The nodes that follow a replica. The replica's placement group has a bundle for each node."""
 
     def __init__(self, engine: EngineConfig, words: Sequence[str], num_cpus: float) -> None:
-        """Start them. `words`: the settings as options of `weft serve`."""
+        """Start the nodes. `words`: the settings as options of `weft serve`."""
         host = get_node_ip_address()
         with socket.create_server((host, 0)) as listener:
             port = listener.getsockname()[1]
@@ -91,7 +92,7 @@ class OtherMachines:
             self._actors.append(actor.remote(own, secret))
 
     async def close(self) -> None:
-        """Wait until they have ended; node 0 has."""
+        """Wait until the nodes have ended. Node 0 has ended before."""
         for actor in self._actors:
             with suppress(RayError, TimeoutError):
                 await asyncio.wait_for(actor.stop.remote(), 2 * STOP_S)

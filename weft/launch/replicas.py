@@ -1,11 +1,11 @@
 """Several engine processes behind one front, each with the whole model.
 
-    front ─▶ Fleet ─┬─▶ engine 0     an engine that ends or hangs is started again;
-                    ├─▶ engine 1     the others go on
+    front ─▶ Fleet ─┬─▶ engine 0     an engine that ends or hangs is replaced;
+                    ├─▶ engine 1     the others continue
                     └─▶ ...
 
-At the start all must become ready. From then on the server ends only when no engine is left, and
-none is going to be started again; or, where engines take their steps together, when one is lost.
+At the start, all engines must become ready. Later, the server ends only when no engine is left and
+none will be started again; or, if the engines step together (`are_joined`), when one is lost.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.route.policy import EngineRouter
 
-STOP_S = 2.0  # for an engine that is given up to end by itself
-FIRST_PAUSE_S = 1.0  # before an engine is started again; each further time within the hour twice it
+STOP_S = 2.0  # time for an abandoned engine to end by itself
+FIRST_PAUSE_S = 1.0  # pause before a restart; doubled at each further restart within the hour
 LONGEST_PAUSE_S = 60.0
-WINDOW_S = 3600.0  # in which starts are counted
+WINDOW_S = 3600.0  # period in which restarts are counted
 
 log = EventLog("serve")
 
 
 class Replicas:
-    """For one event loop."""
+    """`Engines` with several engine processes. All methods are called from one event loop."""
 
     def __init__(self, group: EngineGroup, context: LaunchContext, metrics: Metrics) -> None:
         config = context.config
@@ -92,7 +92,8 @@ class Replicas:
             link.close()
 
     async def _keep(self, rank: int) -> ExitStatus:
-        """Follow an engine, and those that take its place, until there is none any more."""
+        """Follow an engine and its replacements until it is not replaced any more. Returns the last
+        end."""
         while True:
             end = await self._follow(rank)
             client = self._client
@@ -108,7 +109,7 @@ class Replicas:
             if is_start:
                 return end
             if self._group.are_joined:
-                # The others wait for what it would have computed for them.
+                # The other engines wait for results of this one.
                 return end._replace(reason=f"engine {rank} is lost: {end.reason}")
             self._links[rank].close()
             await asyncio.to_thread(self._group.processes[rank].stop, STOP_S)
@@ -125,7 +126,7 @@ class Replicas:
             self._fleet.attach(rank, self._links[rank].send)
 
     async def _follow(self, rank: int) -> ExitStatus:
-        """Take what an engine sends, until it has ended or been given up."""
+        """Receive an engine's messages until it has ended or is abandoned as hung."""
         link = self._links[rank]
         self._processes.add(f"engine.dp{rank}", link.process.pid)
         receiving = asyncio.create_task(self._receive(rank, link))
@@ -135,7 +136,7 @@ class Replicas:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
-                receiving.result()  # it ends by an exception alone
+                receiving.result()  # it ends only by an exception
             return lost.result() if lost.done() else hung.result()
         finally:
             for task in tasks:
@@ -175,13 +176,13 @@ class Replicas:
         return await watch.run(self._config)
 
     def _bound_to(self, rank: int) -> list[int]:
-        """The engines whose steps stand still while this one's do, itself among them."""
+        """The engines that cannot step while engine `rank` hangs, including itself."""
         if self._group.are_joined:
             return [member.rank for member in self._members]
         return [rank]
 
     def _may_start_again(self, rank: int) -> bool:
-        """Whether a lost engine gets a successor; if so, it is counted."""
+        """Whether a lost engine is replaced; if so, the restart is counted."""
         if self._fleet.changes.are_lost:
             log.error(
                 "engine_not_replaced",

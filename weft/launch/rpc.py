@@ -1,7 +1,6 @@
 """Makes control requests by name, over the RPC socket of a server on this machine.
 
-The caller needs neither the server's HTTP side nor a key, but must be able to enter the server's
-private folder.
+The caller needs neither HTTP nor a key, but must be able to enter the server's private folder.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TIMEOUT_S = 10.0
 
 
 def running() -> dict[int, Path]:
-    """The servers of this user on this machine: process id of each, and its private folder."""
+    """The servers of this user on this machine: process id → private folder."""
     found: dict[int, Path] = {}
     for parent in dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))):
         for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
@@ -43,10 +42,10 @@ def rpc(
 ) -> Any:
     """Make the control request `method` and return its reply, as plain values.
 
-    It goes to every engine of the server, and their replies become one. `pid` chooses among several
-    servers. Raises SettingsError if there is no such server, or if it
-    does not answer, and for a call that is refused; that error names the methods there are, or what
-    is wrong with the parameters.
+    Every engine of the server gets the request; their replies are joined into one. `pid` chooses
+    among several servers. Raises SettingsError if there is no such server, if it does not answer,
+    or if it refuses the call; then the error names the existing methods, or the fault in the
+    parameters.
     """
     folder = _folder(pid)
     try:
@@ -63,7 +62,7 @@ def rpc(
 
 
 def _sockets(folder: Path) -> list[Path]:
-    """The socket of each engine of a server, in their order."""
+    """The socket of each engine of a server, in the order of ranks."""
     found = [path for path in folder.glob(f"{RPC_SOCKET}*") if path.is_socket()]
     return sorted(found, key=lambda path: (len(path.name), path.name))
 

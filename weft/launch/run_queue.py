@@ -1,5 +1,5 @@
-"""Whether a process lacks a processor, as the kernel tells: silence of one that waits for its turn
-is no hang, and standing still is no deadlock.
+"""Finds out from the kernel whether a process waits for a processor. The silence of such a process
+is not a hang, and its lack of progress is not a deadlock.
 """
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-MOST_SHARE = 0.5  # of a processor: who gets more than that does not lack one
+MOST_SHARE = 0.5  # share of a processor: a process that gets more does not lack one
 
 
 class RunQueue:
-    """Looks at the process `pid`, but not at its thread `but`.
-    Without a /proc nobody is ever found to wait.
+    """Observes the threads of the process `pid`, except its thread `but`. Without /proc, no thread
+    is ever found to wait.
     """
 
     def __init__(self, pid: int, *, but: int = 0, proc: Path = Path("/proc")) -> None:
@@ -21,7 +21,7 @@ class RunQueue:
         self._used_s = 0.0
 
     def is_waited_in(self) -> bool:
-        """Whether a thread of it wants to run."""
+        """Whether a thread of the process is runnable."""
         try:
             threads = [one for one in (self._folder / "task").iterdir() if one.name != self._but]
         except OSError:
@@ -29,9 +29,8 @@ class RunQueue:
         return any(_is_runnable(thread / "stat") for thread in threads)
 
     def holds_up(self, passed_s: float) -> bool:
-        """Whether a thread of it wants to run,
-        though all of them got little of a processor in the `passed_s` since the last call.
-        """
+        """Whether a thread of the process is runnable although the process got at most `MOST_SHARE`
+        of a processor in the `passed_s` since the last call."""
         try:
             before = self._used_s
             self._used_s = _used_s(self._folder / "stat")
@@ -41,12 +40,13 @@ class RunQueue:
 
 
 def _fields(stat: Path) -> list[bytes]:
-    """Those behind the name, which may hold anything. Source: proc(5), /proc/[pid]/stat."""
+    """The fields after the process name, which may contain any characters. Source: proc(5),
+    /proc/[pid]/stat."""
     return stat.read_bytes().rpartition(b")")[2].split()
 
 
 def _used_s(stat: Path) -> float:
-    """Processor time of user and kernel."""
+    """Processor time in user and kernel mode, in seconds."""
     return sum(map(int, _fields(stat)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 

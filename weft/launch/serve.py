@@ -1,7 +1,7 @@
 """The verb `serve`: settings, port, checks, engine; then `supervisor` answers HTTP.
 
-The order saves time: the engine process imports its modules while the model's files are checked and
-the front imports its own. What can be refused is refused before anything loads.
+The order saves time: the engine process imports its modules while the launcher checks the model's
+files and imports the front. All checks that can refuse the settings run before anything is loaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def serve(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     digests, config = read_keys(settings.make(ServerConfig))
     media_options(config)
-    for name in SECRETS:  # the engine and whatever else is started has no use for them
+    for name in SECRETS:  # neither the engine nor any other child process needs them
         os.environ.pop(name, None)
     engine = with_engines(settings.make(EngineConfig), config.dp_size)
     if engine.node_rank:
@@ -104,9 +104,8 @@ def serve(argv: Sequence[str]) -> int:
 
 
 def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
-    """How many sessions a key may have, if nobody has said it:
-    not all where there are several keys.
-    """
+    """Set the default of sessions per key, unless the user has set it: with several keys, one key
+    gets a quarter of all sessions."""
     if config.max_sessions_per_key or digests.num_owners < 2:
         return config
     return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))
@@ -119,7 +118,7 @@ def _run(
     group: EngineGroup,
     signals: StartSignals,
 ) -> ExitStatus:
-    """Let the engines begin, answer HTTP until the end, stop the engines."""
+    """Let the engines begin, answer HTTP until the end, then stop the engines."""
     from weft.launch.engine_process import SocketFolder
     from weft.launch.signals import ignore
     from weft.observe import log

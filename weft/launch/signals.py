@@ -1,5 +1,5 @@
-"""Signals that stop a server: while it starts, the first ends the start in order (`StartSignals`);
-while it runs, the event loop takes them (`LoopSignals`).
+"""Signals that stop a server. During the start, the first signal ends the start in order
+(`StartSignals`); later, the event loop handles the signals (`LoopSignals`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal has asked to stop. Whoever has started something ends it, and passes this on."""
+    """A signal asks to stop. Each caller ends what it has started, and lets the exception pass."""
 
 
 class StartSignals:
@@ -36,7 +36,7 @@ class StartSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is done here is done whole: a signal that comes meanwhile waits for the end."""
+        """The body runs to its end: a signal that arrives meanwhile raises `Stopped` after it."""
         self._is_held = True
         try:
             yield
@@ -53,12 +53,10 @@ class StartSignals:
 
 
 class LoopSignals:
-    """Signals while an event loop runs:
-    the first of them asks to stop, the second to stop at once.
-    """
+    """Signals while an event loop runs: the first asks to stop, the second to stop immediately."""
 
     def __init__(self) -> None:
-        """To be made in the loop that takes them."""
+        """Call this in the event loop that handles the signals."""
         self.stop = asyncio.Event()
         self.abort = asyncio.Event()
         for number in STOPPING:
@@ -72,6 +70,6 @@ class LoopSignals:
 
 
 def ignore() -> None:
-    """From here on this process is ending, and no signal can keep it from leaving in order."""
+    """Ignore these signals from now on: this process is ending, and ends in order."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

@@ -1,9 +1,9 @@
-"""Where the engine process begins: it ties its life to the
-launcher's before it imports what takes seconds.
+"""The entry point of the engine process. It ensures that the process ends with the launcher before
+it imports modules that take seconds.
 
-Started by `engine_process.py`, which writes one line of JSON to standard input as soon as it knows
-what is to be served; the imports do not wait for it. End of file there means that
-the launcher is gone: the process ends at once, whatever it is doing.
+`engine_process.py` starts it, and writes one line of JSON to standard input when it knows the
+settings; the imports do not wait for that line. End of file on standard input means that the
+launcher is gone: the process ends immediately, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH_LIBRARY = "lib/libtorch_cpu.so"  # in the folder of torch
 
 
 class LastAct:
-    """What a process does before it ends with its parent; nothing, until somebody says so."""
+    """A call that the process makes before it ends with its parent. None until `set`."""
 
     def __init__(self) -> None:
         self._call: Callable[[], object] | None = None
@@ -42,8 +42,8 @@ def main() -> None:
     lines: SimpleQueue[bytes] = SimpleQueue()
     last_act = LastAct()
     die_with_parent(lines, last_act)
-    # What is imported and built stays, so looking for garbage in it would be in vain. The engine's
-    # start takes a sixth less time without.
+    # Imported modules and built objects stay, so collecting garbage among them finds nothing.
+    # Without it, the engine starts in a sixth less time.
     gc.disable()
     threading.Thread(target=_load_torch_library, name="torch-library", daemon=True).start()
     from weft.config.process import EngineArgs
@@ -53,8 +53,9 @@ def main() -> None:
 
 
 def die_with_parent(lines: SimpleQueue[bytes], last_act: LastAct | None = None) -> None:
-    """End when the launcher does: on Linux the kernel sees to it, elsewhere the closed pipe. Where
-    the launcher hangs up and lives on for a moment, there is time for a last act."""
+    """End this process when the launcher ends: on Linux by the kernel (PR_SET_PDEATHSIG), elsewhere
+    by the closed pipe. If the launcher closes the pipe and lives on for a moment, `last_act` runs
+    first."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -65,7 +66,7 @@ def die_with_parent(lines: SimpleQueue[bytes], last_act: LastAct | None = None) 
 
 
 def _listen(lines: SimpleQueue[bytes], last_act: LastAct) -> None:
-    """Pass on the launcher's line, then wait for its end."""
+    """Put the launcher's line into `lines`, then wait until the launcher closes the pipe."""
     line = sys.stdin.buffer.readline()
     if not line:
         print("the engine process is started by weft itself", file=sys.stderr, flush=True)
@@ -79,10 +80,10 @@ def _listen(lines: SimpleQueue[bytes], last_act: LastAct) -> None:
 
 
 def _load_torch_library() -> None:
-    """Load the library that `import torch` is going to need, while other modules are imported.
+    """Load the library that `import torch` will need, while other modules are imported.
 
-    It is large: a fifth of a second. An import would hold the interpreter's lock for as long; a
-    call of a foreign function does not. If it fails, the import will say so.
+    Loading it takes a fifth of a second. An import would hold the interpreter's lock for that time;
+    a foreign function call does not. If it fails here, the import reports the error.
     """
     if sys.platform != "linux":
         return

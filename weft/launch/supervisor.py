@@ -2,9 +2,9 @@
 
     answer HTTP (not ready) ─▶ engines ready ─▶ serve ─▶ drain ─▶ stop
 
-In every phase the same few things are waited for together, and the first that happens decides: a
-signal, the end of the engines, the end of HTTP.
-Whatever it is, every open request gets an answer first.
+In every phase the supervisor waits for the same events, and the first one decides: a signal, the
+end of the engines, the end of the HTTP server. In each case every open request gets an answer
+first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.observe.trace import Tracer
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 
-LAST_ANSWERS_S = 3.0  # for errors and ends of streams to reach their clients
+LAST_ANSWERS_S = 3.0  # time for errors and ends of streams to reach their clients
 
 
 def run(
@@ -35,9 +35,7 @@ def run(
     group: EngineGroup,
     tracer: Tracer,
 ) -> ExitStatus:
-    """Serve what the engines compute, until a signal or a failure.
-    Leaves their processes to the caller.
-    """
+    """Serve until a signal or a failure. The caller stops the engine processes."""
     return run_loop(_run(context, listener, console, group, tracer))
 
 
@@ -48,7 +46,7 @@ async def _run(
     group: EngineGroup,
     tracer: Tracer,
 ) -> ExitStatus:
-    """Put the front together, supervise it, take it apart."""
+    """Build the front, supervise it, close it."""
     signals = LoopSignals()
     front = Front(context, group, tracer)
     refused = front.client.metrics.refused
@@ -70,7 +68,7 @@ async def _run(
 
 
 class Supervisor:
-    """Follows the server from loading to its end."""
+    """Waits for events of the server from its start to its end, and acts on them."""
 
     def __init__(
         self,
@@ -87,7 +85,8 @@ class Supervisor:
         self._port = port
 
     async def run(self, serving: asyncio.Task[None]) -> ExitStatus:
-        """Until something ends it. `serving` is HTTP, which only the caller ends."""
+        """Run until an event ends the server. `serving`: the task of the HTTP server, which the
+        caller ends."""
         ready = asyncio.create_task(self._front.wait_ready())
         stop = asyncio.create_task(self._signals.stop.wait())
         lost = self._front.lost
@@ -111,10 +110,10 @@ class Supervisor:
             for task in (ready, stop):
                 task.cancel()
             if ready.done() and not ready.cancelled():
-                ready.exception()  # `lost` has told it
+                ready.exception()  # retrieve it: `lost` has reported the reason
 
     async def _drain(self) -> ExitStatus:
-        """A second signal ends it at once."""
+        """Let open requests finish. A second signal ends them immediately."""
 
         def told(num_open: int, left_s: float) -> None:
             if left_s > 0:

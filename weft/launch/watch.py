@@ -1,4 +1,4 @@
-"""Watches one engine process from the front: what it sends, how it ends, whether it hangs."""
+"""Watches one engine process from the front: its messages, its end, and hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.messages.codec import FromEngine, Unreadable
 from weft.messages.status import EngineFailed
 from weft.observe.log import EventLog
 
-LAST_WORDS_S = 0.5  # for the message of an engine that has ended
+LAST_WORDS_S = 0.5  # time for the last message of an engine that has ended
 
 log = EventLog("serve")
 
@@ -25,11 +25,11 @@ class ExitStatus(NamedTuple):
     """How an engine, or the server, ended."""
 
     status: int  # of the process
-    reason: str = ""  # for the person who started it, if it did not end by his will
+    reason: str = ""  # for the user, unless the user asked for the end
 
 
 class EngineWatch:
-    """Reads from the engine, and knows how it ended."""
+    """Receives the engine's messages, and finds out how it ended."""
 
     def __init__(
         self, process: EngineProcess, receiver: AsyncReceiver[FromEngine | Unreadable]
@@ -40,7 +40,7 @@ class EngineWatch:
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> FromEngine | Unreadable:
-        """The next message but `EngineFailed`, which is for `end`."""
+        """The next message that is not `EngineFailed`; `end` handles those."""
         while True:
             message = await self._receiver.receive()
             if not isinstance(message, EngineFailed):
@@ -49,9 +49,8 @@ class EngineWatch:
                 self._failed.set_result(message)
 
     async def end(self) -> ExitStatus:
-        """Wait until the engine has failed or ended, and say why:
-        in its own words, if it had any.
-        """
+        """Wait until the engine has failed or ended. Returns the reason: the engine's own message
+        if it sent one."""
         ended = asyncio.create_task(self._process.ended())
         either: set[asyncio.Future[Any]] = {ended, self._failed}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -64,12 +63,13 @@ class EngineWatch:
         return ExitStatus(1, explain_exit(ended.result()))
 
     def lacks_processor(self, passed_s: float) -> bool:
-        """Whether the engine wanted to run in the `passed_s` since the last call, and could not."""
+        """Whether the engine is runnable but got little processor time in the `passed_s` since the
+        last call."""
         return self._run_queue.holds_up(passed_s)
 
 
 class HangWatch:
-    """Looks at intervals whether an engine hangs, and says so when that begins and ends."""
+    """Checks at intervals whether an engine hangs; calls `on_hang` and `on_recovery`."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class HangWatch:
         self._on_recovery = on_recovery
 
     async def run(self, config: ServerConfig) -> ExitStatus:
-        """Until the engine hangs for so long that it is given up, if the settings say so. It must
-        be ready."""
-        known = ""  # the hang that was reported
+        """Run until the engine has hung for `hang_timeout_s`, if `on_hang` is "exit"; else forever.
+        The engine must be ready."""
+        known = ""  # the reported hang
         hung_s = 0.0
         now = time.monotonic()
         while True:

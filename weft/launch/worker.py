@@ -1,11 +1,11 @@
-"""The engine process: loads the model, then takes messages in, steps, and sends messages out until
-a message asks it to stop.
+"""The engine process: loads the model, then receives messages, steps, and sends messages until a
+message asks it to stop.
 
     sockets ─▶ Intake ─▶ Engine.submit
                          Engine.step ─▶ pieces ─▶ sockets
 
-It begins in `start_worker.py`, which ensures that it does not outlive the launcher. It knows
-nothing of what the messages mean.
+`start_worker.py` is its entry point, and ensures that it does not outlive the launcher. This module
+does not know the meaning of the messages.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from weft.ops.sharding import RankLost
 from weft.parallel.peers import Peers
 from weft.plan.step import ForwardMode
 
-IDLE_WAIT_S = 3600.0  # an idle engine sleeps until a message comes
-# For the last replies to leave: the front may still be starting. It hangs up when it has them.
+IDLE_WAIT_S = 3600.0  # maximal sleep of an idle engine; a message ends it
+# Time to send the last replies: the front may still be starting. It hangs up when it has them.
 LINGER_S = 30.0
 RPC_LINGER_S = 2.0
 
@@ -53,8 +53,8 @@ Send: TypeAlias = Callable[[FromEngine], None]
 
 
 def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> None:
-    """Serve until a message asks the engine to stop, or it fails; then the process ends. `at_end`
-    takes what is still to be done where it ends with the launcher."""
+    """Serve until a message asks the engine to stop, or until it fails; then the process ends.
+    `at_end` takes a call to make if the process ends because the launcher does."""
     garbage.freeze_modules()
     # A terminal may be configured to stop a background process that writes to it.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -88,12 +88,12 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
     receiver.close()
     rpc.close(linger_s=RPC_LINGER_S)
     context.term()
-    # At once: no thread of the device may delay the end.
+    # End immediately: no thread of the device may delay it.
     os._exit(_exit_status(failure))
 
 
 def _peers(args: EngineArgs) -> Peers | None:
-    """The other engines, where these have the experts of one model between them."""
+    """The other engines, if the engines divide the experts of one model."""
     if not args.peers:
         return None
     ends = {
@@ -103,8 +103,9 @@ def _peers(args: EngineArgs) -> Peers | None:
 
 
 def _end_for_lost_rank(address: str, ranks: StartedRanks, reason: str) -> None:
-    """On a thread of its own, with sockets of its own: the main thread may wait for that rank. The
-    front hears of it first: its clients wait, and another node may be silent for good."""
+    """End the process because a rank is lost. Runs on its own thread with its own sockets: the main
+    thread may be waiting for that rank. The front gets the message before the other nodes: its
+    clients wait, and another node may never answer."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = Sender(context, address)
     sender.send(EngineFailed(message=f"the engine failed: {reason}"))
@@ -115,10 +116,10 @@ def _end_for_lost_rank(address: str, ranks: StartedRanks, reason: str) -> None:
 
 
 def _describe(exc: Exception) -> EngineFailed:
-    """Why the engine ends, for the front: what the user can correct, or a failure of ours."""
+    """The message for the front why the engine ends: an error of the user, or a failure of weft."""
     if isinstance(exc, ModelError | SettingsError | MemoryError):
         return EngineFailed(message=str(exc) or "out of memory", user_error=True)
-    if isinstance(exc, RankLost):  # where it was lost says nothing of why
+    if isinstance(exc, RankLost):  # a traceback of this rank does not show why another was lost
         return EngineFailed(message=f"the engine failed: {exc}")
     logging.getLogger("weft").error("%s", traceback.format_exc())
     reason = f"{type(exc).__name__}: {exc}"
@@ -134,14 +135,13 @@ def _exit_status(failure: EngineFailed | None) -> int:
 
 
 def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper) -> None:
-    """Receive what has come, run one step, send what came of it; sleep while there is nothing to
-    do."""
+    """In a loop: receive messages, run one step, send its replies; sleep while there is no work."""
     while not engine.is_stopped:
         last_mode = engine.last_mode
         wait_s = engine.wait_s
         if wait_s > 0:
             sleeper.wait(min(wait_s, IDLE_WAIT_S))
-            last_mode = None  # no step runs that reading messages could hold up
+            last_mode = None  # no step runs that reading messages could delay
         _receive(engine, intake, last_mode)
         began_s = time.monotonic()
         with heartbeat:
@@ -153,8 +153,8 @@ def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper
 
 
 def _receive(engine: AnyEngine, intake: Intake, last_mode: ForwardMode | None = None) -> None:
-    """Give the engine the messages that have come. `last_mode`: what the last step ran, if it
-    did."""
+    """Submit the messages that have arrived to the engine. `last_mode`: the mode of the last step,
+    if it ran."""
     for message in intake.recv_requests(last_mode):
         reply = engine.submit(message)
         if reply is not None:
@@ -170,7 +170,7 @@ def _answer_in_pieces(engine: AnyEngine, reply: FromEngine, send: Send) -> None:
 
 
 def _answer(engine: AnyEngine, reply: FromEngine, send: Send) -> None:
-    """Send a reply. If it cannot be sent, the requests that it is about end, and no others."""
+    """Send a reply. If it cannot be sent, only the requests in it end."""
     try:
         send(reply)
     except Exception as exc:
@@ -179,8 +179,8 @@ def _answer(engine: AnyEngine, reply: FromEngine, send: Send) -> None:
 
 
 def _slow_down(engine: AnyEngine, intake: Intake, sleeper: Sleeper, began_s: float) -> None:
-    """Sleep until the step that began at `began_s` has taken `min_step_s`; receive what comes
-    meanwhile."""
+    """Sleep until the step that began at `began_s` has taken `min_step_s`; submit messages that
+    arrive meanwhile."""
     while (left_s := began_s + engine.min_step_s - time.monotonic()) > 0:
         if sleeper.wait(left_s):
             _receive(engine, intake)
