@@ -1,4 +1,4 @@
-"""Where adapters (LoRA) come from: the folders that may be read, and what is in them."""
+"""The source of adapters (LoRA): the folders that weft may read, and the adapters in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.executor.lora.read import inspect_adapter
 
 
 def adapter_files(prepared: Prepared) -> AdapterFolder | None:
-    """Those of the model, as the settings allow them; None if they allow none."""
+    """The adapters that the settings allow for the model; None if they allow none."""
     config = prepared.config
     if not config.max_loaded_loras:
         return None
@@ -26,7 +26,7 @@ class AdapterFolder:
     """`AdapterFiles` of one model. `config` is resolved."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path) -> None:
-        """`folder` of the model. Raises SettingsError if there is no folder of adapters."""
+        """`folder`: the model's folder. Raises SettingsError if `lora_dir` is no folder."""
         if config.lora_dir and not Path(config.lora_dir).expanduser().is_dir():
             raise SettingsError(f"--lora-dir is {config.lora_dir!r}, which is no folder")
         self._folders = AdapterFolders.of(config, folder)

@@ -1,9 +1,9 @@
-"""Puts an engine together: model, runner, grammars, scheduler, journal. Used by the engine process
-and by `weft.LLM`.
+"""Builds an engine: model, runner, grammars, scheduler, journal. The engine process and `weft.LLM`
+use it.
 
     settings ─▶ parts ─▶ runner with weights ─▶ engine ─▶ a first token ─▶ `EngineReady`
 
-It knows no socket and no process. What the parts do with their settings is theirs.
+It knows no socket and no process, and leaves the meaning of settings to the parts.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Built(NamedTuple):
     engine: Engine | RecordedEngine
     runner: TorchRunner
     ready: EngineReady
-    wakeup: WakeupPipe  # notified when there is something to do that no message has said
+    wakeup: WakeupPipe  # notified of work that comes without a message
     ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
 
 
 def build_engine(config: EngineConfig, folder: Path, peers: Peers | None = None) -> Built:
     """Load the model in `folder` and generate a token with it. `config` is resolved. `peers`: the
-    engines that have its experts between them.
+    engines that divide the model's experts with this one.
 
     Raises ModelError for a model that cannot be loaded, SettingsError for a journal that cannot be
     written, for logit processors that cannot be loaded, and for a grammar library that is not
@@ -105,7 +105,7 @@ def _build(
     ranks: StartedRanks | None,
     peers: Peers | None = None,
 ) -> Built:
-    """`ranks`: the other processes that hold the model, which have been started."""
+    """Build the engine. `ranks`: the started processes that hold the other parts of the model."""
     model = kept_as(config, choose_model(config, folder, here=True))
     began_s = time.monotonic()
     cache_folder = open_cache(config)
@@ -150,12 +150,12 @@ def _build(
     weakref.finalize(engine, events.stop)
     _warm_up(engine)
     warm_s = time.monotonic()
-    # What exists now stays: the garbage collector need not look at it again.
+    # All objects of now stay: the garbage collector need not visit them again.
     garbage.freeze()
     warm_up = "a prompt"
     if model.pooling is None:
         warm_up = "2 tokens"
-    if runner.kernels is None:  # torch computes, and widens codes
+    if runner.kernels is None:  # torch computes, and expands codes
         model = replace(model, keeps_codes=False)
     startup = [
         ("weights", _kept(model), loaded_s - began_s),
@@ -165,7 +165,7 @@ def _build(
 
 
 def _kept(model: ModelConfig) -> str:
-    """What the weights are kept in, and how many bytes that is."""
+    """The format in which the weights are kept, and their size, as a text."""
     text = f"{size(model.weights_bytes)} loaded"
     if model.keeps_codes:
         return f"{model.stored.as_stored}, {text}"
@@ -180,7 +180,7 @@ def _ready(
     engine: Engine | RecordedEngine,
     startup: list[tuple[str, str, float]],
 ) -> EngineReady:
-    """What the front has to know of a loaded model. `startup`: stages with their seconds."""
+    """The facts of a loaded model that the front needs. `startup`: phases with their seconds."""
     max_len = engine.scheduler.limits.max_len
     generates = model.pooling is None
     return EngineReady(
@@ -190,7 +190,7 @@ def _ready(
         hidden_size=model.hidden_size,
         gives_hidden_states=config.enable_return_hidden_states,
         context_length=max_len,
-        # A prompt to be continued leaves room for one token.
+        # A model that generates needs room for one token after the prompt.
         max_prompt_tokens=max_len - 1 if generates else max_len,
         kv_tokens=config.kv_tokens,
         page_size=config.page_size,
@@ -202,7 +202,8 @@ def _ready(
 
 
 def _pools(model: ModelConfig) -> Pools | None:
-    """What the front has to know of a model that makes vectors or scores."""
+    """The facts that the front needs of a model that computes vectors or scores; None for a model
+    that generates."""
     limits = _pooling_limits(model)
     if model.pooling is None or limits is None:
         return None
@@ -217,7 +218,7 @@ def _pools(model: ModelConfig) -> Pools | None:
 def scheduler_settings(
     config: EngineConfig, model: ModelConfig, draft: ModelConfig | None = None
 ) -> SchedulerSettings:
-    """What the scheduler needs of the engine's settings, the model and its draft model."""
+    """The settings of the scheduler, from those of the engine, the model and its draft model."""
     return SchedulerSettings(
         **scheduling_values(config),
         num_pages=config.kv_tokens // config.page_size,
@@ -249,14 +250,15 @@ def scheduler_settings(
 
 
 def _media(model: ModelConfig) -> MediaRules | None:
-    """What the scheduler needs of an encoder, where the model has one."""
+    """The settings of the scheduler for the model's encoder; None without an encoder."""
     if model.vision is None:
         return None
     return replace(model.vision.rules, vector_bytes=encoded_bytes(model))
 
 
 def _windows(config: EngineConfig, model: ModelConfig) -> WindowSettings | None:
-    """What the scheduler needs of layers with windows, where these have pages of their own."""
+    """The settings of the scheduler for layers with windows; None unless these have their own
+    pages."""
     num_tokens = window_tokens(config)
     if not num_tokens:
         return None
@@ -265,11 +267,11 @@ def _windows(config: EngineConfig, model: ModelConfig) -> WindowSettings | None:
 
 
 def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
-    """What the scheduler needs of layers that keep a state, where there are some."""
+    """The settings of the scheduler for layers that keep a state; None without such layers."""
     if not model.state_bytes:
         return None
     if config.cache_dir:
-        # What is stored can be resumed behind whole blocks alone.
+        # A request can resume from the store only after a whole number of blocks.
         num_blocks = -(-StateSettings.least_border // config.cache_block)
         least_border = num_blocks * config.cache_block
         return StateSettings(num_slots=config.max_mamba_cache_size, least_border=least_border)
@@ -277,7 +279,8 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
 
 
 def _draft_runner(config: EngineConfig, *, context_length: int) -> DraftSpec | None:
-    """What the runner needs of the draft model of settings that are resolved. Raises ModelError."""
+    """The draft model as the runner needs it; None without one. `config` is resolved. Raises
+    ModelError."""
     if not config.draft_model:
         return None
     folder = Path(config.draft_model)
@@ -288,14 +291,15 @@ def _draft_runner(config: EngineConfig, *, context_length: int) -> DraftSpec | N
 
 
 def _draft(draft: ModelConfig | None) -> DraftSettings | None:
-    """What the scheduler needs of a draft model, where there is one."""
+    """The settings of the scheduler for the draft model; None without one."""
     if draft is None:
         return None
     return DraftSettings(vocab_size=draft.vocab_size, context_length=draft.max_position)
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
-    """What the scheduler checks in requests for vectors; None for a model that generates."""
+    """The limits that the scheduler checks in requests for vectors; None for a model that
+    generates."""
     if model.pooling is None:
         return None
     is_embedding = model.pooling.task == "embed"
@@ -307,7 +311,7 @@ def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
 
 
 def recv_weights(config: EngineConfig) -> dict[ForwardMode, int]:
-    """What steps count for `--recv-interval`, by their mode. Raises SettingsError."""
+    """The weight of a step in the count of `--recv-interval`, by its mode. Raises SettingsError."""
     names = [mode.name.lower() for mode in ForwardMode]
     weights = parse_recv_weights(config.recv_weights, names, "--recv-weights")
     return {mode: weights.get(mode.name.lower(), 1) for mode in ForwardMode}
@@ -334,7 +338,7 @@ def _grammars(
     package = missing(backend)
     if package:
         raise SettingsError(f"--grammar-backend {backend} is not installed: pip install {package}")
-    # In this order for both: the compiler, and the sandbox in which a grammar is tried first.
+    # The first arguments of the compiler, and of the sandbox in which a grammar is tried first.
     vocabulary = (backend, folder / "tokenizer.json", model.vocab_size, model.eos_token_ids)
     return GrammarPool(
         partial(make_compiler, *vocabulary, config.threads),
@@ -358,7 +362,7 @@ def _engine(
     handoff: Handoff,
     events: CacheEvents,
 ) -> Engine | RecordedEngine:
-    """The engine; with a journal, one that records."""
+    """The engine; with a journal, an engine that records."""
     make_engine: Callable[..., Engine | RecordedEngine] = Engine
     if journal is not None:
         make_engine = partial(
@@ -383,14 +387,15 @@ def _engine(
 
 
 def _depth(config: EngineConfig) -> int:
-    """Steps that are planned while one runs: one for each stage besides."""
+    """Number of steps that are planned while one runs: one for each further stage, at least 1; 0
+    without overlap."""
     if not config.overlap:
         return 0
     return max(config.pp_size - 1, 1)
 
 
 def _warm_up(engine: Engine | RecordedEngine) -> None:
-    """Take the path that will serve: a prefill, and a decode step or a vector. A journal begins
+    """Run the code that will serve: a prefill, and a decode step or a vector. A journal begins
     after it."""
     max_new_tokens = 2
     pooling = None

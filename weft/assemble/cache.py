@@ -1,5 +1,5 @@
-"""Puts the stores of `--cache-dir` and `--cache-host-gb` together: their folder, their memory,
-their settings, and the fingerprint of the model that computes here."""
+"""Builds the stores of `--cache-dir` and `--cache-host-gb`: their folder, memory and settings, and
+the fingerprint of this engine's model."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from weft.tiers.host import HostTiers
 from weft.tiers.keys import digest_of_files, fingerprint_of
 from weft.version import __version__
 
-REMEMBERED = "weights.json"  # digests of weights, in the folder
-# Raised when files are laid out in another way, or K and V are computed differently.
+REMEMBERED = "weights.json"  # file in the folder with the digests of weights
+# Increase it when the layout of files or the computation of K and V changes.
 LAYOUT = "1"
 
 
 def open_cache(config: EngineConfig) -> Path | None:
-    """The folder of `--cache-dir`, made if it is not there; None without one. Raises
+    """The folder of `--cache-dir`, created if it is missing; None without the option. Raises
     SettingsError."""
     if not config.cache_dir:
         return None
@@ -73,7 +73,7 @@ def open_cache(config: EngineConfig) -> Path | None:
 
 
 def tier_settings(config: EngineConfig, model: ModelConfig) -> TierSettings | None:
-    """What the scheduler needs of the store, where there is one."""
+    """The settings of the scheduler for the store of KV; None without a store."""
     if not stores_kv(config):
         return None
     has_host = has_host_tier(config)
@@ -100,10 +100,10 @@ def make_tiers(
     notify: Callable[[], None],
     others: Callable[[Sequence[Tensor]], Sequence[Sequence[Tensor]]] | None = None,
 ) -> Tiers:
-    """The store of an engine that has loaded `model` from `folder`: in `cache_folder`, if there is
-    one, in the memory of the host, or there first. It begins to look what there is. `others`: from
-    the KV pool of this process to those of the other ranks, whose K and V are stored with its own.
-    Raises SettingsError."""
+    """Start the store of an engine that has loaded `model` from `folder`: on disk in
+    `cache_folder`, in host memory, or in host memory with the disk below it. `others`: maps the KV
+    pool of this process to those of the other ranks, whose K and V are stored with its own. Raises
+    SettingsError."""
     store = weight_store(runner)
     if not has_host_tier(config):
         assert cache_folder is not None
@@ -129,7 +129,8 @@ def make_tiers(
 
 
 def _host_memory(config: EngineConfig, tensors: Sequence[Tensor]) -> HostMemory:
-    """Raises SettingsError."""
+    """The host memory of `--cache-host-gb`. Raises SettingsError if it is too small or cannot be
+    allocated."""
     num_bytes = host_bytes(config, sum(tensor.nbytes for tensor in tensors))
     page_size = config.page_size
     num_places = num_bytes // page_bytes(tensors, page_size)
@@ -167,7 +168,7 @@ def _on_disk(
     store.follows_origin = True
 
     def weights() -> Callable[[], bytes]:
-        """What computes the fingerprint of the weights that are in use now."""
+        """A function that computes the fingerprint of the weights in use now."""
         return partial(_identify, described, store.origin, cache_folder / REMEMBERED)
 
     tiers = DiskTiers(
@@ -187,9 +188,9 @@ def _on_disk(
 def _memory(
     config: EngineConfig, model: ModelConfig, pools: Sequence[Sequence[Tensor]]
 ) -> tuple[KvPages, KvPages | None]:
-    """The memory of pages, and that of endings, where the model has some. `pools`: the tensors of
-    each rank's KV pool, of K and V and their scales layer by layer, and behind them those of
-    states."""
+    """The memory of pages, and the memory of endings (states, or pages of windows) if the model has
+    them. `pools`: the tensors of each rank's KV pool: K and V and their scales layer by layer, then
+    the states."""
     page_size = config.page_size
     num_layers = model.num_layers
     num_of_tokens = num_layers * (4 if model.kv_dtype == "int8" else 2)
@@ -213,7 +214,7 @@ def _memory(
 
 
 def weight_store(runner: TorchRunner) -> WeightStore:
-    """Where the weights and the KV pool of the model are, whatever it is beside that."""
+    """The store with the model's weights and KV pool, without the wrappers around it."""
     _, store, _ = runner.parts
     while isinstance(store, MediaDeviceStore | PairedStore | LeaderStore):
         store = store.inner
@@ -226,8 +227,8 @@ def _identify(described: list[str], origin: WeightOrigin, remembered: Path) -> b
 
 
 def weights_digest(origin: WeightOrigin, remembered: Path | None) -> bytes:
-    """The digest of the weights of an origin. Takes as long as all of them take to be read, unless
-    it is `remembered` in that file. Raises OSError, also where the files are others by now."""
+    """The digest of the weights of an origin. Reads all weights, unless the file `remembered` has
+    their digest. Raises OSError, also if the files have changed since they were loaded."""
     base = b"dummy"
     if origin.folder is not None:
         base = digest_of_files(files_of(origin.folder), remembered)
@@ -237,14 +238,14 @@ def weights_digest(origin: WeightOrigin, remembered: Path | None) -> bytes:
 
 
 def with_added(base: bytes, origin: WeightOrigin) -> bytes:
-    """The digest of weights whose checkpoint has the digest `base`."""
+    """The digest of the weights of `origin`, whose checkpoint has the digest `base`."""
     if not origin.added:
         return base
     return hashlib.sha256(base + origin.added).digest()
 
 
 def kernels_of(config: EngineConfig, runner: TorchRunner) -> str:
-    """Who computes: other kernels give other bits."""
+    """A description of the kernels that compute: different kernels give different bits."""
     torch_is = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
     kernels = runner.kernels
     if config.device == "cuda":

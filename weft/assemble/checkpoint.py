@@ -1,7 +1,7 @@
-"""Whether a model folder is whole, and what is in it: by the names, sizes and headers of its files,
-and a few values of each weight.
+"""Checks that a model folder is complete, and reads what it contains: the names, sizes and headers
+of its files, and a few values of each weight.
 
-Reads no more than the beginning of each weight, so that a check costs milliseconds.
+It reads only the beginning of each weight, so a check takes milliseconds.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from weft.executor.weights.gguf.blocks import BLOCKS, BlockFormat
 from weft.executor.weights.packed.sizes import coded_size
 from weft.executor.weights.safetensors import Content, TensorEntry
 
-NUM_LOOKED_AT = 64  # values, or blocks, at the beginning of each weight
+NUM_LOOKED_AT = 64  # values or blocks that are checked at the beginning of each weight
 
 
 class _Floats(NamedTuple):
-    """How floating-point numbers of a type lie in memory (IEEE 754).
+    """The layout of a floating-point type in memory (IEEE 754).
 
-    All bits of the exponent are set in an infinite value and in NaN; NaN has a bit of the mantissa,
-    too.
+    Infinite values and NaN have all bits of the exponent set; NaN also has a bit of the mantissa
+    set.
     """
 
     word: Literal["H", "I", "Q"]  # format of `memoryview.cast`
     num_bytes: int
-    exponent: int  # mask of its bits
-    mantissa: int  # mask of its bits
+    exponent: int  # bit mask
+    mantissa: int  # bit mask
 
 
 _FLOATS = {
@@ -47,8 +47,8 @@ _FLOATS = {
 
 
 def check_files(folder: Path, *, weights: bool = True) -> None:
-    """Raise ModelError unless `folder` has a tokenizer and whole safetensors files, whose weights
-    begin with numbers. Costs milliseconds."""
+    """Raise ModelError unless `folder` has a tokenizer and complete files of weights, and each
+    weight begins with finite numbers. Takes milliseconds."""
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a model folder")
     if not (folder / "tokenizer.json").is_file():
@@ -62,8 +62,8 @@ def check_files(folder: Path, *, weights: bool = True) -> None:
 
 
 def read_model(folder: Path, name: str, *, weights: bool = True) -> ModelConfig:
-    """What `config.json` says of the model, and how many of its weights are codes. Without
-    `weights`, they will be random: no codes. Raises ModelError."""
+    """The model that `config.json` describes, with the number of its weights that are codes. With
+    `weights` False the weights will be random, so none are codes. Raises ModelError."""
     model = ModelConfig.from_folder(folder, name)
     if not weights:
         return replace(model, stored=Quantization())
@@ -74,7 +74,7 @@ def read_model(folder: Path, name: str, *, weights: bool = True) -> ModelConfig:
 
 
 def read_headers(folder: Path) -> dict[str, TensorEntry]:
-    """All tensors in a folder, by name. Raises ModelError."""
+    """The entries of all tensors in a folder, by name. Raises ModelError."""
     found: dict[str, TensorEntry] = {}
     with ExitStack() as stack:
         for content in _contents(stack, folder):
@@ -87,8 +87,8 @@ def _contents(stack: ExitStack, folder: Path) -> Sequence[Content]:
 
 
 def _check_values(content: Content) -> None:
-    """Raise BadCheckpoint for a weight of NaN or infinite values: every request of such a model
-    would fail."""
+    """Raise BadCheckpoint for a weight that begins with NaN or infinite values: every request of
+    such a model would fail."""
     for entry in content.entries.values():
         if entry.num_bytes and not _has_numbers(content, entry):
             raise BadCheckpoint(
@@ -98,8 +98,8 @@ def _check_values(content: Content) -> None:
 
 
 def _has_numbers(content: Content, entry: TensorEntry) -> bool:
-    """Whether a weight begins without NaN, and not with infinite values alone; true of types that
-    have neither."""
+    """Whether the first values of a weight contain no NaN, and not only infinite values. True for
+    types that have neither."""
     if entry.dtype in BLOCKS:
         return _begins_finite(content, entry, BLOCKS[entry.dtype])
     floats = _FLOATS.get(entry.dtype)
@@ -119,7 +119,7 @@ def _has_numbers(content: Content, entry: TensorEntry) -> bool:
 
 
 def _begins_finite(content: Content, entry: TensorEntry, blocks: BlockFormat) -> bool:
-    """Whether the scales of the first blocks are numbers."""
+    """Whether the scales of the first blocks are finite."""
     data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * blocks.num_bytes))
     content.read_into(entry.start, memoryview(data))
     return blocks.parts(np.frombuffer(data, np.uint8)[None]).is_finite

@@ -1,5 +1,5 @@
-"""The draft model that the settings name: found, checked, and compared with the model that it
-guesses for."""
+"""Finds the draft model that the settings name, checks it, and compares its tokenizer with that of
+the target model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_draft_model(config: EngineConfig, folder: Path) -> DraftModel | None:
 
 
 def _first_difference(folder: Path, other: Path) -> str:
-    """The first id that stands for another token in the other folder; "" if there is none."""
+    """The first id that means another token in the other folder, as a text; "" if there is none."""
     one = _vocabulary(folder)
     two = _vocabulary(other)
     for id in sorted(one.keys() & two.keys()):
@@ -54,12 +54,12 @@ def _first_difference(folder: Path, other: Path) -> str:
 
 
 def _vocabulary(folder: Path) -> dict[int, str]:
-    """The tokens of a model by their ids."""
+    """The tokens of a model: id → token."""
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     words = content["model"]["vocab"]
     if isinstance(words, dict):
         found = {id: word for word, id in words.items()}
-    else:  # of unigrams, each with its score
+    else:  # a list of unigrams, each with its score
         found = {id: word for id, (word, _) in enumerate(words)}
     for added in content.get("added_tokens", ()):
         found[added["id"]] = added["content"]

@@ -1,5 +1,5 @@
-"""Puts together what a server needs to hand KV over: its settings, its socket, and the facts on
-which the bits of its K and V depend."""
+"""Builds the parts that hand KV over between servers: settings, socket, and the facts on which the
+bits of K and V depend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from weft.version import __version__
 
 
 def handoff_settings(config: EngineConfig) -> HandoffSettings | None:
-    """What the scheduler needs of the other server, where there is one."""
+    """The settings of the scheduler for a handoff; None if prefill and decode are on one server."""
     if config.disaggregation_mode == "none":
         return None
     return HandoffSettings(
@@ -51,8 +51,8 @@ def make_handoff(
     runner: TorchRunner,
     notify: Callable[[], None],
 ) -> Handoff:
-    """The side of an engine that has loaded `model`. Raises SettingsError where it cannot
-    listen."""
+    """Start the prefill or decode side of a handoff, for an engine that has loaded `model`. Raises
+    SettingsError if it cannot listen."""
     store = weight_store(runner)
     pool = KvPages(store.kv_cache, config.page_size)
     store.follows_origin = True
@@ -61,7 +61,7 @@ def make_handoff(
     digests: dict[WeightOrigin, bytes] = {}
 
     def weights() -> Callable[[], Facts]:
-        """What finds the facts of the weights that are in use now."""
+        """A function that finds the facts of the weights in use now."""
         return partial(_with_weights, described, store.origin, remembered, digests)
 
     facts = KvFacts(weights)
@@ -101,9 +101,9 @@ def _listen(config: EngineConfig) -> socket.socket:
 
 
 def described_facts(config: EngineConfig, model: ModelConfig, kernels: str) -> Facts:
-    """What has to be the same on both sides besides the weights, by the names that an error has
-    for it."""
-    # A model has the same bits below every name.
+    """The facts, besides the weights, that must be equal on both sides; error messages use their
+    names."""
+    # The name of a model does not change its bits.
     shape = fingerprint_of([repr(replace(model, name=""))], b"")
     return {
         "version of weft": __version__,
@@ -121,8 +121,8 @@ def _with_weights(
     remembered: Path | None,
     digests: dict[WeightOrigin, bytes],
 ) -> Facts:
-    """All facts. Takes as long as all weights take to be read, unless `digests` has those of the
-    checkpoint, or they are `remembered` in that file. Raises OSError."""
+    """All facts. Reads all weights, unless `digests` or the file `remembered` has the digest of the
+    checkpoint. Raises OSError."""
     checkpoint = origin._replace(added=b"")
     base = digests.get(checkpoint)
     if base is None:

@@ -1,4 +1,4 @@
-"""Starts who tells others of changes of the prefix cache, if settings ask for it."""
+"""Starts the publisher of changes of the prefix cache, if the settings ask for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from weft.memory.events.protocol import CacheEvents, NoCacheEvents
 
 
 def make_cache_events(config: EngineConfig) -> CacheEvents:
-    """`config` is resolved. Raises SettingsError where it cannot listen."""
+    """The publisher, started, or `NoCacheEvents`. `config` is resolved. Raises SettingsError if the
+    publisher cannot listen."""
     settings = parse_kv_events(config.kv_events_config)
     if not settings.is_on:
         return NoCacheEvents()

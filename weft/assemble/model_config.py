@@ -1,10 +1,10 @@
-"""What the model in a folder is, and whose code computes it: `--model-impl`.
+"""Describes the model in a folder, and chooses the code that computes it (`--model-impl`):
 
-    auto           weft's own, else that of transformers, else an error
-    weft           weft's own
-    transformers   that of transformers, also where weft has its own
+    auto           weft's own code, else that of transformers, else an error
+    weft           weft's own code
+    transformers   the code of transformers, even if weft has its own
 
-Imports neither torch nor transformers, unless it is to describe a model of the latter here.
+Imports neither torch nor transformers, unless this process must describe a model of transformers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from weft.models.transformers_backend.library import NotByLibrary, require_libra
 from weft.models.transformers_backend.wire import from_wire
 
 DESCRIBE = "weft.models.transformers_backend.describe"
-DESCRIBE_S = 300.0  # longer, it hangs: a model of many layers takes some seconds
-# What the code of transformers costs, measured (docs/guides/transformers.md).
+DESCRIBE_S = 300.0  # timeout: a model of many layers takes some seconds
+# The speed of the code of transformers, as measured (docs/guides/transformers.md).
 COST = "as fast as weft's own where our CPU kernels know all that it does, else up to twice as slow"
 
 
 def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> ModelConfig:
-    """The model in `folder`. `here`: this process is going to run it, so it may import what the
-    model needs; without it, another process looks at a model that is not weft's.
+    """The model in `folder`. `here`: this process will run it, so it may import what the model
+    needs; otherwise another process describes a model that weft has no code for.
 
     Raises `ModelError`.
     """
@@ -77,7 +77,7 @@ def _chosen(config: EngineConfig, folder: Path, here: bool) -> ModelConfig:
 
 
 def _by_library(folder: Path, name: str, here: bool) -> ModelConfig:
-    """The model as transformers' code computes it. Raises `NotByLibrary`."""
+    """The model as the code of transformers computes it. Raises `NotByLibrary`."""
     if any(folder.glob(f"*{ENDING}")):
         raise NotByLibrary("a GGUF file is read by weft's own models only")
     require_library()
@@ -89,7 +89,7 @@ def _by_library(folder: Path, name: str, here: bool) -> ModelConfig:
 
 
 def _asked(folder: Path, name: str) -> ModelConfig:
-    """Another process describes the model: the library stays out of this one."""
+    """The model as another process describes it, so that this one need not import transformers."""
     child = Child(DESCRIBE)
     try:
         line = child.ask(json.dumps([str(folder.absolute()), name]).encode(), DESCRIBE_S)

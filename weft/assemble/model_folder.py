@@ -1,11 +1,11 @@
-"""A model as a folder, whatever it comes as: what a GGUF file says of itself is written down as the
-files that everything else here reads.
+"""Makes every model a folder: the metadata of a GGUF file is written to the files that all other
+code reads.
 
     ~/.cache/weft/gguf/3f2a.../SmolLM2-135M-Instruct.Q4_1/
         config.json  generation_config.json  tokenizer.json  tokenizer_config.json
         SmolLM2-135M-Instruct.Q4_1.gguf -> the file, or one link for each of its parts
 
-The folder is made once for each state of a file, and takes a few MB. Reads no weights.
+The folder is made once for each state of a file, and takes a few MB. This module reads no weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.observe.log import EventLog
 
 log = EventLog("serve")
 
-# What decides about the content of a folder: where it changes, folders are made anew.
+# The sources that determine the content of a folder: if one changes, new folders are made.
 WEFT = Path(__file__).parents[1]
 SOURCES = (
     "config/gguf.py",
@@ -47,8 +47,7 @@ SOURCES = (
     "executor/weights/known.py",
 )
 TOKENIZER = "tokenizer.json"
-# What may describe a tokenizer; a file that lies beside a model's comes before what its metadata
-# says.
+# Files that may describe a tokenizer. A file beside the GGUF file has priority over its metadata.
 TOKENIZER_FILES = (
     TOKENIZER,
     "tokenizer_config.json",
@@ -81,8 +80,8 @@ def model_folder(config: EngineConfig) -> Path:
 
 
 def model_name(config: EngineConfig, folder: Path) -> str:
-    """What the model in its folder is called: the last part of what the user called it; of a file
-    without its ending, and of a model that weft knows as it is written."""
+    """The name of the model: for a model that weft knows, its own spelling; else the last part of
+    the user's name for it; for a GGUF file, the name without the ending."""
     known = known_name(folder)
     if known:
         return known
@@ -104,7 +103,8 @@ def tokenizer_folder(name: str) -> Path:
 
 
 def described(path: Path, source: Path) -> Path:
-    """The folder that describes the model of a GGUF file; `source` may have files of a tokenizer.
+    """The folder that describes the model of a GGUF file. `source`: a folder that may have the
+    tokenizer's files.
 
     Raises ModelError.
     """
@@ -121,11 +121,11 @@ def described(path: Path, source: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _beside(folder) as made:
             _write(made, content, parts)
-            # Another process may have made it meanwhile: then its folder stays.
+            # If another process has made the folder meanwhile, that folder stays.
             with contextlib.suppress(OSError):
                 made.rename(folder)
         return folder
-    except OSError:  # the cache cannot be written: a folder of this process's own does as well
+    except OSError:  # the cache cannot be written: use a private folder of this process
         private = Path(tempfile.mkdtemp(prefix="weft-gguf-"))
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         folder = private / name
@@ -145,7 +145,7 @@ def _description(path: Path, beside: Sequence[Path]) -> Iterator[tuple[str, byte
         factors = [_factors(file, name) for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)]
         model = GgufModel(str(path), metadata, tensors, *factors)
         config = hf_config(model)
-        # Whether a model of these sizes can be: before anything is written down.
+        # Check that a model of these sizes is possible before any file is written.
         ModelConfig.from_hf(config, path.name)
         yield "config.json", config
         sampling = hf_sampling(metadata)
@@ -157,7 +157,7 @@ def _description(path: Path, beside: Sequence[Path]) -> Iterator[tuple[str, byte
 def _tokenizer(
     metadata: JsonMapping, label: str, vocab_size: int, beside: Sequence[Path]
 ) -> Iterator[tuple[str, bytes | JsonMapping]]:
-    """The files of the tokenizer: those beside the model, or what its metadata makes."""
+    """The files of the tokenizer: those beside the model, else made from its metadata."""
     from weft.text.gguf_tokenizer import tokenizer_config, tokenizer_files
     from weft.text.tokenizer import TokenizerError
 
@@ -180,7 +180,8 @@ def _tokenizer(
 
 
 def _factors(file: GgufFile, name: str) -> list[float]:
-    """What divides the frequencies of rotation; nothing if the file has no such tensor."""
+    """The divisors of the rotary frequencies; empty if the file has no such tensor. Raises
+    BadCheckpoint."""
     entry = file.header.tensors.get(name)
     if entry is None:
         return []
@@ -209,7 +210,7 @@ def _write(
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """A new folder that is going to be `folder`; it is gone at the end if it is not."""
+    """A temporary folder to be renamed to `folder`; it is removed at the end if it was not."""
     made = Path(tempfile.mkdtemp(prefix=f".{os.getpid()}-", dir=folder.parent))
     try:
         yield made
@@ -223,7 +224,7 @@ def _cache() -> Path:
 
 
 def _digest(paths: Sequence[Path]) -> str:
-    """Of the names, sizes and times of files, and of what reads them."""
+    """A digest of the names, sizes and times of files, and of the sources that read them."""
     digest = hashlib.sha256()
     for source in SOURCES:
         digest.update((WEFT / source).read_bytes())

@@ -1,4 +1,4 @@
-"""What has to be the same on all nodes that hold one model. It imports no torch."""
+"""The facts that must be equal on all nodes that hold one model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weft.config.model import ModelConfig
 from weft.executor.weights.fetch import weight_files
 from weft.version import __version__
 
-NUM_SAMPLES = 16  # of each file
+NUM_SAMPLES = 16  # samples per file
 SAMPLE_BYTES = 1 << 16
 
 
 def facts_of(config: EngineConfig, model: ModelConfig, folder: Path) -> dict[str, str]:
-    """By the names that an error has for them. `model` as its files say."""
+    """The facts of this node; error messages use their names. `model`: as its files describe it."""
     weights = "made up"
     if config.load_format != "dummy":
         weights = _sampled(folder)
-    # A model has the same bits below every name.
+    # The name of a model does not change its bits.
     shape = hashlib.sha256(repr(replace(model, name="")).encode()).hexdigest()
     return {
         "version of weft": __version__,
@@ -30,7 +30,7 @@ def facts_of(config: EngineConfig, model: ModelConfig, folder: Path) -> dict[str
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str:
-    """The first fact that another node has otherwise, in a line; "" if all are the same."""
+    """The first fact that differs on another node, as a line; "" if all are equal."""
     for name, value in here.items():
         other = there.get(name, "unknown")
         if other != value:
@@ -39,8 +39,8 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
 
 
 def _sampled(folder: Path) -> str:
-    """A digest of the sizes of all files with weights, and of some pieces of each: two trainings of
-    one model differ everywhere."""
+    """A digest of the sizes of all files of weights and of samples of each file. Samples are
+    enough, because two trainings of one model differ everywhere."""
     digest = hashlib.sha256()
     for path in weight_files(folder):
         size = path.stat().st_size

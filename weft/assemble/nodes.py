@@ -1,10 +1,10 @@
 """The other nodes that hold a model together with this one, as node 0 sees them (`--nnodes`).
 
-    node 1: greets ─▶ its facts and settings are compared ─▶ welcome, or why not
-            its ranks connect, each to a socket of its own, and load while node 0 does
-            beats, and says when a rank is lost ─▶ watched on a thread
+    node 1: greets ─▶ node 0 compares facts and settings ─▶ welcome, or the reason why not
+            its ranks connect, each to its own socket, and load while node 0 loads
+            sends beats, and reports a lost rank ─▶ node 0 watches on a thread
 
-Until all have come, the caller's thread uses the door; afterwards the thread that watches.
+Until all nodes have come, the caller's thread uses the door; afterwards, the watching thread does.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from weft.parallel.door import (
 )
 from weft.parallel.links import Loss, NodeLink
 
-FAREWELL_S = 1.0  # for all nodes to answer it
-LEAVE_S = FAREWELL_S + BEAT_S / 2  # for the thread that says it
+FAREWELL_S = 1.0  # time for all nodes to answer the farewell
+LEAVE_S = FAREWELL_S + BEAT_S / 2  # time for the watching thread to send it and get the answers
 
 log = EventLog("engine")
 
@@ -62,22 +62,22 @@ class OtherNodes:
     """All nodes but node 0."""
 
     def __init__(self, config: EngineConfig, facts: dict[str, str], loss: Loss) -> None:
-        """Listen for them. `config` is resolved; what is said of their end is told to `loss`.
-        Raises SettingsError where this node has no such address."""
+        """Listen for the other nodes. `config` is resolved; the reason of a lost node is reported
+        to `loss`. Raises SettingsError if this node does not have the address in the settings."""
         host, port = address_of(config)
         self._config = config
         self._facts = facts
         self._loss = loss
         self._context: ZmqContext = zmq.Context()
-        self._at_door: ZmqContext = zmq.Context()  # which ends when all has left that was said
-        self._peers: dict[int, bytes] = {}  # of nodes that have come, by their number
+        self._at_door: ZmqContext = zmq.Context()  # its `term` waits until all messages are sent
+        self._peers: dict[int, bytes] = {}  # node → its peer at the door, for nodes that have come
         self._silences: dict[int, Silence] = {}
         self._next_beat_s = 0.0
         self._links: dict[int, NodeLink] = {}
         self._ports: dict[int, int] = {}
         self._serves = False
         self._ends = threading.Event()
-        self._reason = ""  # of the end
+        self._reason = ""  # reason of the end
         self._has_parted = False
         self._thread: threading.Thread | None = None
         self._on_lost: Callable[[str], None] = loss.tell
@@ -99,12 +99,12 @@ class OtherNodes:
 
     @property
     def links(self) -> Mapping[int, NodeLink]:
-        """To the ranks of other nodes, in their order."""
+        """The links to the ranks of other nodes, in the order of ranks."""
         return self._links
 
     def await_all(self, on_lost: Callable[[str], None]) -> None:
-        """Wait until every node has come, then watch them: `on_lost` is called with the reason, on
-        another thread, when one is lost. Raises NodeMissing."""
+        """Wait until every node has come, then watch the nodes: when one is lost, another thread
+        calls `on_lost` with the reason. Raises NodeMissing."""
         self._on_lost = on_lost
         until_s = time.monotonic() + self._config.dist_timeout
         while len(self._peers) + 1 < self._config.nnodes:
@@ -117,12 +117,12 @@ class OtherNodes:
         self._thread.start()
 
     def tell_serving(self) -> None:
-        """All ranks have loaded."""
+        """Tell the nodes from now on that all ranks have loaded."""
         self._serves = True
 
     def take_leave(self, reason: str = "") -> None:
-        """Say farewell, and wait until it has left. `reason`: why, unless somebody has asked for
-        the end. From any thread; a second call waits for the first."""
+        """Send a farewell to all nodes, and wait until it has left. `reason`: of the end; "" if a
+        user asked for it. Any thread may call this; a second call waits for the first."""
         if not self._ends.is_set():
             self._reason = reason
             self._ends.set()
@@ -132,7 +132,7 @@ class OtherNodes:
             self._thread.join(LEAVE_S)
 
     def close(self) -> None:
-        """The connections of ranks; by the thread that uses them, after the farewell."""
+        """Close the links of ranks. Called by the thread that uses them, after the farewell."""
         self._context.destroy(linger=0)
         self._links.clear()
 
@@ -162,7 +162,7 @@ class OtherNodes:
         log.info("node_came", node=word.node)
 
     def _refusal(self, greeting: Greeting) -> str:
-        """Why a node is not taken; "" if it is."""
+        """The reason to decline a node; "" if it is accepted."""
         node = greeting.node
         different = difference(self._facts, greeting.facts)
         if different:
@@ -197,7 +197,7 @@ class OtherNodes:
         self._part()
 
     def _turn(self) -> None:
-        """Hear the next word, and once in `BEAT_S` beat and look who is silent."""
+        """Handle the next message; every `BEAT_S`, send beats and check which nodes are silent."""
         heard = self._door.hear()
         if heard is not None:
             self._take(heard)
@@ -219,7 +219,7 @@ class OtherNodes:
             self._on_lost(reason)
 
     def _part(self) -> None:
-        """Say farewell, and wait until it has left."""
+        """Send the farewell, and wait for the answers for up to `FAREWELL_S`."""
         if self._has_parted:
             return
         self._has_parted = True

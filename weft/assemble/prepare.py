@@ -1,8 +1,7 @@
-"""Everything that can be checked and decided about a model before anything heavy is imported or
-loaded.
+"""All checks and decisions about a model that come before heavy imports and loading.
 
-Finds the folder, checks its files, fits the settings to the machine. Loads no weights: `build.py`
-does.
+Finds the folder, checks its files, and fits the settings to the machine. `build.py` loads the
+weights.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ log = EventLog("serve")
 
 
 class Prepared(NamedTuple):
-    """A model whose files are whole, and settings that fit it and the machine."""
+    """A model with complete files, and settings that fit the model and the machine."""
 
     folder: Path
-    model: ModelConfig  # in the dtype in which it will run
-    config: EngineConfig  # with no "auto" left
+    model: ModelConfig  # with the dtype in which it will run
+    config: EngineConfig  # resolved: no "auto" left
     sizing: Sizing
-    sampling: SamplingParams  # of requests without sampling parameters of their own
-    draft: DraftModel | None = None  # None: no model guesses for it
+    sampling: SamplingParams  # defaults for requests that do not set their own
+    draft: DraftModel | None = None  # None: no draft model
 
 
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
@@ -72,7 +71,7 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
             f"{model.name} brings code of its own ({code}), which is never run; "
             f"it is a {model.architecture}"
         )
-    # From here on no "auto" is left: what runs is what the settings say.
+    # From here on no "auto" is left: the settings say what runs.
     machine = machine or probe()
     needs_kernels = model.stored.has_codes or num_ranks(config) > 1
     if needs_kernels and not has_kernels(config):
@@ -90,7 +89,7 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
 
 
 def has_kernels(config: EngineConfig) -> bool:
-    """Whether there are kernels for this processor, or can be: what codes are kept for."""
+    """Whether kernels for this processor exist or can be built. Only kernels compute with codes."""
     if config.kernels == "torch":
         return False
     name = config.kernels if config.kernels != "auto" else ""
@@ -104,7 +103,7 @@ def has_kernels(config: EngineConfig) -> bool:
 def _sampling(source: str, folder: Path, model: ModelConfig) -> SamplingParams:
     """The model's own sampling parameters, if `source` asks for them.
 
-    Raises ModelError for one out of range.
+    Raises ModelError for a parameter out of range.
     """
     own = sampling_defaults(source, folder)
     params = msgspec.structs.replace(SamplingParams(), **own)
@@ -128,10 +127,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def load_processor(prepared: Prepared) -> MediaProcessor | None:
-    """What makes pictures, videos and sounds ready for the model; None where it takes texts alone.
+    """The processor that prepares pictures, videos and sounds for the model; None if the model
+    takes only text.
 
-    Raises ModelError for settings of the model that it cannot follow, and SettingsError for changes
-    of them that cannot be.
+    Raises ModelError for settings of the model that the processor does not support, and
+    SettingsError for invalid changes of them (`mm_processor_kwargs`).
     """
     folder, model = prepared.folder, prepared.model
     kwargs = prepared.config.mm_processor_kwargs

@@ -1,11 +1,11 @@
-"""Starts the processes that hold a model together with this one (`--tp-size`), and ends them.
+"""Starts and ends the processes that hold a model together with this one (`--tp-size`).
 
-    this process, rank 0 ── a pair of sockets that only the two have ──▶ rank 1, 2, ...
-                         ── ZeroMQ with CURVE (`nodes.py`) ────────────▶ ranks of other nodes
+    this process, rank 0 ── a private pair of sockets ──────▶ rank 1, 2, ...
+                         ── ZeroMQ with CURVE (`nodes.py`) ─▶ ranks of other nodes
 
-Those of this machine meet for sums in memory that they inherit as an open file; or, where gloo
-joins them, in a file of a private folder. What gloo opens to be connected to, it opens on the
-loopback device; with several nodes, on the address that leads to node 0.
+The ranks of one machine compute sums in shared memory, which they inherit as an open file; with
+gloo, they find each other by a file in a private folder. gloo listens on the loopback device; with
+several nodes, on the address that leads to node 0.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ log = EventLog("engine")
 
 
 class RankFailed(ModelError):
-    """Another rank could not load its part of the model, as this one would not be able to."""
+    """Another rank could not load its part of the model, for a reason that the user can correct."""
 
 
 class FailedRank(msgspec.Struct, frozen=True):
-    """Why a follower could not begin; its last message."""
+    """The last message of a follower that could not begin: the reason."""
 
     message: str
     user_error: bool
 
 
 class StartedRanks:
-    """The followers of this process."""
+    """The ranks that follow this process."""
 
     def __init__(self, config: EngineConfig, folder: Path, model: ModelConfig) -> None:
-        """Start those of this machine. They load their parts of the model in `folder` while this
-        process does. Raises SettingsError where this one cannot listen for other nodes."""
-        self._memory: int | None = None  # number of the open file that all share
+        """Start the followers of this machine. They load their parts of the model in `folder` while
+        this process loads its own. Raises SettingsError if it cannot listen for other nodes."""
+        self._memory: int | None = None  # file descriptor of the shared memory
         self._segment: SharedSegment | None = None
-        self._pools: list[int] = []  # open files with the K and V of each follower, if stored
+        self._pools: list[int] = []  # files with the K and V of each follower, if stored
         self._loss = Loss()
         self._lost: Callable[[str], None] | None = None
         self._config = config
         self._nodes: OtherNodes | None = None
         if config.nnodes > 1:
             self._nodes = OtherNodes(config, facts_of(config, model, folder), self._loss)
-        # Of each stage that follows: its ends of the pipes to its neighbours.
+        # For each following stage: its ends of the pipes from the stage before and to the next.
         self._ends: list[tuple[socket.socket | None, socket.socket | None]] = []
         self._pipe: SocketPipe | None = None
         self._collective: Collective | None = None
@@ -93,7 +93,7 @@ class StartedRanks:
             self._links.extend(self._nodes.links.values())
 
     def join(self) -> Ranks:
-        """Meet all others. Raises RankLost if one of them ends instead, ModelError where a node
+        """Connect to all other ranks. Raises RankLost if one ends instead, ModelError if a node
         does not come."""
         if self._nodes is not None:
             self._nodes.await_all(self._note_loss)
@@ -119,8 +119,8 @@ class StartedRanks:
         return ranks
 
     def await_loaded(self) -> None:
-        """Wait until all have loaded their weights. Raises ModelError where one could not, for a
-        reason that the user can mend, and RankLost."""
+        """Wait until all ranks have loaded their weights. Raises ModelError if one could not for a
+        reason that the user can correct, else RankLost."""
         self._await_all()
         self._forget_meeting()
         self._processes.watch()
@@ -128,8 +128,9 @@ class StartedRanks:
             self._nodes.tell_serving()
 
     def kv_caches(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
-        """K and V of each follower, where they lie, if they are stored: all have tensors like those
-        of this rank. Once, when all have loaded."""
+        """The tensors of K and V of each follower, in shared memory, if they are stored. `own`: the
+        tensors of this rank; those of the others have the same shapes. Call it once, after all
+        ranks have loaded."""
         found = []
         for file in self._pools:
             pool = SharedPool(file)
@@ -140,22 +141,22 @@ class StartedRanks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the followers of this machine, from rank 1 on."""
+        """The process ids of the followers of this machine, from rank 1 on."""
         return self._processes.pids
 
     def on_lost(self, call: Callable[[str], None]) -> None:
-        """Call this with the reason, on another thread, when a rank has ended unasked. It says when
-        other nodes are to hear of it (`take_leave`)."""
+        """When a rank has ended before `close`, another thread calls `call` with the reason. `call`
+        decides when the other nodes are told (`take_leave`)."""
         self._lost = call
 
     def take_leave(self, reason: str = "") -> None:
-        """Tell other nodes that this process ends. `reason`: why, unless somebody has asked for
-        it. From any thread."""
+        """Tell other nodes that this process ends. `reason`: of the end; "" if a user asked for it.
+        Any thread may call this."""
         if self._nodes is not None:
             self._nodes.take_leave(reason)
 
     def close(self, reason: str = "") -> None:
-        """End all of them."""
+        """End all followers. `reason`: as in `take_leave`."""
         self.take_leave(reason)
         if self._nodes is not None:
             self._nodes.close()
@@ -177,7 +178,7 @@ class StartedRanks:
         return ranks_of(self._config, 0)
 
     def _lay_pipes(self) -> None:
-        """From each stage to the next. This process is the last one: it samples."""
+        """Make a pipe from each stage to the next. This process is the last stage: it samples."""
         num_pipes = self._config.pp_size - 1
         before: socket.socket | None = None
         for _ in range(num_pipes):
@@ -192,7 +193,8 @@ class StartedRanks:
         return file_store(self._meeting / "ranks", self._config.tp_size)
 
     def _forget_meeting(self) -> None:
-        """All are connected, or nobody will be: whatever happens from now on, nothing is left."""
+        """Remove the folder in which ranks find each other: all are connected, or none will be. So
+        no later failure leaves it behind."""
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self, rank: int, folder: Path) -> None:
@@ -228,7 +230,7 @@ class StartedRanks:
         self._links.append(link)
 
     def _await_all(self) -> None:
-        """Wait for a word of each."""
+        """Wait for one message from each rank. Raises RankFailed and RankLost."""
         timeout_s = self._config.dist_timeout
         for rank, link in enumerate(self._links, start=1):
             try:
@@ -248,11 +250,12 @@ class StartedRanks:
                 raise RankLost(f"rank {rank} failed: {failed.message}")
 
     def _note_loss(self, why: str) -> None:
-        """On a thread of its own, as soon as a rank has ended unasked."""
+        """Wake all that wait for a lost rank. Runs on its own thread, as soon as a rank has ended
+        before `close`."""
         self._loss.tell(why)
         log.error("rank_lost", reason=why)
         if self._segment is not None:
-            self._segment.set_byte(RANKS_LOST_AT)  # nobody waits for it any more
+            self._segment.set_byte(RANKS_LOST_AT)  # no rank waits for it any more
         if self._pipe is not None:
             self._pipe.wake()
         if self._lost is not None:
@@ -260,7 +263,8 @@ class StartedRanks:
 
 
 def stage_of(rank: int, config: EngineConfig) -> StagePlace:
-    """Rank 0 samples, so it has the last layers; those that follow it have the others in order."""
+    """The stage of a rank. Rank 0 samples, so it has the last layers; ranks 1, 2, ... have the
+    others in order."""
     return StagePlace((rank - 1) % config.pp_size, config.pp_size)
 
 
@@ -273,8 +277,8 @@ def joined(
     address: str,
     memory: int | None,
 ) -> Ranks:
-    """Meet all other ranks: in the memory of an open file, or else in `store`; this rank then
-    listens on `address` of this machine. Raises RankLost."""
+    """Connect to all other ranks: by the shared memory of the file descriptor `memory`, or by
+    `store`; then this rank listens on `address` of this machine. Raises RankLost."""
     timeout_s = config.dist_timeout
     if memory is not None:
         return Ranks(place, followers, timeout_s, memory=SharedSegment(memory))
@@ -295,7 +299,7 @@ def joined(
 
 
 def joined_as(args: FollowerArgs) -> Ranks:
-    """The same for a rank that follows. Raises RankLost."""
+    """Like `joined`, for a follower. Raises RankLost."""
     config = args.config
     if config.pp_size > 1:
         before = None if args.before < 0 else socket.socket(fileno=args.before)
