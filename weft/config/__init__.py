@@ -1,2 +1,2 @@
-"""Frozen settings. Nothing here imports anything else of weft; an option may name the function that
-lists its choices."""
+"""Frozen settings. No module here imports another package of weft; an option can name the function
+that lists its choices."""

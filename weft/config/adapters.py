@@ -1,4 +1,4 @@
-"""What `--lora-paths` names: adapters (LoRA) with their folders, in the forms that are in use."""
+"""Reads `--lora-paths`: adapters (LoRA) with their folders, in the forms of several engines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from weft.config.options import SettingsError
 
 FORMS = 'NAME=FOLDER, a folder, or {"lora_name": NAME, "lora_path": FOLDER} are allowed'
 KEYS = ("lora_name", "lora_path", "pinned")
-ALSO = {"name": "lora_name", "path": "lora_path"}  # vLLM's
+ALSO = {"name": "lora_name", "path": "lora_path"}  # vLLM's keys
 MAX_NAME_LEN = 256  # characters
-IGNORED = ("base_model_name",)  # vLLM's; there is one model
+IGNORED = ("base_model_name",)  # vLLM's key; there is only one model
 
 
 class LoraPath(NamedTuple):
     """An adapter to load."""
 
     name: str
-    path: str  # of its folder
+    path: str  # path of its folder
     pinned: bool = False
 
 
@@ -82,7 +82,7 @@ def _checked(one: LoraPath, source: str) -> LoraPath:
 
 
 def wrong_name(name: str) -> str:
-    """Why an adapter cannot have this name; nothing if it can."""
+    """The reason why an adapter cannot have this name; "" if it can."""
     if not name or len(name) > MAX_NAME_LEN or not name.isprintable():
         shown = name[:64]
         return (

@@ -1,5 +1,5 @@
-"""Settings of KV in a folder (`--cache-dir`) and in the memory of the host (`--cache-host-gb`):
-what they need of a model and of other settings."""
+"""Settings of KV in a folder (`--cache-dir`) and in host memory (`--cache-host-gb`), and their
+conditions on the model and other settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def block_len(config: EngineConfig) -> int:
 
 
 def stores_kv(config: EngineConfig) -> bool:
-    """Whether KV is anywhere but in the pool."""
+    """Whether KV is also stored outside the pool."""
     return bool(config.cache_dir) or has_host_tier(config)
 
 
@@ -35,7 +35,7 @@ def host_bytes(config: EngineConfig, pool_bytes: int) -> int:
 
 
 def check_cache(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError where KV cannot be stored. `config` is resolved."""
+    """Raise SettingsError if KV cannot be stored. `config` is resolved."""
     if has_host_tier(config):
         why = _no_prefixes(config) or _no_host_tier(config, model)
         if why:

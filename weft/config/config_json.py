@@ -1,5 +1,5 @@
-"""Reads values of a `config.json` one by one: each has a type and a range, and null is as good as
-missing. Knows no model."""
+"""Reads values of a `config.json` one by one. Each has a type and a range; null counts as missing.
+Knows no model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ T = TypeVar("T")
 
 
 def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) -> T:
-    """The value of a key, which null and absence leave to the default;
-    without a default it must be there.
-    """
+    """The value of a key; the default if it is null or missing. Without a default the key is
+    required. Raises UnsupportedModel."""
     value = config.get(key)
     if value is None:
         if default is None:
@@ -52,7 +51,7 @@ def number(
 
 
 def token_ids(config: JsonMapping, key: str) -> tuple[int, ...]:
-    """The ids of a key that holds none, one or several."""
+    """The ids of a key that has none, one or several."""
     value = config.get(key)
     if value is None:
         ids = []
@@ -66,7 +65,8 @@ def token_ids(config: JsonMapping, key: str) -> tuple[int, ...]:
 
 
 def require(config: JsonMapping, key: str, *allowed: Any) -> None:
-    """Refuse a value that would change what is computed; null and absence are fine."""
+    """Raise UnsupportedModel for a value that would change the computation; null and absence are
+    allowed."""
     value = config.get(key)
     if value is not None and value not in allowed:
         names = " or ".join(map(repr, allowed))

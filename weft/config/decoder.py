@@ -1,4 +1,4 @@
-"""What a decoder is made of, said in mechanisms and not in names of families.
+"""Describes a decoder by its mechanisms, not by names of families.
 
     DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig, or ShortConvSpec, GatedDeltaSpec, or
                              │  MambaSpec
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding: base, the part of a head that turns, and the scaling of
+    """Rotary position embedding: base, the rotated part of a head, and the scaling of
     frequencies."""
 
     theta: float = 10_000.0
@@ -30,17 +30,17 @@ class RopeConfig:
     attention_factor: float = 1.0  # yarn, longrope
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn: the mixed pairs are counted from whole ones
-    factors: tuple[float, ...] = ()  # factors: one for each pair of a head, as GGUF has them;
-    # longrope: those of contexts that are longer than the original
-    short_factors: tuple[float, ...] = ()  # longrope: those of all others
-    share: float = 1.0  # of a head's values, from the first on, that turn
-    dims: int = 0  # the number of these, where a share does not say it
+    truncate: bool = True  # yarn: the range of mixed pairs is rounded to whole pairs
+    factors: tuple[float, ...] = ()  # scaling "factors": one for each pair of a head, as in GGUF;
+    # longrope: factors for contexts longer than the original
+    short_factors: tuple[float, ...] = ()  # longrope: factors for all other contexts
+    share: float = 1.0  # rotated part of a head's values, from the first value on
+    dims: int = 0  # number of rotated values, if `share` does not give it; 0: `share` does
     side_by_side: bool = False  # pairs are (2 i, 2 i + 1), not (i, i + half)
     # Queries grow by 1 + query_growth ln(1 + position // original_max_position).
     query_growth: float = 0.0
-    # By which of a token's positions each pair turns (M-RoPE): 0 in time, 1 in height, 2 in width.
-    # (): tokens have one position.
+    # The position that rotates each pair (M-RoPE): 0 time, 1 height, 2 width. (): tokens have one
+    # position.
     axes: tuple[int, ...] = ()
 
 
@@ -63,7 +63,7 @@ class NormKind(Enum):
 
 
 class NormPlace(Enum):
-    """Where a layer norms, f being attention or the feed-forward part."""
+    """The place of a layer's norms; f is attention or the feed-forward part."""
 
     PRE = "x + f(norm(x))"
     POST = "x + norm(f(x))"
@@ -85,62 +85,63 @@ class QkNorm(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSpec:
-    """Keys and values of all heads are products of one vector per token, the latent, and the keys
-    have one rotated part besides that all heads share. The cache keeps these two alone: one key,
-    [rotated | latent], whose latent is the value, too. What makes keys of latents is applied to the
-    queries instead, and what makes values to the results. Source: arXiv:2405.04434, 2.1."""
+    """Multi-head latent attention: keys and values of all heads are products of one vector per
+    token, the latent; keys also have one rotated part that all heads share. The cache keeps only
+    these two, as one key [rotated | latent], whose latent part is also the value. The matrix that
+    makes keys of latents is applied to the queries instead, and the matrix that makes values to the
+    results. Source: arXiv:2405.04434, 2.1."""
 
-    rank: int  # of the latent
-    query_rank: int  # of the queries, which may be products of a vector, too; 0: they are not
-    plain_dim: int  # of a head's queries and keys, the numbers without a position,
-    rotated_dim: int  # and with one
-    value_dim: int  # of a head's values
-    norm_eps: float = 1e-6  # of the norms of these vectors
+    rank: int  # values of the latent
+    query_rank: int  # values of the vector that the queries are products of; 0: there is none
+    plain_dim: int  # values without a position in a head's queries and keys
+    rotated_dim: int  # values with a position in a head's queries and keys
+    value_dim: int  # values of a head's value
+    norm_eps: float = 1e-6  # eps of the norms of the latent and of the queries' vector
 
     @property
     def key_dim(self) -> int:
-        """Numbers of a token in the cache, which are what a head of the queries becomes."""
+        """Values of a token in the cache; a head of the queries gets the same length."""
         return self.rotated_dim + self.rank
 
     @property
     def query_dim(self) -> int:
-        """Numbers of a head of the queries, before that."""
+        """Values of a head of the queries, before that."""
         return self.plain_dim + self.rotated_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    window: int = 0  # tokens that a token sees, itself included; 0: all
+    window: int = 0  # tokens that a token sees, including itself; 0: all
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
-    scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
-    score_cap: float = 0.0  # scores are cap * tanh(scores / cap); 0: they are as they are
-    # Each head of the queries has a gate below it in the projection: its result is multiplied by
-    # the gate's sigmoid.
+    scale: float = 0.0  # factor of scores; 0: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # scores become cap * tanh(scores / cap); 0: no cap
+    # In the projection, a gate follows each head of the queries: the head's result is multiplied by
+    # sigmoid(gate).
     gate: bool = False
     sinks: bool = False  # the softmax of each head has one more score, learnt, without a value
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     out_bias: bool = False
-    latent: LatentSpec | None = None  # None: each head has keys and values of its own
-    # Heads of keys and values, and the size of a head; 0: as `ModelConfig` has them.
+    latent: LatentSpec | None = None  # None: each head has its own keys and values
+    # KV heads, and the size of a head; 0: those of `ModelConfig`.
     kv_heads: int = 0
     head_dim: int = 0
-    # The earlier layer whose keys and values these are, so that they are kept once; None: its own.
+    # The earlier layer whose K and V this layer reads, so that they are kept once; None: its own.
     kv_of: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvSpec:
-    """out(c · conv(b · x)), where b, c and x are projections of the input, and conv sees the last
-    `taps` tokens of each channel. It keeps those before the last token."""
+    """out(c · conv(b · x)): b, c and x are projections of the input, and conv sees the last `taps`
+    tokens of each channel. The state is the last `taps` - 1 inputs of conv."""
 
     channels: int
     taps: int
-    bias: bool = False  # of the projections and of the convolution
+    bias: bool = False  # whether the projections and the convolution have biases
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the tensors of float32 that a request keeps."""
+        """Shapes of the float32 tensors that a request keeps."""
         return (conv_state_shape(self.channels, self.taps),)
 
     @property
@@ -149,32 +150,32 @@ class ShortConvSpec:
 
     @property
     def in_size(self) -> int:
-        """Numbers that its projections make of a token."""
+        """Values that its projections make of a token."""
         return 3 * self.channels
 
     @property
     def out_size(self) -> int:
-        """Numbers that its output projection reads."""
+        """Values that its output projection reads."""
         return self.channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaSpec:
-    """Linear attention by the gated delta rule: queries, keys and values behind a convolution over
-    the last `taps` tokens; a matrix for each value head in place of a cache; a norm with a gate of
-    each head's output. Source: arXiv:2412.06464."""
+    """Linear attention by the gated delta rule: a convolution over the last `taps` tokens of
+    queries, keys and values; a matrix per value head in place of a cache; a gated norm of each
+    head's output. Source: arXiv:2412.06464."""
 
     key_heads: int
     value_heads: int  # a multiple of key_heads
     key_dim: int
     value_dim: int
     taps: int
-    # Value head h has key head h % key_heads; else the value heads of a key head stand together.
+    # Value head h has key head h % key_heads; else the value heads of a key head are consecutive.
     is_tiled: bool = False
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all queries, keys and values."""
+        """Channels of the convolution: all queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.out_size
 
     @property
@@ -194,7 +195,7 @@ class GatedDeltaSpec:
 
     @property
     def in_size(self) -> int:
-        """Numbers that its projections make of a token: with gates, and two rates of each head."""
+        """Values that its projections make of a token, including gates and two rates per head."""
         return self.channels + self.out_size + 2 * self.value_heads
 
     @property
@@ -204,20 +205,20 @@ class GatedDeltaSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MambaSpec:
-    """Mamba 2: values, and what writes and reads a matrix for each head, behind a convolution over
-    the last `taps` tokens; a norm of the gated output. Source: arXiv:2405.21060."""
+    """Mamba 2: a convolution over the last `taps` tokens of the values x and of the vectors B and C
+    that write and read each head's matrix; a norm of the gated output. Source: arXiv:2405.21060."""
 
     heads: int  # a multiple of groups
-    groups: int  # heads side by side that are written and read alike
+    groups: int  # groups of consecutive heads; a group shares B and C
     head_dim: int
     state_dim: int
     taps: int
     conv_bias: bool = True
-    bias: bool = False  # of the projections
+    bias: bool = False  # whether the projections have biases
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all values, and what writes and reads."""
+        """Channels of the convolution: all values x, and B and C of each group."""
         return self.out_size + 2 * self.groups * self.state_dim
 
     @property
@@ -237,7 +238,7 @@ class MambaSpec:
 
     @property
     def in_size(self) -> int:
-        """Numbers that its projection makes of a token: with gates, and a step of each head."""
+        """Values that its projection makes of a token, including gates and a step per head."""
         return self.out_size + self.channels + self.heads
 
     @property
@@ -245,7 +246,7 @@ class MambaSpec:
         return self.heads * self.head_dim
 
 
-# Channels, keys and values of a state that stand side by side in memory, as kernels read them.
+# Channels (or values) of a state that are consecutive in memory, as kernels read them.
 STATE_LANES = 16
 
 
@@ -262,7 +263,7 @@ StateSpec: TypeAlias = ShortConvSpec | GatedDeltaSpec | MambaSpec
 
 @dataclass(frozen=True, kw_only=True)
 class MlpSpec:
-    size: int = 0  # of the inner vector; 0: `ModelConfig.intermediate_size`
+    size: int = 0  # inner size; 0: `ModelConfig.intermediate_size`
     activation: str = "silu"  # one of ops.elementwise.ACTIVATIONS
     is_gated: bool = True  # down(activation(gate) * up); else down(activation(up))
     bias: bool = False
@@ -270,73 +271,74 @@ class MlpSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSpec:
-    """Which experts a token gets, and how much of each."""
+    """The router: chooses the experts of each token, and their weights."""
 
     num_experts: int
-    num_chosen: int  # experts of a token
-    # Of the logits: softmax of all, softmax of the chosen ones, or sigmoid of each
+    num_chosen: int  # experts per token
+    # How logits become scores: softmax of all, softmax of the chosen ones, or sigmoid of each
     # (`ops.routing.Scores`).
     scores: str = "softmax"
     is_normed: bool = False  # weights are divided by their sum
-    scale: float = 1.0  # of the weights
-    bias: bool = False  # of the logits
-    choice_bias: bool = False  # of the scores, where experts are chosen; weights are without it
-    num_groups: int = 1  # of experts side by side; the groups with the best two experts
-    num_groups_chosen: int = 1  # are chosen first
-    counts_one: bool = False  # the groups with the best expert are
+    scale: float = 1.0  # factor of the weights
+    bias: bool = False  # whether the logits have a bias
+    choice_bias: bool = False  # a bias is added to scores to choose experts, but not to weights
+    num_groups: int = 1  # groups of consecutive experts
+    num_groups_chosen: int = 1  # groups that are chosen first, by the sum of their best two experts
+    counts_one: bool = False  # groups are chosen by their best expert instead
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeSpec:
-    """A feed-forward part of many gated ones, the experts, of which each token gets a few."""
+    """A feed-forward part of many gated ones, the experts; each token gets a few of them."""
 
     router: RouterSpec
-    size: int  # of the inner vector of an expert
+    size: int  # inner size of an expert
     activation: str = "silu"  # one of ops.elementwise.GATES
     bias: bool = False
-    shared_size: int = 0  # of the part that every token gets; 0: there is none
-    shared_gate: bool = False  # that part is multiplied by sigmoid(gate x)
+    shared_size: int = 0  # inner size of the shared part, which every token gets; 0: none
+    shared_gate: bool = False  # the shared part is multiplied by sigmoid(gate x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    attention: AttentionSpec = AttentionSpec()  # has no meaning where there is a state
-    # In place of attention: keeps a state of fixed size for each request, no K and V.
+    attention: AttentionSpec = AttentionSpec()  # ignored if there is a state
+    # The mixer in place of attention: keeps a state of fixed size per request, no K and V.
     state: StateSpec | None = None
     mlp: MlpSpec | MoeSpec = MlpSpec()
     norms: NormPlace = NormPlace.PRE
-    residual_scale: float = 1.0  # of what attention and the feed-forward part add
+    residual_scale: float = 1.0  # factor of the outputs of attention and the feed-forward part
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What checkpoints call the tensors of experts, below the name of the feed-forward part. Those
-    of expert N stand below `experts.N.`, or those of all experts are one tensor below `experts.`,
-    which has one more dimension."""
+    """The names of the tensors of experts in checkpoints, below the name of the feed-forward part.
+    Tensors of expert N are below `experts.N.`; or all experts share one tensor below `experts.`,
+    with one more dimension."""
 
     router: str = "gate"
     choice_bias: str = "gate.e_score_correction_bias"
     experts: str = "experts"
     gate_up: tuple[str, str] = ("gate_proj", "up_proj")
     down: str = "down_proj"
-    all_gate_up: str = "experts.gate_up_proj"  # of all experts: gates, then ups of each
+    all_gate_up: str = "experts.gate_up_proj"  # all experts: gates, then ups of each
     all_down: str = "experts.down_proj"
-    is_transposed: bool = False  # those of all experts have the inputs before the outputs,
-    alternate: bool = False  # and gates and ups in turns
+    is_transposed: bool = False  # tensors of all experts have inputs before outputs
+    alternate: bool = False  # rows of gates and ups alternate in the tensor of all experts
     choice_bias_has_row: bool = False  # its shape is [1, experts]
     shared: str = "shared_experts"
-    shared_is_beside: bool = False  # that name stands beside the feed-forward part's, not below it
+    shared_is_beside: bool = False  # that name is beside the feed-forward part's, not below it
     shared_gate: str = "shared_expert_gate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateNames:
-    """What checkpoints call the tensors of a mixer that keeps a state, below its own name."""
+    """The names of the tensors of a mixer with a state in checkpoints, below its own name."""
 
     mixer: str = "linear_attn"
-    # Of queries with keys and values, and of gates; or one name: their rows stand by key heads.
+    # Tensors of queries, keys and values, and of gates; or one name: its rows are grouped by key
+    # head.
     inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
-    rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # or one name, in the same way
+    rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # or one name, grouped in the same way
     conv: str = "conv1d"
     out: str = "out_proj"
     norm: str = "norm"
@@ -348,9 +350,9 @@ class StateNames:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentNames:
-    """What checkpoints call the tensors of attention by latents, below its own name."""
+    """The names of the tensors of attention by latents in checkpoints, below its own name."""
 
-    queries: str = "q_proj"  # where they are no products of a vector
+    queries: str = "q_proj"  # if `LatentSpec.query_rank` is 0
     query_in: str = "q_a_proj"
     query_norm: str = "q_a_layernorm"
     query_out: str = "q_b_proj"
@@ -361,26 +363,27 @@ class LatentNames:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """What checkpoints call the tensors. Those of a layer stand below `layers` and its number;
-    several parts under one name are one tensor, one part below the other."""
+    """The names of the tensors in checkpoints. Tensors of a layer are below `layers` and its
+    number. Several parts under one name are one tensor, with the rows of one part after the other.
+    """
 
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one name
     latent: LatentNames = LatentNames()
-    # In the one tensor, the rows of a KV head's queries, key and value stand together.
+    # In the one tensor, the rows of a KV head's queries, key and value are consecutive.
     qkv_by_head: bool = False
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     sinks: str = "sinks"
     mlp: str = "mlp"
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one name; without a gate: of up
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one name; without a gate: that of up
     down: str = "down_proj"
     attention_norm: str = "input_layernorm"
     attention_post_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_post_norm: str = "post_feedforward_layernorm"
-    norm: str = "model.norm"  # the last one
+    norm: str = "model.norm"  # the last norm
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
     experts: ExpertNames = ExpertNames()
@@ -389,23 +392,23 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    layers: tuple[LayerSpec, ...] = (LayerSpec(),)  # fewer than the model has: they repeat
-    norm: NormKind = NormKind.RMS  # of all norms
+    layers: tuple[LayerSpec, ...] = (LayerSpec(),)  # repeated if the model has more layers
+    norm: NormKind = NormKind.RMS  # kind of all norms
     names: TensorNames = TensorNames()
     embedding_scale: float = 1.0
-    # After each of the first `deepstack` layers, more vectors of pictures are added to the hidden
-    # states of their tokens. Source: arXiv:2406.04334.
+    # After each of the first `deepstack` layers, further vectors of pictures are added to the
+    # hidden states of their tokens. Source: arXiv:2406.04334.
     deepstack: int = 0
     head_bias: bool = False
     logit_scale: float = 1.0
-    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: they are as they are
+    logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap
 
     def layer(self, index: int) -> LayerSpec:
         return self.layers[index % len(self.layers)]
 
 
 def first_difference(one: Any, other: Any, name: str = "layers") -> tuple[str, Any, Any]:
-    """The first field in which two descriptions differ: its name, and both values."""
+    """The first field in which two descriptions differ: its name and both values."""
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         for mine, theirs in zip(one, other, strict=True):
             if mine != theirs:

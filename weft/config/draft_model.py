@@ -1,8 +1,8 @@
-"""A draft model (`--draft-model`) beside a model: with which settings it runs, and which models can
-guess for which.
+"""A draft model (`--draft-model`) beside a target model: its settings, and the check that it can
+guess for the target model.
 
-It runs in the types of the model that it guesses for. What of it cannot be known from a
-configuration, its vocabulary, is compared elsewhere (`assemble/draft_model.py`).
+A draft model runs in the dtypes of its target model. Its vocabulary is not part of its
+configuration; `assemble/draft_model.py` compares it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def draft_settings(config: EngineConfig) -> EngineConfig:
 
 
 def runs_as(config: EngineConfig, draft: ModelConfig) -> EngineConfig:
-    """The settings of the draft model beside the model of `config`, which is resolved."""
+    """The settings with which the draft model runs. `config` is resolved."""
     settings = draft_settings(config)
     if settings.quantize == STORED and not draft.stored.has_codes:
         settings = replace(settings, quantize="none")
@@ -40,9 +40,11 @@ def runs_as(config: EngineConfig, draft: ModelConfig) -> EngineConfig:
 
 
 def check_draft_model(config: EngineConfig, draft: ModelConfig | None, hindrance: str) -> None:
-    """Raises SettingsError unless the draft model can be used, or there is none.
+    """Raise SettingsError if there is a draft model that cannot be used, or if none is given but
+    `speculative` needs one.
 
-    `config` has its sources of drafts. `hindrance`: why there are none; "" if there can be.
+    `config` has its sources of drafts. `hindrance`: why drafts are impossible; "" if they are
+    possible.
     """
     is_asked = MODEL in parse_draft_sources(config.speculative, "--speculative")
     if draft is None:
@@ -60,7 +62,7 @@ def check_draft_model(config: EngineConfig, draft: ModelConfig | None, hindrance
 
 
 def _unfit(draft: ModelConfig) -> str:
-    """Why this model can guess for no other; "" if it can."""
+    """The reason why this model cannot guess for another; "" if it can."""
     if draft.is_encoder:
         return "that is an encoder, which generates nothing"
     if draft.state_bytes:

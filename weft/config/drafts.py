@@ -1,4 +1,4 @@
-"""Where drafts come from (`--speculative`), as users write it. It knows nothing of making them."""
+"""Reads the sources of drafts (`--speculative`), as users write them. It makes no drafts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ MODEL = "draft"  # a second, smaller model (`--draft-model`)
 SOURCES = ("prediction", "tree", MODEL, "ngram")
 
 
-# What others call these sources, and what they have besides.
+# Names of these sources in other engines, and sources that only other engines have.
 OTHER_NAMES = {"standalone": MODEL, "draft_model": MODEL, "prompt_lookup": "ngram"}
 HEADS = ("eagle", "eagle3", "nextn", "mtp", "deepseek_mtp", "medusa", "mlp_speculator", "hydra")
 
 
 def source_named(name: str, source: str) -> str:
-    """The source that `name` means, as weft or other engines call it; `name` itself if none is
-    known by it. Raises SettingsError for what weft does not have; `source` is the option's name in
-    it."""
+    """The source with this name in weft or another engine; `name` itself if there is none. Raises
+    SettingsError, which names the option `source`, for sources that weft does not have."""
     lower = name.lower()
     if lower in HEADS:
         raise SettingsError(
@@ -29,14 +28,14 @@ def source_named(name: str, source: str) -> str:
 
 
 def all_sources(draft_model: str) -> str:
-    """Those that there are, as `--speculative` writes them."""
+    """All available sources, in the form of `--speculative`."""
     return ",".join(name for name in SOURCES if draft_model or name != MODEL)
 
 
 def parse_draft_sources(text: str, source: str) -> tuple[str, ...]:
     """The sources that `text` names, in the order of `SOURCES`; none if it is off.
 
-    Raises SettingsError; `source` is the option's name in it.
+    Raises SettingsError, which names the option `source`.
     """
     if text.lower() in (OFF, "none"):
         return ()

@@ -1,7 +1,6 @@
-"""Settings of the engine: which model, how it is loaded, how much memory it takes,
-how it schedules (`scheduling.py`).
+"""Settings of the engine: the model, its loading, its memory, and scheduling (`scheduling.py`).
 
-Zero or "auto" stands for a value that `resolve` fills in from the model and the machine.
+Zero or "auto" is a value that `resolve` replaces, from the model and the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ GPU_ATTENTION_BACKENDS = {"triton": "weft.executor.gpu.attention:TritonPaged"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which model, how it is loaded, where it computes, and in how much memory."""
+    """The model, its loading, its device and its memory."""
 
     # model
     model: str = option(
@@ -282,7 +281,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """KV of cached prefixes in a folder, where it outlives the process."""
+    """KV of cached prefixes in a folder, where it outlives the process, and in host memory."""
 
     cache_dir: str = option(
         "",
@@ -369,7 +368,7 @@ class CacheOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions:
-    """Several processes that hold one model together."""
+    """Several processes that together hold one model."""
 
     tp_size: int = option(
         1,
@@ -460,7 +459,7 @@ class ParallelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HandoffOptions:
-    """One server computes prompts, another one continues them."""
+    """One server computes prompts, another server generates their completions."""
 
     disaggregation_mode: str = option(
         "none",
@@ -523,7 +522,7 @@ class HandoffOptions:
     )
 
 
-# Dataclasses take the fields of their last base first: the help has this order.
+# A dataclass takes the fields of its last base first; the help has this order.
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOptions, ModelOptions):
     """All settings of an engine."""

@@ -1,6 +1,5 @@
-"""The sampling that the makers of a model recommend, from its `generation_config.json`.
-Knows nothing of requests.
-"""
+"""Reads the sampling parameters that a model's `generation_config.json` recommends. Knows no
+requests."""
 
 from __future__ import annotations
 
@@ -22,13 +21,12 @@ _FROM_API = ("none", "openai")
 
 
 def sampling_defaults(source: str, folder: Path) -> dict[str, float | int]:
-    """Sampling parameters of requests that give none, by name;
-    what is not among them is the API's own.
+    """Default sampling parameters of requests, by name; the API has the defaults of all others.
 
     `source`: "auto" for those of the model in `folder`, "none", or another folder. `do_sample` is
-    not looked at: who wants greedy tokens says so with a temperature of 0. Raises ModelError for a
-    file that cannot be read, a value that is no number, and another folder without the file.
-    Whether numbers are in range is not looked at.
+    ignored: a user asks for greedy tokens by a temperature of 0. Raises ModelError for a file that
+    cannot be read, a value that is no number, and another folder without the file. Does not check
+    the ranges of numbers.
     """
     if source in _FROM_API:
         return {}

@@ -1,7 +1,7 @@
-"""The configuration of a model from the metadata of a GGUF file, said as `config.json` says it.
+"""Translates the metadata of a GGUF file into the keys of a `config.json`.
 
-Knows the keys and what stands for "as usual"; `config/model.py` checks the values. What would be
-computed otherwise than the file wants is refused with its key.
+This module knows the keys and their usual values; `config/model.py` checks the values. A key that
+weft would not compute as the file demands is refused by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-# Bits of a weight with its scales where codes are kept. Those of 5 bits are kept in 6.
+# Bits per weight, with its scales, if codes are kept. Codes of 5 bits are kept in 6.
 KEPT_BITS = {
     "Q4_0": 4.5,
     "Q4_1": 5.0,
@@ -58,12 +58,12 @@ KEPT_BITS = {
     "Q6_K": 6.5625,
     "Q8_0": 8.5,
 }
-# The type of computation for the type of most weights; bfloat16 for all others.
+# Type of most weights → dtype of computation; bfloat16 for all others.
 DTYPES = {"F32": "float32", "F16": "float16"}
 
 
 class StoredTensor(Protocol):
-    """What is asked of a tensor of the file."""
+    """The facts of a tensor of the file that this module uses."""
 
     @property
     def dtype(self) -> str: ...
@@ -76,23 +76,23 @@ class StoredTensor(Protocol):
 
 
 class GgufModel(NamedTuple):
-    """A file, or several that are one model."""
+    """The content of one GGUF file, or of several that are one model."""
 
     name: str  # for errors
     metadata: JsonMapping
-    tensors: Mapping[str, StoredTensor]  # under the names in the file
-    rope_factors: Sequence[float] = ()  # of `rope_freqs.weight`
-    short_factors: Sequence[float] = ()  # of `rope_factors_short.weight`
-    long_factors: Sequence[float] = ()  # of `rope_factors_long.weight`
+    tensors: Mapping[str, StoredTensor]  # by the names in the file
+    rope_factors: Sequence[float] = ()  # values of `rope_freqs.weight`
+    short_factors: Sequence[float] = ()  # values of `rope_factors_short.weight`
+    long_factors: Sequence[float] = ()  # values of `rope_factors_long.weight`
 
 
 def hf_config(model: GgufModel) -> JsonObject:
-    """What its `config.json` would say. Raises UnsupportedModel and BadCheckpoint."""
+    """The model's `config.json`. Raises UnsupportedModel and BadCheckpoint."""
     keys = _Keys(model)
     keys.require_usual()
     num_heads = keys.number("attention.head_count", int)
     hidden_size = keys.number("embedding_length", int)
-    # A number of heads that is none is refused with the other sizes.
+    # 0 or fewer heads are refused later, with the other sizes.
     head_dim = keys.number("attention.key_length", int, hidden_size // max(num_heads, 1))
     architecture = keys.architecture
     rotated = keys.number("rope.dimension_count", int, head_dim)
@@ -147,7 +147,7 @@ def hf_config(model: GgufModel) -> JsonObject:
 
 
 def hf_sampling(metadata: JsonMapping) -> JsonObject:
-    """What its `generation_config.json` would say of sampling."""
+    """The model's sampling parameters, under the keys of a `generation_config.json`."""
     found = {}
     for key, name in SAMPLING.items():
         value = metadata.get(f"general.sampling.{key}")
@@ -157,10 +157,10 @@ def hf_sampling(metadata: JsonMapping) -> JsonObject:
 
 
 class _Keys:
-    """The keys of the file's architecture."""
+    """Reads the keys of the file's architecture."""
 
     def __init__(self, model: GgufModel) -> None:
-        """Raises UnsupportedModel for an architecture that weft does not have."""
+        """Raises UnsupportedModel for an architecture that weft does not support."""
         self._model = model
         architecture = model.metadata.get("general.architecture")
         if architecture not in ARCHITECTURES:
@@ -175,7 +175,7 @@ class _Keys:
         return f"{self._prefix}.{key}"
 
     def number(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The number of a key; of a list with one for each layer, if all are the same."""
+        """The number of a key. A list with one number per layer is accepted if all are equal."""
         value = self._model.metadata.get(self.full(key))
         if value is None:
             if default is None:
@@ -240,7 +240,7 @@ class _Keys:
         return kinds
 
     def _listed_layers(self) -> int:
-        """The number of layers, each of which has a tensor at least. Raises BadCheckpoint."""
+        """The number of layers. Raises BadCheckpoint if there are fewer tensors than layers."""
         if self.num_layers > len(self._model.tensors):
             raise BadCheckpoint(
                 f"{self._model.name}: {self.full('block_count')} is {self.num_layers:,}, but it "
@@ -250,7 +250,7 @@ class _Keys:
 
     @property
     def expert_size(self) -> int | None:
-        """That of the inner vector of an expert, if the file says it."""
+        """The inner size of an expert, if the file has it."""
         if self._model.metadata.get(self.full("expert_feed_forward_length")) is None:
             return None
         return self.number("expert_feed_forward_length", int)
@@ -260,7 +260,7 @@ class _Keys:
 
     @property
     def num_layers(self) -> int:
-        """Without those behind them that guess tokens ahead."""
+        """Number of layers, without the last ones that predict tokens ahead (`nextn`)."""
         num_ahead = self.number("nextn_predict_layers", int, 0)
         return self.number("block_count", int) - num_ahead
 
@@ -280,7 +280,7 @@ class _Keys:
 def _rope(keys: _Keys) -> JsonObject:
     found: JsonObject = {"rope_theta": keys.number("rope.freq_base", float, 10_000.0)}
     kind = keys.text("rope.scaling.type", "none")
-    # Old files have the factor alone.
+    # Old files have only the factor.
     factor = keys.number("rope.scale_linear", float, 1.0)
     if factor != 1.0 and kind == "none":
         kind = "linear"
@@ -305,7 +305,7 @@ def _rope(keys: _Keys) -> JsonObject:
 
 
 def _dtype(tensors: Mapping[str, StoredTensor]) -> str:
-    """The type of computation: that of most of the file's bytes."""
+    """The dtype of computation, from the type of most of the file's bytes."""
     num_bytes: Counter[str] = Counter()
     for tensor in tensors.values():
         if len(tensor.shape) > 1:
@@ -317,7 +317,7 @@ def _dtype(tensors: Mapping[str, StoredTensor]) -> str:
 
 
 def _code_types(tensors: Mapping[str, StoredTensor]) -> list[str]:
-    """The types of weights that are codes, that of most bytes first."""
+    """The types of weights that are codes; the type with most bytes comes first."""
     num_bytes: Counter[str] = Counter()
     for tensor in tensors.values():
         if tensor.dtype in KEPT_BITS:
@@ -326,7 +326,7 @@ def _code_types(tensors: Mapping[str, StoredTensor]) -> list[str]:
 
 
 def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """How many weights are codes, and what they take where they are kept."""
+    """The number of weights that are codes, and their bytes if they are kept."""
     num_coded = 0
     num_bits = 0.0
     for tensor in tensors.values():
@@ -338,15 +338,15 @@ def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
 
 
 def _vocab_size(model: GgufModel, config: JsonMapping) -> int:
-    """The rows of the token embedding."""
+    """The number of rows of the token embedding."""
     num_rows = _shape(model, "token_embd.weight")[0]
     _require_shape(model, "token_embd.weight", (num_rows, config["hidden_size"]))
     return num_rows
 
 
 def _check_layers(keys: _Keys, config: JsonMapping) -> None:
-    """Raise BadCheckpoint for sizes in the metadata that the tensors of the first and the last
-    layer do not have: nothing is to be made in a size that the file only claims."""
+    """Raise BadCheckpoint if the tensors of the first and the last layer do not have the sizes in
+    the metadata: weft must not allocate memory by sizes that a file only claims."""
     model = keys.model
     hidden_size = config["hidden_size"]
     q_size = config["num_attention_heads"] * config["head_dim"]
@@ -356,7 +356,7 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     kinds = config.get("layer_types", [])
     if states is not None and states.attention_has_gate:
         q_size *= 2
-    # The first and the last one, and the first of each kind.
+    # The first layer, the last one, and the first of each kind.
     firsts = {kinds.index(kind) for kind in set(kinds)}
     for layer in {0, max(last, 0), *firsts}:
         block = f"blk.{layer}"
@@ -412,7 +412,7 @@ def _check_experts(keys: _Keys, config: JsonMapping, block: str) -> None:
     num_experts = keys.number("expert_count", int)
     shape = (expert_size(keys, config), config["hidden_size"])
     _require_shape(keys.model, f"{block}.ffn_gate_inp.weight", (num_experts, shape[1]))
-    # Old files have a tensor for each expert.
+    # Old files have one tensor per expert.
     if _has_any(keys.model, f"{block}.ffn_up.0.weight"):
         _require_shape(keys.model, f"{block}.ffn_up.0.weight", shape)
     else:
@@ -438,7 +438,8 @@ def _shape(model: GgufModel, name: str) -> tuple[int, ...]:
 
 
 def _token_id(model: GgufModel, key: str) -> int | None:
-    """The id of a special token, if the file has it, and if it is in the vocabulary."""
+    """The id of a special token; None if the file has none. Raises BadCheckpoint if it is not in
+    the vocabulary."""
     value = model.metadata.get(f"tokenizer.ggml.{key}")
     if value is None:
         return None

@@ -1,8 +1,8 @@
-"""What each architecture of GGUF files is beyond what all have: its class, its keys, and how it
-names tensors. Said as `config.json` says it; `config/gguf.py` reads what all have.
+"""The architectures of GGUF files: class, own keys, and names of tensors of each, in the terms of a
+`config.json`. `config/gguf.py` reads the keys that all architectures share.
 
-Rows of queries and keys stand in a file in the order in which llama.cpp rotates them. Where that is
-pairs side by side, but transformers' order is halves, they are put into halves (`has_pairs`).
+A file has the rows of queries and keys in the order in which llama.cpp rotates them. If that order
+is adjacent pairs, but transformers' order is halves, weft reorders them into halves (`has_pairs`).
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from dataclasses import dataclass, field
 from weft.config import gguf_readers as read
 from weft.config.gguf_readers import Reader
 
-RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # of GGUF, of config.json
+RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # keys of GGUF, of config.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateLayers:
-    """The layers that keep a state in place of K and V: those that have this tensor."""
+    """The layers that keep a state in place of K and V: they are the layers with this tensor."""
 
     tensor: str
     kind: str  # in "layer_types"
-    attention_has_gate: bool = False  # in the other layers, below each head of the queries
+    attention_has_gate: bool = False  # in the other layers, a gate follows each query head
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    name: str  # of the class in a `config.json`
+    name: str  # class in a `config.json`
     more: Reader = read.nothing
-    reads: tuple[str, ...] = ()  # keys that change what is computed, and that `more` reads
+    reads: tuple[str, ...] = ()  # keys that change the computation, and that `more` reads
     norm_eps: tuple[str, str] = RMS_EPS
     has_pairs: bool = False
     has_gate: bool = True
-    is_partial: bool = False  # a part of each head may rotate
-    has_gate_in_up: bool = False  # in one tensor, gates before ups
-    splits_qkv: bool = False  # one tensor of queries, keys and values is three for weft
-    has_qk_norm: bool = False  # if the file has its weights, "use_qk_norm" says so
-    # Tensors of a layer that are called otherwise than those of Llama, and what weft calls them;
-    # with "weight" or "bias" behind it, the whole name.
+    is_partial: bool = False  # only a part of each head may rotate
+    has_gate_in_up: bool = False  # one tensor has gates before ups
+    splits_qkv: bool = False  # weft splits one tensor of queries, keys and values into three
+    has_qk_norm: bool = False  # "use_qk_norm" says whether the file has the weights of this norm
+    # Tensors of a layer whose names differ from Llama's → weft's names; a key with ".weight" or
+    # ".bias" is a whole name.
     parts: Mapping[str, str] = field(default_factory=dict)
-    outside: Mapping[str, str] = field(default_factory=dict)  # those outside of layers
+    outside: Mapping[str, str] = field(default_factory=dict)  # the same for tensors outside layers
     layers: str = "model.layers"
     rows: tuple[str, ...] = ()  # vectors that are matrices of one row for weft
     flat: tuple[str, ...] = ()  # matrices that are vectors for weft
@@ -54,7 +54,7 @@ _NORMS_BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA_NORMS = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
-# Named by its place behind attention; it is before the feed-forward part.
+# The name says "after attention"; the norm is before the feed-forward part.
 _MLP_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _EXPERTS = ("expert_count", "expert_group_count", "expert_weights_scale")
 _LAYER_EPS = ("attention.layer_norm_epsilon", "layer_norm_eps")
@@ -105,7 +105,7 @@ _LFM2_OUTSIDE = {"token_embd_norm": "model.embedding_norm", "output_norm": "mode
 _LFM2_CONVS = ("shortconv.conv.weight",)
 _SHORT_CONV = StateLayers(tensor="shortconv.conv.weight", kind="conv")
 ARCHITECTURES = {
-    # "llama" is also Mistral, SmolLM, and whatever else computes as Llama does.
+    # "llama" is also Mistral, SmolLM, and every other model that computes like Llama.
     "llama": Architecture(
         name="LlamaForCausalLM",
         more=read.llama,
@@ -122,7 +122,7 @@ ARCHITECTURES = {
         has_pairs=True,
         parts=_MIXTRAL_NAMES,
     ),
-    # Files have the base of the rotation that follows from "alpha".
+    # Files have the base of the rotation after "alpha" is applied.
     "hunyuan-dense": Architecture(
         name="HunYuanDenseV1ForCausalLM",
         parts={
@@ -151,7 +151,7 @@ ARCHITECTURES = {
         reads=_FACTORS,
         has_pairs=True,
     ),
-    # The file has the factors that follow from the sizes: those are Granite's.
+    # The file has the factors that follow from the sizes, as factors of Granite.
     "minicpm": Architecture(
         name="GraniteForCausalLM",
         more=read.granite,

@@ -1,5 +1,5 @@
-"""What the metadata of a GGUF file says of one architecture, as `config.json` says it: a function
-for each architecture that has keys of its own. Knows neither tensors nor names of architectures
+"""Translates the own keys of an architecture in a GGUF file into those of a `config.json`: one
+function per architecture with own keys. Knows neither tensors nor names of architectures
 (`gguf_architectures.py`).
 """
 
@@ -21,7 +21,7 @@ class ArchitectureKeys(Protocol):
     def number(self, key: str, kind: type[T], default: T | None = None) -> T: ...
 
     def flags(self, key: str) -> list[bool]:
-        """One for each layer; none if the file does not say it."""
+        """One flag per layer; empty if the file does not have the key."""
         ...
 
     def has(self, tensor: str) -> bool:
@@ -29,7 +29,8 @@ class ArchitectureKeys(Protocol):
         ...
 
     def short_and_long_factors(self) -> tuple[Sequence[float], Sequence[float]]:
-        """What divides the frequencies of short and of long contexts, if the file has both."""
+        """The divisors of the rotary frequencies for short and for long contexts; each empty if the
+        file does not have it."""
         ...
 
     def full(self, key: str) -> str:
@@ -41,16 +42,16 @@ Reader: TypeAlias = Callable[[ArchitectureKeys, Found], JsonObject]
 
 
 class GgufKey(NamedTuple):
-    """A key of a file, and what it is where a file does not say it."""
+    """A key of a GGUF file, and its value if a file does not have it."""
 
     name: str
     kind: type
-    default: Any = None  # None: it must be there
-    like: str = ""  # in place of a default: what was found under this key of `config.json`
+    default: Any = None  # None: the key is required
+    like: str = ""  # in place of a default: the key of `config.json` that has the value
 
 
 def said(keys: ArchitectureKeys, found: Found, wanted: Mapping[str, GgufKey]) -> JsonObject:
-    """What a file says, under the keys of `config.json`."""
+    """The values of the wanted keys, under the keys of `config.json`."""
     values = {}
     for name, key in wanted.items():
         default = found[key.like] if key.like else key.default
@@ -63,12 +64,12 @@ def nothing(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def _whole(key: str, keys: ArchitectureKeys) -> float:
-    """A factor, of which 0 says that there is none."""
+    """A factor; 0 in a file means that there is none."""
     return keys.number(key, float, 0.0) or 1.0
 
 
 def llama(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """With experts it is Mixtral."""
+    """Llama; with experts, Mixtral."""
     if keys.number("expert_count", int, 0):
         return mixtral(keys, found)
     window = keys.number("attention.sliding_window", int, 0)
@@ -110,9 +111,9 @@ def gemma3(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def _query_scalar(found: Found, largest: int) -> int:
-    """The scale of queries, which files do not contain. The largest model of a release (27B), which
-    has `largest` layers, scales scores by hidden size / number of heads; the others by the size of
-    a head."""
+    """The scale of queries, which files do not contain. The largest model of a release (27B), with
+    `largest` layers, scales scores by hidden size / number of heads; the other models by the size
+    of a head."""
     if found["num_hidden_layers"] == largest:
         return int(found["hidden_size"] // found["num_attention_heads"])
     return int(found["head_dim"])
@@ -128,7 +129,7 @@ def granite(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def _has_positions(keys: ArchitectureKeys) -> bool:
-    """By this key files of Granite say whether queries and keys have positions."""
+    """Whether queries and keys have positions, by the key of Granite's files."""
     return keys.number("rope.scaling.finetuned", bool, True)
 
 
@@ -143,7 +144,8 @@ def _granite_factors(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def olmo2(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """OLMo 3 has the name of OLMo 2, and windows; layers with a window rotate without scaling."""
+    """OLMo 2, or OLMo 3, which has the same name, and windows; its layers with a window rotate
+    without scaling."""
     window = keys.number("attention.sliding_window", int, 0)
     if not window:
         return {}
@@ -180,7 +182,8 @@ def stablelm(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def gpt_neox(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Converters have put the queries of all heads together, then their keys, then their values."""
+    """GPT-NeoX. Converters have put the queries of all heads first, then their keys, then their
+    values."""
     return {
         "heads_are_apart": True,
         "hidden_act": "gelu",
@@ -189,7 +192,7 @@ def gpt_neox(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def phi3(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """A file has two lists of factors if the model was stretched."""
+    """Phi-3. A file has two lists of factors if the context of the model was extended."""
     more: JsonObject = {"sliding_window": keys.number("attention.sliding_window", int, 0)}
     short, long = keys.short_and_long_factors()
     if not long:
@@ -212,7 +215,7 @@ def nemotron(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def exaone4(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Of the first release, files of the model with 64 layers do not say its windows."""
+    """EXAONE 4. Files of the first release's model with 64 layers do not contain its windows."""
     of_32b = found["num_hidden_layers"] == 64
     window = keys.number("attention.sliding_window", int, 4_096 if of_32b else 0)
     more: JsonObject = {"sliding_window": window}
@@ -224,7 +227,7 @@ def exaone4(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def mistral3(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Ministral 3, if queries grow with their positions; else Mistral."""
+    """Ministral 3, if queries grow with their position; else Mistral."""
     growth = keys.number("attention.temperature_scale", float, 0.0)
     if not growth:
         return llama(keys, found)
@@ -248,8 +251,8 @@ _NORMED = "expert_weights_norm"
 
 
 def experts(scores: int, wanted: Mapping[str, GgufKey], *others: Reader) -> Reader:
-    """The reader of an architecture whose experts are chosen by these scores, and of what else it
-    has."""
+    """The reader of an architecture with experts that are chosen by these scores. `others` read its
+    further keys."""
 
     def read(keys: ArchitectureKeys, found: Found) -> JsonObject:
         kind = keys.number("expert_gating_func", int, scores)
@@ -264,7 +267,7 @@ def experts(scores: int, wanted: Mapping[str, GgufKey], *others: Reader) -> Read
 
 
 def expert_size(keys: ArchitectureKeys, found: Found) -> int:
-    """Of the inner vector of an expert."""
+    """The inner size of an expert."""
     return int(said(keys, found, {"size": _SIZE})["size"])
 
 
@@ -286,7 +289,7 @@ def _gpt_oss(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def _granite_experts(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """With a part that all tokens share, it is another class."""
+    """Granite with experts; with a shared part it is another class."""
     size = keys.number("expert_shared_feed_forward_length", int, 0)
     values: JsonObject = {"gates_and_ups_are_apart": True}
     if size:
@@ -300,7 +303,7 @@ def _groups(keys: ArchitectureKeys, found: Found) -> JsonObject:
         "n_group": GgufKey("expert_group_count", int, 1),
         "topk_group": GgufKey("expert_group_used_count", int, 1),
     }
-    # Files say 0 where there is one.
+    # Files have 0 for one group.
     return {name: max(num, 1) for name, num in said(keys, found, wanted).items()}
 
 
@@ -334,9 +337,9 @@ gpt_oss = experts(
     {**_COUNTS, "intermediate_size": _SIZE, "sliding_window": GgufKey(_WINDOW, int, 128)},
     _gpt_oss,
 )
-# Softmax of all and a sum of one are softmax of the chosen.
+# Softmax of all with weights that sum to 1 is the same as softmax of the chosen.
 granite_moe = experts(SOFTMAX, {**_COUNTS, "intermediate_size": _SIZE}, _granite_experts, granite)
-# GLM 4.5, dots 1: experts as those of DeepSeek V3.
+# GLM 4.5, dots 1: experts like those of DeepSeek V3.
 sigmoid_experts = experts(
     SIGMOID,
     {
@@ -372,7 +375,7 @@ ernie_moe = experts(
 
 
 def lfm2(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    # The size of the feed-forward part is the one that is computed with.
+    # Files have the final size of the feed-forward part.
     wanted = {"conv_L_cache": GgufKey("shortconv.l_cache", int)}
     return {**said(keys, found, wanted), "block_auto_adjust_ff_dim": False}
 
@@ -396,7 +399,8 @@ lfm2_moe = experts(
 
 
 def gated_delta(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Converters have added 1 to the weights of norms, and written what a state decays by."""
+    """Qwen3-Next and Qwen3.5. Converters have added 1 to the weights of norms, and written the
+    decay -exp(A_log) instead of A_log."""
     wanted = {
         "linear_num_key_heads": GgufKey("ssm.group_count", int),
         "linear_num_value_heads": GgufKey("ssm.time_step_rank", int),
@@ -420,7 +424,7 @@ def gated_delta(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def mamba(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Mamba 2. Converters have written what a state decays by."""
+    """Mamba 2. Converters have written the decay -exp(A_log) instead of A_log."""
     wanted = {
         "mamba_n_heads": GgufKey("ssm.time_step_rank", int),
         "mamba_n_groups": GgufKey("ssm.group_count", int),
@@ -443,7 +447,7 @@ def mamba(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def granite_hybrid(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """The size of the part that all tokens share is said even where it is all that there is."""
+    """Granite 4. The result has the size of the shared part, even if there are no experts."""
     wanted = {
         "num_local_experts": GgufKey("expert_count", int, 0),
         "num_experts_per_tok": GgufKey("expert_used_count", int, 0),
@@ -464,12 +468,12 @@ def granite_hybrid(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 def qwen3_5(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Converters have put the first value head of every key head before the second."""
+    """Qwen3.5. Converters have put the first value head of every key head before the second."""
     return {**gated_delta(keys, found), "value_heads_are_tiled": True}
 
 
 def _linear_inputs(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Files of the first converter have one tensor, as the model's own."""
+    """Qwen3-Next. Files of the first converter have one tensor, like the model's own files."""
     return {"linear_inputs_are_apart": keys.has("attn_gate.weight")}
 
 

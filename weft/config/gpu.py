@@ -1,4 +1,4 @@
-"""What settings become on a GPU, and which of them are for one kind of device only."""
+"""Resolves the settings of GPUs, and checks settings that only one kind of device supports."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ CHUNK_LENS = (
 )  # (memory, longest piece of a prompt in a step) of large GPUs
 SMALL_CHUNK_LEN = 2048
 
-KV_DTYPES_OF_ONE = {"int8": "cpu", "fp8": "cuda"}  # the device whose kernels alone read it
+KV_DTYPES_OF_ONE = {"int8": "cpu", "fp8": "cuda"}  # the only device whose kernels read it
 
 FP8_CAPABILITY = (8, 9)
 
-MAX_RUNNING = 256  # requests that decode together, if nothing else is asked for
-MOST_PLACES = 2**31 - 1  # in the table of slots: they travel as int32
-GRAPH_BYTES = 16_000_000  # of one captured step, besides the memory that all of them share
+MAX_RUNNING = 256  # default maximum of requests that decode together
+MOST_PLACES = 2**31 - 1  # maximal entries of the table of slots: indices are sent as int32
+GRAPH_BYTES = 16_000_000  # bytes per captured step, besides the memory that all graphs share
 
 
 def check_device(config: EngineConfig, device: str, gpus: Sequence[GpuCard] = ()) -> None:
-    """Raise SettingsError for what the device does not have.
-    The first of `gpus` is the one that would compute.
-    """
+    """Raise SettingsError for settings that the device does not support. The first of `gpus` is the
+    one that would compute."""
     if config.quantize == "fp8" and device == "cpu":
         raise SettingsError(
             "--quantize fp8 needs --device cuda; the device is cpu, which takes int8 and int4"
@@ -55,15 +54,16 @@ def check_device(config: EngineConfig, device: str, gpus: Sequence[GpuCard] = ()
 
 
 def has_fp8(gpu: GpuCard) -> bool:
-    """Whether it computes with floats of eight bits; one of unknown capability is trusted to."""
+    """Whether a GPU computes with floats of eight bits; True if its capability is unknown."""
     return gpu.capability == (0, 0) or gpu.capability >= FP8_CAPABILITY
 
 
-STORED = "stored"  # what `--quantize auto` becomes where codes are kept
+STORED = "stored"  # the value of `--quantize auto` if codes are kept
 
 
 def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]) -> str:
-    """What `--quantize auto` is: what the weights are stored in, if the device computes with it."""
+    """The value of `--quantize auto`: the stored format, if the device computes with it, or
+    "none"."""
     kept_as = model.stored.kept_as
     if kept_as == CODES:
         return STORED if device == "cpu" else "none"
@@ -73,18 +73,17 @@ def quantize_by_default(model: ModelConfig, device: str, gpus: Sequence[GpuCard]
 
 
 def chunk_len(gpu: GpuCard) -> int:
-    """Tokens of a prompt in one step: a fast GPU needs more of them to be busy,
-    and is through with them sooner.
-    """
+    """Tokens of a prompt in one step: a fast GPU needs more tokens to be busy, and computes them
+    sooner."""
     return next(
         (length for least, length in CHUNK_LENS if gpu.total_bytes >= least), SMALL_CHUNK_LEN
     )
 
 
 def graph_sizes(config: EngineConfig) -> list[int]:
-    """For how many requests decode steps are captured, rising. A step is filled up to the next
-    size, so sizes lie closer where one more request costs a larger part of the step.
-    Raises SettingsError.
+    """The numbers of requests for which decode steps are captured, rising. A step is padded to the
+    next size, so small sizes are closer together: there, one more request costs a larger part of
+    the step. Raises SettingsError.
     """
     if not config.cuda_graph or config.attention_backend == "torch":
         return []
@@ -110,8 +109,8 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 
 
 def prompt_graph_sizes(config: EngineConfig) -> list[int]:
-    """For how many tokens steps with prompts are captured, rising. Longer steps keep a GPU busy for
-    longer than it takes to launch them.
+    """The numbers of tokens for which steps with prompts are captured, rising. Longer steps need no
+    graph: a GPU computes them for longer than it takes to launch them.
     """
     if not config.cuda_graph or config.attention_backend == "torch":
         return []
@@ -122,10 +121,9 @@ def prompt_graph_sizes(config: EngineConfig) -> list[int]:
 
 
 def graph_bytes(config: EngineConfig) -> int:
-    """What graphs and the table of slots take, besides activations.
-    Raises SettingsError for a table too large.
-    """
-    rows = (config.max_running_requests or MAX_RUNNING) + 1  # one for steps that are filled up
+    """Bytes of graphs and the table of slots, without activations. Raises SettingsError if the
+    table is too large."""
+    rows = (config.max_running_requests or MAX_RUNNING) + 1  # one row for the padding of steps
     if rows * config.context_length > MOST_PLACES:
         raise SettingsError(
             f"--max-running-requests {rows - 1:,} with --context-length "

@@ -1,5 +1,5 @@
-"""Settings of handoff (`--disaggregation-mode`): what they need of a model and of other settings,
-and the words that several packages have for it."""
+"""Settings of handoff (`--disaggregation-mode`): their conditions on the model and other settings,
+and the words that several packages share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.config.options import SettingsError
 
 PREFILL = "prefill"
 DECODE = "decode"
-# Why a prompt is computed that another server should have computed.
+# Reasons why a decode server computes a prompt itself.
 REASONS = ("unreachable", "refused", "lost", "damaged", "late")
 
 
 def check_handoff(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError where KV cannot be handed over. `config` is resolved."""
+    """Raise SettingsError if KV cannot be handed over. `config` is resolved."""
     why = _why_not(config, model)
     if why:
         raise SettingsError(f"--disaggregation-mode {config.disaggregation_mode}: {why}")
@@ -30,7 +30,7 @@ def check_handoff(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, as far as its name says so."""
+    """Whether a host name or address means this machine, without a look-up."""
     if host == "localhost":
         return True
     try:

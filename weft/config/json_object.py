@@ -1,4 +1,4 @@
-"""Options of other engines that are JSON, as several of weft's own."""
+"""Reads options of other engines that are JSON, as several of weft's own options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from weft.json_types import JsonObject
 
 
 def read_object(flag: str, text: str, known: Sequence[str]) -> JsonObject:
-    """The members of what stands behind `flag`, all of which are `known`. Raises SettingsError."""
+    """The members of the JSON object `text`, the value of `flag`; all must be `known`. Raises
+    SettingsError."""
     try:
         content = json.loads(text)
     except ValueError as exc:
@@ -28,8 +29,8 @@ def read_object(flag: str, text: str, known: Sequence[str]) -> JsonObject:
 
 
 def spread(config: EngineConfig, source: str, values: Mapping[str, Any]) -> EngineConfig:
-    """The settings with the `values` that the field `source` stands for, which is empty then.
-    Raises SettingsError where one of them is given, too."""
+    """The settings with the `values` that the field `source` contains; that field is then empty.
+    Raises SettingsError if one of these settings is also given."""
     options = {option.name: option for option in options_of(EngineConfig)}
     for name in values:
         option = options[name]

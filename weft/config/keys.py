@@ -1,8 +1,8 @@
-"""The keys of a server, read once from options, files or the environment,
-and kept only as their SHA-256.
+"""The API keys of a server, read once from options, files or the environment, and kept only as
+SHA-256 digests.
 
-A key has a name, which is no secret: tenants, sessions and stored responses go by it. Two keys of
-one name are one tenant, so that a key can be replaced while the old one still works.
+A key has a name, which is not secret: tenants, sessions and stored responses are identified by it.
+Two keys with the same name are one tenant, so a key can be replaced while the old one still works.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ NAMED = re.compile(r"@(\S*)\s+(.*)")
 
 @dataclass(frozen=True)
 class KeyDigests:
-    """SHA-256 of each key that is accepted. `names` are those that were given, by digest."""
+    """The SHA-256 digests of all accepted keys. `names`: digest → name that the file gives the
+    key."""
 
     user: tuple[bytes, ...] = ()
     admin: tuple[bytes, ...] = ()
     names: Mapping[bytes, str] = field(default_factory=dict)
 
     def name(self, key: bytes) -> str:
-        """What a key is called; one without a name goes by the beginning of its digest."""
+        """The name of a key; without a given name, the beginning of its digest."""
         return self.names.get(key) or f"key-{key.hex()[:8]}"
 
     @property
     def num_owners(self) -> int:
-        """How many different names the users' keys have."""
+        """The number of different names of the users' keys."""
         return len({self.name(key) for key in self.user})
 
 
 def read_keys(config: ServerConfig) -> tuple[KeyDigests, ServerConfig]:
-    """The keys that `config` names, and `config` without them. Raises SettingsError."""
+    """The digests of the keys in `config`, and `config` without the keys. Raises SettingsError."""
     user = _keys(config.api_key, config.api_key_file, "--api-key-file")
     admin = _keys(config.admin_api_key, config.admin_api_key_file, "--admin-api-key-file")
     digests = KeyDigests(
@@ -63,7 +64,7 @@ def _keys(key: str, file: str, option: str) -> list[tuple[bytes, str]]:
 
 
 def _named(line: str, file: str, option: str) -> tuple[bytes, str]:
-    """A line of a file: `KEY`, or `@NAME KEY`."""
+    """The digest and name in a line of a file: `KEY`, or `@NAME KEY`."""
     found = NAMED.fullmatch(line)
     if found is None:
         return digest(line), ""
@@ -75,7 +76,8 @@ def _named(line: str, file: str, option: str) -> tuple[bytes, str]:
 
 
 def _read(path: Path, option: str) -> list[str]:
-    """The keys of a file. One without any is a mistake: the server would be open to all."""
+    """The lines with keys of a file. Raises SettingsError, also for a file without keys: the server
+    would be open to all."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except OSError as exc:

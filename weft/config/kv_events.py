@@ -1,9 +1,9 @@
-"""`--kv-events-config`: what vLLM and SGLang say of KV events in JSON, read and checked.
+"""`--kv-events-config`: reads and checks the JSON settings of KV events of vLLM and SGLang.
 
 {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
  "replay_endpoint": "tcp://*:5558", "topic": "kv@pod-1@my-model"}
 
-Of several engines each has ports of its own: the number in an endpoint, plus its rank.
+Each of several engines has its own ports: the port in an endpoint plus the engine's rank.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ PUBLISHERS = ("null", "zmq")
 ENCODINGS = ("map", "array")
 TRANSPORTS = ("tcp", "ipc", "inproc")
 MAX_PORT = 65_535
-# Whose names mean that others come to us, and not that we go to them.
+# Parts of an endpoint that mean that weft binds it, and does not connect to it.
 _BOUND = ("*", "::", "ipc://", "inproc://")
 _TCP = re.compile(r"tcp://(?P<host>.+):(?P<port>\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvEventsConfig:
-    """The fields are vLLM's, up to `topic`; the others are weft's own."""
+    """The settings of KV events. Fields up to `topic` are vLLM's; the others are weft's own."""
 
-    enable_kv_cache_events: bool | None = None  # None: if there is a publisher
-    publisher: str = ""  # one of PUBLISHERS; nothing: as `enable_kv_cache_events` says
-    endpoint: str = ""  # where batches go; nothing: this machine alone, port 5557
-    replay_endpoint: str | None = None  # where subscribers ask for what they have missed
-    buffer_steps: int = 10_000  # batches that are kept for them
-    hwm: int = 100_000  # batches that wait for a slow subscriber; it misses those beyond
+    enable_kv_cache_events: bool | None = None  # None: on if there is a publisher
+    publisher: str = ""  # one of PUBLISHERS; "": as `enable_kv_cache_events` says
+    endpoint: str = ""  # address for batches; "": port 5557 of this machine's loopback
+    replay_endpoint: str | None = None  # address where subscribers ask for missed batches
+    buffer_steps: int = 10_000  # batches that are kept for replay
+    hwm: int = 100_000  # batches that wait for a slow subscriber; it misses further ones
     max_queue_size: int = 100_000  # batches that wait to be published, before they become one
     topic: str = ""
-    bind: bool | None = None  # whether subscribers connect; None: as the endpoint looks
-    encoding: str = "map"  # of an event: one of ENCODINGS
-    data_parallel_rank: int = 0  # of the first engine
+    bind: bool | None = None  # whether subscribers connect to weft; None: by the endpoint's form
+    encoding: str = "map"  # encoding of an event: one of ENCODINGS
+    data_parallel_rank: int = 0  # rank of the first engine
 
     @property
     def is_on(self) -> bool:
@@ -54,14 +54,14 @@ class KvEventsConfig:
 
     @property
     def binds(self) -> bool:
-        """Whether the socket for batches is bound; else it connects to a subscriber that is."""
+        """Whether weft binds the socket for batches; else it connects to a bound subscriber."""
         if self.bind is not None:
             return self.bind
         return not self.endpoint or any(mark in self.endpoint for mark in _BOUND)
 
 
 def parse_kv_events(text: str) -> KvEventsConfig:
-    """What stands in the option; nothing is off. Raises SettingsError."""
+    """The settings in the option; "" means off. Raises SettingsError."""
     if not text:
         return KvEventsConfig()
     try:
@@ -82,7 +82,7 @@ def parse_kv_events(text: str) -> KvEventsConfig:
 
 
 def check_kv_events(config: EngineConfig) -> None:
-    """Raises SettingsError where there is nothing to tell. `config` is resolved."""
+    """Raise SettingsError if events are on but there is no prefix cache. `config` is resolved."""
     if parse_kv_events(config.kv_events_config).is_on and not config.prefix_cache:
         raise SettingsError(
             f"{FLAG}: it tells what the prefix cache holds, and there is none (--no-prefix-cache)"
@@ -106,7 +106,7 @@ def of_engine(text: str, rank: int) -> str:
 
 
 def check_ports(text: str, num_engines: int) -> None:
-    """Raises SettingsError where two of several engines would have the same address."""
+    """Raise SettingsError if two of several engines would have the same address."""
     config = parse_kv_events(text)
     if not config.is_on or not config.replay_endpoint:
         return

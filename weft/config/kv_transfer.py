@@ -1,4 +1,4 @@
-"""`--kv-transfer-config`: what vLLM says of handoff in JSON, as weft's own options.
+"""`--kv-transfer-config`: translates vLLM's JSON settings of a handoff into weft's options.
 
 {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_port": 8998}
 {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"}
@@ -17,7 +17,7 @@ from weft.json_types import JsonObject
 FLAG = "--kv-transfer-config"
 ROLES = {"kv_producer": PREFILL, "kv_consumer": DECODE}
 POLICIES = {"recompute": "compute", "fail": "fail"}
-# Between two servers. Both are weft here, and what they say to each other is weft's.
+# Connectors between two servers. Here both servers are weft, and use weft's own protocol.
 CONNECTORS = ("NixlConnector", "MooncakeConnector", "P2pNcclConnector")
 WORDS = {
     "kv_role": ("disaggregation_mode", ROLES),
@@ -28,7 +28,7 @@ KNOWN = ("kv_connector", *WORDS, *OPTIONS)
 
 
 def with_kv_transfer_config(config: EngineConfig) -> EngineConfig:
-    """The settings with what stands in `--kv-transfer-config`. Raises SettingsError."""
+    """The settings with the values from `--kv-transfer-config`. Raises SettingsError."""
     if not config.kv_transfer_config:
         return config
     content = read_object(FLAG, config.kv_transfer_config, KNOWN)

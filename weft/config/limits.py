@@ -1,7 +1,7 @@
-"""Everything that a client can make large, and how large it may become: the one table of limits.
+"""The one table of limits: everything that a client can make large, and its maximum.
 
-Each field is an option (`--max-n 16`) and the value of `limit` in the metric `weft:refused_total`.
-Where a limit is looked after stands in docs/reference/limits.md. Knows nothing of HTTP.
+Each field is an option (`--max-n 16`) and a value of `limit` in the metric `weft:refused_total`.
+docs/reference/limits.md lists where each limit is checked. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -266,7 +266,6 @@ class Limits:
 
     @property
     def max_head_bytes(self) -> int:
-        """Of a request line and headers that are not complete yet:
-        nothing complete of this size is let pass.
-        """
+        """Maximal bytes of an incomplete request line with headers: a complete one of this size is
+        never accepted."""
         return self.max_url_bytes + 4 * self.max_header_bytes

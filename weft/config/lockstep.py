@@ -1,8 +1,8 @@
-"""Engines of one server that have the experts of its model between them (`--enable-dp-attention`):
-which settings and models that is for.
+"""Engines of one server that divide the experts of its model (`--enable-dp-attention`): checks
+which settings and models allow it.
 
-Each engine has all of the model but for experts, its own scheduler and its own KV; of the experts
-of a layer it has as many as the others (`ops/expert_parallel.py`).
+Each engine has the whole model except experts, its own scheduler and its own KV; the experts of a
+layer are divided equally (`ops/expert_parallel.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 
 OPTION = "--enable-dp-attention"
-FACTORS = 3  # matrices of an expert
+FACTORS = 3  # matrices per expert
 
 
 def with_engines(config: EngineConfig, num_engines: int) -> EngineConfig:
-    """The settings of each of the engines of a server. Raises SettingsError where these contradict
-    each other.
+    """The settings of each engine of a server. Raises SettingsError if they contradict each other.
 
-    Who writes them for SGLang says the number of engines as --tp-size and --ep-size, too.
+    Settings written for SGLang repeat the number of engines as --tp-size and --ep-size.
     """
     if not config.enable_dp_attention:
         if config.ep_size > 1:
@@ -42,7 +41,7 @@ def with_engines(config: EngineConfig, num_engines: int) -> EngineConfig:
 
 
 def check_lockstep(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError where engines cannot have the experts of the model between them."""
+    """Raise SettingsError if engines cannot divide the experts of the model."""
     if not config.enable_dp_attention:
         return
     why = ""
@@ -67,14 +66,14 @@ def check_lockstep(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def expert_specs(model: ModelConfig) -> list[MoeSpec]:
-    """Of the layers that have experts, in their order."""
+    """The experts of the layers that have some, in the order of layers."""
     if model.is_encoder or model.library_config:
         return []
     return [spec.mlp for spec in model.decoder.layers if isinstance(spec.mlp, MoeSpec)]
 
 
 def elsewhere_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Bytes of the weights that other engines have; all parameters count alike."""
+    """Bytes of the weights that only other engines hold, if every parameter has the same size."""
     if config.ep_size == 1 or not model.num_parameters:
         return 0
     of_experts = sum(

@@ -1,6 +1,6 @@
-"""What this machine has to give: cores, memory, GPUs. Looks at the operating system, control groups
-and the NVIDIA driver; imports neither torch nor numpy,
-so that it costs milliseconds and can run before anything is loaded.
+"""Finds the cores, the memory and the GPUs that this process can use. It asks the operating system,
+control groups and the NVIDIA driver, and imports neither torch nor numpy: it takes milliseconds,
+and runs before anything is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class GpuCard:
     name: str
     free_bytes: int
     total_bytes: int
-    capability: tuple[int, int] = (0, 0)  # of its kernels, (9, 0) for Hopper; (0, 0): unknown
+    capability: tuple[int, int] = (0, 0)  # compute capability, (9, 0) for Hopper; (0, 0): unknown
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Machine:
     cores: int  # physical cores that this process may use
     free_bytes: int  # memory that can be taken without swapping and without reaching a limit
     total_bytes: int
-    gpus: tuple[GpuCard, ...] = ()  # that torch can use
+    gpus: tuple[GpuCard, ...] = ()  # GPUs that torch can use
     no_gpu_reason: str = ""
-    has_gpu_fault: bool = False  # the reason is one that can be mended
-    has_kernels: bool = True  # our own for its processor; false only once that was looked for
+    has_gpu_fault: bool = False  # the user can correct that reason
+    has_kernels: bool = True  # weft's kernels exist for the processor; True until checked
 
 
 def probe() -> Machine:
-    """This machine as it is now."""
+    """The resources of this machine now."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -55,9 +55,8 @@ def probe() -> Machine:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Physical cores among the CPUs that the scheduler gives us,
-    and no more than the control group's share of time.
-    """
+    """Number of physical cores among the CPUs that this process may use, limited to the control
+    group's share of CPU time."""
     allowed = _allowed_cpus()
     topology = root / "sys/devices/system/cpu"
     cores = set()
@@ -79,7 +78,7 @@ def _allowed_cpus() -> list[int]:
 
 
 def cpu_shares(root: Path = ROOT) -> Iterator[float]:
-    """The limits of CPU time that our control groups set, in CPUs."""
+    """The limits of CPU time that this process's control groups set, in CPUs."""
     for folder in _control_groups(root, "cpu"):
         quota, _, period = _read(folder / "cpu.max").partition(
             " "
@@ -91,15 +90,15 @@ def cpu_shares(root: Path = ROOT) -> Iterator[float]:
 
 
 def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
-    """(free, limit) in bytes of each control group that limits our memory.
-    File cache counts as free, because the kernel can drop it.
+    """(free, limit) in bytes of each control group that limits this process's memory. File cache
+    counts as free, because the kernel can drop it.
     """
     for folder in _control_groups(root, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
         if (
             not (limit.isdigit() and used.isdigit()) or int(limit) >= 1 << 60
-        ):  # version 1 says "none" by a huge number
+        ):  # version 1 writes a huge number for no limit
             continue
         stat = dict(
             line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line
@@ -109,8 +108,8 @@ def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Our control group's folder and those above it, for version 2,
-    or for `controller` in version 1.
+    """The folders of this process's control group and of the groups above it, for version 2, or for
+    `controller` in version 1.
     """
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -121,7 +120,7 @@ def _control_groups(root: Path, controller: str) -> Iterator[Path]:
         if names:
             top = mount / controller
         folder = top / path.lstrip("/")
-        if ".." in folder.parts or not folder.is_dir():  # the path is that of another namespace
+        if ".." in folder.parts or not folder.is_dir():  # the path belongs to another namespace
             folder = top
         while folder != mount.parent and folder.is_relative_to(top):
             yield folder
@@ -143,20 +142,20 @@ class _NvmlMemory(ctypes.Structure):
     ]
 
 
-NO_DEVICE = 100  # what cuInit says where CUDA_VISIBLE_DEVICES leaves no GPU
+NO_DEVICE = 100  # error of cuInit if CUDA_VISIBLE_DEVICES leaves no GPU
 CAPABILITY = (75, 76)  # attributes of a device: compute capability, major and minor
 
 
 class Found(NamedTuple):
     gpus: tuple[GpuCard, ...]
-    reason: str = ""  # for which there is none
+    reason: str = ""  # why there is no GPU
     is_fault: bool = False
 
 
 def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = None) -> Found:
-    """The GPUs that torch can use, or none and the reason. The driver itself says which
-    CUDA_VISIBLE_DEVICES leaves, by number, UUID or MIG instance, in the order in which torch will
-    number them; no context is opened.
+    """The GPUs that torch can use, or none and the reason. The driver itself applies
+    CUDA_VISIBLE_DEVICES (numbers, UUIDs or MIG instances), and lists GPUs in the order of torch's
+    numbers; no context is opened.
     """
     build, wanted = _torch_build(torch_folder)
     if not wanted:
@@ -191,8 +190,8 @@ def _gpus(load: Callable[[str], Any] = ctypes.CDLL, torch_folder: Path | None = 
 
 
 def _torch_build(folder: Path | None = None) -> tuple[str, str]:
-    """The version of torch, and of CUDA that it is built for; "" for what is not there. Read from a
-    file of torch's: to import it takes a second.
+    """The version of torch, and the version of CUDA that it is built for; "" for a missing one.
+    Read from a file of torch, because importing torch takes a second.
     """
     if folder is None:
         spec = find_spec("torch")
@@ -227,9 +226,8 @@ def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> GpuCard:
 
 
 def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:
-    """Free memory of a GPU or a MIG instance,
-    which only the management library tells without a context; None where it does not.
-    """
+    """Free memory of a GPU or a MIG instance, from the management library (NVML), which needs no
+    context; None if it is not available."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:

@@ -1,5 +1,5 @@
-"""What a model with an encoder asks of the scheduler for the tokens of pictures, videos and
-sounds."""
+"""The scheduler's rules for the tokens of pictures, videos and sounds, in a model with an
+encoder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MediaRules:
-    # Tokens are rotated by three positions, in time, height and width (M-RoPE).
+    # Tokens have three positions for the rotation: time, height and width (M-RoPE).
     has_three_positions: bool = False
     # The tokens of an item see each other both ways; a step computes all of them or none.
     sees_both_ways: bool = False
-    # Tokens of its longest item, where all of them are computed together. Chunks are at least so
-    # long, and a page at each end; 0: not known.
+    # Tokens of the longest item, if all tokens of an item must be computed together. A chunk has at
+    # least this length plus a page at each end; 0: unknown.
     longest_whole: int = 0
-    # Of the vectors that the encoder makes for one token; 0: not known.
+    # Bytes of the encoder's vectors for one token; 0: unknown.
     vector_bytes: int = 0

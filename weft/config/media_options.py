@@ -1,4 +1,4 @@
-"""What an operator allows of pictures, videos and sounds, read from the settings of the server."""
+"""The operator's limits for pictures, videos and sounds, read from the settings of the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from weft.config.options import SettingsError, did_you_mean
 from weft.config.server import ServerConfig
 
-# Of one prompt, where the settings do not say otherwise.
+# Default maximum per prompt.
 PER_PROMPT = {"image": 64, "video": 4, "audio": 16}
 MOST_PER_PROMPT = 10_000
 _HOST = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -24,7 +24,7 @@ class MediaOptions(NamedTuple):
 
 
 def media_options(config: ServerConfig) -> MediaOptions:
-    """Raises SettingsError for what cannot be meant."""
+    """The limits in the settings. Raises SettingsError for invalid values."""
     return MediaOptions(
         per_prompt=_per_prompt(config.limit_mm_per_prompt),
         hosts=_hosts(config.allowed_media_domains),

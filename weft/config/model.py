@@ -1,7 +1,7 @@
-"""The architecture of a model, read from a Hugging Face
-`config.json` once and said in our own names.
+"""The architecture of a model, read once from a Hugging Face `config.json` and written in weft's
+own names.
 
-What a family's keys mean is in `families/`; here is what all models have.
+`families/` has the keys of each family; this module has what all models share.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ TOKEN_KEYS = ("bos_token_id", "eos_token_id")
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
-    """The weights of a model that is not described by sizes alone."""
+    """Numbers of weights of a model, if its sizes do not imply them."""
 
-    embeddings: int  # and heads, which keep at least eight bits
-    matrices: int  # of all other products
-    others: int  # which are never quantised
+    embeddings: int  # embeddings and heads, which keep at least eight bits
+    matrices: int  # matrices of all other products
+    others: int  # weights that are never quantised
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the model code, the memory sizing and the scheduler need to know of a model."""
+    """The facts of a model that the model code, the memory sizing and the scheduler need."""
 
     architecture: str  # "Qwen3ForCausalLM"
     name: str  # last part of the path or hub id
@@ -70,30 +70,30 @@ class ModelConfig:
     intermediate_size: int
     max_position: int
     norm_eps: float
-    dtype: str  # of weights and KV: as stored, until another is chosen
-    kv_dtype: str = ""  # of KV, where it is another: also int8, float8_e4m3fn
-    quantize: str = ""  # bits that weights are kept in, where they are fewer: int8, int4, fp8
-    quantize_encoder: str = ""  # the same of the encoder beside the decoder: int12
-    stored: Quantization = field(default_factory=Quantization)  # what they are stored in
-    num_coded: int = 0  # weights that are stored as codes,
-    coded_bytes: int = 0  # and the bytes of these with their scales
-    keeps_codes: bool = False  # whether codes are kept
+    dtype: str  # dtype of weights and KV: as stored, until another is chosen
+    kv_dtype: str = ""  # dtype of KV if it differs; also int8, float8_e4m3fn
+    quantize: str = ""  # format of the kept weights if it has fewer bits: int8, int4, fp8
+    quantize_encoder: str = ""  # the same for the encoder beside the decoder: int12
+    stored: Quantization = field(default_factory=Quantization)  # format of the stored weights
+    num_coded: int = 0  # number of weights that are stored as codes
+    coded_bytes: int = 0  # bytes of these codes with their scales
+    keeps_codes: bool = False  # whether weights are kept as codes
     tie_embeddings: bool = False
-    decoder: DecoderSpec = field(default_factory=DecoderSpec)  # encoders have none
-    context_length: int = 0  # the longest that is served, where that is known; 0: max_position
+    decoder: DecoderSpec = field(default_factory=DecoderSpec)  # not used for encoders
+    context_length: int = 0  # longest served context, if known; 0: max_position
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    # What it gives of a prompt, if that is not the tokens that follow.
+    # How the model makes a vector or scores of a prompt; None: it generates tokens.
     pooling: PoolingConfig | None = None
     is_encoder: bool = False  # every token sees all others; there is no KV
-    activation: str = ""  # encoder: of the feed-forward part
-    num_positions: int = 0  # encoder: rows of its table of positions,
-    first_position: int = 0  # and which of them is that of the first token
-    num_token_types: int = 0  # encoder: kinds of segments that tokens may belong to
-    # Of a model that the code of transformers computes: its `config.json`, as that code reads it,
+    activation: str = ""  # encoder: activation of the feed-forward part
+    num_positions: int = 0  # encoder: rows of its table of positions
+    first_position: int = 0  # encoder: row of the first token in that table
+    num_token_types: int = 0  # encoder: number of segment types of tokens
+    # The `config.json` of a model that the code of transformers computes, as that code reads it.
     library_config: str = ""
-    counted: ParameterCount | None = None  # and its weights
-    # The encoder of pictures, videos or sounds beside it; None: there is none, or it is left out.
+    counted: ParameterCount | None = None  # the weights of such a model
+    # The encoder of pictures, videos or sounds beside the decoder; None: none, or left out.
     vision: TowerSpec | None = None
 
     @property
@@ -104,7 +104,7 @@ class ModelConfig:
         return sum(self.kv_bytes(layer) for layer in range(self.num_layers))
 
     def kv_bytes(self, layer: int) -> int:
-        """Bytes of K and V of one token in this layer; 0: it keeps none of its own."""
+        """Bytes of K and V of one token in this layer; 0: the layer keeps no K and V of its own."""
         spec = self.decoder.layer(layer)
         if spec.state is not None or spec.attention.kv_of is not None:
             return 0
@@ -113,16 +113,16 @@ class ModelConfig:
             head = head_dim + 4  # a float32 scale
         else:
             head = head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
-        num_kept = 1 if self.latent is not None else 2  # of a latent, keys are values
+        num_kept = 1 if self.latent is not None else 2  # a latent is both key and value
         return num_kept * num_heads * head
 
     def kv_shape(self, layer: int) -> tuple[int, int]:
-        """Heads of keys and values in this layer, and the size of a head."""
+        """Number of KV heads in this layer, and the size of a head."""
         attention = self.decoder.layer(layer).attention
         return attention.kv_heads or self.num_kv_heads, attention.head_dim or self.head_dim
 
     def kv_owner(self, layer: int) -> int:
-        """The layer whose K and V this one reads: an earlier one, or itself."""
+        """The layer whose K and V this layer reads: an earlier layer, or itself."""
         earlier = self.decoder.layer(layer).attention.kv_of
         return layer if earlier is None else earlier
 
@@ -134,23 +134,24 @@ class ModelConfig:
 
     @property
     def latent(self) -> LatentSpec | None:
-        """What the cache keeps in place of K and V; None: these. All layers have the same."""
+        """The latent that the cache keeps in place of K and V; None: it keeps K and V. All layers
+        have the same."""
         return self.decoder.layer(0).attention.latent
 
     @property
     def norms_rotated(self) -> bool:
-        """Whether queries and keys are normed behind their rotation."""
+        """Whether queries and keys are normed after their rotation."""
         return any(layer.attention.qk_norm is QkNorm.ROTATED_HEAD for layer in self.decoder.layers)
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers with attention: the others keep a state."""
+        """Number of layers with attention; the others keep a state."""
         return sum(1 for layer in range(self.num_layers) if self.decoder.layer(layer).state is None)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the states that layers keep of one sequence instead of K and V, over all layers;
-        0: no layer does. They are float32."""
+        """Bytes of one sequence's states (float32), which some layers keep instead of K and V, over
+        all layers; 0: no layer keeps a state."""
         num_floats = 0
         for layer in range(self.num_layers):
             state = self.decoder.layer(layer).state
@@ -160,14 +161,14 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model, without biases and norms."""
+        """Number of weights of the model, without biases and norms."""
         if self.counted is not None:
             return self.counted.embeddings + self.counted.matrices + self.counted.others
         return self._num_layer_parameters + self._num_embedding_parameters
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token is multiplied with: of experts, the chosen ones."""
+        """Number of weights that one token is multiplied with: only the chosen experts count."""
         return self._num_active_layer_parameters + self._num_embedding_parameters
 
     @property
@@ -176,7 +177,8 @@ class ModelConfig:
 
     @property
     def mixer_size(self) -> int:
-        """Numbers that attention, or what stands in its place, makes of one token, at most."""
+        """The largest number of values that attention, or the mixer in its place, makes of one
+        token."""
         most = 0
         for index, layer in enumerate(self.decoder.layers):
             kv_heads, head_dim = self.kv_shape(index)
@@ -195,13 +197,13 @@ class ModelConfig:
 
     @property
     def inner_size(self) -> int:
-        """Numbers that the feed-forward part of a layer makes of one token, at most."""
+        """The largest number of values that the feed-forward part of a layer makes of one token."""
         most = 0
         for layer in self.decoder.layers:
             if isinstance(layer.mlp, MlpSpec):
                 size = 3 * (layer.mlp.size or self.intermediate_size)
             else:
-                # What its experts read and write, each with a row of its own.
+                # Inputs and outputs of the chosen experts, each in its own row.
                 wide = max(self.hidden_size, layer.mlp.size)
                 size = layer.mlp.router.num_chosen * (2 * layer.mlp.size + 2 * wide)
                 size += 3 * layer.mlp.shared_size
@@ -215,7 +217,7 @@ class ModelConfig:
 
     @property
     def vision_bytes(self) -> int:
-        """Bytes of the weights of the encoder beside it."""
+        """Bytes of the weights of the encoder beside the decoder."""
         if self.vision is None:
             return 0
         each = 2 if self.quantize_encoder else DTYPES[self.dtype]
@@ -267,7 +269,7 @@ class ModelConfig:
         return num
 
     def _num_mixer_parameters(self, layer: int) -> int:
-        """Of attention, or what stands in its place."""
+        """Number of weights of attention, or of the mixer in its place."""
         spec = self.decoder.layer(layer)
         if spec.state is not None:
             return self.hidden_size * (spec.state.in_size + spec.state.out_size)
@@ -289,7 +291,7 @@ class ModelConfig:
         return num + latent.query_rank * (self.hidden_size + queries)
 
     def _num_mlp_parameters(self, layer: int) -> int:
-        """Of the feed-forward part of a layer, with all of its experts."""
+        """Number of weights of the feed-forward part of a layer, with all of its experts."""
         mlp = self.decoder.layer(layer).mlp
         if isinstance(mlp, MoeSpec):
             inner = mlp.router.num_experts * mlp.size + mlp.shared_size
@@ -308,15 +310,15 @@ class ModelConfig:
         return self.vocab_size * self.hidden_size * (2 if has_head else 1)
 
     def window(self, layer: int) -> int:
-        """How many tokens a token sees in this layer, itself included; 0: all, or it has a
-        state."""
+        """Number of tokens that a token sees in this layer, including itself; 0: all, or the layer
+        has a state."""
         spec = self.decoder.layer(layer)
         return 0 if spec.state is not None else spec.attention.window
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
-        """Read `config.json`, what `generation_config.json` and the tokenizer add to the
-        end-of-sequence tokens, and how it pools.
+        """Read `config.json`, further end-of-sequence tokens from `generation_config.json` and the
+        tokenizer, and the pooling.
         """
         model = cls.from_hf(
             read_json(folder / "config.json"),
@@ -327,7 +329,8 @@ class ModelConfig:
         return model.completed(folder)
 
     def completed(self, folder: Path) -> ModelConfig:
-        """With what other files than `config.json` say. Raises `UnsupportedModel`."""
+        """The model with the facts from other files than `config.json`. Raises
+        `UnsupportedModel`."""
         model = self
         end = turn_end_id(folder)
         if end is not None and end < model.vocab_size:
@@ -353,9 +356,8 @@ class ModelConfig:
         generation: JsonMapping | None = None,
         quantized: JsonMapping | None = None,
     ) -> ModelConfig:
-        """Translate a `config.json`. Raises `UnsupportedModel` for what is missing,
-        or not implemented.
-        """
+        """Translate a `config.json`. Raises `UnsupportedModel` for a missing key or a mechanism
+        that is not implemented."""
         architecture = _architecture(config)
         family = FAMILIES[architecture]
         whole = config
@@ -409,7 +411,7 @@ class ModelConfig:
 
 
 def quantization_of(folder: Path) -> Quantization:
-    """What the weights in a folder are stored in; nothing is known of one without `config.json`.
+    """The storage format of the weights in a folder; `Quantization()` without a `config.json`.
 
     Raises ModelError.
     """
@@ -430,9 +432,9 @@ def _quantization(config: JsonMapping, name: str, other: JsonMapping | None) -> 
 
 
 def _of_the_text(config: JsonMapping, family: Family) -> JsonObject:
-    """The values for the text model: of a model that also sees or hears, those of its
-    `text_config` come first, but for what the whole decides. What no file says is as the family
-    has it."""
+    """The values for the text model. In a model that also takes pictures or sounds, the keys of
+    `text_config` have priority, except those that the whole model decides. The family has the
+    defaults of missing keys."""
     text = get(config, "text_config", dict, {})
     outer = _said(config)
     whole = {key: outer[key] for key in ("tie_word_embeddings", *TOKEN_KEYS) if key in outer}
@@ -469,13 +471,13 @@ def _as_decoder(model: ModelConfig, decoder: DecoderSpec) -> ModelConfig:
     max_position = model.max_position
     for layer in decoder.layers:
         rope = layer.attention.rope
-        # Some checkpoints state the length before scaling.
+        # Some checkpoints have the length before scaling here.
         if rope is not None and rope.scaling == "yarn":
             max_position = max(max_position, int(rope.original_max_position * rope.factor))
     model = replace(model, decoder=decoder, max_position=max_position)
     if model.latent is None:
         return model
-    # What the cache keeps is one key for all heads, and their queries are as long.
+    # The cache keeps one key for all heads, and queries have the same length as that key.
     return replace(model, num_kv_heads=1, head_dim=model.latent.key_dim)
 
 
@@ -493,9 +495,8 @@ def _architecture(config: JsonMapping) -> str:
 
 
 def own_code(folder: Path) -> str:
-    """The code that a model of a known architecture brings with it, and that is never run;
-    "" for none.
-    """
+    """The code in the folder of a model of a known architecture, which weft never runs; "" for
+    none."""
     auto_map = read_json(folder / "config.json").get("auto_map")
     named = auto_map.values() if isinstance(auto_map, dict) else ()
     modules = {str(one).partition(".")[0] for one in named}
@@ -504,7 +505,7 @@ def own_code(folder: Path) -> str:
 
 
 def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
-    """What the architecture gives of a prompt, as long as no other file says otherwise."""
+    """The pooling that the architecture implies; another file may change it."""
     if family.is_encoder and (config.get("is_decoder") or config.get("add_cross_attention")):
         raise UnsupportedModel("is_decoder and add_cross_attention are supported in no encoder")
     if not family.is_encoder and (
@@ -525,7 +526,7 @@ def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
 
 
 def stored_dtype(config: JsonMapping) -> str:
-    """The type of the weights. Raises `UnsupportedModel`."""
+    """The dtype of the weights. Raises `UnsupportedModel`."""
     dtype = get(config, "dtype", str, get(config, "torch_dtype", str, "float32"))
     if dtype not in DTYPES:
         raise UnsupportedModel(
@@ -535,14 +536,14 @@ def stored_dtype(config: JsonMapping) -> str:
 
 
 def read_json_if_there(path: Path) -> JsonObject:
-    """As `read_json`; {} if there is no such file."""
+    """Like `read_json`; {} if there is no such file."""
     if path.exists():
         return read_json(path)
     return {}
 
 
 def read_json(path: Path) -> JsonObject:
-    """The object in a file of a model. Raises ModelNotFound."""
+    """The JSON object in a file of a model. Raises ModelNotFound."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Several machines that hold one model (`--nnodes`): which ranks each has, and what all of them
-must be told alike."""
+"""Several machines that hold one model (`--nnodes`): the ranks of each, and the settings that must
+be equal on all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from weft.config.engine import EngineConfig
 from weft.config.handoff import is_loopback
 from weft.config.options import SettingsError
 
-# What changes the weights or their parts: node 0 decides, and who says something else is mistaken.
+# Settings that change the weights or their parts: node 0 decides them, and a different value on
+# another node is an error.
 SAME = (
     *("nnodes", "tp_size", "dist_backend", "load_format", "dtype", "quantize", "kv_dtype"),
     "quantize_encoder",
@@ -17,7 +18,7 @@ UNSAID = (0, "", "auto")
 
 
 def check_nodes(config: EngineConfig) -> None:
-    """Raises SettingsError where the settings of nodes contradict each other."""
+    """Raise SettingsError if the settings of nodes contradict each other."""
     if config.nnodes == 1:
         if config.node_rank:
             raise SettingsError(
@@ -43,7 +44,7 @@ def check_nodes(config: EngineConfig) -> None:
 
 
 def address_of(config: EngineConfig) -> tuple[str, int]:
-    """Host and port at which node 0 waits for the others. Raises SettingsError."""
+    """Host and port at which node 0 waits for the other nodes. Raises SettingsError."""
     given = config.dist_init_addr
     if not given:
         raise SettingsError(
@@ -57,13 +58,14 @@ def address_of(config: EngineConfig) -> tuple[str, int]:
 
 
 def ranks_of(config: EngineConfig, node: int) -> range:
-    """The ranks that a node has."""
+    """The ranks of a node."""
     num_ranks = config.tp_size // config.nnodes
     return range(node * num_ranks, (node + 1) * num_ranks)
 
 
 def said_otherwise(config: EngineConfig, node_0: EngineConfig) -> str:
-    """The first setting that this node was given and node 0 has otherwise; "" if there is none."""
+    """The first setting that was given to this node and differs on node 0, as a text; "" if there
+    is none."""
     for name in SAME:
         here = getattr(config, name)
         there = getattr(node_0, name)

@@ -1,11 +1,10 @@
-"""Every number that a request may give, and how far it may go: the one table of ranges.
+"""The one table of ranges: every number that a request may give, and its range.
 
-All APIs, `weft.LLM` and the engine look a number up here by the name of its field, so a field that
-several of them have goes equally far everywhere. Where: `server/fields/numbers.py` (bodies and
-queries), `messages/sampling.py` (whoever generates, `weft.LLM` among them),
-`scheduler/limits.py` (what ends up in a column of the scheduler), `server/openapi.py` (the
-document). How many or how long something may be stands in `limits.py`;
-the highest of these are here, too.
+All APIs, `weft.LLM` and the engine look a number up here by the name of its field, so a field has
+the same range everywhere. Users: `server/fields/numbers.py` (bodies and queries),
+`messages/sampling.py` (all callers that generate, also `weft.LLM`), `scheduler/limits.py` (columns
+of the scheduler), `server/openapi.py` (the document). `limits.py` has the limits of counts and
+lengths; their upper bounds are here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
 
-# The most that the engine is made for; options can set less (`limits.py`).
+# Upper bounds of the engine; options can set lower limits (`limits.py`).
 MAX_N = 64
 MAX_STOP_STRINGS = 64
 MAX_STOP_LEN = 1_024
@@ -27,7 +26,7 @@ MAX_STOP_TOKEN_IDS = 1_024
 MAX_LOGIT_BIAS = 4_096
 MAX_ALLOWED_TOKEN_IDS = 1_000_000
 MAX_BAD_WORDS = 1_024
-MAX_IMAGE_PIXELS = 80_000_000  # the decoder's own limit is beyond that
+MAX_IMAGE_PIXELS = 80_000_000  # the decoder's own limit is higher
 MAX_LOGPROBS = 64
 MAX_LOGPROB_TOKEN_IDS = 1_024
 MAX_LABEL_IDS = 1_024
@@ -35,20 +34,20 @@ MAX_GRAMMAR_LEN = 4_000_000
 MAX_CHOICES = 100_000
 # Characters of a choice: each step through a longer one takes many milliseconds.
 MAX_CHOICE_LEN = 16_384
-MAX_CHOICES_LEN = 1_000_000  # of all together: more take seconds and hundreds of MB to compile
+MAX_CHOICES_LEN = 1_000_000  # characters of all choices: more compile for seconds, in 100s of MB
 MAX_PROCESSORS = 8
 MAX_PROCESSOR_PARAMS = 16_384  # bytes
 MAX_STREAM_INTERVAL = 1_024
-MAX_ENGINES = 256  # behind one server
+MAX_ENGINES = 256  # engines of one server
 MAX_PROFILED_STEPS = 200  # all events are kept in memory until the end
 MAX_TIMEOUT_MS = 10**12
-MAX_SHOWN = 40  # characters of a wrong value that are repeated
+MAX_SHOWN = 40  # characters of a wrong value in an error
 
 
 class Number(NamedTuple):
-    """The range of a number, with both ends.
+    """The range of a number, including both ends.
 
-    `also` are values outside of it that mean something of their own.
+    `also`: values outside of the range with a special meaning.
     """
 
     kind: type[int] | type[float]
@@ -56,11 +55,11 @@ class Number(NamedTuple):
     high: float
     also: tuple[int, ...] = ()
     is_open: bool = False  # `low` itself is not allowed
-    is_token: bool = False  # a token id: the vocabulary says how far it goes
+    is_token: bool = False  # a token id: the vocabulary has the upper end
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """The range in words."""
         if self.is_open:
             return f"a number above {_plain(self.low)}, at most {_plain(self.high)}, is allowed"
         words = f"{_plain(self.low)} to {_plain(self.high)} are allowed"
@@ -71,25 +70,22 @@ class Number(NamedTuple):
         return words
 
     def holds(self, value: float) -> bool:
-        """Whether the range has this number. NaN is in no range."""
+        """Whether the number is in the range. NaN is in no range."""
         if value == self.low and not self.is_open:
             return True
         return self.low < value <= self.high or value in self.also
 
     def within(self, vocab_size: int) -> Number:
-        """The same; of token ids those of a vocabulary of this size."""
+        """The same range; token ids are limited to a vocabulary of this size."""
         if self.is_token:
             return self._replace(high=vocab_size - 1)
         return self
 
     def wrong(self, name: str, value: Any) -> str:
-        """What is wrong with the value of the field `name`, and what is allowed.
-
-        Nothing if it is right.
-        """
+        """The fault of the value of the field `name`, and the range; "" if the value is right."""
         is_plain = type(value) is int or (type(value) is float and self.kind is float)
         if is_plain and self.holds(value):
-            return ""  # what nearly all are
+            return ""  # the usual case
         needed = numbers.Real
         if self.kind is int:
             needed = numbers.Integral
@@ -119,11 +115,11 @@ def _above(low: float, high: float) -> Number:
 
 
 TOKEN = Number(int, 0, INT32, is_token=True)
-_LENGTH = _whole(0, INT32)  # tokens that are generated; the context says more
+_LENGTH = _whole(0, INT32)  # generated tokens; the context limits them further
 _SEED = _whole(-INT64 - 1, INT64)
 _TOP = _whole(0, MAX_LOGPROBS)
 
-# By the name of a field of a body or of `SamplingParams`. The same name means the same everywhere.
+# Field of a body or of `SamplingParams` → range. A name has the same meaning everywhere.
 NUMBERS: dict[str, Number] = {
     # how tokens are sampled
     "temperature": _real(0, 2),
@@ -144,7 +140,7 @@ NUMBERS: dict[str, Number] = {
     "max_tokens": _LENGTH,
     "max_completion_tokens": _LENGTH,
     "max_output_tokens": _LENGTH,
-    "num_predict": _whole(-INT32, INT32),  # below 0: as many as the context allows
+    "num_predict": _whole(-INT32, INT32),  # below 0: up to the end of the context
     "n_predict": _whole(-INT32, INT32),  # llama.cpp's name for it
     "min_new_tokens": _LENGTH,
     "min_tokens": _LENGTH,
@@ -153,7 +149,7 @@ NUMBERS: dict[str, Number] = {
     "max_thinking_tokens": _LENGTH,
     "budget_tokens": _LENGTH,
     "max_tool_calls": _LENGTH,
-    "truncate_prompt_tokens": _whole(1, INT32, -1),  # -1: as many as leave room for the answer
+    "truncate_prompt_tokens": _whole(1, INT32, -1),  # -1: so that the answer has room
     "stream_interval": _whole(1, MAX_STREAM_INTERVAL),
     "routed_dp_rank": _whole(0, MAX_ENGINES - 1),
     "data_parallel_rank": _whole(0, MAX_ENGINES - 1),
@@ -172,7 +168,7 @@ NUMBERS: dict[str, Number] = {
     "items": TOKEN,
     "tokens": TOKEN,
     "context": TOKEN,
-    "stop_token_ids": _whole(0, INT32),  # those beyond the vocabulary never come
+    "stop_token_ids": _whole(0, INT32),  # ids beyond the vocabulary never occur
     "allowed_token_ids": TOKEN,
     "bad_word_ids": TOKEN,
     "logprob_token_ids": TOKEN,
@@ -180,10 +176,10 @@ NUMBERS: dict[str, Number] = {
     "label_token_ids": TOKEN,
     "thinking_marks": TOKEN,
     # vectors
-    "dimensions": _whole(1, INT32),  # the model says more
+    "dimensions": _whole(1, INT32),  # the model limits it further
     "token_type_ids": _whole(0, 255),
     "top_n": _whole(1, INT32),
-    # whose turn it is, and until when
+    # priority and deadlines
     "priority": _whole(-INT32 - 1, INT32),
     "timeout_ms": _whole(1, MAX_TIMEOUT_MS),
     "ttft_ms": _whole(1, MAX_TIMEOUT_MS),
@@ -198,8 +194,8 @@ NUMBERS: dict[str, Number] = {
     "ttl_s": _above(0, 31_536_000),
     # control
     "forward_sleep_time": _real(0, 60),
-    "call": _whole(0, INT64),  # of a control request; the server puts in its own
-    "server_args": _real(-INT64 - 1, INT64),  # the setting says more
+    "call": _whole(0, INT64),  # number of a control request; the server sets its own
+    "server_args": _real(-INT64 - 1, INT64),  # the option limits it further
     "log_requests_level": _whole(0, INT32),
     "dump_requests_threshold": _whole(0, INT32),
     "num_steps": _whole(1, MAX_PROFILED_STEPS),
@@ -213,7 +209,7 @@ NUMBERS: dict[str, Number] = {
     "shapes": _whole(0, 2**40),
 }
 
-# Of the query behind a path.
+# Field of the query of a URL → range.
 QUERIES: dict[str, Number] = {
     "limit": _whole(1, 10_000),
     "timeout": _real(0, 600),
@@ -223,7 +219,7 @@ QUERIES: dict[str, Number] = {
 
 
 def shown(value: Any) -> str:
-    """A wrong value as errors repeat it: not all of a long one."""
+    """A wrong value as errors show it; long values are cut."""
     if isinstance(value, int) and value.bit_length() > 4_000:  # Python would refuse to write it
         return f"a number of {value.bit_length():,} bits"
     text = str(value)

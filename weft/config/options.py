@@ -1,12 +1,12 @@
 """One definition of each setting: a dataclass field that is also a command-line option, an
-environment variable and a key of the configuration file. The command line goes before the
-environment, that before the file, that before the default.
+environment variable and a key of the configuration file. The command line has priority over the
+environment, the environment over the file, and the file over the default.
 
     context_length: int = option(0, "longest prompt and completion together", group="model")
 
 is `--context-length N` (also `--context_length`), `WEFT_CONTEXT_LENGTH=N`, and `context_length = N`
 in the TOML file that `--config FILE` (or `WEFT_CONFIG`) names. A switch is `--overlap on` or
-`--overlap off`, in short `--overlap` or `--no-overlap`. Knows nothing of what the settings mean.
+`--overlap off`, in short `--overlap` or `--no-overlap`. Knows nothing of the meaning of settings.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ ENV_PREFIX = "WEFT_"
 
 
 class SettingsError(ValueError):
-    """The user's settings cannot be used;
-    the message is one paragraph: which, why, and what would do.
-    """
+    """The user's settings cannot be used. The message is one paragraph: which setting, why, and
+    which value works."""
 
 
 class Config(Protocol):
@@ -69,17 +68,18 @@ def option(
     aliases: tuple[str, ...] = (),
     words: tuple[tuple[str, str], ...] = (),
 ) -> Any:
-    """A dataclass field that users can set; its type is that of `default`, and a switch that is
-    left to the machine has the default None.
+    """A dataclass field that users can set. `default` has its type; a switch whose default the
+    machine decides has None.
 
-    `everyday` options stand in the short `--help`; `changeable` ones can be changed while the
-    engine runs; numbers lie in `low`..`high`. `choices` are words, or "package.module:function"
-    that returns them: a package above this one then says what there is, and it is imported only
-    when the choices are asked for. `several`: a text of several lines, each of which is a word of
-    the command line, an item of a TOML list, or of a Python list or dictionary. `elsewhere` are the
-    names of the same thing in other engines, so that an error can point from there to here.
-    `aliases` are those that mean exactly the same and are taken, and `words` are other words for
-    values, each with ours.
+    `everyday` options are in the short `--help`; `changeable` options can be changed while the
+    engine runs; numbers are within `low`..`high`. `choices`: the allowed words, or
+    "package.module:function" of a function that returns them; then a higher package lists the
+    choices, and is imported only when they are needed. `several`: the value is a text of several
+    lines; each line is a word of the command line, or an item of a TOML list, a Python list or a
+    dictionary. `elsewhere`: names of the same setting in other engines; an error names this option
+    for them. `aliases`: names with exactly the same meaning, which are accepted. `words`: pairs of
+    another word for a value, and weft's word. `judge`: "package.module:function" of a function that
+    gets a word outside of `choices` and returns its fault, or "" if the word is valid.
     """
     spec = Option(
         "",
@@ -102,14 +102,14 @@ def option(
 
 @dataclass(frozen=True)
 class Option:
-    name: str  # of the field
+    name: str  # name of the field
     default: Value
     help: str
     group: str
     everyday: bool
     changeable: bool
-    source: tuple[str, ...] | str  # of the choices: these, or the name of a function
-    judge: str  # the name of a function that is asked about other words; "": there are none
+    source: tuple[str, ...] | str  # the choices, or the name of a function that lists them
+    judge: str  # name of a function that checks other words; "": no other words are allowed
     low: float | None
     high: float | None
     several: bool
@@ -119,7 +119,7 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that are allowed; none if any value is."""
+        """The allowed words; empty if any value is allowed."""
         if not isinstance(self.source, str):
             return self.source
         words: tuple[str, ...] = _function(self.source)()
@@ -138,8 +138,8 @@ class Option:
         return self.default is None or isinstance(self.default, bool)
 
     def from_text(self, text: str, source: str) -> Value:
-        """The value that `text` writes. Raises SettingsError, which names `source`:
-        the flag or variable as given.
+        """The value in `text`. Raises SettingsError, which names `source`: the flag or variable as
+        given.
         """
         text = self.words.get(text, text)
         if self.is_switch:
@@ -158,7 +158,7 @@ class Option:
             raise SettingsError(f"{source} is {text!r}; {kind} is expected") from exc
 
     def from_toml(self, value: object, source: str) -> Value:
-        """`value` of a TOML file, if its type fits. Raises SettingsError."""
+        """The value of a setting in a TOML file. Raises SettingsError if its type does not fit."""
         if isinstance(value, str) and value in self.words:
             return self.from_text(value, source)
         if self.several and isinstance(value, list):
@@ -172,9 +172,8 @@ class Option:
         return self.checked(value, source)
 
     def from_python(self, value: object, source: str) -> Value:
-        """`value` of a program, if its type fits:
-        also a path, and whole numbers of other libraries. Raises SettingsError.
-        """
+        """The value of a setting in a Python program; a path and other libraries' whole numbers are
+        accepted. Raises SettingsError if its type does not fit."""
         if value is None and self.default is None:
             return None
         if self.several and isinstance(value, dict):
@@ -188,7 +187,7 @@ class Option:
         return self.from_toml(value, source)
 
     def wrong_word(self, value: object) -> str:
-        """Why a value is none of the words that are allowed; nothing if it is one."""
+        """The fault of a value that is none of the allowed words; "" if the value is allowed."""
         if value in self.choices or not (self.choices or self.judge):
             return ""
         if self.judge and isinstance(value, str):
@@ -208,14 +207,14 @@ class Option:
             high = self.high
             if not (
                 (low is None or value >= low) and (high is None or value <= high)
-            ):  # NaN fails, too
+            ):  # NaN fails too
                 bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,g}"
                 raise SettingsError(f"{source} is {value}; {bounds} is expected")
         return value
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The function that "package.module:function" names."""
+    """The function with the name "package.module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
@@ -235,7 +234,7 @@ def options_of(config: type[Config]) -> list[Option]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suffix for an error message, or nothing if no known word is near."""
+    """A suffix for an error message; "" if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     if near:
         return f"; did you mean {near[0]}?"
@@ -243,9 +242,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def asked_help(argv: Sequence[str]) -> str | None:
-    """The section that `-h`, `--help` or `--help SECTION` asks for;
-    "" for the short help, None for none.
-    """
+    """The section in `-h`, `--help` or `--help SECTION`; "" for the short help, None if no help is
+    requested."""
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word == "--":
             return None
@@ -259,17 +257,17 @@ def asked_help(argv: Sequence[str]) -> str | None:
 
 
 class Settings:
-    """What the user has set, from all sources."""
+    """The values that the user has set, from all sources."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
 
     def make(self, config: type[C]) -> C:
-        """A `config` with what the user has set, and defaults for the rest."""
+        """A `config` with the user's values, and defaults for the rest."""
         return config(**self.given(config))
 
     def given(self, config: type[Config]) -> JsonObject:
-        """What of a `config` the user has set."""
+        """The user's values for fields of `config`, by name."""
         return {
             item.name: self._values[item.name]
             for item in fields(config)
@@ -283,8 +281,8 @@ class _OptionParser(argparse.ArgumentParser):
 
 
 class Command:
-    """The options of one command: the fields of some dataclasses, and `--config`.
-    `positional` needs no flag.
+    """The options of one command: the fields of some dataclasses, and `--config`. `positional`: the
+    option that needs no flag.
     """
 
     def __init__(self, name: str, about: str, *configs: type[Config], positional: str = "") -> None:
@@ -318,7 +316,7 @@ class Command:
         return self._parser(shown).format_help()
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-        """What the user has set. Raises SettingsError."""
+        """The values that the user has set. Raises SettingsError."""
         written = self._command_line(argv)
         path = written.pop("config", "") or environ.get(ENV_PREFIX + "CONFIG", "")
         values = self._file(Path(path)) if path else {}
@@ -338,7 +336,7 @@ class Command:
             raise SettingsError(f"unexpected argument {unknown[0]!r}")
         written: dict[str, str] = {}
         for name, text in vars(parsed).items():
-            if isinstance(text, list):  # of an option of several lines, given several times
+            if isinstance(text, list):  # an option of several lines, given several times
                 text = "\n".join(text)
             if text is not None:
                 written[name] = text
@@ -384,9 +382,8 @@ class Command:
         )
 
     def _normalized(self, argv: Sequence[str]) -> list[str]:
-        """`argv` with the many ways to write a switch made one, `--flag=word`,
-        and underscores in flags made dashes.
-        """
+        """`argv` with every form of a switch as `--flag=word`, and underscores in flags as
+        dashes."""
         switches = {option.flag for option in self._options.values() if option.is_switch}
         several = {option.flag for option in self._options.values() if option.several}
         words: list[str] = []
@@ -413,7 +410,7 @@ class Command:
                 text = "off"
             elif flag in several:
                 lines = [text] if equals else [pending.pop(0)] if pending else []
-                # A word without such a sign is another argument.
+                # A word without a sign of an item is another argument.
                 while pending and not pending[0].startswith("-") and _is_item(pending[0]):
                     lines.append(pending.pop(0))
                 equals = "=" if lines else ""
@@ -463,7 +460,7 @@ class Command:
 
 
 def _is_item(word: str) -> bool:
-    """Whether a word of the command line is another item of the list before it."""
+    """Whether a word of the command line is a further item of the list before it."""
     return "=" in word or word.startswith("{") or "://" in word or word.isdecimal()
 
 

@@ -1,5 +1,5 @@
-"""Options that map names to numbers, as users write them: `alice=2,bob=0.5`.
-Knows nothing of what the numbers do.
+"""Reads options that map names to numbers, as users write them: `alice=2,bob=0.5`. Knows nothing of
+the meaning of the numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ MAX_RECV_WEIGHT = 2**31 - 1
 
 
 def parse_tenant_weights(text: str, source: str) -> tuple[tuple[str, float], ...]:
-    """Tenants and their weights, in order.
-    Raises SettingsError; `source` is the option's name in it.
-    """
+    """Tenants and their weights, in order. Raises SettingsError, which names the option
+    `source`."""
     weights: dict[str, float] = {}
     for entry in _entries(text):
         # A tenant's name may contain "=", its weight may not.
@@ -30,9 +29,8 @@ def parse_tenant_weights(text: str, source: str) -> tuple[tuple[str, float], ...
 
 
 def parse_tenant_parts(text: str, source: str) -> tuple[tuple[str, float], ...]:
-    """Tenants and the part that each may have, in order.
-    Raises SettingsError; `source` is the option's name in it.
-    """
+    """Tenants and the share that each may have, in order. Raises SettingsError, which names the
+    option `source`."""
     parts: dict[str, float] = {}
     for entry in _entries(text):
         name, equals, number = entry.rpartition("=")
@@ -59,7 +57,7 @@ def parse_tenant_ttft(text: str, source: str = "--tenant-ttft-ms") -> tuple[tupl
 
 
 def why_no_ttft(text: str) -> str:
-    """Why a text does not say times of tenants; nothing if it does."""
+    """The fault of a text with tenants and times; "" if it has none."""
     try:
         parse_tenant_ttft(text)
     except SettingsError as exc:
@@ -68,9 +66,9 @@ def why_no_ttft(text: str) -> str:
 
 
 def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str, int]:
-    """What a step of each mode counts for `--recv-interval`.
+    """The weight of a step of each mode in the count of `--recv-interval`.
 
-    Raises SettingsError, which lists `modes`; `source` is the option's name in it.
+    Raises SettingsError, which lists `modes` and names the option `source`.
     """
     weights: dict[str, int] = {}
     for entry in _entries(text):
@@ -85,14 +83,14 @@ def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str
 
 
 def _entries(text: str) -> Iterator[str]:
-    """The entries of a list with commas. Empty ones are skipped."""
+    """The entries of a comma-separated list, without empty ones."""
     for entry in text.split(","):
         if entry.strip():
             yield entry.strip()
 
 
 def _number(text: str) -> float:
-    """NaN if `text` is no number."""
+    """The number in `text`; NaN if it is none."""
     try:
         return float(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""One model in several processes (`--tp-size`): which models can be divided, and what each process,
-called a rank, has of one.
+"""One model in several processes, called ranks (`--tp-size`): which models can be divided, and the
+part of each rank.
 
-Every rank has some of the heads of attention, some of the inner numbers of the feed-forward parts,
-and some of the vocabulary (`ops/sharding.py`). Where there are fewer heads of keys and values than
-ranks, several ranks have the same one.
+Every rank has some of the attention heads, some of the inner values of the feed-forward parts, and
+some of the vocabulary (`ops/sharding.py`). If there are fewer KV heads than ranks, several ranks
+have the same KV head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_RANKS = 64
 
 
 def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError where the model cannot be divided as the settings say. `config` has its
+    """Raise SettingsError if the model cannot be divided as the settings demand. `config` has its
     device."""
     size = config.tp_size
     check_lockstep(config, model)
@@ -55,12 +55,12 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def num_ranks(config: EngineConfig) -> int:
-    """The processes that hold the model together."""
+    """The number of processes that together hold the model."""
     return config.tp_size * config.pp_size
 
 
 def _check_stages(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError where the layers cannot be divided as the settings say."""
+    """Raise SettingsError if the layers cannot be divided as the settings demand."""
     size = config.pp_size
     why = _not_in_parts(config, model)
     if config.tp_size > 1:
@@ -78,8 +78,8 @@ def _check_stages(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def sum_backend(config: EngineConfig, *, can_share: bool) -> str:
-    """How ranks meet. `can_share`: our kernels compute, which do it within a program. Raises
-    SettingsError."""
+    """The way in which ranks add up their results. `can_share`: weft's kernels compute, which add
+    up in shared memory within a program. Raises SettingsError."""
     if config.nnodes > 1:
         if config.dist_backend == "shm":
             raise SettingsError(
@@ -99,7 +99,7 @@ def sum_backend(config: EngineConfig, *, can_share: bool) -> str:
 
 
 def fitting_sizes(model: ModelConfig) -> list[int]:
-    """The numbers of ranks that the model can be divided between, rising."""
+    """The numbers of ranks into which the model can be divided, rising."""
     numbers = _divided(model).values()
     found = []
     for size in range(1, MAX_RANKS + 1):
@@ -110,7 +110,7 @@ def fitting_sizes(model: ModelConfig) -> list[int]:
 
 
 def of_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:
-    """What attention of one rank works on. All ranks have as many heads."""
+    """The model with the heads of one rank. All ranks have equally many."""
     if num_ranks == 1:
         return model
     return replace(
@@ -121,13 +121,13 @@ def of_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:
 
 
 def kept_together(model: ModelConfig, num_ranks: int) -> ModelConfig:
-    """The model as all ranks of one machine keep it together: heads of keys and values that are
-    repeated count as often."""
+    """The model as all ranks together keep it: a KV head that several ranks have counts once for
+    each."""
     return replace(model, num_kv_heads=of_rank(model, num_ranks).num_kv_heads * num_ranks)
 
 
 def _not_in_parts(config: EngineConfig, model: ModelConfig) -> str:
-    """Why a model is not divided, in whatever way; "" if it may be."""
+    """The reason why a model cannot be divided in any way; "" if it can."""
     if config.device == "cuda":
         return "ranks compute on CPUs alone as yet (--device cpu)"
     if model.is_encoder:
@@ -140,7 +140,7 @@ def _not_in_parts(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
-    """Why heads and inner numbers are not divided; "" if they are."""
+    """The reason why heads and inner values cannot be divided; "" if they can."""
     why = _not_in_parts(config, model)
     if why:
         return why
@@ -164,7 +164,7 @@ _NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
 
 
 def _divided(model: ModelConfig) -> dict[str, int]:
-    """The numbers that ranks must divide, by what they count."""
+    """The numbers that the number of ranks must divide: what is counted → number."""
     sizes: set[int] = set()
     of_experts: set[int] = set()
     for spec in model.decoder.layers:

@@ -1,8 +1,8 @@
-"""What the mechanisms of a decoder cost besides its products: passes over the activations.
+"""The cost of a decoder's mechanisms besides its products: passes over the activations.
 
-A layer of Llama has none: kernels compute its norms while they read the input of a product, and its
-sums while they write the output. On a CPU a pass is an operation of its own in the one call that a
-step is; no mechanism makes more calls of a step. Knows no kernel.
+A layer of Llama has no passes: kernels compute its norms while they read the input of a product,
+and its sums while they write the output. On a CPU a step is one call, and a pass is a further
+operation in it; no mechanism adds calls. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from weft.config.decoder import DecoderSpec, LayerSpec, MambaSpec, NormPlace, Qk
 
 
 class Passes(NamedTuple):
-    """Passes in a step, by mechanism."""
+    """The number of passes in a step, by mechanism."""
 
     by_mechanism: dict[str, int]
-    others: int  # operations of these layers without them
+    others: int  # number of other operations of these layers
 
     @property
     def total(self) -> int:
         return sum(self.by_mechanism.values())
 
 
-# Of each layer: queries, keys and values; their rotation; attention; its output; gate and up; down.
+# Operations per layer: queries, keys and values; rotation; attention; output; gate and up; down.
 OPERATIONS = 6
-# With a convolution in place of attention: its inputs, itself, its output; gate and up; down.
+# With a convolution in place of attention: inputs; convolution; output; gate and up; down.
 CONV_OPERATIONS = 5
-# With the delta rule: its inputs; its rates; a convolution; itself; its output; gate and up; down.
+# With the delta rule: inputs; rates; convolution; delta rule; output; gate and up; down.
 DELTA_OPERATIONS = 7
-# With Mamba 2: its inputs; a convolution; itself; its output; gate and up; down.
+# With Mamba 2: inputs; convolution; Mamba; output; gate and up; down.
 MAMBA_OPERATIONS = 6
-# By latents: the norm of what two products read, that of the latent, the rotated parts of queries.
+# Attention by latents: norm of the input of two products, norm of the latent, the queries' rotated
+# parts.
 LATENT_PASSES = 3
 
 
 def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
-    """The passes of all layers that are no part of a product, and the small products of single
+    """The passes of all layers that are not part of a product, and the small products of single
     heads."""
     found: Counter[str] = Counter()
     others = 0

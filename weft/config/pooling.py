@@ -1,5 +1,5 @@
-"""What a model that generates nothing gives instead:
-one vector, or one score for each label, of a whole prompt.
+"""The output of a model that does not generate: one vector, or one score per label, of a whole
+prompt.
 
 Read from the files of the sentence-transformers layout (`modules.json`, `1_Pooling/config.json`,
 `sentence_bert_config.json`), or from the labels of a classifier's `config.json`.
@@ -29,29 +29,28 @@ MAX_LABELS = 65_536
 
 
 class BadPooling(ValueError):
-    """The files ask for something that is not implemented, or make no sense;
-    one sentence says what.
-    """
+    """The files ask for a pooling that is not implemented, or are invalid; the message says which
+    in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingConfig:
-    """How the hidden states of a prompt become its answer."""
+    """How the hidden states of a prompt become its vector or scores."""
 
     task: str = "embed"  # embed: a vector; classify: scores of labels
-    # Which hidden states count: the mean of all, that of the first token (cls), of the last.
+    # Hidden states that are used: mean of all, that of the first token (cls), that of the last.
     kind: str = "last"
     normalize: bool = True  # embed: to length 1
-    labels: tuple[str, ...] = ()  # classify: their names, in the order of the scores
-    activation: str = "none"  # classify: what makes probabilities of scores: softmax, sigmoid, none
+    labels: tuple[str, ...] = ()  # classify: names of the labels, in the order of the scores
+    activation: str = "none"  # classify: function of the scores: softmax, sigmoid, none
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceLayout:
-    """What the files of sentence-transformers say."""
+    """The content of the files of sentence-transformers."""
 
     pooling: PoolingConfig
-    max_len: int = 0  # tokens that the model was trained for; 0: not said
+    max_len: int = 0  # tokens that the model was trained for; 0: unknown
 
 
 def sentence_layout(folder: Path) -> SentenceLayout | None:
@@ -105,7 +104,7 @@ def classifier(config: JsonMapping, kind: str) -> PoolingConfig:
 
 
 def _activation(config: JsonMapping, num_labels: int) -> str:
-    """What the model's makers say, else what the number of labels suggests."""
+    """The activation that the files name, else the usual one for the number of labels."""
     own = config.get("sentence_transformers")
     said = (
         own.get("activation_fn")

@@ -1,14 +1,13 @@
-"""Processes that weft starts: the command, what the engine receives,
-and children that answer lines with lines.
+"""Processes that weft starts: the command, the arguments of an engine, and child processes that
+answer lines with lines.
 
-A `Child` is for work on what strangers have written: it may be killed at any time. What it reads
-and answers is JSON, one value a line, and it ends with its standard input. Both sides stand here;
-the meaning of the questions belongs to those who ask.
-A child knows no threads: one caller at a time asks it.
+A `Child` works on untrusted input: it may be killed at any time. It reads and answers JSON, one
+value per line, and ends with its standard input. This module has both sides; callers define the
+meaning of the questions. A child has one caller at a time, and no threads.
 
 The engine process reads one line, `EngineArgs`, from its standard input. The launcher keeps that
-pipe open for as long as it lives: end of file means that the launcher is gone,
-and the engine exits at once.
+pipe open as long as it lives: end of file means that the launcher is gone, and the engine exits
+immediately.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ import msgspec
 
 from weft.config.engine import EngineConfig
 
-NICENESS = 5  # the server goes first
+NICENESS = 5  # the server has priority over children
 PR_SET_PDEATHSIG = 1
 PIECE = 1 << 16
 LAST_WORDS_BYTES = 1 << 12
 
 
 def module_command(name: str) -> tuple[str, ...]:
-    """The command that runs a module in a process of its own. That imports from the current folder
-    only if this process does, too: who serves a model from
-    within its folder does not run a torch.py that lies there.
+    """The command that runs a module in its own process. The process imports from the current
+    folder only if this process does: so a torch.py in a model's folder is not run when a user
+    serves the model from there.
     """
     is_here = sys.path[0] in ("", os.getcwd())
     return (sys.executable, *(() if is_here else ("-P",)), "-m", name)
@@ -45,14 +44,14 @@ def module_command(name: str) -> tuple[str, ...]:
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig  # resolved
-    folder: str  # where the model lies
-    to_engine: str  # ipc addresses; the front binds both, the engine connects
+    folder: str  # folder of the model
+    to_engine: str  # ipc address, like `from_engine`; the front binds both, the engine connects
     from_engine: str
     rpc: str  # ipc address that the engine binds, for RPC clients
     log_level: str
     log_format: str = "text"
-    # Numbers of the open sockets to engines that have its experts besides, by their rank; -1 in
-    # its own place.
+    # File descriptors of the sockets to the engines that divide the experts with this one, by rank;
+    # -1 for the engine itself.
     peers: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
@@ -65,23 +64,23 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process that follows rank 0 reads, as an engine reads `EngineArgs`."""
+    """The line that a process that follows rank 0 reads, as an engine reads `EngineArgs`."""
 
     config: EngineConfig  # resolved
-    folder: str  # where the model lies
+    folder: str  # folder of the model
     rank: int
-    link: int  # number of the open socket whose other end rank 0 has; -1: it is on another node
-    meeting: str  # path of the file in which ranks meet, where gloo joins them on one machine
-    memory: int  # number of the open file that they share; -1: none
-    pool: int = -1  # number of the open file for its K and V, which rank 0 has, too; -1: none
-    # Numbers of the open sockets to the previous and the next stage, if layers are divided; -1:
+    link: int  # file descriptor of the socket to rank 0; -1: rank 0 is on another node
+    meeting: str  # path of the file in which ranks meet, if gloo joins them on one machine
+    memory: int  # file descriptor of the shared memory of ranks; -1: none
+    pool: int = -1  # file descriptor of its K and V, which rank 0 also has; -1: none
+    # File descriptors of the sockets to the previous and the next stage, if layers are divided; -1:
     # none.
     before: int = -1
     behind: int = -1
-    host: str = ""  # address of node 0, where there are several
-    store: int = 0  # port there at which ranks meet
-    plans: int = 0  # port there at which this rank gets its plans
-    # Number of the open pipe for the reason why it ends; -1: nobody reads it.
+    host: str = ""  # address of node 0, if there are several nodes
+    store: int = 0  # port on `host` at which ranks meet
+    plans: int = 0  # port on `host` at which this rank gets its plans
+    # File descriptor of the pipe for the reason of its end; -1: no process reads it.
     last_words: int = -1
     log_level: str
     log_format: str
@@ -96,9 +95,8 @@ class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildEnded(Exception):
-    """The child has ended instead of answering.
-    `out_of_time`: because it computed for longer than it may.
-    """
+    """The child has ended instead of answering. `out_of_time`: it used more processor time than
+    allowed (`limit_work`)."""
 
     def __init__(self, out_of_time: bool) -> None:
         super().__init__()
@@ -106,15 +104,15 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """Runs `module`. Closing it twice does nothing."""
+    """A child process that runs `module`. A second `close` does nothing."""
 
     def __init__(self, module: str) -> None:
         self._process = subprocess.Popen(
             module_command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # libraries tell there of their panics
-            process_group=0,  # Ctrl-C is for the server; of its session, for the priority of that
+            stderr=subprocess.DEVNULL,  # libraries print panics there
+            process_group=0,  # Ctrl-C is for the server; same session, so same priority
             bufsize=0,
         )
         assert self._process.stdin is not None
@@ -132,8 +130,8 @@ class Child:
         return self._process.poll() is None
 
     def ask(self, question: bytes, timeout_s: float) -> bytes:
-        """Send a line, return the line that answers it. Raises TimeoutError, and `ChildEnded`;
-        after either of them the child is of no use, and has to be closed.
+        """Send a line and return the line that answers it. Raises TimeoutError and `ChildEnded`;
+        after either, the child cannot be used and must be closed.
         """
         until_s = time.monotonic() + timeout_s
         try:
@@ -168,8 +166,9 @@ class Child:
 
 
 def _wait(handle: int, event: int, until_s: float) -> None:
-    """Until something can be read or written, or there is an end. Raises TimeoutError."""
-    poll = select.poll()  # select() takes no handle beyond 1,023
+    """Wait until `handle` can be read or written, or its other end is closed. Raises
+    TimeoutError."""
+    poll = select.poll()  # select() takes no handle above 1,023
     poll.register(handle, event)
     left_s = until_s - time.monotonic()
     if left_s <= 0 or not poll.poll(left_s * 1_000):
@@ -177,8 +176,8 @@ def _wait(handle: int, event: int, until_s: float) -> None:
 
 
 def serve(answer: Callable[[bytes], bytes]) -> None:
-    """The child's side: answer each line of the standard input, until it ends. On Linux the child
-    does not outlive its parent, whatever it is doing.
+    """The child's side: answer each line of standard input until it ends. On Linux the child never
+    outlives its parent.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -188,8 +187,8 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Of this process, from now on: `num_bytes` of address space on top of what it has.
-    It lets others go first.
+    """Limit this process, from now on, to `num_bytes` more address space than it has. Also lowers
+    its priority.
     """
     with suppress(OSError, AttributeError):
         os.nice(NICENESS)
@@ -204,6 +203,6 @@ def limit_memory(num_bytes: int) -> None:
 def limit_work(seconds: float) -> None:
     """End this process after `seconds` of its processor time, whatever it is doing; 0: no limit.
 
-    Time of the clock is not counted: on a busy machine it says little about the work.
+    Wall-clock time is not counted: on a busy machine it says little about the work.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -1,6 +1,5 @@
-"""The matrices of a decoder that adapters may change: those of attention and of the feed-forward
-parts that every token gets, the embedding and the head, each under the name that checkpoints have
-for it."""
+"""The matrices of a decoder that adapters may change, by their names in checkpoints: those of
+attention and of the feed-forward parts, the embedding and the head."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import NamedTuple
 from weft.config.decoder import LatentSpec, MlpSpec, MoeSpec
 from weft.config.model import DTYPES, ModelConfig
 
-# Kernels keep whole blocks: of ranks, inputs and outputs.
+# Kernels keep whole blocks of ranks, inputs and outputs.
 RANK_STEP = 16
 IN_STEP = 64
 OUT_STEP = 32
@@ -22,7 +21,7 @@ LABELS = "score"  # the head of a model that gives labels, which is trained as a
 
 
 class ExpertPlace(NamedTuple):
-    """Where the matrix of an expert lies in the tensor [num_experts, rows, in] of all."""
+    """The place of an expert's matrix in the tensor [num_experts, rows, in] of all experts."""
 
     name: str  # of that tensor
     expert: int
@@ -32,8 +31,8 @@ class ExpertPlace(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """`is_table`: a row is looked up for each token, of `in_size` rows. `stack`: of an expert,
-    where it lies in a tensor of all."""
+    """A matrix. `is_table`: an embedding, of which each token gets one of `in_size` rows. `stack`:
+    the place of an expert's matrix in the tensor of all experts."""
 
     in_size: int
     out_size: int
@@ -42,8 +41,8 @@ class Projection(NamedTuple):
 
 
 def projections(model: ModelConfig) -> dict[str, Projection]:
-    """By name, as "model.layers.0.self_attn.q_proj". A model whose code is that of a library, or
-    an encoder, has none that are known here."""
+    """The projections of a model by name, as "model.layers.0.self_attn.q_proj". None are known for
+    an encoder, and for a model that the code of a library computes."""
     found: dict[str, Projection] = {}
     if model.library_config or model.is_encoder:
         return found
@@ -86,7 +85,8 @@ def _of_attention(model: ModelConfig, layer: int, prefix: str) -> dict[str, Proj
 
 
 def _of_latents(model: ModelConfig, latent: LatentSpec, prefix: str) -> dict[str, Projection]:
-    """All but what makes keys and values of latents, which is kept head by head."""
+    """All projections except the one that makes keys and values of latents, which is kept head by
+    head."""
     hidden = model.hidden_size
     names = model.decoder.names.latent
     queries = model.num_heads * latent.query_dim
@@ -118,8 +118,8 @@ def _of_mlp(model: ModelConfig, spec: MlpSpec, prefix: str) -> dict[str, Project
 
 
 def _of_experts(model: ModelConfig, spec: MoeSpec, prefix: str) -> dict[str, Projection]:
-    """Those of all experts, unless their gates and ups are stored in turns, or with the inputs
-    first; and those of the part that every token gets."""
+    """The projections of all experts, unless their gates and ups alternate or their inputs come
+    first in the file; and the projections of the shared part."""
     names = model.decoder.names.experts
     hidden = model.hidden_size
     num = spec.router.num_experts
@@ -142,13 +142,13 @@ def _of_experts(model: ModelConfig, spec: MoeSpec, prefix: str) -> dict[str, Pro
 
 
 def target_of(name: str, projection: Projection) -> str:
-    """What settings call the projection: the last part of its name, or EXPERTS."""
+    """The name of the projection in settings: the last part of its name, or EXPERTS."""
     return name.rpartition(".")[2] if projection.stack is None else EXPERTS
 
 
 class Targets:
-    """The projections that a text allows adapters to change: names with commas, or ALL, which are
-    all but those of experts: an adapter of them may need as much memory as a model."""
+    """The projections that adapters may change, read from a text: names with commas, or ALL. ALL
+    excludes experts: an adapter of experts may need as much memory as a model."""
 
     def __init__(self, text: str) -> None:
         self._words = {word.strip() for word in (text or ALL).split(",")}
@@ -163,20 +163,21 @@ class Targets:
 
 
 def adapter_item_bytes(model: ModelConfig) -> int:
-    """Of one value of an adapter, as it is kept: adapters are not quantised."""
+    """Bytes of one kept value of an adapter: adapters are not quantised."""
     is_exact = model.dtype == "float32" and not model.quantize
     return DTYPES["float32" if is_exact else "bfloat16"]
 
 
 def adapter_bytes(model: ModelConfig, rank: int, targets: str = "") -> int:
-    """Of memory, at most, for an adapter of this rank that changes what the targets allow."""
+    """Maximal bytes of memory for an adapter of this rank that changes all projections that
+    `targets` allows."""
     allowed = Targets(targets)
     num_bytes = 0
     for name, projection in projections(model).items():
         if target_of(name, projection) not in allowed:
             continue
         if projection.is_table:
-            # The rows of A as they are, and B in float32.
+            # The rows of A in the kept type, and B in float32.
             num_bytes += rank * projection.in_size * adapter_item_bytes(model)
             num_bytes += rank * projection.out_size * DTYPES["float32"]
             continue

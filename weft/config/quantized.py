@@ -1,9 +1,9 @@
-"""In which bits the weights of a checkpoint are stored, from its `config.json`: what of the field's
-formats is read, and the name of what is not.
+"""The storage format of a checkpoint's weights, read from its `config.json`: the formats that weft
+reads, and the names of those that it does not.
 
-Which matrices are stored so, and in which shape, stands in the files: what reads weights looks
-there. From here comes only what the files do not say. How activations were quantised when the
-checkpoint was made is not obeyed: here it is row by row, as they come.
+The weight files themselves show which matrices are quantised, and their shapes; the loader reads
+that there. This module has only facts that the files do not contain. The checkpoint's quantisation
+of activations is ignored: weft quantises activations row by row at run time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from weft.config.options import SettingsError
 from weft.json_types import JsonMapping
 
-BLOCK = 128  # outputs, or inputs, that share a scale
-CODES = "codes"  # what weights are stored as that have scales of small groups
+BLOCK = 128  # outputs or inputs that share a scale
+CODES = "codes"  # the kind of weights with scales of small groups
 
 READ = (
     "gptq and awq; pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized and "
@@ -30,13 +30,13 @@ EIGHT_BITS = (
     "naive-quantized",
     "mixed-precision",
     "dense",
-)  # of compressed-tensors
+)  # formats of compressed-tensors
 PACKED = "pack-quantized"
 FLOATS4 = {"mxfp4-pack-quantized": "mxfp4", "nvfp4-pack-quantized": "nvfp4"}
-WORD_BITS = (4, 8)  # of codes that are packed into words
+WORD_BITS = (4, 8)  # bits of codes that are packed into words
 
 
-# How users may call a method: names of vLLM and SGLang, which have some for their kernels.
+# The user's name of a method → the method. vLLM and SGLang also have names of kernels.
 METHODS = {
     "gptq": "gptq",
     "gptq_marlin": "gptq",
@@ -54,23 +54,23 @@ METHODS = {
 
 
 class UnreadFormat(ValueError):
-    """The weights have a format that weft cannot read; the message names it."""
+    """The weights have a format that weft cannot read; the message is its name."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """In what the large matrices of a checkpoint are stored."""
+    """The storage format of the large matrices of a checkpoint."""
 
-    method: str = ""  # the field's name: gptq; "" where nothing is quantised
-    # What can be kept of it: fp8 or int8, with scales of whole matrices or of outputs; codes, with
-    # scales of groups; else "", also where smaller blocks have scales or several formats stand
-    # side by side.
+    method: str = ""  # the field's name: gptq; "" if nothing is quantised
+    # The format that weft can keep: fp8 or int8, with scales of whole matrices or of outputs;
+    # codes, with scales of groups; else "", also if smaller blocks have scales, or if several
+    # formats without codes are mixed.
     kept_as: str = ""
-    told: str = ""  # for people: int4 (GPTQ, group 128)
-    bits: int = 0  # of codes, where the config says it, as the next ones
-    group: int = 0  # inputs that share a scale; 0: all of an output
+    told: str = ""  # description for users: int4 (GPTQ, group 128)
+    bits: int = 0  # bits of codes; this and the next three fields only if the config has them
+    group: int = 0  # inputs that share a scale; 0: all inputs of an output
     is_symmetric: bool | None = None  # whether zero is in the middle of the codes; None: unknown
-    zero_shift: int = 0  # what is added to zero points as they are stored
+    zero_shift: int = 0  # added to stored zero points
     varies: bool = False  # some matrices may have other bits and groups
 
     @property
@@ -79,14 +79,14 @@ class Quantization:
 
     @property
     def as_stored(self) -> str:
-        """For people, where it is kept: int4 (GPTQ, group 128, as stored)."""
+        """Description for users if the format is kept: int4 (GPTQ, group 128, as stored)."""
         if self.told.endswith(")"):
             return f"{self.told[:-1]}, as stored)"
         return f"{self.told} as stored"
 
 
 def check_method(asked: str, found: Quantization, name: str) -> None:
-    """Raise SettingsError unless the weights of a model are stored as the user says."""
+    """Raise SettingsError unless the model's weights have the storage format `asked`."""
     if asked == "auto" or METHODS[asked] == found.method:
         return
     stored = "not quantised"
@@ -99,7 +99,7 @@ def check_method(asked: str, found: Quantization, name: str) -> None:
 
 
 def quantization(config: JsonMapping, other: JsonMapping | None = None) -> Quantization:
-    """In what the large matrices are stored.
+    """The storage format of the large matrices.
 
     `config` is `config.json`, `other` the `hf_quant_config.json` of older checkpoints.
     Raises UnreadFormat.
@@ -124,7 +124,7 @@ def _quantization(config: JsonMapping, other: JsonMapping) -> Quantization:
         case "modelopt":
             algorithm = found.get("quant_algo")
             return _modelopt(algorithm or found.get("quantization", {}).get("quant_algo"))
-        case "gguf":  # in no config.json but ours (`config/gguf.py`)
+        case "gguf":  # only in weft's own config.json (`config/gguf.py`)
             types = str(found.get("types") or "")
             return Quantization("gguf", CODES if types else "", types)
         case "mxfp4":
@@ -146,7 +146,7 @@ def _fp8(method: str, kept_as: str) -> Quantization:
 
 
 def _float4(method: str, kind: str) -> Quantization:
-    """Floats of four bits, whose groups the format says."""
+    """Floats of four bits; the format defines their groups."""
     return Quantization(method, CODES, f"{kind} ({method})", bits=4, is_symmetric=True)
 
 
@@ -159,7 +159,7 @@ def _modelopt(algorithm: Any) -> Quantization:
 
 
 def _bitsandbytes(found: JsonMapping) -> Quantization:
-    """Codes of whole rows behind each other, which are widened as they are read."""
+    """Codes of all rows in sequence, which are expanded when they are read."""
     kind = str(found.get("bnb_4bit_quant_type") or "fp4")
     if not found.get("load_in_4bit") or kind not in ("nf4", "fp4"):
         raise UnreadFormat("bitsandbytes, of other than four bits")
@@ -176,7 +176,7 @@ def _gptq(found: JsonMapping) -> Quantization:
     if layout not in ("gptq", "gptq_v2"):
         raise UnreadFormat(f"gptq, in the layout {layout[:64]}")
     packed = _packed("gptq", "GPTQ", found)
-    # In the first version, one is taken off zero points before they are stored.
+    # The first version of the format stores zero points minus 1.
     shift = 1 if layout == "gptq" else 0
     return replace(
         packed,
@@ -197,7 +197,7 @@ def _awq(found: JsonMapping) -> Quantization:
 
 
 def _packed(method: str, name: str, found: JsonMapping) -> Quantization:
-    """Codes in words of 32 bits, as GPTQ and AWQ have them."""
+    """Codes in words of 32 bits, as in GPTQ and AWQ."""
     bits = found.get("bits", found.get("w_bit"))
     if bits not in WORD_BITS:
         raise UnreadFormat(f"{method} of {str(bits)[:64]} bits")
@@ -240,7 +240,7 @@ def _compressed_tensors(found: JsonMapping) -> Quantization:
 
 
 def _kinds(found: JsonMapping) -> Iterator[Quantization]:
-    """That of each group of matrices."""
+    """The format of each group of matrices. Raises UnreadFormat."""
     for group in found.get("config_groups", {}).values():
         weights = group.get("weights")
         if weights is None:
@@ -289,7 +289,8 @@ def _eight_bits(weights: JsonMapping, name: str) -> Quantization:
 
 
 def _blocks(sizes: Any, kind: str) -> str:
-    """`sizes` are of the blocks, outputs and inputs; None: whole matrices or outputs."""
+    """`kept_as` of eight bits. `sizes`: outputs and inputs of a block; None: scales are of whole
+    matrices or outputs. Raises UnreadFormat."""
     if sizes is None:
         return kind
     if not set(sizes) <= {1, BLOCK}:

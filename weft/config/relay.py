@@ -1,4 +1,4 @@
-"""Settings of the front before several servers (`weft route`)."""
+"""Settings of `weft route`, the front before several servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ServerAddress(NamedTuple):
 
     url: str
     host: str
-    bootstrap_port: int = BOOTSTRAP_PORT  # where a prefill server lends KV
+    bootstrap_port: int = BOOTSTRAP_PORT  # port on which a prefill server lends KV
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class RelayConfig:
 
 
 class RelayServers(NamedTuple):
-    """The servers by what they do. Either `workers`, or `decode` and perhaps `prefill`."""
+    """The servers by role: either `workers`, or `decode` and optionally `prefill`."""
 
     workers: tuple[ServerAddress, ...]
     prefill: tuple[ServerAddress, ...]
@@ -152,7 +152,7 @@ def relay_servers(config: RelayConfig) -> RelayServers:
 
 
 def addresses(flag: str, text: str, *, has_ports: bool = False) -> tuple[ServerAddress, ...]:
-    """The servers of one option: URLs, and bootstrap ports behind them where `has_ports`. Raises
+    """The servers of one option: URLs, each followed by its bootstrap port if `has_ports`. Raises
     SettingsError, which names `flag`."""
     found: list[ServerAddress] = []
     for word in text.replace(",", " ").split():
@@ -173,7 +173,7 @@ def _address(flag: str, word: str) -> ServerAddress:
     try:
         parts = urlsplit(word)
         host = parts.hostname or ""
-        _ = parts.port  # raises ValueError for what is none
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError:
         host = ""
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:

@@ -1,15 +1,15 @@
-"""From "auto" to values: the only place where settings, model and machine meet.
+"""Replaces "auto" by values: the only module that combines settings, model and machine.
 
-The device's free memory is shared out in this order:
+The device's free memory is divided in this order:
 
     |<------------------------------- free -------------------------------->|
     | weights | work (activations, logits, libraries) |   KV cache   | left |
 
-The KV cache takes a share of what weights and work leave: 90 % on a GPU, which is ours alone; 50 %
-on a CPU, whose memory others use too, and there no more than 4 GB unless a single context needs
-more. Nowhere does it take more than `max_running_requests` whole contexts can fill.
-`--memory-fraction F` replaces the share: weights and KV cache take F of what is free. `--kv-tokens
-N` replaces the whole rule. A context that was not asked for is cut to what fits.
+The KV cache takes a share of the memory that weights and work leave: 90 % on a GPU, which only weft
+uses; 50 % on a CPU, whose memory other processes also use, and there at most 4 GB unless a single
+context needs more. It never takes more than `max_running_requests` whole contexts can fill.
+`--memory-fraction F` replaces the share: weights and KV cache take F of the free memory.
+`--kv-tokens N` replaces the whole rule. A context length that the user did not set is cut to fit.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from weft.config.windows import TYPICAL_LEN, KvPools, one_pool, two_pools, with_
 GB = 1_000_000_000
 
 KV_SHARE = {"cpu": 0.5, "cuda": 0.9}
-LARGEST_KV_SHARE = 0.9  # for a context that the user asked for
+LARGEST_KV_SHARE = 0.9  # for a context length that the user set
 CPU_KV_BYTES = 4 * GB
 MIN_RUNNING = 4
-MIN_CONTEXT = 512  # a context that is cut to fit does not become shorter
+MIN_CONTEXT = 512  # minimum length of a context that is cut to fit
 
-# While a piece of a prompt runs, everybody else waits for the next token; but the matrix products
-# reach full speed only from some length on.
-# On a CPU that is at about 256 rows, and 512 take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
+# While a piece of a prompt runs, all other requests wait for their next token; but matrix products
+# reach full speed only from a certain length on.
+# On a CPU that is about 256 rows; 512 rows take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
 CHUNK_LEN = {"cpu": 512, "cuda": SMALL_CHUNK_LEN}  # a large GPU: `chunk_len`
 
 PAGE_SIZE = {
     "cpu": 16,
     "cuda": 1,
-}  # our kernels for GPUs read a page of one token as fast as any other
+}  # weft's GPU kernels read pages of one token as fast as larger pages
 
 KV_DTYPES = {
     "auto": "",
@@ -78,10 +78,10 @@ LIBRARY_BYTES = {
     "cuda": 800_000_000,
 }  # torch, its context and its own workspaces
 
-# In one step on a CPU: what is between two layers then stays in the cache.
+# Tokens in one step on a CPU, so that the values between two layers stay in the processor's cache.
 ENCODER_STEP_TOKENS = 1_024
-# Streams beside which prompts are computed then have their tokens at a third of the usual speed at
-# the least, for some steps take a little longer than expected.
+# While prompts are computed beside them, streams then get their tokens with at least a third of the
+# usual speed; 2.5 and not 3, because some steps take a little longer than expected.
 MAX_SLOWDOWN = 2.5
 NOT_FOR_ENCODERS = (
     "kv_tokens",
@@ -101,7 +101,7 @@ NOT_FOR_ENCODERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """Where the device's memory goes."""
+    """The use of the device's memory."""
 
     free_bytes: int
     weight_bytes: int
@@ -109,7 +109,7 @@ class Sizing:
     kv_tokens: int
     pools: KvPools
     context_length: int
-    note: str = ""  # what was cut to fit
+    note: str = ""  # what was cut to fit, as a text
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -122,12 +122,12 @@ class Sizing:
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of layers with windows, where these have a pool of their own."""
+        """Tokens in the pool of layers with windows; 0 without such a pool."""
         return self.pools.window_tokens(self.kv_tokens)
 
     @property
     def state_slots(self) -> int:
-        """States of layers that keep one, where a model has such layers."""
+        """Number of kept states; 0 if no layer keeps a state."""
         return self.pools.state_slots(self.kv_tokens)
 
     def __str__(self) -> str:
@@ -152,18 +152,18 @@ class Sizing:
 
 
 class Resolved(NamedTuple):
-    config: EngineConfig  # with no "auto" left
+    config: EngineConfig  # no "auto" left
     sizing: Sizing
 
 
 def resolve(
     config: EngineConfig, model: ModelConfig, machine: Machine, draft: ModelConfig | None = None
 ) -> Resolved:
-    """The settings with every "auto" filled in for this model on this machine. `draft` is the model
-    of `--draft-model`.
+    """The settings with every "auto" replaced for this model on this machine. `draft`: the model of
+    `--draft-model`.
 
-    Raises SettingsError for settings that contradict each other or the model,
-    and for too little memory.
+    Raises SettingsError for settings that contradict each other or the model, and for too little
+    memory.
     """
     device = _device(config.device, machine)
     check_device(config, device, machine.gpus)
@@ -173,7 +173,7 @@ def resolve(
         quantize = quantize_by_default(model, device, machine.gpus)
         by_torch = _computes_by_torch(config) or not machine.has_kernels
         if quantize == STORED and by_torch:
-            quantize = "none"  # torch widens codes
+            quantize = "none"  # torch expands codes
         config = replace(config, quantize=quantize)
     model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
     filled = replace(
@@ -203,14 +203,14 @@ def resolve(
     check_draft_model(filled, draft, _no_draft_model(filled, model))
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
-    # Nodes hold equal parts: what fits into all of them together fits into each.
+    # Nodes hold equal parts: a part fits into each node if the whole fits into all together.
     free = machine.free_bytes * config.nnodes
     if device == "cuda":
         free = machine.gpus[0].free_bytes
     if model.is_encoder:
         return _encoder(config, filled, model, free)
     if model.pooling is not None and model.pooling.kind == "mean":
-        filled = replace(filled, prefix_cache=False)  # every token of a prompt counts
+        filled = replace(filled, prefix_cache=False)  # the mean needs every token of a prompt
     sizing = _sizing(config, filled, model, free, draft)
     typical = min(sizing.context_length, TYPICAL_LEN)
     fitting = sizing.kv_tokens // typical
@@ -225,7 +225,7 @@ def resolve(
         kv_tokens=sizing.kv_tokens,
         context_length=sizing.context_length,
         max_running_requests=running,
-        # Of whole pages: what is computed back from it is exact.
+        # The ratio of whole pages, so that `window_tokens` computes the exact number from it.
         swa_full_tokens_ratio=in_windows / sizing.kv_tokens,
         max_mamba_cache_size=sizing.state_slots,
     )
@@ -242,8 +242,9 @@ def resolve(
 
 
 def _overlaps(config: EngineConfig, device: str) -> bool:
-    """Whether the next step is planned while one runs. On a CPU both share its cores, unless the
-    one that runs is at another stage; a draft model needs to know all tokens."""
+    """Whether the next step is planned while one runs. Default: not on a CPU, where both share the
+    cores, unless the running step is at another stage; and not with a draft model, which needs to
+    know all tokens."""
     if config.overlap is not None:
         return config.overlap
     is_apart = device == "cuda" or config.pp_size > 1
@@ -251,16 +252,14 @@ def _overlaps(config: EngineConfig, device: str) -> bool:
 
 
 def window_tokens(config: EngineConfig) -> int:
-    """The size of the pool of layers with windows; 0: they share that of all layers. `config` is
+    """Tokens in the pool of layers with windows; 0: all layers share one pool. `config` is
     resolved."""
     num_pages = config.kv_tokens / config.page_size * config.swa_full_tokens_ratio
     return round(num_pages) * config.page_size
 
 
 def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """The model with the types that the settings choose for weights and KV,
-    and for what they choose it.
-    """
+    """The model with the task of the settings, and with their types of weights and KV."""
     pooling = model.pooling
     if config.task == "generate":
         pooling = None
@@ -278,7 +277,7 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people: 16.4 GB, 512 MB, 4 kB."""
+    """A number of bytes as a text: 16.4 GB, 512 MB, 4 kB."""
     if num_bytes >= GB:
         return f"{num_bytes / GB:.1f} GB"
     if num_bytes >= 1e6:
@@ -287,14 +286,14 @@ def size(num_bytes: float) -> str:
 
 
 def count(num_parameters: int) -> str:
-    """Parameters for people: 0.6 B, 11.4 M."""
+    """A number of parameters as a text: 0.6 B, 11.4 M."""
     if num_parameters >= 5e8:
         return f"{num_parameters / 1e9:.1f} B"
     return f"{num_parameters / 1e6:.1f} M"
 
 
 def parameters(model: ModelConfig) -> str:
-    """The parameters of a model for people; of one with experts, also those that a token uses."""
+    """The parameters of a model as a text; with experts, also the parameters that a token uses."""
     told = count(model.num_parameters)
     if model.has_experts:
         told += f", {count(model.num_active_parameters)} active"
@@ -304,7 +303,7 @@ def parameters(model: ModelConfig) -> str:
 def _check_encoder_format(
     config: EngineConfig, model: ModelConfig, device: str, *, has_kernels: bool
 ) -> None:
-    """Raises SettingsError if an encoder is to be kept in a format that nothing here computes."""
+    """Raise SettingsError if the encoder's format cannot be computed here."""
     if config.quantize_encoder == "none":
         return
     asked = f"--quantize-encoder is {config.quantize_encoder}"
@@ -317,7 +316,7 @@ def _check_encoder_format(
 
 
 def _check_latent(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError for a type of KV in which latents are not kept."""
+    """Raise SettingsError for a type of KV that is not supported for latents."""
     if model.latent is not None and config.kv_dtype not in LATENT_KV_DTYPES:
         raise SettingsError(
             f"--kv-dtype is {config.kv_dtype}, but {model.name} keeps one vector for all heads "
@@ -326,7 +325,8 @@ def _check_latent(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _check_split(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises SettingsError if prefills are to be split by layers, and the model's cannot be."""
+    """Raise SettingsError if prefills should be split by layers, but this model does not allow
+    it."""
     if not config.split_prefill_layers:
         return
     why = ""
@@ -381,7 +381,7 @@ def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Memory for all adapters that may be loaded."""
+    """Bytes of memory for all adapters that may be loaded."""
     if not config.max_loaded_loras:
         return 0
     return config.max_loaded_loras * adapter_bytes(
@@ -390,7 +390,7 @@ def _adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _task(asked: str, model: ModelConfig) -> str:
-    """What a model is used for."""
+    """The task of the model. Raises SettingsError if the model does not support `asked`."""
     own = "generate"
     if model.pooling is not None:
         own = model.pooling.task
@@ -408,8 +408,8 @@ def _task(asked: str, model: ModelConfig) -> str:
 def _encoder(
     asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
 ) -> Resolved:
-    """The settings of a model without KV. Slots are counted as everywhere, so that the scheduler is
-    the same; there are enough for all requests that may run, and no memory behind them.
+    """The settings of a model without KV. Slots are counted like everywhere, so that the scheduler
+    is the same; there are enough slots for all running requests, and they have no memory.
     """
     default = EngineConfig()
     for name in NOT_FOR_ENCODERS:
@@ -460,7 +460,7 @@ def _device(asked: str, machine: Machine) -> str:
 
 
 def _computes_by_torch(config: EngineConfig) -> bool:
-    """Whether the user wants what our CPU kernels do not do."""
+    """Whether the settings choose torch, or something that weft's CPU kernels do not support."""
     has_kernels = config.kernels != "torch" and config.attention_backend == "auto"
     return not has_kernels or config.dtype == "float16"
 
@@ -471,7 +471,7 @@ def _dtype(asked: str, stored: str, device: str) -> str:
     if device == "cuda" and stored == "float32":
         return "bfloat16"  # twice as much fits, and products are many times faster
     if device == "cpu" and stored == "float16":
-        return "bfloat16"  # products in float16 are 5 to 8 times slower here from a few rows on
+        return "bfloat16"  # float16 products are 5 to 8 times slower here from a few rows on
     return stored
 
 
@@ -485,7 +485,8 @@ def _context_length(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _chunk_len(config: EngineConfig, machine: Machine) -> int:
-    """`config` has its device and page size."""
+    """Tokens of a prompt in one step. `config` has its device and page size. Raises
+    SettingsError."""
     usual = chunk_len(machine.gpus[0]) if config.device == "cuda" else CHUNK_LEN["cpu"]
     chunk = config.chunked_prefill_size or max(usual, config.page_size)
     if 0 < chunk < config.page_size:
@@ -497,8 +498,9 @@ def _chunk_len(config: EngineConfig, machine: Machine) -> int:
 
 
 def _max_slowdown(config: EngineConfig) -> float:
-    """`config` has its chunk. Where steps are not mixed, every piece of a prompt costs a step more,
-    so that prompts would wait for long.
+    """The factor by which prompts may slow down streams; -1: no limit. `config` has its chunk. If
+    steps are not mixed, every piece of a prompt costs a further step, so a limit would let prompts
+    wait for long.
     """
     if config.max_slowdown:
         return config.max_slowdown
@@ -509,14 +511,14 @@ def _max_slowdown(config: EngineConfig) -> float:
 
 
 def _speculative(config: EngineConfig, model: ModelConfig) -> str:
-    """`config` has its device."""
+    """The sources of drafts. `config` has its device. Raises SettingsError."""
     if config.ngram_min > config.ngram_max:
         raise SettingsError(
             f"--ngram-min is {config.ngram_min}, above --ngram-max ({config.ngram_max})"
         )
     hindrance = _no_drafts(config, model)
     if config.speculative == AUTO:
-        # What drafts bring on a GPU has not been measured.
+        # The gain of drafts on a GPU has not been measured.
         is_off = hindrance or config.device == "cuda"
         return OFF if is_off else all_sources(config.draft_model)
     if parse_draft_sources(config.speculative, "--speculative") and hindrance:
@@ -527,7 +529,7 @@ def _speculative(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
-    """Why no tokens can be guessed; "" if they can."""
+    """The reason why drafts are impossible; "" if they are possible."""
     if config.split_prefill_layers:
         return (
             "there are no drafts while prefills are split (--split-prefill-layers is "
@@ -541,7 +543,7 @@ def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
-    """Why no other model can guess; "" if one can."""
+    """The reason why a draft model cannot be used; "" if it can."""
     if config.device == "cuda":
         return "a draft model runs on a CPU only, and --device is cuda"
     if config.overlap:
@@ -556,9 +558,8 @@ def _sizing(
     free_bytes: int,
     draft: ModelConfig | None,
 ) -> Sizing:
-    """Share out `free_bytes`. `config` is `asked` with device, dtype,
-    context and chunk filled in.
-    """
+    """Divide `free_bytes`. `config` is `asked` with device, dtype, context and chunk filled in.
+    Raises SettingsError if memory is too small."""
     weights = model.weights_bytes - elsewhere_bytes(config, model)
     work = num_ranks(config) * _work_bytes(config, model) + _adapters_bytes(config, model)
     pools = _with_states(_pools(asked, config, model), config, model)
@@ -569,7 +570,7 @@ def _sizing(
     rest = free_bytes - weights - work
     kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
     if pools.window and pools.window_tokens(kv_tokens) >= kv_tokens:
-        # Two pools would take more than one.
+        # Two pools would take more memory than one.
         pools = one_pool(model, config.page_size)
         kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
     context = min(config.context_length, kv_tokens)
@@ -589,9 +590,9 @@ def _sizing(
 
 
 def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvPools:
-    """Whether layers with windows get a pool of their own. Our kernels for GPUs read one table of
-    slots for all layers, and so does attention for the code of transformers. Beside layers that
-    keep a state, those with windows share the pool of all."""
+    """The pools of KV: one, or a second one for layers with windows. There is only one on a GPU,
+    whose kernels read one table of slots for all layers; for the code of transformers, whose
+    attention does the same; and in models with layers that keep a state."""
     has_one_table = config.device != "cpu" or bool(model.library_config or model.state_bytes)
     if config.disable_hybrid_swa_memory or has_one_table:
         return one_pool(model, config.page_size)
@@ -627,18 +628,18 @@ def _kv_tokens(
     free_bytes: int,
     weights: int,
 ) -> int:
-    """The size of the KV cache: as it was given, or what its bytes have room for."""
+    """Tokens of the KV cache: the user's number in whole pages, or as many as its bytes hold."""
     if asked.kv_tokens:
         return _whole_pages(asked.kv_tokens, config)
     fitting = pools.fitting(_kv_budget(asked, config, pools, weights, rest, free_bytes))
-    # Where every layer has a window, the other pool takes no memory at all.
+    # If every layer has a window, the other pool takes no memory, and `fitting` has no limit.
     return min(fitting, _most_tokens(config))
 
 
 def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Memory for what lives during a step: activations of the longest piece of prompt, logits, and
-    the libraries; for what stays encoded of pictures; on a GPU also the graphs, which have
-    activations of their own, and the table of slots.
+    """Bytes of memory during a step: activations of the longest piece of a prompt, logits,
+    libraries, and encoded pictures that are kept; on a GPU also graphs, which have their own
+    activations, and the table of slots.
     """
     tokens = config.context_length
     if config.chunked_prefill_size > 0:
@@ -649,7 +650,7 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
         tokens += max((*graph_sizes(config), *prompt_graph_sizes(config)), default=0)
         if (
             config.quantize == "int4"
-        ):  # widened at each use: 10 bytes for each weight of the largest matrix
+        ):  # expanded at each use: 10 bytes per weight of the largest matrix
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
     activations = tokens * (4 * model.hidden_size + model.inner_size + model.mixer_size) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
@@ -668,13 +669,13 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def encoded_bytes(model: ModelConfig) -> int:
-    """Of the vectors that stand for one token of a picture, in float32."""
+    """Bytes of the vectors of one token of a picture, in float32."""
     return 4 * model.hidden_size * (1 + model.decoder.deepstack)
 
 
 def _draft_work_bytes(config: EngineConfig, draft: ModelConfig) -> int:
-    """Memory of a draft model besides its weights and the K and V of known tokens: for what lives
-    during a step, and for K and V of its drafts."""
+    """Bytes of memory of a draft model besides its weights and the K and V of known tokens: its
+    work during a step, and K and V of its drafts."""
     num_drafts = (config.max_running_requests or MAX_RUNNING) * config.max_draft
     work = _work_bytes(config, draft) - LIBRARY_BYTES[config.device]
     return work + num_drafts * draft.kv_bytes_per_token
@@ -688,7 +689,7 @@ def _kv_budget(
     rest: int,
     free_bytes: int,
 ) -> int:
-    """Bytes for the KV cache when its size was not given. `rest` is what weights and work leave."""
+    """Bytes for the KV cache if the user gave no size. `rest`: bytes left by weights and work."""
     one_context = pools.num_bytes(_whole_pages(config.context_length, config))
     useful = pools.num_bytes(_most_tokens(config))
     if asked.memory_fraction:
@@ -702,7 +703,7 @@ def _kv_budget(
 
 
 def _most_tokens(config: EngineConfig) -> int:
-    """Tokens of as many whole contexts as may run: more is not needed."""
+    """Tokens of all requests that may run, each with a whole context: more are not needed."""
     num_requests = config.max_running_requests or MAX_RUNNING
     return num_requests * _whole_pages(config.context_length, config)
 
@@ -714,9 +715,8 @@ def _whole_pages(num_tokens: int, config: EngineConfig) -> int:
 def _check_fit(
     asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing
 ) -> None:
-    """Raise SettingsError if weights, work and the smallest
-    useful KV cache are more than there is.
-    """
+    """Raise SettingsError if weights, work and the smallest useful KV cache do not fit into
+    memory."""
     shortest = asked.context_length or min(config.context_length, MIN_CONTEXT)
     if asked.context_length and 0 < asked.kv_tokens < asked.context_length:
         raise SettingsError(
@@ -745,9 +745,8 @@ def _check_fit(
 def _cure(
     asked: EngineConfig, config: EngineConfig, sizing: Sizing, fitting: int, shortest: int
 ) -> str:
-    """The option that makes it fit. `fitting`: tokens there is room for;
-    `shortest`: the least that is useful.
-    """
+    """A sentence that names the option that makes the model fit. `fitting`: tokens that fit;
+    `shortest`: tokens of the shortest useful context."""
     if fitting >= config.page_size:
         if asked.kv_tokens:
             return f"Lower --kv-tokens: {fitting:,} fit."

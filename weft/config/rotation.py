@@ -1,5 +1,5 @@
-"""A queue in which tenants take turns, whatever each of them puts in. What one tenant puts in keeps
-its order, but that long work may be passed over.
+"""A queue in which tenants take turns, however many items each has. The items of one tenant keep
+their order, except that long items may be skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Rotation(Generic[T]):
     def __init__(self) -> None:
         self._waiting: dict[
             str, deque[tuple[T, bool]]
-        ] = {}  # by tenant; the first tenant is the next
+        ] = {}  # by tenant; the first tenant has the next turn
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -23,8 +23,8 @@ class Rotation(Generic[T]):
         self._waiting.setdefault(tenant, deque()).append((item, is_long))
 
     def take(self, *, with_long: bool) -> T | None:
-        """The oldest item of the tenant that is next, which then moves to the end; None if there is
-        no item. Without `with_long`, long items are skipped.
+        """Take the oldest item of the tenant that has the next turn; the tenant then moves to the
+        end. None if there is no item. Without `with_long`, long items are skipped.
         """
         for tenant, queue in self._waiting.items():
             for place, (item, is_long) in enumerate(queue):
@@ -37,7 +37,7 @@ class Rotation(Generic[T]):
         return None
 
     def remove(self, tenant: str, item: T) -> bool:
-        """Whether it was there."""
+        """Remove an item. Returns whether it was in the queue."""
         queue = self._waiting.get(tenant, deque())
         for place, (other, _) in enumerate(queue):
             if other is item:

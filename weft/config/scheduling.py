@@ -1,11 +1,11 @@
-"""The options of the scheduler: each is declared here, once, and used in `weft/scheduler/`.
+"""The options of the scheduler: declared once, here, and used in `weft/scheduler/`.
 
-    SchedulingOptions ─┬─▶ EngineConfig        as users write them; `resolve` fills in the zeros
+    SchedulingOptions ─┬─▶ EngineConfig        as users write them; `resolve` replaces zeros
                        └─▶ SchedulerSettings   the same fields in the scheduler, with values
 
 A new option is a field here and the line of the scheduler that reads it
-(docs/contribute/scheduler-option.md). `weft sim` has it too, and one that is `changeable` can be
-changed while the engine runs. Knows nothing of how the scheduler uses a value.
+(docs/contribute/scheduler-option.md). `weft sim` has it too; a `changeable` option can be changed
+while the engine runs. Knows nothing of the scheduler's use of a value.
 """
 
 from __future__ import annotations
@@ -238,5 +238,5 @@ class SchedulingOptions:
 
 
 def scheduling_values(config: SchedulingOptions) -> JsonObject:
-    """What `config` says about scheduling, by name, for another class with these options."""
+    """The scheduling options in `config`, by name, for another class with these options."""
     return {item.name: getattr(config, item.name) for item in fields(SchedulingOptions)}

@@ -1,4 +1,4 @@
-"""`--speculative-config`: what vLLM says of drafts in JSON, as weft's own options.
+"""`--speculative-config`: translates vLLM's JSON settings of drafts into weft's options.
 
 {"method": "draft_model", "model": "weft-nano-draft", "num_speculative_tokens": 4}
 {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -14,7 +14,7 @@ from weft.json_types import JsonObject
 
 FLAG = "--speculative-config"
 METHOD = "method"
-OPTIONS = {  # by key
+OPTIONS = {  # vLLM's key → weft's option
     "model": "draft_model",
     "num_speculative_tokens": "max_draft",
     "prompt_lookup_max": "ngram_max",
@@ -23,7 +23,7 @@ OPTIONS = {  # by key
 
 
 def with_speculative_config(config: EngineConfig) -> EngineConfig:
-    """The settings with what stands in `--speculative-config`. Raises SettingsError."""
+    """The settings with the values from `--speculative-config`. Raises SettingsError."""
     if not config.speculative_config:
         return config
     content = read_object(FLAG, config.speculative_config, (METHOD, *OPTIONS))
@@ -36,7 +36,8 @@ def with_speculative_config(config: EngineConfig) -> EngineConfig:
 
 
 def _method(content: JsonObject) -> str:
-    """The sources of drafts: of a method that is not named, what the keys are for."""
+    """The sources of drafts that `method` names; without a method, the source that the keys
+    imply. Raises SettingsError."""
     method = content.get(METHOD)
     if method is None:
         return MODEL if "model" in content else "ngram"

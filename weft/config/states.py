@@ -1,10 +1,10 @@
-"""How many states are kept beside K and V, of layers that keep one for each sequence.
+"""Computes how many states are kept beside K and V, for layers that keep one state per sequence.
 
     num_bytes = kv_tokens * bytes_per_token + slots(kv_tokens) * bytes_per_slot
 
-A running request has one state, and the prefix cache keeps those of earlier prompts and outputs: a
-prompt is found no further than a state is. So both take a part of the memory, in bytes. It knows no
-device and no setting.
+A running request has one state, and the prefix cache keeps states of earlier prompts and outputs: a
+cached prefix can be used only up to a position with a state. So K and V and the states each get a
+part of the memory, in bytes. This module knows no device and no setting.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import replace
 from weft.config.model import ModelConfig
 from weft.config.windows import TYPICAL_LEN, KvPools, StateShare
 
-# Bytes of states for a byte of K and V. Where a state is as large as K and V of 1,600 tokens, one
-# is kept for 3,200 tokens: chats of that length are found again, each up to its end.
+# Bytes of states per byte of K and V. If a state is as large as K and V of 1,600 tokens, one state
+# is kept per 3,200 tokens: chats of that length are found again, each up to its end.
 DEFAULT_RATIO = 0.5
-# Where states are small, no more than these for a short request: its own, its last copy, and one
-# that the cache keeps of an earlier end.
+# Limit for small states, per short request: its own state, its last copy, and one that the cache
+# keeps at an earlier end.
 STATES_PER_REQUEST = 3
-LEAST_SLOTS = 4  # unless others are asked for: two requests, and what they begin behind
+LEAST_SLOTS = 4  # without a setting: two requests, and the states that they continue
 
 
 def with_states(

@@ -1,8 +1,9 @@
-"""The token that a tokenizer says ends a text or a turn. Files that are missing or broken say
-nothing here: whoever loads the tokenizer tells what is wrong with them.
+"""Finds the token that ends a text or a turn, as the tokenizer's files name it. Missing or broken
+files are ignored here: the code that loads the tokenizer reports them.
 
-`tokenizer_config.json` or `special_tokens_map.json` has its name, `tokenizer.json` its id.
-Fine-tunes often change only the former: their `config.json` still names the end of the base model.
+`tokenizer_config.json` or `special_tokens_map.json` has the token's name, `tokenizer.json` its id.
+Fine-tuned models often change only the former: their `config.json` still has the end token of the
+base model.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ from weft.json_types import JsonObject
 
 
 def turn_end_id(folder: Path) -> int | None:
-    """The id of the tokenizer's `eos_token`.
-    None if it names none, or one that it does not have.
-    """
+    """The id of the tokenizer's `eos_token`; None if it names none, or one that is not in it."""
     content = _turn_end(folder)
     if content is None:
         return None
@@ -46,8 +45,8 @@ def _turn_end(folder: Path) -> str | None:
 
 
 def _parts(path: Path) -> JsonObject:
-    """The values of a JSON object as they are written: most of a tokenizer is not looked at."""
-    import msgspec  # here: the help of the command line does without it
+    """The values of a JSON object, not decoded: most values of a tokenizer are not needed."""
+    import msgspec  # imported here: the help of the command line does not need it
 
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
@@ -56,7 +55,7 @@ def _parts(path: Path) -> JsonObject:
 
 
 def _value(written: Any) -> Any:
-    """The value of one of them; None for none, and for one that cannot be read."""
+    """A decoded value; None if it is missing or cannot be read."""
     import msgspec
 
     try:

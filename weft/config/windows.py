@@ -1,11 +1,11 @@
-"""How KV memory is shared between layers that see everything and layers with a sliding window.
+"""Divides KV memory between layers that see all tokens and layers with a sliding window.
 
     num_bytes = kv_tokens * bytes_per_token + window_tokens(kv_tokens) * window_bytes
 
-Layers with windows need what the running requests see and what the prefix cache keeps at the ends
-of sequences. How much that is for a token of the other pool depends on how long requests are:
-`ratio`. Where all layers have windows the other pool takes no memory; its pages are numbers only.
-It knows no device and no setting.
+Layers with windows need the tokens that running requests see and those that the prefix cache keeps
+at the ends of sequences. Their number per token of the other pool, `ratio`, depends on the length
+of requests. If all layers have windows, the other pool takes no memory; its pages are only numbers.
+This module knows no device and no setting.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 
 from weft.config.model import ModelConfig
 
-TYPICAL_LEN = 512  # tokens of one request, to guess how many of them a KV cache will hold
-TYPICAL_PART = 8  # requests are longer where contexts are: so much of a context
-# Windows of a request: the one that it sees, and those that the cache keeps of earlier ends.
+TYPICAL_LEN = 512  # tokens of one request, to estimate how many requests a KV cache holds
+TYPICAL_PART = 8  # with long contexts, a typical request has 1/8 of a context
+# Windows per request: the one that it sees, and one that the cache keeps at an earlier end.
 WINDOWS_PER_REQUEST = 2
 LARGEST = 1 << 40  # tokens: more than any pool has
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateShare:
-    """States beside K and V, of layers that keep one for each sequence."""
+    """The states beside K and V, of layers that keep one state per sequence."""
 
     bytes_per_slot: int
-    least: int  # slots
-    per_token: float  # slots for a token of KV
+    least: int  # minimum of slots
+    per_token: float  # slots per token of KV
 
     def slots(self, kv_tokens: int) -> int:
         return max(self.least, int(kv_tokens * self.per_token))
@@ -36,24 +36,24 @@ class StateShare:
 
 @dataclass(frozen=True, kw_only=True)
 class KvPools:
-    """What tokens of KV take. Without `window` there is one pool for all layers."""
+    """The memory of KV per token. Without `window` there is one pool for all layers."""
 
-    bytes_per_token: int  # in all layers, or in those without windows
+    bytes_per_token: int  # bytes in all layers, or with `window` in those without windows
     page_size: int
     window: int = 0  # tokens that the widest layer with a window sees; 0: one pool
-    window_bytes: int = 0  # of a token in layers with windows
-    least: int = 0  # window tokens without which a request could not run
-    ratio: float = 1.0  # of window tokens to others
+    window_bytes: int = 0  # bytes of a token in layers with windows
+    least: int = 0  # minimum of window tokens with which a request can run
+    ratio: float = 1.0  # window tokens per token of the other pool
     states: StateShare | None = None  # None: no layer keeps a state
 
     def window_tokens(self, kv_tokens: int) -> int:
-        """The size of the pool of layers with windows beside `kv_tokens` of the others."""
+        """Tokens in the pool of layers with windows, if the other pool has `kv_tokens`."""
         if not self.window:
             return 0
         return self._whole_pages(max(self.least, int(kv_tokens * self.ratio)))
 
     def state_slots(self, kv_tokens: int) -> int:
-        """The states that are kept beside `kv_tokens`."""
+        """Number of states beside `kv_tokens`."""
         return 0 if self.states is None else self.states.slots(kv_tokens)
 
     def num_bytes(self, kv_tokens: int) -> int:
@@ -80,12 +80,12 @@ class KvPools:
 
 
 def one_pool(model: ModelConfig, page_size: int) -> KvPools:
-    """All layers keep all tokens."""
+    """One pool, in which all layers keep all tokens."""
     return KvPools(bytes_per_token=model.kv_bytes_per_token, page_size=page_size)
 
 
 def with_draft(model: ModelConfig, draft: ModelConfig, page_size: int) -> KvPools:
-    """One pool, each slot of which has a token in all layers of a model and of its draft model."""
+    """One pool, in which each slot holds a token in all layers of a model and its draft model."""
     per_token = model.kv_bytes_per_token + draft.kv_bytes_per_token
     return KvPools(bytes_per_token=per_token, page_size=page_size)
 
@@ -99,11 +99,12 @@ def two_pools(
     ratio: float,
     is_given: bool,
 ) -> KvPools:
-    """Layers with windows keep no more than these, where that is less than a context; else one
-    pool.
+    """Two pools, in which layers with windows keep only their windows; one pool if windows are as
+    long as a context.
 
-    `chunk_len`: of prompts in one step, at most 0 if they are never cut. `ratio`: 0 takes what
-    requests of a typical length need. `is_given`: the size of the other pool is.
+    `chunk_len`: tokens of a prompt in one step; 0 or less if prompts are never cut. `ratio`: 0
+    computes it for requests of a typical length. `is_given`: the user gave the size of the other
+    pool.
     """
     windows = [model.window(layer) for layer in range(model.num_layers)]
     window = max(windows)
@@ -121,7 +122,7 @@ def two_pools(
     if not ratio:
         ratio = min(1.0, WINDOWS_PER_REQUEST * row / typical)
         if num_windowed == model.num_kv_layers and not is_given:
-            # All bytes are for windows; the other pool has numbers for the longest requests.
+            # Only windows take memory; the other pool has enough pages for the longest requests.
             ratio = min(ratio, row / context_length)
     return KvPools(
         bytes_per_token=model.kv_bytes_per_token - window_bytes,
@@ -134,9 +135,9 @@ def two_pools(
 
 
 def least_window_tokens(window: int, page_size: int, step_tokens: int) -> int:
-    """The fewest tokens of the window pool with which a request can run alone, in steps of
+    """The smallest window pool, in tokens, in which one request can run, in steps of
     `step_tokens`."""
-    # A cached window before the step, one after it, and pages that are begun.
+    # A cached window before the step, one after it, and partly filled pages.
     num_windows = 2 * -(-window // page_size)
     num_pages = num_windows + -(-max(step_tokens, 0) // page_size) + 4
     return num_pages * page_size

@@ -1,1 +1,1 @@
-"""The encoders of pictures, videos and sounds beside decoders, said in mechanisms."""
+"""The encoders of pictures, videos and sounds beside decoders, described by their mechanisms."""

@@ -1,5 +1,5 @@
-"""The towers of Gemma 3, of Idefics 3 and SmolVLM, and of LLaVA: an encoder of patches, and what
-makes tokens of the decoder of its output."""
+"""The towers of Gemma 3, of Idefics 3 and SmolVLM, and of LLaVA: an encoder of patches, and a
+projector that makes the decoder's tokens of its output."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Config = Mapping[str, Any]  # a `config.json`
 
 @dataclass(frozen=True, kw_only=True)
 class PictureSpec:
-    """What the towers here have in common."""
+    """The fields that all towers of this module share."""
 
     encoder: VitSpec
-    encoder_name: str  # of its tensors, within the base model
+    encoder_name: str  # name of its tensors, within the base model
     out_size: int  # hidden size of the decoder
-    num_tokens: int  # of a picture or tile
+    num_tokens: int  # tokens per picture or tile
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class PictureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledSpec(PictureSpec):
-    """Gemma 3: squares of patches become their mean, which is normed and multiplied with a
+    """Gemma 3: each square of patches becomes its mean, which is normed and multiplied by a
     matrix."""
 
     @property
@@ -67,7 +67,7 @@ class PooledSpec(PictureSpec):
 
     @property
     def pool(self) -> int:
-        """Patches of a side of such a square."""
+        """Patches per side of such a square."""
         return self.encoder.side // math.isqrt(self.num_tokens)
 
     @property
@@ -77,10 +77,10 @@ class PooledSpec(PictureSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledSpec(PictureSpec):
-    """Idefics 3 and SmolVLM: squares of patches stand one behind the other as one vector, which is
-    multiplied with a matrix."""
+    """Idefics 3 and SmolVLM: the patches of each square are concatenated to one vector, which is
+    multiplied by a matrix."""
 
-    shuffle: int  # patches of a side of such a square
+    shuffle: int  # patches per side of such a square
 
     @property
     def _num_projector_parameters(self) -> int:
@@ -89,7 +89,7 @@ class ShuffledSpec(PictureSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PerceptronSpec(PictureSpec):
-    """LLaVA: two matrices with an activation between."""
+    """LLaVA: two matrices with an activation between them."""
 
     activation: str
     has_bias: bool
@@ -100,8 +100,8 @@ class PerceptronSpec(PictureSpec):
 
 
 def gemma3(config: Config, out_size: int) -> PooledSpec | None:
-    """Of a `config.json` and the hidden size of its decoder; None: it has no encoder. Raises
-    UnsupportedModel."""
+    """The tower in a `config.json`; None if there is no encoder. `out_size`: hidden size of the
+    decoder. Raises UnsupportedModel."""
     vision = _vision(config)
     if not vision:
         return None
@@ -122,7 +122,7 @@ def gemma3(config: Config, out_size: int) -> PooledSpec | None:
 
 
 def idefics3(config: Config, out_size: int) -> ShuffledSpec | None:
-    """As `gemma3`."""
+    """Like `gemma3`."""
     vision = _vision(config)
     if not vision:
         return None
@@ -144,7 +144,7 @@ def idefics3(config: Config, out_size: int) -> ShuffledSpec | None:
 
 
 def llava(config: Config, out_size: int) -> PerceptronSpec | PixtralSpec | None:
-    """As `gemma3`."""
+    """Like `gemma3`."""
     vision = _vision(config)
     if not vision:
         return None
@@ -176,6 +176,6 @@ def llava(config: Config, out_size: int) -> PerceptronSpec | PixtralSpec | None:
 
 
 def _vision(config: Config) -> JsonObject:
-    """Its `vision_config`, without what is null."""
+    """The `vision_config`, without null values."""
     vision = get(config, "vision_config", dict, {})
     return {key: value for key, value in vision.items() if value is not None}

@@ -1,6 +1,6 @@
-"""The tower of Pixtral, and of Mistral from Small 3.1 on: an encoder of pictures of any size, whose
-patches are told apart by rotation alone, and two matrices that make tokens of them or of squares of
-them. Source: arXiv:2410.07073."""
+"""The tower of Pixtral, and of Mistral from Small 3.1 on: an encoder of pictures of any size, in
+which only a rotation encodes the positions of patches, and two matrices that make tokens of patches
+or of squares of patches. Source: arXiv:2410.07073."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class PixtralSpec:
     hidden_size: int
     inner_size: int
     out_size: int  # hidden size of the decoder
-    num_layers: int  # that are computed,
-    num_stored_layers: int  # and those that a checkpoint has
+    num_layers: int  # layers that are computed
+    num_stored_layers: int  # layers in a checkpoint
     num_heads: int
-    patch_size: int  # pixels of a side
-    usual_side: int  # pixels of the side of a large picture, for the memory that is set aside
-    theta: float  # of the rotation by row and column
-    activation: str  # of gates
-    # Patches of a side of the square that becomes a token, by a norm and a matrix of its own; 0:
-    # each patch does, without these.
+    patch_size: int  # pixels per side
+    usual_side: int  # pixels per side of a large picture, for the reserved memory
+    theta: float  # base of the rotation by row and column
+    activation: str  # activation of gates
+    # Patches per side of the square that becomes a token, by its own norm and matrix; 0: each patch
+    # becomes a token, without these.
     merge_size: int
     merge_norm_eps: float
     projector_activation: str
@@ -49,12 +49,12 @@ class PixtralSpec:
 
     @property
     def patch_values(self) -> int:
-        """Numbers of a patch."""
+        """Values of a patch."""
         return 3 * self.patch_size**2
 
     @property
     def token_side(self) -> int:
-        """Pixels of a side of what becomes a token."""
+        """Pixels per side of the square that becomes a token."""
         return self.patch_size * max(self.merge_size, 1)
 
     @property
@@ -67,7 +67,7 @@ class PixtralSpec:
 
     @property
     def num_work_floats(self) -> int:
-        # x, its norm, q, k, v and what attention gives; twice the patches, which are cut out.
+        # x, its norm, q, k, v and the output of attention; patches twice, because they are copied.
         of_patch = 6 * self.hidden_size + self.inner_size + 3 * self.patch_values
         num_patches: int = (self.usual_side // self.patch_size) ** 2
         return num_patches * of_patch
@@ -84,8 +84,8 @@ class PixtralSpec:
 
 
 def mistral3(config: Mapping[str, Any], out_size: int) -> PixtralSpec | None:
-    """Of a `config.json` and the hidden size of its decoder; None: it has no encoder. Raises
-    UnsupportedModel."""
+    """The tower in a `config.json`; None if there is no encoder. `out_size`: hidden size of the
+    decoder. Raises UnsupportedModel."""
     if not get(config, "vision_config", dict, {}):
         return None
     text = get(config, "text_config", dict, {})
@@ -108,7 +108,8 @@ def read_pixtral(
     merge_norm_eps: float = 0.0,
     projector_bias: bool,
 ) -> PixtralSpec:
-    """`patch_size` is that of a file without it."""
+    """The tower in a `config.json`. `patch_size`: default of a file without it. Raises
+    UnsupportedModel."""
     given = get(config, "vision_config", dict, {})
     vision = {key: value for key, value in given.items() if value is not None}
     require(vision, "num_channels", 3)

@@ -1,5 +1,5 @@
-"""The towers of the models of Qwen: encoders of pictures and videos of any size, squares of whose
-patches become tokens."""
+"""The towers of Qwen's models: encoders of pictures and videos of any size; squares of patches
+become tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from weft.json_types import JsonMapping, JsonObject
 
 Config = JsonMapping  # a `config.json`
 
-USUAL_PATCHES = 4_096  # of a picture, for the memory that is set aside
+USUAL_PATCHES = 4_096  # patches of a large picture, for the reserved memory
 USUAL_THETA = 10_000.0
-MAX_HEAD_DIM = 256  # of the kernels
+MAX_HEAD_DIM = 256  # limit of the kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlpNames:
-    """Tensors of two products with an activation between; of a gate, if it has one, and an up in
-    one product, and of a down."""
+    """The names of the tensors of a feed-forward part: an up, with its gate if there is one, and a
+    down; the activation is between them."""
 
     up: tuple[str, ...]
     down: str
@@ -31,29 +31,29 @@ class MlpNames:
 
 @dataclass(frozen=True, kw_only=True)
 class QwenTowerSpec:
-    name: str  # for people
+    name: str  # for users
     hidden_size: int
     inner_size: int
     out_size: int  # hidden size of the decoder
     num_layers: int
     num_heads: int
-    patch_size: int  # pixels of a side
-    time_size: int  # frames of a patch
-    merge_size: int  # patches of a side of the square that becomes a token
-    theta: float  # of the rotation by row and column
-    activation: str  # of the feed-forward part
-    has_rms_norm: bool  # else by mean and deviation
-    mlp: MlpNames  # of a layer; with a gate if there are two in `up`
+    patch_size: int  # pixels per side
+    time_size: int  # frames per patch
+    merge_size: int  # patches per side of the square that becomes a token
+    theta: float  # base of the rotation by row and column
+    activation: str  # activation of the feed-forward part
+    has_rms_norm: bool  # else norms by mean and deviation
+    mlp: MlpNames  # names in a layer; there is a gate if `up` has two names
     merger: MlpNames
     merger_norm: str
     patch_bias: bool = False
-    # Tokens of a side of the windows in which patches see each other, in all but some layers; 0:
-    # all patches of a frame do, in all.
+    # Tokens per side of the windows in which patches see each other, in all layers except
+    # `full_layers`; 0: all patches of a frame see each other, in all layers.
     window: int = 0
     full_layers: tuple[int, ...] = ()
-    position_side: int = 0  # of the square table of learnt positions; 0: there is none
-    # Layers behind which more of a token's vector is taken, for the first layers of the decoder;
-    # those that the encoder does not have have weights, and give nothing.
+    position_side: int = 0  # side of the square table of learnt positions; 0: there is none
+    # Layers after which further vectors of a token are taken, for the first layers of the decoder.
+    # A listed layer that the encoder does not have has weights, but gives no vectors.
     deepstack: tuple[int, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class QwenTowerSpec:
 
     @property
     def square(self) -> int:
-        """Patches of a token."""
+        """Patches per token."""
         return self.merge_size**2
 
     @property
@@ -85,7 +85,7 @@ class QwenTowerSpec:
 
     @property
     def num_work_floats(self) -> int:
-        # x, its norm, q, k, v and what attention gives; twice the patches.
+        # x, its norm, q, k, v and the output of attention; patches twice.
         values = 6 * self.time_size * self.patch_size**2
         return USUAL_PATCHES * (6 * self.hidden_size + self.inner_size + values)
 
@@ -100,8 +100,8 @@ class QwenTowerSpec:
 
 
 def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
-    """Of a `config.json` and the hidden size of its decoder; None: what it describes fits no
-    decoder of that size, or no kernel, and the text is served alone. Raises UnsupportedModel."""
+    """The tower in a `config.json`; None if it does not fit a decoder of hidden size `out_size`, or
+    no kernel computes it: then only text is served. Raises UnsupportedModel."""
     vision = _vision(config)
     hidden = size(vision, "embed_dim", 1_280)
     return _read(
@@ -121,7 +121,7 @@ def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
 
 
 def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
-    """As `qwen2_vl`."""
+    """Like `qwen2_vl`."""
     vision = _vision(config)
     patch_size = size(vision, "patch_size", 14)
     merge_size = size(vision, "spatial_merge_size", 2)
@@ -149,13 +149,13 @@ def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
 
 
 def qwen3_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
-    """As `qwen2_vl`."""
+    """Like `qwen2_vl`."""
     layers = _layers(_vision(config), "deepstack_visual_indexes", (8, 16, 24))
     return _qwen3(config, out_size, "Qwen3-VL", layers)
 
 
 def qwen3_5(config: Config, out_size: int) -> QwenTowerSpec | None:
-    """As `qwen2_vl`."""
+    """Like `qwen2_vl`."""
     return _qwen3(config, out_size, "Qwen3.5", ())
 
 
@@ -190,7 +190,8 @@ def _qwen3(
 def _read(
     vision: JsonMapping, made_for: int, out_size: int, depth: int = 32, **values: Any
 ) -> QwenTowerSpec | None:
-    """`made_for` is the size of its vectors, `depth` the number of layers of a file without it."""
+    """The tower; None if it does not fit. `made_for`: size of its output vectors. `depth`: default
+    number of layers."""
     require(vision, "in_channels", 3)
     rope = get(vision, "rope_parameters", dict, {})
     spec = QwenTowerSpec(
@@ -223,6 +224,6 @@ def _layers(vision: JsonMapping, key: str, default: tuple[int, ...]) -> tuple[in
 
 
 def _vision(config: Config) -> JsonObject:
-    """Its `vision_config`, without what is null."""
+    """The `vision_config`, without null values."""
     vision = get(config, "vision_config", dict, {})
     return {key: value for key, value in vision.items() if value is not None}

@@ -1,5 +1,5 @@
-"""The tower of Qwen2-Audio: Whisper's encoder of sounds, and a matrix that makes tokens of the
-decoder of its output."""
+"""The tower of Qwen2-Audio: Whisper's encoder of sounds, and a matrix that makes the decoder's
+tokens of its output."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from weft.config.config_json import get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 
-KERNEL = 3  # frames that a convolution reads at once
+KERNEL = 3  # frames that a convolution reads together
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperSpec:
-    """An encoder of the loudness in bands of pitch. Two convolutions, of which the second halves
-    the number of frames, come first; behind the layers, pairs of vectors become their mean."""
+    """An encoder of a mel spectrogram. Two convolutions come first, the second of which halves the
+    number of frames; after the layers, each pair of vectors becomes its mean."""
 
     num_bands: int
     hidden_size: int
     inner_size: int
     num_layers: int
     num_heads: int
-    num_positions: int  # of the longest sound, behind the convolutions
+    num_positions: int  # positions of the longest sound, after the convolutions
     activation: str = "gelu"
     out_size: int  # hidden size of the decoder
     norm_eps: float = 1e-5
@@ -50,7 +50,7 @@ class WhisperSpec:
 
     @property
     def num_work_floats(self) -> int:
-        # x, its norm, q, k, v and what attention gives, and the frames of both convolutions.
+        # x, its norm, q, k, v and the output of attention, and the frames of both convolutions.
         of_position = 6 * self.hidden_size + self.inner_size
         of_position += KERNEL * (2 * self.num_bands + self.hidden_size) + 2 * self.hidden_size
         return self.num_positions * of_position
@@ -66,7 +66,8 @@ class WhisperSpec:
 
 
 def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
-    """Of a `config.json` and the hidden size of its decoder. Raises UnsupportedModel."""
+    """The tower in a `config.json`. `out_size`: hidden size of the decoder. Raises
+    UnsupportedModel."""
     encoder = get(config, "audio_config", dict, {})
     require(encoder, "scale_embedding", False)
     require(encoder, "activation_function", "gelu")

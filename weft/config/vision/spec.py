@@ -1,7 +1,7 @@
-"""What is known of every encoder of pictures, videos or sounds (a tower) before it is built.
+"""The facts of every encoder of pictures, videos or sounds (a tower) before it is built.
 
-`config/families/` says which reader makes one of a `config.json` (`Family.tower`), and
-`models/vision/towers.py` which class computes it.
+`config/families/` names the reader that makes a tower of a `config.json` (`Family.tower`), and
+`models/vision/towers.py` the class that computes it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from weft.config.media import MediaRules
 
 
 class TowerSpec(Protocol):
-    """A frozen dataclass for each kind of tower."""
+    """A tower. Each kind of tower is a frozen dataclass with these properties."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it takes: image, video, audio."""
+        """The kinds of its inputs: image, video, audio."""
         ...
 
     @property
     def rules(self) -> MediaRules:
-        """What the scheduler must know of its tokens."""
+        """The scheduler's rules for its tokens."""
         ...
 
     @property
     def num_parameters(self) -> int:
-        """Its weights, with its projection to the decoder, without biases and norms."""
+        """Number of its weights, with its projection to the decoder, without biases and norms."""
         ...
 
     @property
     def num_work_floats(self) -> int:
-        """Numbers of float32 that live while the largest usual input is encoded."""
+        """Number of float32 values in memory while the largest usual input is encoded."""
         ...
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Beginnings of names, within the base model, of tensors that checkpoints have and it does
-        not compute with."""
+        """Prefixes of the names, within the base model, of tensors in checkpoints that the tower
+        does not use."""
         ...
 
     @property
     def told(self) -> str:
-        """What it is, for people."""
+        """A description for users."""
         ...

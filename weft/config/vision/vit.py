@@ -16,19 +16,19 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")
 class VitSpec:
     """An encoder of square pictures of one size."""
 
-    name: str  # for people: SigLIP, CLIP
+    name: str  # for users: SigLIP, CLIP
     hidden_size: int
     inner_size: int
-    num_layers: int  # that are computed,
-    num_stored_layers: int  # and those that a checkpoint has
+    num_layers: int  # layers that are computed
+    num_stored_layers: int  # layers in a checkpoint
     num_heads: int
-    image_size: int  # of a side, in pixels
+    image_size: int  # pixels per side
     patch_size: int
     norm_eps: float
     activation: str
     # CLIP: a learnt token before the patches, a norm before the first layer, no bias of patches.
     has_class_token: bool = False
-    has_last_norm: bool = True  # behind the last layer
+    has_last_norm: bool = True  # a norm after the last layer
 
     @property
     def head_dim(self) -> int:
@@ -36,7 +36,7 @@ class VitSpec:
 
     @property
     def side(self) -> int:
-        """Patches of a side."""
+        """Patches per side."""
         return self.image_size // self.patch_size
 
     @property
@@ -49,7 +49,7 @@ class VitSpec:
 
     @property
     def patch_values(self) -> int:
-        """Numbers of a patch."""
+        """Values of a patch."""
         return 3 * self.patch_size**2
 
     @property
@@ -60,12 +60,12 @@ class VitSpec:
 
     @property
     def num_work_floats(self) -> int:
-        # x, its norm, q, k, v and what attention gives; twice the patches, which are cut out.
+        # x, its norm, q, k, v and the output of attention; patches twice, because they are copied.
         of_patch = 6 * self.hidden_size + self.inner_size + 3 * self.patch_values
         return self.num_positions * of_patch
 
     def unread(self, prefix: str) -> tuple[str, ...]:
-        """Of a checkpoint whose encoder has this prefix."""
+        """`TowerSpec.unread` for a checkpoint whose encoder has this prefix."""
         names = [f"{prefix}.head."]
         idle = range(self.num_layers, self.num_stored_layers)
         names += [f"{prefix}.encoder.layers.{layer}." for layer in idle]
@@ -80,8 +80,8 @@ class VitSpec:
 
 
 def read_siglip(vision: JsonMapping, *, layer: int | None = None) -> VitSpec:
-    """Of a `vision_config`. `layer`: the hidden states that are taken, of which 0 stands before the
-    first layer and -1 behind the last; None: those behind the last norm."""
+    """The encoder in a `vision_config`. `layer`: the hidden states that are used, 0 before the
+    first layer, -1 after the last; None: those after the last norm. Raises UnsupportedModel."""
     num_layers = size(vision, "num_hidden_layers", 12)
     return _read(
         vision,
@@ -96,7 +96,7 @@ def read_siglip(vision: JsonMapping, *, layer: int | None = None) -> VitSpec:
 
 
 def read_clip(vision: JsonMapping, *, layer: int) -> VitSpec:
-    """As `read_siglip`. The norm behind the last layer is that of the class token alone."""
+    """Like `read_siglip`. The norm after the last layer is only for the class token, and unread."""
     num_layers = size(vision, "num_hidden_layers", 12)
     return _read(
         vision,
@@ -112,15 +112,15 @@ def read_clip(vision: JsonMapping, *, layer: int) -> VitSpec:
 
 
 def activation(config: JsonMapping, key: str, usual: str) -> str:
-    """The activation that a key names, one of those that encoders have; `usual`: without the
-    key."""
+    """The activation that a key names, `usual` without the key. Raises UnsupportedModel if it is
+    none of ACTIVATIONS."""
     require(config, key, *ACTIVATIONS)
     return get(config, key, str, usual)
 
 
 def layers_up_to(layer: int, num_layers: int) -> int:
-    """How many layers give the hidden states number `layer`, of which 0 stands before the first
-    layer and -1 behind the last."""
+    """The number of layers that compute the hidden states `layer`: 0 is before the first layer, -1
+    after the last. Raises BadConfig."""
     num = layer if layer >= 0 else num_layers + 1 + layer
     if not 0 < num <= num_layers:
         raise BadConfig(f"vision_feature_layer is {layer}; the encoder has {num_layers} layers")
