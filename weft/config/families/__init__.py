@@ -1,2 +1,1 @@
-"""What the `config.json` of each family means: one module per maker, `table.py` puts them
-together."""
+"""Readers of the `config.json` of each family: one module per maker; `table.py` combines them."""

@@ -1,5 +1,6 @@
-"""OLMo 1 has norms without weights. OLMo 2 and 3 have norms behind attention and the feed-forward
-part, and over all queries and all keys at once. OLMoE has the latter, and experts."""
+"""OLMo. OLMo 1 has norms without weights. OLMo 2 and 3 have norms after attention and the
+feed-forward part, and norms over all queries and over all keys. OLMoE has the latter, and
+experts."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def _olmo3(config: Config) -> DecoderSpec:
 
 
 def _olmo3_rope(config: Config, kind: str) -> RopeConfig:
-    """Older files have a scaling for the layers that see everything only."""
+    """The rotation of one kind of layers. Older files have a scaling only for the layers that see
+    all tokens."""
     if "rope_parameters" in config:
         return rope_by_type(config, kind, OLMO3_THETA)
     theta = number(config, "rope_theta", OLMO3_THETA, above=0.0)

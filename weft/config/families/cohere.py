@@ -1,5 +1,5 @@
-"""Command R and its successors: one norm by mean and deviation for attention and feed-forward part,
-which stand side by side. In Command R7B and A, layers that see everything have no positions."""
+"""Command R and its successors: attention and feed-forward part are parallel, with one norm by mean
+and deviation for both. In Command R7B and A, layers that see all tokens have no positions."""
 
 from __future__ import annotations
 

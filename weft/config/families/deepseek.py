@@ -1,6 +1,6 @@
-"""DeepSeek V2 and V3, and what computes as they do: attention by latents, and experts beside a part
-that all tokens share. Kimi K2 and Moonlight have the name of DeepSeek V3; Mistral 4 has queries
-that grow with their position, and a router by softmax."""
+"""DeepSeek V2 and V3, and models that compute like them: attention by latents, and experts beside a
+shared part. Kimi K2 and Moonlight have the class of DeepSeek V3; Mistral 4 has queries that grow
+with their position, and a router by softmax."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _latent(config: Config) -> LatentSpec:
 
 
 def _rope(config: Config, latent: LatentSpec, side_by_side: bool) -> RopeConfig:
-    """That of the rotated part alone."""
+    """The rotation of the rotated part of a head."""
     values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
-    # The whole of that part turns, whatever its share of a head is.
+    # The whole part rotates, whatever its share of a head is.
     values.pop("partial_rotary_factor", None)
     config = {**config, "head_dim": latent.rotated_dim, "partial_rotary_factor": 1.0}
     if _kind(values) == "longrope":
@@ -59,8 +59,8 @@ def _kind(values: Mapping[str, Any]) -> str:
 
 
 def _score_scale(config: Config, latent: LatentSpec) -> float:
-    """Of scores: YaRN's factor counts twice, once for queries and once for keys, and in the part
-    without positions, too."""
+    """The factor of scores. YaRN's factor is applied twice, for queries and for keys, and also to
+    the part without positions."""
     found = 1 / math.sqrt(latent.query_dim)
     values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
     refined = get(values, "mscale_all_dim", float, 0.0)
@@ -95,8 +95,8 @@ def _deepseek2(config: Config) -> DecoderSpec:
 
 
 def _softmax_experts(config: Config) -> MoeSpec:
-    """As DeepSeek V2 has them: weights are those of the softmax over all, and a group counts as
-    much as its best."""
+    """The experts of DeepSeek V2: weights come from the softmax over all experts, and a group is
+    chosen by its best expert."""
     method = get(config, "topk_method", str, GREEDY)
     if method not in (GREEDY, BY_GROUPS):
         raise UnsupportedModel(

@@ -1,5 +1,5 @@
-"""GPT-NeoX and Pythia: attention and feed-forward part side by side, each with a norm of its own.
-The rows of a head's query, key and value stand together in one tensor."""
+"""GPT-NeoX and Pythia: attention and feed-forward part are parallel, each with its own norm. In one
+tensor, the rows of a head's query, key and value are consecutive."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _gpt_neox(config: Config) -> DecoderSpec:
         norms=NormPlace.PARALLEL_TWO if is_parallel else NormPlace.PRE,
     )
     names = NAMES
-    if flag(config, "heads_are_apart"):  # in no config.json but ours (`config/gguf.py`)
+    if flag(config, "heads_are_apart"):  # only in weft's own config.json (`config/gguf.py`)
         names = replace(NAMES, qkv=QKV, qkv_by_head=False)
     return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=names)
 

@@ -1,4 +1,4 @@
-"""Reads the experts of a `config.json`, whose keys and routers several families share."""
+"""Reads the experts in a `config.json`. Several families share these keys and routers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.config.decoder import DecoderSpec, MoeSpec, RouterSpec
 from weft.config.families.family import Config, activation, flag, scale
 from weft.config.model_errors import UnsupportedModel
 
-MAX_EXPERTS = 1024  # that our kernels look at (`program.h`)
+MAX_EXPERTS = 1024  # limit of weft's kernels (`program.h`)
 
 
 def softmax_experts(
@@ -20,8 +20,8 @@ def softmax_experts(
     is_normed: bool = False,
     scores: str = "softmax",
 ) -> MoeSpec:
-    """Experts without a shared part. `inner` is the key of their size."""
-    # Releases of transformers differ in the key of one family.
+    """Experts without a shared part. `inner`: the key of their inner size."""
+    # Releases of transformers have different keys for one family.
     count = "num_experts"
     if config.get(count) is None:
         count = "num_local_experts"
@@ -39,8 +39,8 @@ def softmax_experts(
 
 
 def sigmoid_experts(config: Config) -> MoeSpec:
-    """Experts as those of DeepSeek V3: chosen by sigmoids with a bias, maybe in groups, beside a
-    part that all tokens share."""
+    """Experts like those of DeepSeek V3: chosen by sigmoids with a bias, optionally in groups,
+    beside a shared part."""
     router = RouterSpec(
         num_experts=size(config, "n_routed_experts"),
         num_chosen=size(config, "num_experts_per_tok"),
@@ -61,7 +61,7 @@ def sigmoid_experts(config: Config) -> MoeSpec:
 
 
 def checked(router: RouterSpec) -> RouterSpec:
-    """The same. Raises UnsupportedModel for numbers that do not fit together."""
+    """The same router. Raises UnsupportedModel if its numbers are inconsistent or too large."""
     if router.num_experts > MAX_EXPERTS:
         raise UnsupportedModel(
             f"a layer has {router.num_experts:,} experts; at most {MAX_EXPERTS:,} are supported"
@@ -104,8 +104,8 @@ def with_experts(
 
 
 def sparse_layers(config: Config, num_plain: int) -> Callable[[int], bool]:
-    """Which layers have experts: those that `mlp_layer_types` calls sparse, or, without that, those
-    behind the first `num_plain`."""
+    """A function that returns whether a layer has experts: the layers that `mlp_layer_types` calls
+    sparse; without that key, all layers after the first `num_plain`."""
     types = get(config, "mlp_layer_types", list, [])
 
     def has_experts(layer: int) -> bool:

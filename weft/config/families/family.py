@@ -1,5 +1,5 @@
-"""What a family is, and what the readers of several families share: activations, biases, kinds of
-layers."""
+"""The description of a family, and functions that the readers of several families share:
+activations, biases, kinds of layers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Config = JsonMapping  # a `config.json`
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What an architecture means beyond the keys of its `config.json`."""
+    """An architecture: its reader, and facts that its `config.json` does not contain."""
 
     read: Callable[[Config], DecoderSpec] | None = None  # None: an encoder
-    defaults: JsonMapping = field(default_factory=dict)  # of keys that a file may leave out
-    aliases: Mapping[str, str] = field(default_factory=dict)  # keys that it has under another name
+    defaults: JsonMapping = field(default_factory=dict)  # values of keys that a file may omit
+    aliases: Mapping[str, str] = field(default_factory=dict)  # usual key → its key in this family
     norm_eps_key: str = "rms_norm_eps"
-    positions_begin_after_padding: bool = False  # the first token's is "pad_token_id" + 1
-    # A `text_config` that says so ties the head to the embeddings, whatever the whole says: older
-    # releases wrote it there alone.
+    positions_begin_after_padding: bool = False  # the first position is "pad_token_id" + 1
+    # Whether a `text_config` with tied embeddings has priority over the whole config: older
+    # releases wrote this key only there.
     ties_by_text: bool = False
-    task: str = "generate"  # what the architecture is for: its head, or that it has none
-    # What it has beside its decoder for pictures, videos or sounds, of a whole `config.json` and
-    # the decoder's hidden size; None: nothing that is computed.
+    task: str = "generate"  # the task, by the head of the architecture, or by its absence
+    # Reads the tower of pictures, videos or sounds, from a whole `config.json` and the decoder's
+    # hidden size; None: weft computes none.
     tower: Callable[[Config, int], TowerSpec | None] | None = None
 
     @property
@@ -41,8 +41,8 @@ class Family:
 
 
 def activation(config: Config, allowed: Sequence[str] = ("silu",), key: str = "hidden_act") -> str:
-    """The activation of the feed-forward part, which must be one of `allowed`; the first is that
-    of a file without the key."""
+    """The activation of the feed-forward part; the first of `allowed` without the key. Raises
+    UnsupportedModel if it is none of `allowed`."""
     name = get(config, key, str, allowed[0])
     if name not in allowed:
         verb = "are" if len(allowed) > 1 else "is"
@@ -64,7 +64,7 @@ def layer_types(
     default: Callable[[int], str],
     kinds: tuple[str, str] = (FULL, SLIDING),
 ) -> list[str]:
-    """One of the kinds for each layer; `default` says it where the file does not."""
+    """The kind of each layer, one of `kinds`; `default` gives it if the file does not."""
     num_layers = size(config, "num_hidden_layers")
     types: list[str] = get(config, "layer_types", list, [])
     if not types:
@@ -93,7 +93,7 @@ def every(period: int) -> Callable[[int], str]:
 
 
 def window(config: Config, kind: str = SLIDING) -> int:
-    """The window of a layer of this kind; 0: it sees all tokens."""
+    """The window of a layer of this kind; 0: the layer sees all tokens."""
     if kind == FULL:
         return 0
     return max(get(config, "sliding_window", int, 0), 0)

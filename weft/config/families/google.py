@@ -1,8 +1,7 @@
-"""Gemma: norms times (1 + weight), embeddings times the root of their size, gates by gelu.
+"""Gemma: norms times (1 + weight), embeddings times the square root of their size, gates by gelu.
 
-Gemma 2 caps the scores of attention; VaultGemma is Gemma 2 without the norms behind its parts.
-Gemma 3n and 4, which are not implemented, have inputs for each layer, and layers that share K and
-V.
+Gemma 2 caps the scores of attention; VaultGemma is Gemma 2 without the norms after its parts.
+Gemma 3n and 4 are not implemented: they have inputs for each layer, and layers that share K and V.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ GELU = "gelu_pytorch_tanh"
 
 
 def _norm(config: Config) -> NormKind:
-    # A key of no config.json but ours (`config/gguf_architectures.py`).
+    # This key is only in weft's own config.json (`config/gguf_architectures.py`).
     if flag(config, "norm_weights_are_whole"):
         return NormKind.RMS_EXACT
     return NormKind.RMS_PLUS_ONE
 
 
 def _gemma(config: Config) -> DecoderSpec:
-    # The first releases say "gelu" and mean the other one.
+    # The first releases have "gelu" here, but mean the other gelu.
     activation(config, (GELU, "gelu"))
     bias = flag(config, "attention_bias")
     layer = LayerSpec(
@@ -115,7 +114,7 @@ def _gemma3(config: Config) -> DecoderSpec:
 
 
 def _with_two_norms(config: Config, layers: tuple[LayerSpec, ...]) -> DecoderSpec:
-    """Gemma 2 and 3: a norm before and behind each part of a layer, and a cap of logits."""
+    """Gemma 2 and 3: a norm before and after each part of a layer, and a cap of logits."""
     return DecoderSpec(
         layers=layers,
         norm=_norm(config),
@@ -126,8 +125,8 @@ def _with_two_norms(config: Config, layers: tuple[LayerSpec, ...]) -> DecoderSpe
 
 
 def _gemma3_rope(config: Config, kind: str) -> RopeConfig:
-    """Layers that see everything have longer waves than those with a window. Older files have a
-    scaling for the former only."""
+    """The rotation of one kind of layers. Layers that see all tokens have longer wavelengths than
+    layers with a window. Older files have a scaling only for the former."""
     if "rope_parameters" in config:
         return rope_by_type(config, kind, 10_000.0 if kind == SLIDING else 1e6)
     if kind == SLIDING:

@@ -1,7 +1,7 @@
 """Granite 3 and 4, with experts or without: Llama with factors in four places. Granite 4 stores
-gate and up as one tensor, leaves positions out in some models, has Mamba 2 in place of attention in
-most layers of others, and beside experts a part that all tokens share. NAVER's HyperCLOVA X has
-these factors, too, and norms behind each part."""
+gate and up as one tensor, and has a shared part beside experts; some models have no positions, and
+others have Mamba 2 in place of attention in most layers. NAVER's HyperCLOVA X also has these
+factors, and norms after each part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft.config.families.family import FULL, Config, Family, activation, flag, 
 from weft.config.families.rope import read_rope
 from weft.config.families.states import LINEAR, read_mamba, with_states
 
-_KINDS = {"attention": FULL, "mamba": LINEAR}  # as older files call them
+_KINDS = {"attention": FULL, "mamba": LINEAR}  # names in older files
 
 
 def _granite(config: Config) -> DecoderSpec:
@@ -72,14 +72,14 @@ def _granite_moe(config: Config) -> DecoderSpec:
 
 
 def _names(config: Config, names: TensorNames) -> TensorNames:
-    """These; of a GGUF file, where gates and ups are tensors of their own, Llama's."""
-    if flag(config, "gates_and_ups_are_apart"):  # in no config.json but ours (`config/gguf.py`)
+    """`names`; for a GGUF file, which has separate tensors of gates and ups, Llama's names."""
+    if flag(config, "gates_and_ups_are_apart"):  # only in weft's own config.json (`config/gguf.py`)
         return TensorNames()
     return names
 
 
 def _granite_shared(config: Config) -> DecoderSpec:
-    """With a part that all tokens share."""
+    """Granite with experts and a shared part."""
     spec = _granite(config)
     shared_size = get(config, "shared_intermediate_size", int, 0)
     experts = replace(_experts(config), shared_size=shared_size)
@@ -94,7 +94,7 @@ def _granite4(config: Config) -> DecoderSpec:
         spec = _granite_shared(config)
         layer = spec.layer(0)
     else:
-        # All that there is of the feed-forward part is what tokens would share.
+        # Without experts, the shared part is the whole feed-forward part.
         names = _names(config, replace(_SHARED_NAMES, mlp="shared_mlp"))
         spec = replace(_granite(config), names=names)
         layer = spec.layer(0)
@@ -127,7 +127,8 @@ def _of_granite(layer: int) -> str:
 
 
 def _bamba(config: Config) -> DecoderSpec:
-    """Mamba 2 but for the layers that the file lists. Half of a head turns, whatever it says."""
+    """Mamba 2 except in the layers that the file lists. Half of a head rotates, whatever the file
+    contains."""
     attention = get(config, "attn_layer_indices", list, [])
     layer = LayerSpec(
         attention=AttentionSpec(
@@ -153,7 +154,7 @@ def _bamba(config: Config) -> DecoderSpec:
 
 
 def _hyperclovax(config: Config) -> DecoderSpec:
-    """Its logits are multiplied by what divides those of Granite."""
+    """Granite, but logits are multiplied by `logits_scaling`, not divided by it."""
     spec = _granite(config)
     layer = spec.layer(0)
     if config.get("attention_multiplier") is None:

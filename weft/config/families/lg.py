@@ -1,5 +1,5 @@
-"""LG's EXAONE. EXAONE 3 is Llama with names of its own; in EXAONE 4 norms stand behind each part;
-K-EXAONE has experts, and norms before each part."""
+"""LG's EXAONE. EXAONE 3 is Llama with its own names; EXAONE 4 has norms after each part; K-EXAONE
+has experts, and norms before each part."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _exaone3(config: Config) -> DecoderSpec:
 
 
 def _exaone4(config: Config) -> DecoderSpec:
-    """Where some layers have a window, only those rotate."""
+    """EXAONE 4. If some layers have a window, only those rotate."""
     full = LayerSpec(
         attention=AttentionSpec(rope=read_rope(config), qk_norm=QkNorm.HEAD),
         mlp=MlpSpec(activation=activation(config)),

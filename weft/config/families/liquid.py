@@ -1,4 +1,4 @@
-"""Liquid AI: LFM2, of short convolutions with attention in a few layers."""
+"""Liquid AI: LFM2, which has short convolutions, and attention in a few layers."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _layers(config: Config, mlp: MlpSpec) -> DecoderSpec:
 
 
 def _inner_size(config: Config) -> int:
-    """Two thirds of what the file says, times a factor, up to the next multiple, unless it says
-    that its size is the real one."""
+    """The inner size: two thirds of the file's size, times a factor, rounded up to a multiple; the
+    file's size itself if `block_auto_adjust_ff_dim` is false."""
     inner = size(config, "intermediate_size")
     if not flag(config, "block_auto_adjust_ff_dim", True):
         return inner
@@ -74,7 +74,7 @@ def _inner_size(config: Config) -> int:
 
 
 def _lfm2_moe(config: Config) -> DecoderSpec:
-    """The layers behind the first `num_dense_layers` have experts."""
+    """LFM2 with experts in all layers after the first `num_dense_layers`."""
     num_plain = get(config, "num_dense_layers", int, 2)
     router = RouterSpec(
         num_experts=size(config, "num_experts"),

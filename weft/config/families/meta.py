@@ -1,5 +1,5 @@
-"""Llama, and what computes as it does with flags of its `config.json`; CWM is Llama with a window
-in three of four layers."""
+"""Llama, and models that compute like it with flags of its `config.json`; CWM is Llama with a
+window in three of four layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_llama(config: Config) -> DecoderSpec:
 
 
 def _cwm(config: Config) -> DecoderSpec:
-    """The first of each four layers sees everything."""
+    """The first of every four layers sees all tokens."""
     like = read_llama({"rope_theta": 1_000_000.0, **config}).layer(0)
     layers = []
     for kind in layer_types(config, lambda layer: SLIDING if layer % 4 else FULL):

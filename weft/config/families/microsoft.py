@@ -1,6 +1,6 @@
-"""Phi-1 to Phi-4. The first two have attention and feed-forward part side by side, and biases
+"""Phi-1 to Phi-4. The first two have parallel attention and feed-forward part, and biases
 everywhere. Phi-3 and Phi-4 are Llama with q, k and v in one tensor, gate and up in another, and
-frequencies of their own for long contexts."""
+special frequencies for long contexts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _phi3(config: Config) -> DecoderSpec:
 
 def _phi3_rope(config: Config) -> RopeConfig:
     values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
-    # The first releases have other names for the same.
+    # The first releases have other names for the same scaling.
     if get(values, "rope_type", str, get(values, "type", str, "")) in ("longrope", "su", "yarn"):
         return longrope(config, values)
     return read_rope(config, is_partial=True)

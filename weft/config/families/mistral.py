@@ -1,5 +1,6 @@
 """Mistral, Ministral and Ministral 3, whose queries grow with their position; also the text part of
-models that see (Mistral Small 3.1, Ministral 3); Mixtral, whose feed-forward part is experts."""
+models that take pictures (Mistral Small 3.1, Ministral 3); Mixtral, whose feed-forward part is
+experts."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def _ministral3(config: Config) -> DecoderSpec:
 
 
 def _mistral3(config: Config) -> DecoderSpec:
-    """Text and images: which text model is in it, its own configuration says."""
+    """A model for text and images. Its text configuration names the text model in it."""
     kind = get(get(config, "text_config", dict), "model_type", str, "mistral")
     if kind == "ministral3":
         return _ministral3(config)

@@ -1,5 +1,5 @@
-"""gpt-oss: each other layer has a window, heads have sinks, the feed-forward part is experts whose
-gates and ups are clamped."""
+"""gpt-oss: every second layer has a window, heads have sinks, and the feed-forward part is experts
+whose gates and ups are clamped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _gpt_oss(config: Config) -> DecoderSpec:
         of_layer = replace(attention, window=window(config, kind))
         layers.append(LayerSpec(attention=of_layer, mlp=experts))
     names = ExpertNames(router="router")
-    if not flag(config, "gates_and_ups_are_apart"):  # in no config.json but ours (`config/gguf.py`)
+    if not flag(config, "gates_and_ups_are_apart"):  # only in weft's own config.json
         names = replace(names, is_transposed=True, alternate=True)
     return DecoderSpec(layers=tuple(layers), names=TensorNames(experts=names))
 

@@ -45,8 +45,8 @@ from weft.config.families.rope import read_rope, rope_by_type
 
 
 def _smollm3(config: Config) -> DecoderSpec:
-    """`no_rope_layers` has a 1 for each layer that rotates, a 0 for each that does not; these may
-    have a window."""
+    """SmolLM3. `no_rope_layers` has a 1 for each layer that rotates, a 0 for each that does not;
+    the latter may have a window."""
     num_layers = size(config, "num_hidden_layers")
     rotates = get(config, "no_rope_layers", list, [])
     if not rotates:
@@ -117,8 +117,8 @@ def _ernie(config: Config) -> DecoderSpec:
 
 
 def _ernie_moe(config: Config) -> DecoderSpec:
-    """Layers from `moe_layer_start_index` to `moe_layer_end_index` (-1: the last) have experts,
-    each `moe_layer_interval`-th of them."""
+    """ERNIE 4.5 with experts: every `moe_layer_interval`-th layer from `moe_layer_start_index` to
+    `moe_layer_end_index` (-1: the last) has experts."""
     require(config, "use_bias", False)
     first = get(config, "moe_layer_start_index", int, 1)
     last = get(config, "moe_layer_end_index", int, -1)
@@ -176,8 +176,8 @@ def _dots1(config: Config) -> DecoderSpec:
 
 
 def _minimax_m2(config: Config) -> DecoderSpec:
-    """Its norms are over all queries and all keys; released files say how much of a head turns by
-    `rotary_dim`."""
+    """MiniMax M2. Norms are over all queries and over all keys; released files have the rotated
+    part of a head in `rotary_dim`."""
     head_dim = size(config, "head_dim")
     rotation = {"partial_rotary_factor": get(config, "rotary_dim", int, head_dim) / head_dim}
     router = RouterSpec(
@@ -210,7 +210,7 @@ def _minimax_m2(config: Config) -> DecoderSpec:
 
 
 def _mellum(config: Config) -> DecoderSpec:
-    """Qwen 3 with experts, and a rotation for each kind of layers."""
+    """Mellum 2: Qwen 3 with experts, and a separate rotation for each kind of layers."""
     experts = softmax_experts(config, is_normed=flag(config, "norm_topk_prob", True))
     bias = flag(config, "attention_bias")
     layers = []
@@ -295,7 +295,7 @@ def _nemotron(config: Config) -> DecoderSpec:
         ),
     )
     norm = NormKind.LAYER_PLUS_ONE_BIAS
-    if flag(config, "norm_weights_are_whole"):  # in no config.json but ours (`config/gguf.py`)
+    if flag(config, "norm_weights_are_whole"):  # only in weft's own config.json (`config/gguf.py`)
         norm = NormKind.LAYER_BIAS
     return DecoderSpec(
         layers=(layer,),
@@ -305,7 +305,7 @@ def _nemotron(config: Config) -> DecoderSpec:
 
 
 def _internlm3(config: Config) -> DecoderSpec:
-    """Llama with two flags for the biases of attention."""
+    """InternLM 3: Llama with two flags for the biases of attention."""
     bias = flag(config, "bias")
     layer = LayerSpec(
         attention=AttentionSpec(
@@ -319,7 +319,8 @@ def _internlm3(config: Config) -> DecoderSpec:
 
 
 def _minicpm(config: Config) -> DecoderSpec:
-    """Llama with factors that follow from its sizes. Source: arXiv:2404.06395, section 3."""
+    """MiniCPM: Llama with factors that follow from its sizes. Source: arXiv:2404.06395,
+    section 3."""
     require(config, "num_experts", 0)
     num_layers = size(config, "num_hidden_layers")
     hidden = size(config, "hidden_size")
@@ -335,8 +336,8 @@ def _minicpm(config: Config) -> DecoderSpec:
 
 
 def _hunyuan(config: Config) -> DecoderSpec:
-    """Llama with norms of rotated heads. A fixed "alpha" raises the base of the rotation, under the
-    name of a scaling that would depend on the length."""
+    """Hunyuan: Llama with norms of rotated heads. A fixed "alpha" raises the base of the rotation;
+    files call it "dynamic", although it does not depend on the length."""
     heads = size(config, "num_attention_heads")
     head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
     values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}

@@ -1,5 +1,5 @@
-"""Families whose decoder is that of another one, with an encoder of pictures before it: LLaVA,
-Idefics 3 and SmolVLM."""
+"""Families that have the decoder of another family, and an encoder of pictures: LLaVA, Idefics 3
+and SmolVLM."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from weft.config.families.family import Config, Family
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision import pictures
 
-# By the model type of the text.
+# Model type of the text → its reader.
 _TEXTS = {
     "llama": meta.FAMILIES["Llama"],
     "mistral": mistral.FAMILIES["Mistral"],
     "qwen2": qwen.FAMILIES["Qwen2"],
 }
-# Of Llama, as transformers has them: the files of LLaVA leave out what is usual.
+# Llama's defaults in transformers: the files of LLaVA omit usual values.
 _DEFAULTS = {
     "vocab_size": 32_000,
     "hidden_size": 4_096,

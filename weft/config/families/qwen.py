@@ -1,5 +1,5 @@
-"""Qwen 2 and 3, their models of experts, and the text part of those that also see. Some of their
-checkpoints use a window from a layer on."""
+"""Qwen 2 and 3, their models with experts, and the text part of those that take pictures. Some
+checkpoints use a window from a certain layer on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _qwen3(config: Config) -> DecoderSpec:
 
 
 def _layers(config: Config, attention: AttentionSpec) -> DecoderSpec:
-    """`attention` is that of layers which see everything."""
+    """The decoder. `attention`: that of layers that see all tokens."""
     full = LayerSpec(attention=attention, mlp=MlpSpec(activation=activation(config)))
     width = window(config)
     if not flag(config, "use_sliding_window") or not width:
@@ -62,7 +62,7 @@ def _layers(config: Config, attention: AttentionSpec) -> DecoderSpec:
 
 
 def _qwen2_moe(config: Config) -> DecoderSpec:
-    """The experts of Qwen 2 have a shared one with a gate of its own."""
+    """Qwen 2 with experts, and a shared expert with its own gate."""
     bias = flag(config, "qkv_bias", True)
     attention = AttentionSpec(rope=read_rope(config), qkv_bias=bias)
     experts = replace(
@@ -84,7 +84,7 @@ def _experts(config: Config) -> MoeSpec:
 
 
 def some_with_experts(config: Config, spec: DecoderSpec, experts: MoeSpec) -> DecoderSpec:
-    """Each `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`."""
+    """Every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers`."""
     step = size(config, "decoder_sparse_step", 1)
     plain = get(config, "mlp_only_layers", list, [])
 
@@ -99,7 +99,7 @@ def _qwen3_vl(config: Config) -> DecoderSpec:
 
 
 def _qwen3_vl_moe(config: Config) -> DecoderSpec:
-    """All of its files have one tensor for all experts, with the inputs first."""
+    """Qwen3-VL with experts. All files have one tensor for all experts, with the inputs first."""
     experts = softmax_experts(config, is_normed=True)
     spec = some_with_experts(config, _qwen3(config), experts)
     names = replace(spec.names, experts=ExpertNames(is_transposed=True))
@@ -118,8 +118,8 @@ def seeing(
     *,
     interleaved: bool = False,
 ) -> Callable[[Config], DecoderSpec]:
-    """The reader of a model that also sees: tokens have three positions (M-RoPE), which are equal
-    in text. `sections` are those of a file without them. Source: arXiv:2409.12191, 2.1;
+    """The reader of a model that also takes pictures: tokens have three positions (M-RoPE), which
+    are equal in text. `sections`: default of a file without them. Source: arXiv:2409.12191, 2.1;
     interleaved: arXiv:2511.21631."""
 
     def read_seeing(config: Config) -> DecoderSpec:
@@ -163,7 +163,7 @@ def _axes(
 
 FAMILIES = {
     "Qwen2": Family(read=_qwen2),
-    # Xiaomi's: Qwen 2, and layers that guess ahead, which are not read.
+    # Xiaomi's model: Qwen 2, with further layers that predict tokens ahead, which are not read.
     "MiMo": Family(read=_qwen2),
     "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}),
     "Qwen2Moe": Family(read=_qwen2_moe),

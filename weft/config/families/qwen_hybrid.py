@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: of four layers three keep a state by the gated delta rule; the fourth has
+"""Qwen3-Next and Qwen3.5: three of four layers keep a state by the gated delta rule; the fourth has
 attention with a gate."""
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _qwen3_5_moe(config: Config) -> DecoderSpec:
 
 
 def _qwen3_next(config: Config) -> DecoderSpec:
-    """The projections of the delta rule are two tensors, whose rows stand by key heads; in GGUF
-    files the first may be two."""
+    """Qwen3-Next. The projections of the delta rule are two tensors, whose rows are grouped by key
+    head; in GGUF files the first may be two tensors."""
     spec = _qwen3_5(config)
     names = _FUSED
     if flag(config, "linear_inputs_are_apart"):
@@ -88,12 +88,12 @@ def _experts(config: Config, *, is_normed: bool) -> MoeSpec:
 
 
 _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
-_SECTIONS = (11, 11, 10)  # of M-RoPE
+_SECTIONS = (11, 11, 10)  # pairs per position of M-RoPE
 _QWEN3_5 = Family(read=seeing(_qwen3_5, _SECTIONS, interleaved=True), defaults=_DEFAULTS)
 _QWEN3_5_MOE = Family(
     read=seeing(_qwen3_5_moe, _SECTIONS, interleaved=True),
     defaults=_DEFAULTS,
-    # The files have no plain feed-forward part.
+    # The files have no size of a plain feed-forward part.
     aliases={"intermediate_size": "moe_intermediate_size"},
 )
 FAMILIES = {

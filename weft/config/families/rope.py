@@ -1,4 +1,4 @@
-"""Reads the rotary embedding of a `config.json`: `rope_parameters` (transformers 5), or
+"""Reads the rotary embedding in a `config.json`: `rope_parameters` (transformers 5), or
 `rope_theta` and `rope_scaling`."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.json_types import JsonMapping
 
 ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
 THETA = 10_000.0
-NUM_AXES = 3  # of positions of pictures and videos: time, height, width
+NUM_AXES = 3  # positions of a token of pictures and videos: time, height, width
 
 
 def read_rope(
@@ -24,8 +24,8 @@ def read_rope(
     is_partial: bool = False,
     side_by_side: bool = False,
 ) -> RopeConfig:
-    """The rotation of a model whose layers share one. `theta` is that of a file without one;
-    `is_partial`: the family obeys "partial_rotary_factor"."""
+    """The rotation that all layers of a model share. `theta`: default base of a file without one;
+    `is_partial`: the family supports "partial_rotary_factor"."""
     values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
     return rope_of(
         config,
@@ -37,8 +37,8 @@ def read_rope(
 
 
 def axes_of_sections(sections: Sequence[int]) -> tuple[int, ...]:
-    """By which position each pair turns, if so many pairs side by side turn by one of them: in
-    time, height and width, then from the beginning again."""
+    """The position that rotates each pair: `sections[0]` consecutive pairs by time, then
+    `sections[1]` by height, `sections[2]` by width, and so on from time again."""
     found: list[int] = []
     for index, num_pairs in enumerate(sections):
         found += [index % NUM_AXES] * num_pairs
@@ -46,8 +46,8 @@ def axes_of_sections(sections: Sequence[int]) -> tuple[int, ...]:
 
 
 def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
-    """The same, if the pairs take turns until as many as `sections` says turn by height and by
-    width. All others turn by time."""
+    """The position that rotates each pair, if time, height and width alternate until `sections`
+    pairs rotate by height and by width. All others rotate by time."""
     found = []
     for pair in range(num_pairs):
         axis = pair % NUM_AXES
@@ -57,7 +57,7 @@ def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]
 
 
 def rope_by_type(config: Config, kind: str, theta: float) -> RopeConfig:
-    """The rotation of the layers of one kind: `rope_parameters` may have a part for each."""
+    """The rotation of one kind of layers: `rope_parameters` may have a part for each kind."""
     parameters = get(config, "rope_parameters", dict, {})
     return rope_of(config, get(parameters, kind, dict, {}), theta=theta)
 
@@ -70,11 +70,11 @@ def rope_of(
     is_partial: bool = False,
     side_by_side: bool = False,
 ) -> RopeConfig:
-    """`values` are those of the rotation, `theta` its base if these have none."""
+    """The rotation in `values`. `theta`: its base if `values` has none. Raises UnsupportedModel."""
     max_position = size(config, "max_position_embeddings")
     theta = number(values, "rope_theta", theta, above=0.0)
     kind = get(values, "rope_type", str, get(values, "type", str, "default"))
-    if kind == "factors":  # in no config.json but ours (`config/gguf.py`)
+    if kind == "factors":  # only in weft's own config.json (`config/gguf.py`)
         return RopeConfig(theta=theta, scaling=kind, factors=tuple(values["factors"]))
     if kind not in ROPE_SCALINGS:
         raise UnsupportedModel(
@@ -88,7 +88,7 @@ def rope_of(
     if kind in (
         "default",
         "dynamic",
-    ):  # dynamic changes nothing up to max_position, and beyond it nobody gets
+    ):  # dynamic changes nothing up to max_position, which no request exceeds
         return RopeConfig(theta=theta, share=share, side_by_side=side_by_side)
     factor = number(values, "factor", above=0.0)
     original = size(values, "original_max_position_embeddings", max_position)
@@ -137,7 +137,7 @@ def rotated_share(config: Config, values: JsonMapping) -> float:
 
 
 def longrope(config: Config, values: JsonMapping) -> RopeConfig:
-    """Frequencies that were searched for, one set for short contexts and one for long ones.
+    """Frequencies found by a search: one set for short contexts and one for long ones.
     Source: arXiv:2402.13753."""
     max_position = size(config, "max_position_embeddings")
     original = size(values, "original_max_position_embeddings", max_position)

@@ -1,5 +1,4 @@
-"""Families whose decoder is that of another one, with an encoder of sounds before it:
-Qwen2-Audio."""
+"""Families that have the decoder of another family, and an encoder of sounds: Qwen2-Audio."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from weft.config.families import qwen
 from weft.config.families.family import Family
 from weft.config.vision import sound
 
-# Of Qwen 2, as transformers has them: the files of Qwen2-Audio leave out what is usual.
+# Qwen 2's defaults in transformers: the files of Qwen2-Audio omit usual values.
 _DEFAULTS = {
     "vocab_size": 151_936,
     "hidden_size": 4_096,

@@ -1,5 +1,5 @@
-"""Reads the mixers of a `config.json` that keep a state in place of K and V, and refuses sizes that
-are not computed."""
+"""Reads the mixers in a `config.json` that keep a state in place of K and V, and refuses sizes that
+weft does not compute."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from weft.config.decoder import (
 from weft.config.families.family import FULL, Config, flag, layer_types
 from weft.config.model_errors import UnsupportedModel
 
-MAX_TAPS = 4  # of a convolution in our kernels
+MAX_TAPS = 4  # maximum for a convolution in weft's kernels
 LINEAR = "linear_attention"
 CONV = "conv"
-# Of the steps of Mamba 2, as files have written it.
+# The forms of "no limit" of Mamba 2's steps in files.
 NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
@@ -61,7 +61,7 @@ def read_short_conv(config: Config) -> ShortConvSpec:
 
 
 def read_mamba(config: Config) -> MambaSpec:
-    """Mamba 2, as Granite 4 has it."""
+    """Mamba 2, with the keys of Granite 4."""
     inner = size(config, "mamba_expand", 2) * size(config, "hidden_size")
     heads = size(config, "mamba_n_heads", 128)
     head_dim = inner // heads
@@ -102,8 +102,8 @@ def with_states(
     kind: str,
     default: Callable[[int], str],
 ) -> DecoderSpec:
-    """The decoder with this state in place of attention in its layers of this kind; `default` says
-    the kind of a layer where the file does not."""
+    """The decoder with this state in place of attention in the layers of this kind. `default` gives
+    the kind of a layer if the file does not. Raises UnsupportedModel."""
     layers: list[LayerSpec] = []
     for index, found in enumerate(layer_types(config, default, (FULL, kind))):
         layer = spec.layer(index)

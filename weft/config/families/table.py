@@ -1,4 +1,4 @@
-"""All architectures that are read, by their name in `config.json`."""
+"""All architectures that weft reads, by their name in `config.json`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GLM-4: half of each head turns, in pairs that lie side by side; the release of April 2025 also
-norms what attention and the feed-forward part give. GLM 4.5 to 4.7 have experts."""
+"""GLM-4: half of each head rotates, in adjacent pairs; the release of April 2025 also norms the
+outputs of attention and the feed-forward part. GLM 4.5 to 4.7 have experts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _glm(config: Config) -> DecoderSpec:
 
 
 def _glm4_moe(config: Config) -> DecoderSpec:
-    """GLM 4.5: the first layers have no experts; those behind `num_hidden_layers` are for
+    """GLM 4.5: the first layers have no experts; layers after `num_hidden_layers` are for
     speculation, and are not read."""
     qk_norm = QkNorm.HEAD if flag(config, "use_qk_norm") else QkNorm.NONE
     plain = LayerSpec(
