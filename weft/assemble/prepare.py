@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     """A model with complete files, and settings that fit the model and the machine."""
 
     folder: Path
-    model: ModelConfig  # with the dtype in which it will run
+    model: ModelConfig  # its dtype is the one in which it will run
     config: EngineConfig  # resolved: no "auto" left
     sizing: Sizing
     sampling: SamplingParams  # defaults for requests that do not set their own

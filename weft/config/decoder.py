@@ -47,7 +47,7 @@ class RopeConfig:
 class NormKind(Enum):
     RMS = "x / rms(x) * weight"
     RMS_PLUS_ONE = "x / rms(x) * (1 + weight)"
-    RMS_EXACT = "x / rms(x) * weight, with the bits of float32"  # as GGUF has RMS_PLUS_ONE
+    RMS_EXACT = "x / rms(x) * weight, with the bits of float32"  # form of RMS_PLUS_ONE in GGUF
     LAYER = "(x - mean) / deviation * weight"
     LAYER_BIAS = "(x - mean) / deviation * weight + bias"
     LAYER_PLUS_ONE_BIAS = "(x - mean) / deviation * (1 + weight) + bias"
@@ -180,7 +180,7 @@ class GatedDeltaSpec:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the convolution, and the matrices."""
+        """Shapes of the float32 tensors: of the convolution, and of the matrices."""
         matrices = (
             self.value_heads,
             self.value_dim // STATE_LANES,
@@ -223,7 +223,7 @@ class MambaSpec:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the convolution, and the matrices."""
+        """Shapes of the float32 tensors: of the convolution, and of the matrices."""
         matrices = (
             self.heads,
             self.head_dim // STATE_LANES,
@@ -323,7 +323,7 @@ class ExpertNames:
     all_gate_up: str = "experts.gate_up_proj"  # all experts: gates, then ups of each
     all_down: str = "experts.down_proj"
     is_transposed: bool = False  # tensors of all experts have inputs before outputs
-    alternate: bool = False  # rows of gates and ups alternate in the tensor of all experts
+    alternate: bool = False  # gates and ups alternate in the tensor of all experts
     choice_bias_has_row: bool = False  # its shape is [1, experts]
     shared: str = "shared_experts"
     shared_is_beside: bool = False  # that name is beside the feed-forward part's, not below it

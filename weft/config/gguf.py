@@ -19,7 +19,7 @@ from weft.json_types import JsonMapping, JsonObject
 
 T = TypeVar("T")
 
-# Keys of an architecture that change what is computed, and the values that change nothing.
+# Keys of an architecture that change the computation → the values that change nothing.
 CHANGES_NOTHING: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
     "logit_scale": (0, 1),
@@ -205,7 +205,7 @@ class _Keys:
         return str(value)[:64]
 
     def require_usual(self) -> None:
-        """Raise UnsupportedModel for a key that changes what is computed."""
+        """Raise UnsupportedModel for a key whose value changes the computation."""
         for key, usual in CHANGES_NOTHING.items():
             if key in self.architecture.reads:
                 continue

@@ -42,9 +42,9 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)  # the same for tensors outside layers
     layers: str = "model.layers"
-    rows: tuple[str, ...] = ()  # vectors that are matrices of one row for weft
-    flat: tuple[str, ...] = ()  # matrices that are vectors for weft
-    convs: tuple[str, ...] = ()  # matrices [n, m] that are [n, 1, m] for weft
+    rows: tuple[str, ...] = ()  # vectors that weft reads as matrices of one row
+    flat: tuple[str, ...] = ()  # matrices that weft reads as vectors
+    convs: tuple[str, ...] = ()  # matrices [n, m] that weft reads as [n, 1, m]
     states: StateLayers | None = None
 
 

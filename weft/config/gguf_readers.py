@@ -1,5 +1,5 @@
-"""Translates the own keys of an architecture in a GGUF file into those of a `config.json`: one
-function per architecture with own keys. Knows neither tensors nor names of architectures
+"""Translates the keys of a GGUF file that only one architecture has into keys of a `config.json`:
+one function per architecture. Knows neither tensors nor names of architectures
 (`gguf_architectures.py`).
 """
 

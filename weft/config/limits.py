@@ -60,7 +60,7 @@ class Limits:
         100_000, "values inside of one free-form value", group="limits", low=1
     )
 
-    # what is asked for
+    # the content of the request
     max_prompts: int = option(1_024, "prompts in one request", group="limits", low=1)
     max_n: int = option(64, "completions of one prompt", group="limits", low=1, high=MAX_N)
     max_completions: int = option(

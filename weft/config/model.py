@@ -233,7 +233,7 @@ class ModelConfig:
         embeddings = self._num_embedding_parameters
         layers = self._num_layer_parameters
         if self.is_encoder and self.quantize:
-            embeddings *= DTYPES["bfloat16"]  # as our CPU kernels keep them
+            embeddings *= DTYPES["bfloat16"]  # the type in weft's CPU kernels
         match self.quantize:
             case "int8" | "fp8":
                 return embeddings + layers

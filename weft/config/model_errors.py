@@ -1,7 +1,7 @@
-"""Why the model that the user gave cannot be served.
+"""The errors for a model that the user gave and weft cannot serve.
 
-ModelError              one sentence says why
-├── UnsupportedModel    we know what it is, and do not have it
+ModelError              the message is the reason, in one sentence
+├── UnsupportedModel    the model is valid, but weft does not implement it
 │   └── BadConfig       config.json has a number that no model can have
 ├── ModelNotFound       no such folder or hub id, or a file is missing or unreadable
 └── BadCheckpoint       the weights do not fit the architecture
@@ -19,11 +19,11 @@ class UnsupportedModel(ModelError):
 
 
 class BadConfig(UnsupportedModel):
-    """`config.json` has a number that no model can have: other code would not run it either."""
+    """`config.json` has a number that no model can have: other code could not run it either."""
 
 
 class ModelNotFound(ModelError):
-    """There is no such model, or a file of it is missing or unreadable."""
+    """The model does not exist, or one of its files is missing or unreadable."""
 
 
 class BadCheckpoint(ModelError):

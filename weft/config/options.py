@@ -44,7 +44,7 @@ class SettingsError(ValueError):
 
 
 class Config(Protocol):
-    """Any dataclass whose fields are made by `option`."""
+    """A dataclass whose fields are made by `option`."""
 
     __dataclass_fields__: ClassVar[JsonObject]
 
@@ -302,8 +302,8 @@ class Command:
         return list(dict.fromkeys(option.group for option in self._options.values()))
 
     def help(self, section: str = "") -> str:
-        """The help text: everyday options, those of one group, or "all".
-        Raises SettingsError for other sections.
+        """The help text of everyday options, of one group, or of all options ("all"). Raises
+        SettingsError for other sections.
         """
         if section and section not in ("all", *self.groups):
             raise SettingsError(f"--help {section}: there is help on all, {', '.join(self.groups)}")

@@ -23,11 +23,11 @@ LABELS = "score"  # the head of a model that gives labels, which is trained as a
 class ExpertPlace(NamedTuple):
     """The place of an expert's matrix in the tensor [num_experts, rows, in] of all experts."""
 
-    name: str  # of that tensor
+    name: str  # name of that tensor
     expert: int
     num_experts: int
-    first: int  # row
-    num_rows: int  # of the tensor
+    first: int  # first row of the matrix
+    num_rows: int  # rows per expert in the tensor
 
 
 class Projection(NamedTuple):

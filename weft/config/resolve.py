@@ -341,8 +341,8 @@ def _check_split(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """The settings with the number of adapters that are in memory at once; 0: there are none.
-    `config` has its device. Raises SettingsError where no adapter can be computed."""
+    """The settings with the maximal number of adapters in memory; 0: none. `config` has its device.
+    Raises SettingsError if adapters are requested but cannot be computed, or for too many."""
     named = parse_lora_paths(config.lora_paths)
     if not config.enable_lora and not named and not config.lora_dir:
         return replace(config, max_loaded_loras=0)
@@ -364,7 +364,7 @@ def _with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 
 
 def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
-    """Why adapters cannot be computed for this model on this device; nothing if they can."""
+    """The reason why adapters cannot be computed for this model on this device; "" if they can."""
     if model.is_encoder:
         return f"{model.name} is an encoder, to which no adapter can be put"
     if model.library_config:
@@ -632,7 +632,7 @@ def _kv_tokens(
     if asked.kv_tokens:
         return _whole_pages(asked.kv_tokens, config)
     fitting = pools.fitting(_kv_budget(asked, config, pools, weights, rest, free_bytes))
-    # If every layer has a window, the other pool takes no memory, and `fitting` has no limit.
+    # If every layer has a window, the other pool takes no memory: more tokens fit than are useful.
     return min(fitting, _most_tokens(config))
 
 

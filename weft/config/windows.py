@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from weft.config.model import ModelConfig
 
 TYPICAL_LEN = 512  # tokens of one request, to estimate how many requests a KV cache holds
-TYPICAL_PART = 8  # with long contexts, a typical request has 1/8 of a context
+TYPICAL_PART = 8  # a typical request with long contexts has 1/8 of a context
 # Windows per request: the one that it sees, and one that the cache keeps at an earlier end.
 WINDOWS_PER_REQUEST = 2
 LARGEST = 1 << 40  # tokens: more than any pool has
@@ -109,7 +109,7 @@ def two_pools(
     windows = [model.window(layer) for layer in range(model.num_layers)]
     window = max(windows)
     least = least_window_tokens(window, page_size, chunk_len)
-    # A prompt that is not cut has all its tokens in its windows at once.
+    # A prompt that is not cut needs all its tokens in the window pool together.
     if not window or chunk_len <= 0 or least >= context_length:
         return one_pool(model, page_size)
     num_windowed = sum(1 for one in windows if one)

@@ -1,3 +1,3 @@
 """Commands, and the processes that they start.
-Nothing heavy is imported before a command needs it.
+Heavy modules are imported only when a command needs them.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # this takes a moment to import
 class LaunchContext:
     prepared: Prepared  # the model, and the settings of one engine
     config: ServerConfig
-    limits: Limits  # with as many connections as the system allows
+    limits: Limits  # connections limited to what the system allows
     digests: KeyDigests
 
     @property

@@ -1,4 +1,4 @@
-"""weft as a deployment of Ray Serve: each replica has its own engine process, and answers with
+"""weft as a deployment of Ray Serve. Each replica has its own engine process, and answers with
 weft's ASGI application.
 
     serve run weft.launch.ray:build model=Qwen/Qwen3-0.6B num_replicas=2 threads=4

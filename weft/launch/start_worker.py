@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 PR_SET_PDEATHSIG = 1
-TORCH_LIBRARY = "lib/libtorch_cpu.so"  # in the folder of torch
+TORCH_LIBRARY = "lib/libtorch_cpu.so"  # path in the folder of torch
 
 
 class LastAct:

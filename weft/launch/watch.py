@@ -24,7 +24,7 @@ log = EventLog("serve")
 class ExitStatus(NamedTuple):
     """How an engine, or the server, ended."""
 
-    status: int  # of the process
+    status: int  # exit status of the process
     reason: str = ""  # for the user, unless the user asked for the end
 
 

@@ -135,7 +135,7 @@ def _exit_status(failure: EngineFailed | None) -> int:
 
 
 def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper) -> None:
-    """In a loop: receive messages, run one step, send its replies; sleep while there is no work."""
+    """Loop: receive messages, run one step, send its replies; sleep while there is no work."""
     while not engine.is_stopped:
         last_mode = engine.last_mode
         wait_s = engine.wait_s
