@@ -1,14 +1,15 @@
-"""Token ids into text, as they come. Shown text is never taken back; no half character is shown.
+"""Incremental decoding of token ids to text. Returned text is final, and has no partial characters.
 
-There are two ways, chosen by the decoder of the tokenizer. Where a token is a string of bytes
-(byte-level BPE: most models of today), its bytes go through an incremental UTF-8 decoder: exact and
-O(1). Any other decoder gives the text of a small window of ids, with the ids shown last as context,
-because it may strip or join at the borders of tokens.
+The decoder of the tokenizer decides between two methods. If each token is a string of bytes
+(byte-level BPE: most current models), an incremental UTF-8 decoder reads the bytes: exact and O(1).
+Any other decoder may strip or join text at token borders, so it decodes a small window of ids, with
+the ids of the last returned text as context.
 
-A completion goes on from its prompt: the first context is the end of the prompt, so that a word
-that begins with a space keeps it, and a character that the prompt has begun is shown by the token
-that ends it. Wherever ids are cut into prompt and completion, the prompt's complete part and the
-pieces of the completion are the text of all ids. Knows nothing of stop strings or requests.
+A completion continues its prompt: the first context is the end of the prompt. So a word that begins
+with a space keeps it, and the token that completes a character of the prompt returns that
+character. Wherever ids are divided into prompt and completion, the complete characters of the
+prompt and the pieces of the completion make up the text of all ids. Knows no stop strings and no
+requests.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-# A character needs at most 4 byte tokens: more than this held back is no character.
+# A character needs at most 4 byte tokens: this many held-back tokens are not one character.
 MAX_HELD_TOKENS = 16
-MAX_BEGUN_LEN = 3  # bytes of a character that is not complete
-NUM_CONTEXT = 4  # tokens of a prompt that a window begins with
-MAX_LOOK_BACK = 1_024  # tokens of a prompt that are searched for them: special ones do not count
+MAX_BEGUN_LEN = 3  # bytes of an incomplete character
+NUM_CONTEXT = 4  # last prompt tokens with text, the first context of a window
+MAX_LOOK_BACK = 1_024  # last prompt tokens to search for them: special tokens have no text
 REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """Text of one completion. The concatenation of all that is returned is the text of all ids."""
+    """The text of one completion: the returned pieces, concatenated, are the text of all ids."""
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; may be empty."""
+        """Add `token`. Returns the text that is complete now, which may be empty."""
 
     def flush(self) -> str:
-        """What was held back, at the end. Bytes that are no character become U+FFFD."""
+        """The held-back text, at the end. Bytes that are not a character become U+FFFD."""
 
 
 class ByteDetokenizer:
@@ -42,17 +43,17 @@ class ByteDetokenizer:
     __slots__ = ("_held", "_pieces")
 
     def __init__(self, pieces: Mapping[int, bytes], prompt: Sequence[int] = ()) -> None:
-        """`pieces[token]`: the bytes of a token; skipped tokens have none. `prompt`: the ids that
-        the completion follows."""
+        """`pieces[token]`: the bytes of a token, empty for skipped tokens. `prompt`: the ids before
+        the completion."""
         self._pieces = pieces
         self._held = begun_character(pieces, prompt)  # at most 3 bytes
 
     def push(self, token: int) -> str:
         piece = self._pieces[token]
-        # Nearly all tokens, at a third of the time.
+        # A fast path for nearly all tokens: it takes a third of the time.
         if not self._held and piece.isascii():
             return piece.decode("ascii")
-        # Whole characters are shown; the bytes of a begun one wait for the next token.
+        # Complete characters are returned; the bytes of a partial one wait for the next token.
         data = self._held + piece
         text, used = utf_8_decode(data, "replace", False)
         self._held = data[used:]
@@ -65,15 +66,15 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: new ids have the text that they add to the text of the ids shown last.
+    """For any tokenizer: the text of new ids is what they add to the text of the context.
 
-        ids shown before | context | held back
-                         ^-------------------^  decoded together; then the context's text is cut off
+        returned ids | context | held-back ids
+                     ^-----------------------^  decoded together; then the context's text is removed
 
-    Ids without bytes in `pieces` (skipped and unknown ones) never enter the window: an empty
-    context would make the decoder strip a space that belongs there. The first context is the end of
-    `prompt`. The text is that of all ids decoded at once, except for byte-fallback runs of no valid
-    UTF-8: what was valid stays.
+    Ids without bytes in `pieces` (skipped and unknown ids) never enter the window: after an empty
+    context the decoder would strip a space that belongs to the text. The first context is the end
+    of `prompt`. The text equals that of all ids decoded at once, except for byte-fallback runs that
+    are not valid UTF-8: their valid characters stay.
     """
 
     __slots__ = ("_alone", "_context_text", "_decode", "_ids", "_num_context", "_pieces")
@@ -86,7 +87,8 @@ class WindowDetokenizer:
         *,
         alone: dict[int, str] | None = None,
     ) -> None:
-        """`alone` keeps what `decode` makes of one token, for all that decode alike."""
+        """`alone`: a cache of the texts of single tokens, for all detokenizers with this
+        `decode`."""
         self._decode = decode
         self._alone = {} if alone is None else alone
         self._pieces = pieces
@@ -100,14 +102,14 @@ class WindowDetokenizer:
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """The last `NUM_CONTEXT` ids of the prompt that have a text.
 
-        Ids before them that belong to the same character come along.
+        If the first of them continues a character, the other ids of the character are included.
         """
         found: list[int] = []
         for token in islice(reversed(prompt), MAX_LOOK_BACK):
             piece = self._pieces[token]
             if piece:
                 found.append(token)
-                # A byte from 0x80 to 0xBF goes on with the character of the token before.
+                # A byte from 0x80 to 0xBF continues the character of the previous token.
                 if len(found) >= NUM_CONTEXT and not 0x80 <= piece[0] < 0xC0:
                     break
         return found[::-1]
@@ -117,7 +119,7 @@ class WindowDetokenizer:
             return ""
         self._ids.append(token)
         text = self._decode(self._ids)
-        # A replacement at the end may be half a character; a full window never becomes one.
+        # A replacement at the end may be a partial character, unless the window is full.
         is_full = len(self._ids) - self._num_context >= MAX_HELD_TOKENS
         is_complete = len(text) > len(self._context_text) and not text.endswith(REPLACEMENT)
         if is_complete or is_full:
@@ -131,7 +133,7 @@ class WindowDetokenizer:
         shown = text[len(self._context_text) :]
         del self._ids[: self._num_context]
         self._num_context = len(self._ids)
-        # The next context is what was shown now: nearly always one token.
+        # The next context are the ids of the text returned now: nearly always one token.
         if self._num_context == 1:
             self._context_text = self._text_alone(self._ids[0])
         else:
@@ -147,13 +149,13 @@ class WindowDetokenizer:
 
 
 def begun_character(pieces: Mapping[int, bytes], ids: Sequence[int]) -> bytes:
-    """The bytes at the end of `ids` that are the beginning of a character, at most 3."""
+    """The bytes of an incomplete character at the end of `ids`, at most 3."""
     tail = b""
     for token in islice(reversed(ids), MAX_LOOK_BACK):
         tail = pieces[token] + tail
         if len(tail) >= MAX_BEGUN_LEN:
             break
-        # A byte from 0x80 to 0xBF goes on with a character that an earlier token has begun.
+        # A byte from 0x80 to 0xBF continues a character that began in an earlier token.
         if tail and not 0x80 <= tail[0] < 0xC0:
             break
     tail = tail[-MAX_BEGUN_LEN:]

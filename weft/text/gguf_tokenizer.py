@@ -1,9 +1,9 @@
 """The tokenizer of a GGUF file, from its metadata, in the form of Hugging Face's `tokenizer.json`.
 
-A file holds a vocabulary, merges or scores, and the *name* of the expression that splits a text
-into words before they are merged. Only where that expression is known exactly is there a tokenizer;
-everything else is refused by name: one that is nearly right would make answers a little worse, and
-no error. Knows no model and no file.
+A file contains a vocabulary, merges or scores, and the *name* of the expression that splits a text
+into words before tokens are merged. Names whose expression is not known exactly are refused, with
+the name in the error: a nearly correct expression would make answers a little worse without any
+error. Knows no model and no file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from weft.text.tokenizer import TokenizerError
 
 HINT = "give the tokenizer of the original model with --tokenizer, a folder or hub id"
 
-# How a text is split into words. Sources: the tokenizer.json files of Llama 3, Qwen2 and Mistral
-# Nemo; GPT-2's is that of `ByteLevel` in the library.
+# Expressions that split a text into words. Sources: the tokenizer.json files of Llama 3, Qwen2 and
+# Mistral Nemo; GPT-2's expression is that of `ByteLevel` in the library.
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-# Combining marks belong to the word that they follow.
+# Combining marks belong to the word before them.
 _QWEN_3_5 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"
 )
@@ -57,7 +57,7 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 def _split(*expressions: str) -> list[JsonObject]:
-    """By each expression in turn: what one has found is split by the next."""
+    """Split by each expression in turn: each one splits the pieces of the previous one."""
     splitters = [
         {
             "type": "Split",
@@ -70,7 +70,7 @@ def _split(*expressions: str) -> list[JsonObject]:
     return [*splitters, _BYTE_LEVEL]
 
 
-# By the name that files give under `tokenizer.ggml.pre`.
+# By the name in `tokenizer.ggml.pre`.
 PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
     "gpt-2": [_GPT_2],
     "phi-2": [_GPT_2],
@@ -97,13 +97,13 @@ PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
     "deepseek-v3": _split(*_DEEPSEEK_3),
     "hunyuan-dense": _split(*_DEEPSEEK_3),
 }
-# A word that is in the vocabulary is not put together from its parts.
+# A word that is in the vocabulary becomes its token without merges (`ignore_merges`).
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # texts are brought into Unicode's form NFC
-# A text begins with the first token, unless a file denies it.
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # texts are normalized to Unicode NFC
+# A text begins with the BOS token, unless the file says no.
 _BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
-# Kinds of tokens.
+# Values of `tokenizer.ggml.token_type`.
 _TEXT = 1
 _CONTROL = 3
 _USER_DEFINED = 4
@@ -114,7 +114,7 @@ _SPECIAL_KEYS = {
     "pad_token": "padding_token_id",
 }
 _SPACE = "▁"
-_MAX_PIECE_LEN = 128  # characters of a piece of SentencePiece; its own limit is 16, unless set
+_MAX_PIECE_LEN = 128  # characters of a SentencePiece token; the library's default limit is 16
 
 
 def tokenizer_files(metadata: JsonMapping, label: str) -> dict[str, JsonObject]:
@@ -160,8 +160,7 @@ class _Vocabulary:
     """The tokens of a file."""
 
     def __init__(self, metadata: JsonMapping, label: str) -> None:
-        """Raises TokenizerError unless there are tokens, each once, and everything beside them is
-        as long."""
+        """Raises TokenizerError if there are no tokens, or not one type for each token."""
         self.label = label
         self.metadata = metadata
         self.tokens = self.strings("tokens")
@@ -171,7 +170,7 @@ class _Vocabulary:
         self.kinds = self._numbers("token_type", [1] * len(self.tokens))
 
     def special(self, key: str) -> str | None:
-        """The token whose id a key has, if it has one."""
+        """The token whose id a key has; None if the file does not have the key."""
         index = self.metadata.get(f"tokenizer.ggml.{key}")
         if index is None:
             return None
@@ -193,7 +192,7 @@ class _Vocabulary:
 
     def scores(self) -> Sequence[float]:
         scores = self._numbers("scores", [])
-        # Sorting by numbers that compare with nothing would not end in an order.
+        # Sorting by NaN would give no order.
         if any(score != score for score in scores):
             raise TokenizerError(f"{self.label}: tokenizer.ggml.scores are not all numbers")
         return scores
@@ -202,7 +201,7 @@ class _Vocabulary:
         return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
 
     def added(self) -> list[JsonObject]:
-        """Tokens that are found in a text as a whole."""
+        """Tokens that are matched in a text before it is split."""
         found = []
         for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
             if kind in (_CONTROL, _USER_DEFINED) and token and self.ids[token] == index:
@@ -220,7 +219,10 @@ class _Vocabulary:
         return found
 
     def closing(self, *, begins: bool) -> JsonObject | None:
-        """What puts the first and last token around a text; `begins`: unless the file denies it."""
+        """The post-processor that adds BOS and EOS tokens to a text; None if it would add none.
+
+        `begins`: whether a text gets a BOS token if the file does not say it.
+        """
         first = None
         if self.flag("add_bos_token", begins):
             first = self.special("bos_token_id")
@@ -243,7 +245,7 @@ class _Vocabulary:
         }
 
     def _numbers(self, key: str, default: list[Any]) -> list[Any]:
-        """One number for each token."""
+        """The numbers of a key, one for each token; `default` if the file does not have the key."""
         values = self.metadata.get(f"tokenizer.ggml.{key}")
         if values is None:
             return default
@@ -283,8 +285,8 @@ def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> JsonObject:
-    """SentencePiece's BPE. It joins the neighbours whose whole has the highest score; merges in the
-    order of these scores do the same."""
+    """SentencePiece's BPE. It merges the neighbours whose merged token has the highest score;
+    merges in the order of these scores do the same."""
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     normalizer: JsonObject = replaced
     decoders: list[JsonObject] = [
@@ -314,11 +316,11 @@ def _sentencepiece(vocabulary: _Vocabulary) -> JsonObject:
 
 
 def _merges(vocabulary: _Vocabulary) -> list[list[str]]:
-    """All pairs of tokens that make a token, those with the highest score first."""
+    """All pairs of tokens that merge into a token, the highest score first."""
     scores = vocabulary.scores()
     if not scores:
         raise TokenizerError(f"{vocabulary.label} has no tokenizer.ggml.scores; {HINT}")
-    # Only pieces of text are joined.
+    # Only text tokens are merged.
     ids = {
         token: index for token, index in vocabulary.ids.items() if vocabulary.kinds[index] == _TEXT
     }
@@ -330,8 +332,8 @@ def _merges(vocabulary: _Vocabulary) -> list[list[str]]:
             left = token[:middle]
             right = token[middle:]
             if left in ids and right in ids:
-                # Where several pairs make one token, SentencePiece takes the leftmost in the text:
-                # of overlapping pairs that is the one with the longer left half.
+                # If several pairs make the same token, SentencePiece takes the leftmost in the
+                # text: of overlapping pairs, that is the pair whose left token is longer.
                 found.append((-scores[index], -middle, -len(right), index, left, right))
     found.sort()
     return [[left, right] for *_, left, right in found]

@@ -1,8 +1,8 @@
-"""Filling in the middle: the tokens that mark the parts of a text, and how they are put together.
+"""Fill-in-the-middle (FIM): the tokens that mark the parts of a text, and their order in a prompt.
 
-Code models get the text before a gap and the text behind it, each behind a token of its own, and
-write the missing part. The tokens are found by their spellings in the tokenizer, or by the names
-that `tokenizer_config.json` has for them. Knows nothing of the tokenizer but a function.
+Code models get the text before a gap and the text after it, each after its own special token, and
+generate the missing part. The tokens are found by their spellings in the tokenizer, or by their
+names in `tokenizer_config.json`. Of the tokenizer this module knows only a function.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 
 class Spellings(NamedTuple):
-    """The tokens of one family."""
+    """The spellings of the FIM tokens of one model family."""
 
     prefix: str
     suffix: str
-    middle: str = ""  # "" where the model goes on behind the prefix, which then stands last
-    file: tuple[str, ...] = ()  # before the name of a file
-    others: tuple[str, ...] = ()  # that a model may write where it has filled the gap
+    middle: str = ""  # "": the prefix comes last in the prompt, and the model continues it
+    file: tuple[str, ...] = ()  # token before the name of a file, in its spellings
+    others: tuple[str, ...] = ()  # other tokens that a model may generate after the gap
 
 
 FAMILIES = (
@@ -41,13 +41,13 @@ NAMES = ("prefix_token", "suffix_token", "middle_token", "eot_token")  # in toke
 
 
 class Infill(NamedTuple):
-    """The tokens of one model, as ids."""
+    """The ids of the FIM tokens of one model."""
 
     prefix: int
     suffix: int
     middle: int | None
     file: int | None
-    stops: tuple[int, ...]  # each ends the text that fills the gap
+    stops: tuple[int, ...]  # stop tokens: each ends the generated middle
 
     def prompt(
         self,
@@ -55,18 +55,19 @@ class Infill(NamedTuple):
         suffix: Sequence[int],
         middle: Sequence[int] = (),
     ) -> list[int]:
-        """The ids to continue; `middle` is how the text that fills the gap begins."""
+        """The ids of the prompt; `middle` is the beginning of the text in the gap."""
         if self.middle is None:
             return [self.suffix, *suffix, self.prefix, *prefix, *middle]
         return [self.prefix, *prefix, self.suffix, *suffix, self.middle, *middle]
 
 
 def find_infill(id_of: Callable[[str], int | None], named: Mapping[str, str]) -> Infill | None:
-    """The model's tokens; None if it has none.
+    """The FIM tokens of a model; None if it has none.
 
-    `id_of` gives the id of a spelling; `named`: spellings by `NAMES`, as far as there are some.
+    `id_of` returns the id of a spelling; `named`: spellings by `NAMES`, of the names that the
+    model's files contain.
     """
-    # What the model's own files say goes before all families.
+    # The names in the model's own files take precedence over all families.
     families = list(FAMILIES)
     if all(name in named for name in NAMES[:3]):
         own = Spellings(
@@ -84,7 +85,7 @@ def find_infill(id_of: Callable[[str], int | None], named: Mapping[str, str]) ->
 
 
 def _infill_of(family: Spellings, id_of: Callable[[str], int | None]) -> Infill | None:
-    """The tokens of a family, if the model has all that are needed."""
+    """The tokens of a family; None if the model lacks a required one."""
     prefix = id_of(family.prefix)
     suffix = id_of(family.suffix)
     middle: int | None = None
@@ -110,7 +111,7 @@ def _infill_of(family: Spellings, id_of: Callable[[str], int | None]) -> Infill 
 
 
 def _known(id_of: Callable[[str], int | None], texts: Sequence[str]) -> list[int]:
-    """The ids of those that the model has."""
+    """The ids of the spellings that the model has as tokens."""
     ids: list[int] = []
     for text in texts:
         if not text:

@@ -1,6 +1,6 @@
-"""A model's tokenizer: text to ids and back, its special tokens, and its chat templates' sources.
+"""A model's tokenizer: text to ids and back, special tokens, and the sources of chat templates.
 
-Reads the files of a Hugging Face model folder with the `tokenizers` library alone. Knows nothing of
+It reads the files of a Hugging Face model folder with only the `tokenizers` library. Knows no
 requests.
 """
 
@@ -29,12 +29,12 @@ from weft.text.infill import NAMES as INFILL_NAMES
 from weft.text.infill import find_infill
 from weft.text.turns import Workers
 
-# Characters that are encoded on the event loop: about 0.5 ms; longer texts go to a thread.
+# Most characters that the event loop encodes: about 0.5 ms; a thread encodes longer texts.
 INLINE_LEN = 2_048
-# Characters that a thread encodes in one turn, unless a single text is longer: about 50 ms.
+# Most characters that a thread encodes in one turn, unless one text is longer: about 50 ms.
 SLICE_LEN = 131_072
 _BYTE_TOKEN = re.compile(r"<0x(..)>", re.DOTALL)
-_MARK = "☺"  # a text that merges with none behind it
+_MARK = "☺"  # a text whose tokens do not merge with the text after it
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -60,7 +60,7 @@ class Encoded(NamedTuple):
     """The tokens of a text or of a pair of texts."""
 
     ids: list[int]
-    types: list[int]  # of each, which of the two texts it belongs to (0, 1), if the model knows
+    types: list[int]  # for each token, its text of a pair (0 or 1), if the model distinguishes them
 
 
 class Tokenizer:
@@ -94,7 +94,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a model folder. Raises `TokenizerError`, which names the wrong file."""
+        """The tokenizer of a model folder. Raises `TokenizerError`, which names the faulty file."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(
@@ -122,7 +122,7 @@ class Tokenizer:
 
     @property
     def opening_ids(self) -> list[int]:
-        """What the tokenizer puts before a text: the token that begins one, or nothing."""
+        """The ids that the tokenizer puts before a text: the BOS token, or none."""
         ids = self.encode("")
         if ids and ids[0] == self.bos_token_id:
             return ids[:1]
@@ -136,9 +136,10 @@ class Tokenizer:
         *,
         context_len: int | None = None,
     ) -> list[list[int]]:
-        """Ids of texts that go on from others. Errors as of `encode_all`.
+        """Ids of texts that continue other texts. Raises like `encode_all`.
 
-        They have no special tokens, and not the space that some tokenizers put before a text.
+        The ids contain no added special tokens, and not the space that some tokenizers put before a
+        text.
         """
         if not self._is_byte_level:
             behind_mark = await self._encode_behind_mark(texts, context_len)
@@ -151,9 +152,9 @@ class Tokenizer:
         texts: Sequence[str],
         context_len: int | None,
     ) -> list[list[int]] | None:
-        """Ids of texts behind a mark, without it; None if it merges with one of them."""
+        """Ids of texts encoded after a mark, without the mark; None if it merges with a text."""
         mark = self.encode(_MARK, add_special_tokens=False)
-        # The limit is one of the texts alone.
+        # The limit applies to the texts without the mark.
         if context_len is not None:
             context_len += len(mark)
         marked = [_MARK + text for text in texts]
@@ -166,9 +167,9 @@ class Tokenizer:
         return behind
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the tokenizer's own beginning and end by default.
+        """Ids of `text`, by default with the BOS and EOS tokens that the tokenizer adds.
 
-        Special tokens spelled out in the text become those tokens, as everywhere in the field.
+        Spellings of special tokens in the text become these tokens, as in other engines.
         """
         [ids] = self.encode_all([text], add_special_tokens=add_special_tokens)
         return ids
@@ -180,9 +181,9 @@ class Tokenizer:
         add_special_tokens: bool = True,
         context_len: int | None = None,
     ) -> list[list[int]]:
-        """Ids of each text. Raises `ContextExceeded` for one of more than `context_len` tokens.
+        """Ids of each text. Raises `ContextExceeded` for a text of more than `context_len` tokens.
 
-        A text that cannot fit whatever its tokens are is refused before the work is done.
+        A text that is too long for any tokens to fit is refused before it is encoded.
         """
         if context_len is not None:
             self._check_lens(texts, context_len)
@@ -212,10 +213,10 @@ class Tokenizer:
         add_special_tokens: bool = True,
         context_len: int | None = None,
     ) -> list[list[int]]:
-        """`encode_all`, in a thread if there is much to do. Meanwhile the library frees the GIL.
+        """`encode_all`, in a thread if the texts are long. The library releases the GIL.
 
-        Many texts take a turn for every `SLICE_LEN` characters, so that others are served in
-        between, and the first that is too long ends it. Raises `Busy`, too.
+        Many texts take one turn per `SLICE_LEN` characters, so that other requests are served in
+        between. The first text that is too long ends the call. Also raises `Busy`.
         """
         work = partial(
             self.encode_all,
@@ -239,7 +240,7 @@ class Tokenizer:
         side: str = "right",
         add_special_tokens: bool = True,
     ) -> list[Encoded]:
-        """`encode_input` of each; if there is much to do, in a thread, as `encode_async`."""
+        """`encode_each` of the inputs, in a thread if they are long, like `encode_async`."""
 
         def work(part: Sequence[str | tuple[str, str]]) -> list[Encoded]:
             try:
@@ -256,7 +257,7 @@ class Tokenizer:
         return found
 
     def encode_input(self, one: str | tuple[str, str], max_len: int | None = None) -> Encoded:
-        """The tokens of a text or of a pair of texts, cut to `max_len`, as `encode_each` cuts."""
+        """The tokens of a text or of a pair of texts, cut to `max_len` like in `encode_each`."""
         [encoded] = self.encode_each([one], max_len)
         return encoded
 
@@ -269,8 +270,8 @@ class Tokenizer:
     ) -> list[Encoded]:
         """The tokens of each text or pair of texts, cut to `max_len` at its left or right `side`.
 
-        Special tokens stay in their places; of a pair the longer text is cut. All are encoded in
-        one call, in the library's threads.
+        Special tokens are not cut; of a pair, the longer text is cut. One call encodes all texts,
+        in the threads of the library.
         """
         texts: list[str] = []
         for one in inputs:
@@ -291,7 +292,7 @@ class Tokenizer:
         side: str,
         add_special_tokens: bool,
     ) -> Encoded:
-        """Cut the parts to their lengths, and put the special tokens around them."""
+        """Cut the parts to fit, and add the special tokens."""
         backend = self._backend
         if max_len is not None:
             room = max_len
@@ -321,7 +322,7 @@ class Tokenizer:
         *,
         skip_special_tokens: bool = True,
     ) -> list[str]:
-        """The text of each list, in a thread if there is much to do. Raises `Busy`."""
+        """The text of each list, in a thread if there are many ids. Raises `Busy`."""
 
         def work() -> list[str]:
             return self._backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
@@ -332,13 +333,13 @@ class Tokenizer:
         return await self._workers.run(work, is_long=num > SLICE_LEN)
 
     async def decode_prompt(self, ids: Sequence[int]) -> str:
-        """The text that a completion of `ids` goes on from.
+        """The text of a prompt, without a partial character at its end.
 
-        The beginning of a character at their end belongs to the completion (`detokenizer.py`).
+        The partial character belongs to the completion (`detokenizer.py`).
         """
         tail = list(ids[-MAX_LOOK_BACK:])
         if self._is_byte_level and begun_character(self._plain_pieces, tail):
-            # Its token may also end the character before it, so no id can be left out.
+            # Its token may also end the previous character, so all ids must be decoded.
             text = await self.decode_async(ids)
             return text.removesuffix(REPLACEMENT)
         num_begun = 0
@@ -353,7 +354,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         prompt: Sequence[int] = (),
     ) -> Detokenizer:
-        """A fresh incremental decoder for one completion of the ids `prompt`."""
+        """A new incremental decoder for one completion of the ids `prompt`."""
         pieces = self._plain_pieces if skip_special_tokens else self._pieces
         if self._is_byte_level:
             return ByteDetokenizer(pieces, prompt)
@@ -361,11 +362,11 @@ class Tokenizer:
         return WindowDetokenizer(decode, pieces, prompt, alone=self._alone)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for, by itself; special tokens as they are spelled."""
+        """The bytes of one token, decoded alone; of a special token, its spelling."""
         return self._pieces[token]
 
     def token_text(self, token: int) -> str:
-        """`token_bytes` as text; U+FFFD for bytes that are no character by themselves."""
+        """`token_bytes` as text; U+FFFD for bytes that are not complete characters."""
         return self._pieces[token].decode("utf-8", "replace")
 
     def _special_id(self, name: str) -> int | None:
@@ -375,7 +376,7 @@ class Tokenizer:
         return self._backend.token_to_id(content)
 
     def _check_lens(self, texts: Sequence[str], context_len: int) -> None:
-        """Refuse a text that is longer than any `context_len` tokens can be."""
+        """Refuse a text with more characters than `context_len` tokens can have."""
         longest = max(map(len, texts), default=0)
         if longest > context_len * self.longest_token:
             raise ContextExceeded(
@@ -386,7 +387,7 @@ class Tokenizer:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes of each token, worked out at its first use: few tokens of a vocabulary are used."""
+    """The bytes of each token, computed at its first use: few tokens of a vocabulary are used."""
 
     def __init__(
         self,
@@ -403,7 +404,7 @@ class _Pieces(dict[int, bytes]):
     def __missing__(self, token: int) -> bytes:
         spelled = None
         if token not in self._skipped:
-            # None, too, where the model's vocabulary is padded beyond the tokenizer's.
+            # Also None for a token of a model's padded vocabulary that the tokenizer lacks.
             spelled = self._backend.id_to_token(token)
         if spelled is None:
             piece = b""
@@ -411,7 +412,7 @@ class _Pieces(dict[int, bytes]):
             try:
                 piece = bytes(map(_BYTE_OF.__getitem__, spelled))
             except KeyError:
-                piece = spelled.encode()  # an added token is spelled as it is
+                piece = spelled.encode()  # the spelling of an added token is its text
         elif self._falls_back and _BYTE_TOKEN.fullmatch(spelled):
             piece = bytes([int(spelled[3:5], 16)])
         else:
@@ -428,7 +429,8 @@ def _num_chars(one: str | tuple[str, str]) -> int:
 
 
 def _slices(items: Sequence[T], num_chars: Callable[[T], int]) -> Iterator[tuple[Sequence[T], int]]:
-    """`items` in parts of at most `SLICE_LEN` characters, or of one item, each with its length."""
+    """`items` in slices of at most `SLICE_LEN` characters, or of one item. Yields each slice and
+    its number of characters."""
     begin = 0
     length = 0
     for index, item in enumerate(items):
@@ -443,7 +445,7 @@ def _slices(items: Sequence[T], num_chars: Callable[[T], int]) -> Iterator[tuple
 
 
 def _fitting_lens(lens: Sequence[int], room: int) -> list[int]:
-    """Lengths of one or two texts that fit into `room` together: the longer one is cut first."""
+    """Lengths of one or two texts whose sum fits into `room`: the longer text is cut first."""
     room = max(room, 0)
     if sum(lens) <= room or len(lens) == 1:
         return [min(length, room) for length in lens]
@@ -456,7 +458,7 @@ def _fitting_lens(lens: Sequence[int], room: int) -> list[int]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte for each printable character of byte-level BPE.
+    """The byte of each printable character of byte-level BPE.
 
     Source: GPT-2, `bytes_to_unicode` in github.com/openai/gpt-2/blob/master/src/encoder.py.
     """
@@ -466,7 +468,7 @@ def _byte_alphabet() -> dict[str, int]:
         *range(ord("®"), ord("ÿ") + 1),
     ]
     alphabet = {chr(byte): byte for byte in printable}
-    # The other bytes have the characters from 256 on, in their order.
+    # The other bytes map to the characters from 256 on, in order.
     code = 256
     for byte in range(256):
         if byte not in printable:
@@ -484,7 +486,7 @@ def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
-    """The steps of its decoder, in order."""
+    """The types of the steps of the decoder, in order."""
     if backend.decoder is None:
         return []
     decoder = msgspec.json.decode(backend.decoder.__getstate__())
@@ -504,12 +506,12 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _named_tokens(config: JsonObject, names: Iterable[str]) -> dict[str, str]:
-    """The special tokens that a configuration has under these names."""
+    """The special tokens of a configuration that have these names."""
     return {name: _content(config[name]) for name in names if config.get(name)}
 
 
 def _content(token: Any) -> str:
-    """A special token is written as a string or as an object with its `content`."""
+    """The text of a special token, which is a string or an object with `content`."""
     content = token
     if isinstance(token, dict):
         content = token.get("content")
@@ -519,7 +521,8 @@ def _content(token: Any) -> str:
 
 
 def _chat_templates(folder: Path, config: JsonObject) -> dict[str, str]:
-    """Named templates, from where models of different ages keep them; the newest place wins."""
+    """Chat templates by name, from the files where older and newer models store them; the newest
+    place takes precedence."""
     further: dict[str, str] = {}
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
         further[path.stem] = _read_template(path)

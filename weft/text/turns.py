@@ -1,8 +1,8 @@
-"""Turns, where requests wait for a thread or a process of the front: tokenizing, templates, bodies.
+"""A fair queue for the threads and processes of the front: tokenizing, templates, bodies.
 
-Tenants take turns, whatever each of them asks for; the requests of one tenant keep their order.
-Long work never has the last place, so that short work does not wait for the end of long. Waiting
-has a limit of its own, and does not count as work. Knows nothing of the work itself.
+Tenants take turns, however many requests each has; the requests of one tenant keep their order.
+Long work never takes the last place, so short work does not wait until long work ends. The time of
+waiting has its own limit and does not count as work. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 class Busy(Exception):
-    """There was no turn in time. The message is for the user, who may try again."""
+    """No place became free in time. The message is for the user, who may try again."""
 
 
 class _Waiter(NamedTuple):
@@ -30,10 +30,10 @@ class _Waiter(NamedTuple):
 
 
 class Turns:
-    """Places for `num_places` at a time. For one event loop."""
+    """At most `num_places` callers hold a place at a time. For one event loop."""
 
     def __init__(self, num_places: int, what: str, *, wait_s: float = WAIT_S) -> None:
-        """Requests wait for `what` at most `wait_s`; the word stands in the message to the user."""
+        """Requests wait at most `wait_s`. `what` names the resource in the message to the user."""
         self._num_free = num_places
         self._num_free_long = max(num_places - 1, 1)
         self._what = what
@@ -41,7 +41,7 @@ class Turns:
         self._waiting = Rotation[_Waiter]()
 
     async def take(self, *, is_long: bool = False) -> None:
-        """Wait for a place, which the caller has to give back. Raises `Busy`."""
+        """Wait for a place, which the caller must give back. Raises `Busy`."""
         waiter = _Waiter(asyncio.get_running_loop().create_future(), is_long)
         name = tenant()
         self._waiting.put(name, waiter, is_long=is_long)
@@ -51,7 +51,7 @@ class Turns:
         try:
             await asyncio.wait({waiter.granted}, timeout=self._wait_s)
         except asyncio.CancelledError:
-            # The place may have come in the same moment.
+            # The place may have been granted at the same moment.
             if not self._waiting.remove(name, waiter):
                 self.give_back(is_long=is_long)
             raise
@@ -74,22 +74,22 @@ class Turns:
 
 
 class Workers:
-    """Threads that are taken in turns."""
+    """Threads that tenants use in turns."""
 
     def __init__(self, num_threads: int, what: str, *, wait_s: float = WAIT_S) -> None:
         self._turns = Turns(num_threads, what, wait_s=wait_s)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=what.replace(" ", "-"))
 
     async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
-        """What `work` returns, done in a thread. Raises `Busy`, or what `work` raises."""
+        """Run `work` in a thread. Returns what it returns; raises `Busy`, or what `work` raises."""
         await self._turns.take(is_long=is_long)
-        # No name here stands for the future: what the work raises would hold it, and it that, with
-        # all that the work has made so far, until the collector comes round.
+        # No local variable holds the future: it and an exception of the work would refer to each
+        # other, and keep all objects of the work alive until the garbage collector runs.
         return await asyncio.wrap_future(self._begun(work, is_long))
 
     def _begun(self, work: Callable[[], T], is_long: bool) -> Future[T]:
-        """The place that was taken is given back when the work is done, by its thread: the request
-        may have left before."""
+        """Start the work. Its thread gives the place back when the work is done, because the
+        request may have been cancelled before."""
         turns = self._turns
         loop = asyncio.get_running_loop()
 
