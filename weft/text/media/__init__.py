@@ -1,1 +1,1 @@
-"""Pictures, videos and sounds of requests: fetched, decoded, and made ready for a model."""
+"""Pictures, videos and sounds of requests: fetched, decoded, and prepared for a model."""

@@ -1,6 +1,6 @@
-"""What an operator, or within the operator's bounds a request, may change of a model's processor
-(`mm_processor_kwargs` of vLLM and SGLang): how large pictures are, and how many frames of a video
-are seen."""
+"""Settings of a model's media processor that an operator can change, and a request within the
+operator's bounds (`mm_processor_kwargs` of vLLM and SGLang): the size of pictures, the number of
+frames of a video."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.text.media.errors import MediaError
 from weft.text.media.processor import Knob, MediaProcessor
 
 PARAM = "mm_processor_kwargs"
-# Of these a request may give more than the server has, for then there is less work. All others it
-# may lower alone, and switches it may only turn off.
+# A request may only raise these: a larger value is less work. It may only lower all other settings,
+# and only turn switches off.
 LESS_IS_MORE = ("pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
-# Pictures are made larger up to this size: that is no more work than the largest ones are.
+# A request may raise these up to another setting: that is not more work than the largest picture.
 UP_TO = {"min_pixels": "max_pixels", "min_frames": "max_frames"}
-# What families have under `size`, as their files do.
+# The keys under `size`, as in the files of models.
 EDGES = ("longest_edge", "shortest_edge")
 
 
@@ -29,8 +29,8 @@ def adjusted(processor: MediaProcessor, given: JsonMapping) -> MediaProcessor:
 
 
 def adjusted_within(processor: MediaProcessor, given: JsonMapping) -> MediaProcessor:
-    """The processor with a request's changes, which make no more work than the server's own
-    largest picture does. Raises `MediaError`."""
+    """The processor with a request's changes, which may not cause more work than the largest
+    picture of the server's own settings. Raises `MediaError`."""
     have = processor.knobs
     changes = _read(have, given)
     for name, value in changes.items():
@@ -49,7 +49,7 @@ def adjusted_within(processor: MediaProcessor, given: JsonMapping) -> MediaProce
 
 
 def read_kwargs(text: str) -> JsonObject:
-    """The object of a setting. Raises ValueError."""
+    """The JSON object in the text of a setting. Raises ValueError."""
     if not text:
         return {}
     try:
@@ -62,7 +62,7 @@ def read_kwargs(text: str) -> JsonObject:
 
 
 def _read(have: Mapping[str, Knob], given: JsonMapping) -> dict[str, Knob]:
-    """What is given, by the names of `have`. Raises `MediaError`."""
+    """The given changes, by the names of `have`. Raises `MediaError`."""
     changes: dict[str, Knob] = {}
     for name, value in _flat(have, given).items():
         if name not in have:
@@ -73,8 +73,8 @@ def _read(have: Mapping[str, Knob], given: JsonMapping) -> dict[str, Knob]:
 
 
 def _flat(have: Mapping[str, Knob], given: JsonMapping) -> JsonObject:
-    """With what stands under `size` beside the others; edges that are numbers of pixels under the
-    names of these."""
+    """The given settings, with the keys of `size` moved beside them. If the processor limits
+    pixels and not edges, the edges get the names `max_pixels` and `min_pixels`."""
     found = {name: value for name, value in given.items() if name != "size" and value is not None}
     size = given.get("size")
     if size is None:
@@ -91,7 +91,7 @@ def _flat(have: Mapping[str, Knob], given: JsonMapping) -> JsonObject:
 
 
 def _value(name: str, value: Any, of_server: Knob) -> Knob:
-    """One of the same kind as the server's."""
+    """The value, if it has the type of the server's. Raises `MediaError`."""
     if isinstance(of_server, bool):
         if isinstance(value, bool):
             return value

@@ -1,5 +1,5 @@
-"""What LLaVA makes of a picture before its encoder reads it: a square from its middle, or, of some
-checkpoints, the whole picture on a square or squeezed into one."""
+"""The pictures of LLaVA, prepared for its encoder: a square from the middle, or, in some
+checkpoints, the whole picture padded to a square or squeezed into one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE = "<image>"
-MAX_RATIO = 200  # of the sides of a picture, whose longer one is cut off
+MAX_RATIO = 200  # of the sides of a picture; the longer side is cropped
 
 
 class LlavaPictures:
@@ -46,9 +46,9 @@ class LlavaPictures:
     def __init__(
         self, looks: Looks, side: int, num_tokens: int, *, shortest: int = 0, pads: bool = False
     ) -> None:
-        """`side` of the square that the encoder reads. `shortest` side before it is cut out of the
-        middle; 0: pictures are squeezed into the square. `pads`: they are made square first, by
-        borders of the usual colour."""
+        """`side`: pixels of the square that the encoder reads. `shortest`: length of the shorter
+        side before the square is cropped from the middle; 0: pictures are squeezed into the square.
+        `pads`: pictures are first padded to a square, in the mean colour."""
         self._looks = looks
         self._size = Size(side, side)
         self._num_tokens = num_tokens
@@ -142,7 +142,7 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
 
 
 def _side_of_crop(settings: Mapping[str, Any]) -> int:
-    """Older files give a number alone."""
+    """The side of the cropped square. Older files have a single number."""
     given = settings.get("crop_size")
     if type(given) is int:
         return given

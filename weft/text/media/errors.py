@@ -1,14 +1,14 @@
-"""Why a picture, a video or a sound is not taken.
+"""Errors about a picture, a video or a sound of a request.
 
-MediaError             it cannot be had or read: the message is for the user
-  MediaTooLarge        it is beyond a limit of the server
+MediaError             it cannot be fetched or read; the message is for the user
+  MediaTooLarge        it exceeds a limit of the server
 """
 
 from __future__ import annotations
 
 
 class MediaError(ValueError):
-    """The message says what is wrong and what is allowed; it names no path and no address."""
+    """The message says what is wrong and what is allowed, without paths and addresses."""
 
 
 class MediaTooLarge(MediaError):

@@ -1,8 +1,8 @@
-"""Which processor a model has.
+"""The media processor of each model architecture.
 
-Each of the table's functions takes the folder of a model and its config.json, reads the other files
-that it wants, and returns a `MediaProcessor`, or None for a model without an encoder. It raises
-ValueError for settings that it cannot follow.
+Each function of the table takes the folder of a model and its config.json, reads the other files
+that it needs, and returns a `MediaProcessor`, or None for a model without an encoder. It raises
+ValueError for unsupported settings.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PROCESSORS: dict[str, str] = {
 
 
 def make_processor(folder: Path, config_json: Mapping[str, Any]) -> MediaProcessor | None:
-    """The processor of the model in `folder`; None for one that takes texts alone.
+    """The processor of the model in `folder`; None if the model takes only text.
 
-    Raises ValueError for settings that the processor of its family cannot follow.
+    Raises ValueError for settings that the processor of its family does not support.
     """
     for architecture in config_json.get("architectures") or ():
         if architecture in PROCESSORS:

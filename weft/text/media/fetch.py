@@ -1,10 +1,10 @@
-"""Bytes from another machine or from a file, where the operator allows it, and from nowhere else.
+"""Fetches bytes from another machine or a file, only from places that the operator allows.
 
-Whoever lets a server fetch what a request names lends it their place in the network. So a host has
-to be named by the operator; its name is resolved once, and every address that it has must be one of
-the public internet; one of these very addresses is dialled; no redirect is followed; no proxy, no
-cookie and no password is used; and bytes and time have limits. A file has to lie below the one
-folder that the operator names, wherever links point.
+A server that fetches addresses of requests gives clients its own place in the network (SSRF). So
+the operator must name each host. Its name is resolved once, all its addresses must be public, and
+the connection goes to one of the checked addresses. No redirect is followed; no proxy, cookie or
+password is used; bytes and time are limited. A file must be below the one folder that the operator
+names, after links are resolved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIECE_BYTES = 1 << 16
 MAX_URL_LEN = 8_192
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # the last four bytes are an IPv4 address
 
-# Nothing that parsers disagree about: no user, no backslash, no space, no other script.
+# Only forms that all parsers read alike: no user, no backslash, no space, only ASCII.
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<target>[/?][!$-;=?-Z_a-z~%\[\]@]*)?(?:#.*)?",
@@ -43,22 +43,22 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 class MediaAccess(NamedTuple):
-    """What may be read besides the request itself."""
+    """The hosts and files that may be read."""
 
     hosts: frozenset[str] = frozenset()  # as "example.com" or "example.com:8080"
     folder: Path | None = None  # files below it may be read; None: no file
-    any_file: bool = False  # for programs, which may read what they like
+    any_file: bool = False  # for Python programs, which may read any file
     timeout_s: float = 10.0
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, as the system knows them. Raises OSError."""
+    """The addresses of a host name, from the system's resolver. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 def is_public(address: str) -> bool:
-    """Whether it is an address of the public internet, and leads nowhere else by its form."""
+    """Whether the address is public. The IPv4 address inside an IPv6 address counts."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -72,13 +72,13 @@ def is_public(address: str) -> bool:
             embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if embedded is not None:
             inner = embedded
-        elif int(ip) >> 32 == 0:  # the old form of a mapped address
+        elif int(ip) >> 32 == 0:  # an IPv4-compatible address, the old form of a mapped one
             return False
     return inner.is_global and not inner.is_multicast and not inner.is_reserved
 
 
 class Fetcher:
-    """Reads addresses as one `MediaAccess` allows it. Calls may run in several threads."""
+    """Fetches the addresses that one `MediaAccess` allows. Calls may run in several threads."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Fetcher:
         self._is_public = is_public
 
     def check(self, url: str) -> None:
-        """Raise `MediaError` for an address that is not allowed, before anything is done."""
+        """Raise `MediaError` for an address that is not allowed. Nothing is opened or resolved."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "file":
             if not self._access.any_file and self._access.folder is None:
@@ -112,7 +112,7 @@ class Fetcher:
         url: str,
         max_bytes: int,
     ) -> bytes:
-        """The bytes behind an address. Raises `MediaError`, or `MediaTooLarge`."""
+        """The bytes at an address. Raises `MediaError`, or `MediaTooLarge`."""
         self.check(url)
         if url[:5].lower() == "file:":
             return self._read_file(url, max_bytes)
@@ -121,7 +121,7 @@ class Fetcher:
     # ---- other machines
 
     def _parsed(self, url: str) -> _Target:
-        """Raises `MediaError` for what is no plain address, and for a host that is not allowed."""
+        """The parts of an address. Raises `MediaError` for an unusual form or a forbidden host."""
         if not self._access.hosts:
             raise MediaError(
                 "addresses are not fetched; they would be from the hosts of --allowed-media-domains"
@@ -153,7 +153,7 @@ class Fetcher:
     ) -> bytes:
         address = self._address_of(target)
         timeout_s = self._access.timeout_s
-        # The time-out of a socket is that of one read: a host could send a byte now and then.
+        # The time-out of a socket limits one read: a host could send single bytes for ever.
         connection = _Dialled(target, address, timeout_s)
         timer = threading.Timer(timeout_s, connection.cut_off)
         timer.daemon = True
@@ -200,7 +200,7 @@ class Fetcher:
 
 
 def _read(path: str, max_bytes: int) -> bytes:
-    """A regular file; what is none (a pipe, a device) is not waited for."""
+    """The bytes of a regular file. Opening a pipe or a device does not block, but is an error."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
@@ -226,7 +226,7 @@ class _Target(NamedTuple):
 
 
 class _Dialled(http.client.HTTPConnection):
-    """A connection to the one address that was checked, whatever its name stands for by now."""
+    """A connection to the checked address, even if the host's name now resolves to another one."""
 
     def __init__(
         self,
@@ -239,14 +239,14 @@ class _Dialled(http.client.HTTPConnection):
         self.is_cut_off = False
         self._address = address
         self._is_secret = target.scheme == "https"
-        # http.client lets go of the socket when the head of the answer has come.
+        # http.client drops its own reference to the socket after the head of the answer.
         self._dialled: socket.socket | None = None
 
     def connect(self) -> None:
         self._dialled = socket.create_connection((self._address, self.port), self.timeout)
         if self._is_secret:
             context = ssl.create_default_context()
-            # The greeting comes afterwards, so that it, too, can be cut off.
+            # The handshake follows later, so that `cut_off` can end it, too.
             secret = context.wrap_socket(
                 self._dialled, server_hostname=self.host, do_handshake_on_connect=False
             )
@@ -255,16 +255,16 @@ class _Dialled(http.client.HTTPConnection):
         self.sock = self._dialled
 
     def let_go(self) -> None:
-        """Close it, answer and all."""
+        """Close the connection and its socket."""
         self.close()
         if self._dialled is not None:
             self._dialled.close()
 
     def cut_off(self) -> None:
-        """End it from another thread; whoever reads it gets an error."""
+        """End the connection from another thread; the reading thread gets an error."""
         self.is_cut_off = True
         if self._dialled is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):  # it has already ended
                 self._dialled.shutdown(socket.SHUT_RDWR)
 
 

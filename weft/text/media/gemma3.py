@@ -1,5 +1,5 @@
-"""What Gemma 3 makes of a picture before its encoder reads it: a square, whatever its shape
-was; and with pan and scan, squares of its pieces, too."""
+"""The pictures of Gemma 3, prepared for its encoder: each is squeezed into a square; with pan and
+scan, pieces of the picture become additional squares."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedM
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# The tokens of a tokenizer that does not name its own.
+# The default tokens, for a tokenizer that does not name them.
 BEGIN = "<start_of_image>"
 SOFT = "<image_soft_token>"
 END = "<end_of_image>"
-# What transformers calls the fields of `PanAndScan`.
+# The names of the fields of `PanAndScan` in transformers.
 KNOBS = (
     "do_pan_and_scan",
     "pan_and_scan_min_crop_size",
@@ -43,16 +43,15 @@ KNOBS = (
 
 
 class PanAndScan(NamedTuple):
-    """Whether, and how, a picture that is much longer than it is high, or the other way round, is
-    also seen in pieces."""
+    """Pan and scan: a picture with one side much longer than the other is also seen in pieces."""
 
     is_on: bool = False
-    min_side: int = 256  # pixels of a piece
+    min_side: int = 256  # least pixels of a side of a piece
     max_pieces: int = 4
-    min_ratio: float = 1.2  # of the sides of such a picture
+    min_ratio: float = 1.2  # least ratio of the sides of a picture that is encoded in pieces
 
     def cuts(self, size: Size) -> list[tuple[int, int, int, int]]:
-        """Left, top, right and bottom of each piece, in the order in which they are seen."""
+        """Left, top, right and bottom of each piece, in the order of the prompt."""
         longer, shorter = max(size), min(size)
         if not self.is_on or longer / shorter < self.min_ratio:
             return []
@@ -155,9 +154,9 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """The special tokens that a tokenizer names."""
+    """The special tokens in the tokenizer's configuration, by their names."""
     said = read_json_if_there(folder / "tokenizer_config.json")
-    # A dictionary of names, or a list of tokens that have none.
+    # A dictionary of tokens by name, or a list of tokens without names.
     extra = said.get("extra_special_tokens")
     names = {**extra, **said} if isinstance(extra, dict) else said
     return {key: name for key, name in names.items() if isinstance(name, str)}

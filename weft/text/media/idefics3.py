@@ -1,5 +1,5 @@
-"""What Idefics 3 and SmolVLM make of a picture before their encoder reads it: tiles of one size,
-line by line, and the whole picture in the size of a tile behind them."""
+"""The pictures of Idefics 3 and SmolVLM, prepared for their encoder: tiles of one size, row by row,
+then the whole picture in the size of one tile."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 IMAGE = "<image>"
 AROUND = "<fake_token_around_image>"
 WHOLE = "<global-img>"
-MAX_SIDE = 4_096  # of a picture that is cut into tiles, whatever a file says
+MAX_SIDE = 4_096  # pixels of a picture that is cut into tiles, even if a file allows more
 
 
 class Idefics3Pictures:
-    """The `MediaProcessor` of Idefics 3 and SmolVLM. Values are [3, side, side] of each tile."""
+    """The `MediaProcessor` of Idefics 3 and SmolVLM. Values are [3, side, side] for each tile."""
 
     marks: Mapping[MediaKind, str] = {"image": IMAGE}
     placeholders: Mapping[MediaKind, str] = {"image": IMAGE}
@@ -45,7 +45,8 @@ class Idefics3Pictures:
     def __init__(
         self, looks: Looks, side: int, num_tokens: int, longest: int, *, splits: bool
     ) -> None:
-        """`longest` side of a picture before it is cut into tiles, if it `splits` pictures."""
+        """`side`: pixels of a tile's side. `longest`: pixels of the longer side to which a picture
+        is resized first. `splits`: whether pictures are cut into tiles."""
         self._looks = looks
         self._tile = Size(side, side)
         self._num_tokens = num_tokens
@@ -75,7 +76,8 @@ class Idefics3Pictures:
         return self._prepared(tiles, num_columns)
 
     def _prepared(self, tiles: list[Pixels], num_columns: int) -> PreparedMedia:
-        """The last tile is the whole picture; those before it stand in so many columns."""
+        """The text and parts of the tiles. The last tile is the whole picture; the tiles before it
+        form a grid of `num_columns` columns."""
         text = ""
         for tile in range(len(tiles) - 1):
             row, column = divmod(tile, num_columns)
@@ -113,8 +115,8 @@ class Idefics3Pictures:
 
 
 def scaled(given: Size, longest: int) -> Size:
-    """The size in the same shape whose longer side is `longest`, or the largest that is cut into
-    tiles; the other one is even, if no limit is met."""
+    """The size of the same shape whose longer side is `longest`, at most `MAX_SIDE`. The shorter
+    side is even, unless `MAX_SIDE` limits the size."""
     ratio = given.width / given.height
     if given.width >= given.height:
         height = int(longest / ratio)
@@ -134,7 +136,7 @@ def scaled(given: Size, longest: int) -> Size:
 
 
 def in_tiles(given: Size, side: int) -> Size:
-    """The next size of whole tiles."""
+    """The size rounded up to whole tiles."""
     ratio = given.width / given.height
     if given.width >= given.height:
         width = math.ceil(given.width / side) * side

@@ -1,4 +1,4 @@
-"""How large what a request brings may be."""
+"""Limits on the size of media in a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.text.media.sound import MAX_SECONDS
 
 
 class MediaLimits(NamedTuple):
-    """The names are those of options."""
+    """The fields have the names of options."""
 
     max_bytes: int = 64_000_000  # of all files of a request together
     max_image_pixels: int = 36_000_000
@@ -21,8 +21,8 @@ class MediaLimits(NamedTuple):
     per_prompt: Mapping[str, int] = PER_PROMPT
 
     def require_frames(self, num_frames: int, size: tuple[int, int]) -> None:
-        """Raise `MediaTooLarge` for a video of more, or larger, frames than are allowed, all of
-        which are kept."""
+        """Raise `MediaTooLarge` for a video with too many frames, or too many pixels. For a format
+        whose frames are all kept. `size`: width and height in pixels."""
         if num_frames > self.max_video_frames:
             message = f"it has {num_frames:,} frames; {self.max_video_frames:,} are allowed"
             raise MediaTooLarge("max_video_frames", message)

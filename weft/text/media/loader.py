@@ -1,9 +1,9 @@
-"""From what a request names to what the engine gets: fetched, decoded, and made ready by the
-model's processor.
+"""Loads the media of requests for the engine: fetches, decodes, and prepares them with the model's
+processor.
 
-Each step is a plain call that takes time, for whoever has a thread to spare (`server/media.py`,
-`weft.LLM`). What has been made ready is kept for a while, by the SHA-256 of its bytes: in a
-conversation the same picture comes with every turn.
+Each step is a blocking call, which the callers run in their own threads (`server/media.py`,
+`weft.LLM`). Prepared media are cached by the SHA-256 of their bytes, because in a conversation the
+same picture comes with every turn.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = tuple[MediaKind, bytes, float, str]
 
-LONG_PIXELS = 1_000_000  # from which on a picture is long work
+LONG_PIXELS = 1_000_000  # a picture of more pixels is long work
 
 
 class Opened(NamedTuple):
-    """A file that has been looked at, and not decoded."""
+    """A file whose format and size are known, and which is not decoded yet."""
 
     kind: MediaKind
     key: Key
     raw: Raw
-    images: tuple[Image, ...]  # of a picture or an animation; nothing of an MP4 or a sound
-    container: str = ""  # of a video that is a file of one (`video.container_of`)
-    found: ReadyMedia | None = None  # it was made ready before
+    images: tuple[Image, ...]  # of a picture or an animation; empty for an MP4 or a sound
+    container: str = ""  # format of a video file (`video.container_of`); "" for other files
+    found: ReadyMedia | None = None  # the prepared media, if the cache has them
 
     @property
     def is_long(self) -> bool:
-        """Whether making it ready is long work."""
+        """Whether preparing the file is long work."""
         if self.found is not None:
             return False
         if self.kind != "image":
@@ -58,7 +58,7 @@ class Opened(NamedTuple):
 
 
 class MediaLoader:
-    """Loads for one model. Calls may run in several threads at once."""
+    """Loads media for one model. Calls may run in several threads at once."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class MediaLoader:
         limits: MediaLimits | None = None,
         cache_bytes: int = 0,
     ) -> None:
-        """`token_ids`: of the placeholder of each kind that the model takes."""
+        """`token_ids`: the placeholder token of each kind of media that the model takes."""
         self.limits = limits or MediaLimits()
         self.fetcher = fetcher
         self.marks: Mapping[MediaKind, str] = dict(processor.marks)
         self._processor = processor
         self._token_ids = dict(token_ids)
         self._cache = ReadyCache(cache_bytes)
-        self._changes = ""  # of its processor, as JSON
+        self._changes = ""  # the request's changes of the processor, as JSON
 
     def adjusted(self, given: Mapping[str, Any]) -> MediaLoader:
-        """The same, with what a request changes of the processor (`text/media/adjusted.py`). What
-        has been made ready is kept in one place. Raises `MediaError`."""
+        """A loader with a request's changes of the processor (`text/media/adjusted.py`). It shares
+        the cache of prepared media. Raises `MediaError`."""
         found = copy(self)
         found._processor = adjusted_within(self._processor, given)
         found._changes = json.dumps(given, sort_keys=True)
@@ -88,8 +88,8 @@ class MediaLoader:
     # ---- what may be asked for
 
     def check(self, sources: Sequence[MediaSource]) -> None:
-        """Raise `MediaRefusal` for the first that the model does not take, for too many, and for
-        an address that is not allowed. Nothing has been read or fetched then."""
+        """Raise `MediaRefusal` for the first source of a kind that the model does not take, for too
+        many sources, and for a forbidden address. Nothing is read or fetched."""
         numbers: dict[MediaKind, int] = {}
         for source in sources:
             kind = source.kind
@@ -112,7 +112,7 @@ class MediaLoader:
                 except MediaError as exc:
                     raise MediaRefusal(source, exc) from exc
 
-    # ---- one after the other
+    # ---- steps of loading
 
     def read(
         self,
@@ -132,8 +132,7 @@ class MediaLoader:
         source: MediaSource,
         raw: Raw,
     ) -> Opened:
-        """What the bytes are, and how large; their pixels are not touched. Raises
-        `MediaRefusal`."""
+        """Find the format and size of the bytes, without decoding them. Raises `MediaRefusal`."""
         digest = hashlib.sha256()
         for file in raw.files:
             digest.update(len(file).to_bytes(8, "little"))
@@ -157,8 +156,7 @@ class MediaLoader:
         source: MediaSource,
         opened: Opened,
     ) -> ReadyMedia:
-        """Decode it, and let the processor make of it what the model reads. Raises
-        `MediaRefusal`."""
+        """Decode a file, and prepare it with the model's processor. Raises `MediaRefusal`."""
         if opened.found is not None:
             return opened.found
         try:
@@ -169,7 +167,7 @@ class MediaLoader:
         return made
 
     def load(self, sources: Sequence[MediaSource]) -> list[ReadyMedia]:
-        """All of it, here and now. Raises `MediaRefusal`."""
+        """Do all steps for all sources, in this thread. Raises `MediaRefusal`."""
         self.check(sources)
         loaded: list[ReadyMedia] = []
         left = self.limits.max_bytes
@@ -209,7 +207,7 @@ class MediaLoader:
                 return self._audio(opened)
 
     def _video(self, opened: Opened) -> PreparedMedia:
-        """An MP4 or its like, an animation, or a picture for each frame."""
+        """Prepare a video: a video file, an animation, or one picture for each frame."""
         frames_per_s = opened.raw.frames_per_s
         if opened.container:
             [file] = opened.raw.files
@@ -232,7 +230,7 @@ class MediaLoader:
 
 
 class MediaRefusal(Exception):
-    """Why one source is not taken; `source.where` names it in the request."""
+    """One source is refused; `source.where` is its field in the request."""
 
     def __init__(
         self,
@@ -245,7 +243,7 @@ class MediaRefusal(Exception):
 
 
 class ReadyCache:
-    """What was made ready last, up to a number of bytes; what was used least recently goes."""
+    """A cache of prepared media, up to `max_bytes`; the least recently used are evicted."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -269,7 +267,7 @@ class ReadyCache:
         key: Key,
         made: ReadyMedia,
     ) -> None:
-        """One that is larger than the cache is not kept."""
+        """Add prepared media, unless they are larger than the whole cache."""
         if made.num_bytes > self._max_bytes:
             return
         with self._lock:
@@ -285,8 +283,8 @@ class ReadyCache:
 def token_ids(
     processor: MediaProcessor, encode: Callable[[str], Sequence[int]]
 ) -> dict[MediaKind, int]:
-    """The ids of the placeholders of a processor. `encode`: a text into ids. Raises ValueError for
-    a placeholder that is no token."""
+    """The ids of a processor's placeholders. `encode` turns a text into ids. Raises ValueError for
+    a placeholder that is not one token."""
     found: dict[MediaKind, int] = {}
     for kind, text in processor.placeholders.items():
         ids = encode(text)

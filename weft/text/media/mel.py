@@ -1,4 +1,5 @@
-"""What encoders like Whisper's hear of a sound: its loudness in bands of pitch, 100 times a second.
+"""Log-mel spectrograms, the input of encoders like Whisper's: the loudness of a sound in bands of
+frequencies, 100 times a second.
 
 Source: Radford et al., arXiv:2212.04356, section 2.2; the bands are those of Slaney's Auditory
 Toolbox.
@@ -17,9 +18,9 @@ from weft.arrays import FloatArray
 
 Doubles = NDArray[np.float64]
 
-FLOOR = 1e-10  # the least power that is told from silence
-RANGE = 8.0  # powers of ten below the loudest that are kept
-HIGHEST = 8000.0  # pitch of the highest band, in Hz
+FLOOR = 1e-10  # lower powers count as this one
+RANGE = 8.0  # powers of ten below the loudest value; lower values are raised to this limit
+HIGHEST = 8000.0  # upper edge of the highest band, in Hz
 
 # Slaney's scale: linear below 1000 Hz, then logarithmic, 27 bands for each factor of 6.4.
 _LINEAR_HZ = 200 / 3
@@ -33,7 +34,7 @@ class MelSpec(NamedTuple):
     rate: int  # samples a second
     hop: int  # samples from one frame to the next
     window: int  # samples that a frame is computed from
-    num_frames: int  # of the longest sound
+    num_frames: int  # frames of the longest sound
 
     @property
     def max_samples(self) -> int:
@@ -41,8 +42,8 @@ class MelSpec(NamedTuple):
 
 
 def mel_bands(spec: MelSpec) -> Doubles:
-    """How much each frequency of the transform counts in each band: [frequencies, bands]. A band is
-    a triangle between the middles of its neighbours, with an area of 1 (times 2 / Hz)."""
+    """The weight of each frequency of the transform in each band: [frequencies, bands]. A band is a
+    triangle between the middles of its neighbours, of area 1: its height is 2 / (width in Hz)."""
     edges = _hz(np.linspace(0.0, _pitch(HIGHEST), spec.num_bands + 2))
     frequencies = np.linspace(0.0, spec.rate // 2, 1 + spec.window // 2)
     lows = edges[:-2]
@@ -57,7 +58,7 @@ def mel_bands(spec: MelSpec) -> Doubles:
 
 
 def _pitch(hz: float) -> float:
-    """On Slaney's scale, of a frequency above its linear part."""
+    """The pitch on Slaney's scale of a frequency above the linear part."""
     return _BREAK + math.log(hz / _BREAK_HZ) / _LOG_STEP
 
 
@@ -67,14 +68,14 @@ def _hz(pitch: Doubles) -> Doubles:
 
 
 def log_mel(samples: FloatArray, spec: MelSpec, bands: Doubles, num_frames: int) -> FloatArray:
-    """The first frames of a sound [n] that silence follows: [bands, num_frames].
+    """The first `num_frames` frames of a sound [n]: [bands, num_frames].
 
-    They are those of the sound as long as the longest. A frame has the samples around its moment;
-    before the first one, and behind the last of the longest, the sound is mirrored. Frames that the
-    sound does not reach count for nothing in what is the loudest.
+    They are equal to those of the sound padded with silence to the longest length. A frame covers
+    the samples around its time; before the first sample, and after the last of the longest length,
+    the sound is mirrored. The maximum is taken over all frames that the sound reaches.
     """
     half = spec.window // 2
-    # The frames behind those that are wanted reach the end of the sound, too.
+    # All frames that the sound reaches count for the maximum, also after `num_frames`.
     reached = min(spec.num_frames, max(num_frames, (len(samples) + half) // spec.hop + 1))
     silent = np.zeros(spec.max_samples, np.float64)
     silent[: len(samples)] = samples

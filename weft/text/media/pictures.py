@@ -1,8 +1,8 @@
-"""From the bytes of a file to a picture: what it is, how large, and then its pixels.
+"""Decodes picture files: first the format and size, then the pixels.
 
-What a file is, its own bytes say, never the name or the type that somebody gives it. Its size is
-read from its head, and held against the limit before any pixel is decoded. Only decoders that are
-named here ever see a byte.
+The format comes from the bytes of a file, never from its name or declared type. The size is read
+from the header and checked against the limit before any pixel is decoded. Only the decoders named
+here ever read a byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALLOWED = "PNG, JPEG, WebP, GIF and BMP are allowed"
 LIMIT = "max_image_pixels"
 ORIENTATION = 0x0112  # tag of EXIF
 
-# Beginnings of files that clients send and that are refused by name.
+# First bytes of other formats that clients send; the error names the format.
 _OTHERS = (
     (b"%PDF", "a PDF"),
     (b"<svg", "an SVG"),
@@ -67,29 +67,29 @@ def format_of(data: bytes) -> str:
 def open_picture(data: bytes, max_pixels: int) -> Image:
     """The picture of a file, not decoded yet: it has a size and a mode, and no pixels.
 
-    Raises `MediaError` for what is no picture, or has more than `max_pixels`.
+    Raises `MediaError` if it is not a picture, or has more than `max_pixels`.
     """
     from PIL import Image
 
     format = format_of(data)
-    if format == "WEBP":  # opening one takes the memory of its pixels
+    if format == "WEBP":  # opening a WebP file allocates the memory of its pixels
         _check_size(_webp_size(data), max_pixels)
     try:
         image = Image.open(io.BytesIO(data), formats=(format,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
         message = f"it has more pixels than the {max_pixels:,} that are allowed"
         raise MediaTooLarge(LIMIT, message) from exc
-    except Exception as exc:  # decoders raise whatever they meet
+    except Exception as exc:  # decoders raise many kinds of exceptions
         raise MediaError(f"it begins like a {format} file, but cannot be read") from exc
     _check_size(image.size, max_pixels)
     return image
 
 
 def decode_picture(image: Image) -> Image:
-    """The pixels of an opened picture, as it is to be seen, in RGB; the first of several frames.
+    """The pixels of an opened picture, upright, in RGB; of several frames, the first.
 
-    As transformers does it: transparency is dropped, not painted over. Raises `MediaError` for a
-    file that is cut off or damaged.
+    Like in transformers, transparency is dropped, not blended with a background. Raises
+    `MediaError` for a truncated or damaged file.
     """
     try:
         image.load()
@@ -106,7 +106,7 @@ def decode_picture(image: Image) -> Image:
 
 
 def decode_frames(image: Image, limits: MediaLimits) -> tuple[list[Image], float]:
-    """Every frame of an opened animation, in RGB, and how many of them it shows in a second.
+    """All frames of an opened animation, in RGB, and its frames per second (0: unknown).
 
     Raises `MediaError` for more than `limits` allow, and for a damaged file.
     """
@@ -136,16 +136,16 @@ def _frames(image: Image, num_frames: int) -> Iterator[Image]:
         except Exception as exc:
             message = f"its frame {index} cannot be decoded: {_reason(exc)}"
             raise MediaError(message) from exc
-        if image.size != size:  # a frame may reach beyond the size that the file tells
+        if image.size != size:  # a frame may be larger than the size in the header
             raise MediaError(f"its frame {index} is larger than the first")
         yield image
 
 
 def _upright(image: Image) -> Image:
-    """Turned and mirrored as its EXIF data says; as it is, where they cannot be read."""
+    """The picture turned and mirrored by its EXIF orientation; unchanged if EXIF is unreadable."""
     from PIL.Image import Transpose
 
-    # Only the one tag is looked at: nothing else of the data, which may be anything, is read.
+    # Only this one EXIF tag is used, because the data cannot be trusted.
     turns = {
         2: Transpose.FLIP_LEFT_RIGHT,
         3: Transpose.ROTATE_180,

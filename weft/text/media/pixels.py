@@ -1,6 +1,6 @@
-"""What pictures have in common on their way to an encoder that reads squares of one size: sizes,
-and numbers in the place of pixels. Bit for bit as the processors of transformers do it that use
-Pillow."""
+"""Sizes and pixel values of pictures, common to all media processors: resizing and normalization.
+
+The results are bitwise equal to those of transformers' processors that use Pillow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pixels: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]  # [height, width, 3]
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
-LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # filters, as Pillow counts them
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # filters, by Pillow's numbers
 NUM_FILTERS = 6
 
 
@@ -37,11 +37,11 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """How pictures are resized, and what becomes of their pixels."""
+    """How pictures are resized and their pixels normalized."""
 
-    filter: int  # as Pillow counts
-    mean: tuple[float, ...]  # of each colour
-    # [3, 256] float32: what each value of a colour becomes
+    filter: int  # Pillow's number of the filter
+    mean: tuple[float, ...]  # [3] the mean of each colour, between 0 and 1
+    # [3, 256] float32: the normalized number of each value of each colour
     table: FloatArray
 
     def resized(self, image: Image, size: Size) -> Image:
@@ -53,7 +53,7 @@ class Looks:
 
 
 def read_settings(folder: Path) -> JsonObject:
-    """What the files of a model say of its pictures."""
+    """The settings for pictures in the files of a model."""
     whole = read_json_if_there(folder / "processor_config.json")
     settings: JsonObject = get(whole, "image_processor", dict, {})
     if not settings:
@@ -68,7 +68,8 @@ def read_looks(
     mean: tuple[float, ...] = HALF,
     deviation: tuple[float, ...] = HALF,
 ) -> Looks:
-    """The arguments are those of a family, where a file says nothing."""
+    """The filter and normalization in a model's settings. The arguments are the defaults of its
+    family. Raises BadConfig."""
     filter = get(settings, "resample", int, filter)
     if not 0 <= filter < NUM_FILTERS:
         raise BadConfig(f"resample is {filter}; filters of Pillow are 0 to {NUM_FILTERS - 1}")
@@ -81,14 +82,14 @@ def read_looks(
         values *= number(settings, "rescale_factor", 1 / 255, above=0.0)
     table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
     if get(settings, "do_normalize", bool, True):
-        # In float32, as all of it from here on.
+        # In float32, like all later steps.
         table -= np.array(mean, np.float32)[:, None]
         table /= np.array(deviation, np.float32)[:, None]
     return Looks(filter=filter, mean=mean, table=table)
 
 
 def side_of(settings: JsonMapping, key: str, default: int) -> int:
-    """The side of a square whose height and width a key gives."""
+    """The side of a square, from a key with equal height and width. Raises BadConfig."""
     given = get(settings, key, dict, {"height": default, "width": default})
     side = given.get("height")
     if set(given) != {"height", "width"} or given["width"] != side or type(side) is not int:
@@ -99,7 +100,7 @@ def side_of(settings: JsonMapping, key: str, default: int) -> int:
 
 
 def edge_of(settings: JsonMapping, key: str, edge: str, default: int) -> int:
-    """The length of the edge of a picture (longest_edge, shortest_edge) that a key gives alone."""
+    """The length of the one edge (longest_edge or shortest_edge) in a key. Raises BadConfig."""
     given = get(settings, key, dict, {edge: default})
     length = given.get(edge)
     if set(given) != {edge} or type(length) is not int or length < 1:

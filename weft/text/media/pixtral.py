@@ -1,5 +1,5 @@
-"""What Pixtral, and Mistral from Small 3.1 on, make of a picture before their encoder reads it: the
-whole of it in whole tokens, line by line, with a token of text behind each line."""
+"""The pictures of Pixtral, and of Mistral from Small 3.1 on, prepared for their encoder: the whole
+picture in its shape, as rows of tokens, with a text token after each row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 IMAGE = "[IMG]"
 BREAK = "[IMG_BREAK]"
 END = "[IMG_END]"
-MAX_EDGE = 16_384  # of a picture, whatever a file says
+MAX_EDGE = 16_384  # pixels of a picture's longer edge, even if a file allows more
 
 
 class PixtralPictures:
@@ -43,8 +43,8 @@ class PixtralPictures:
     def __init__(
         self, looks: Looks, longest: int, token_side: int, names: tuple[str, str, str]
     ) -> None:
-        """`longest` edge of a picture, and pixels of a side of a token; `names` of the tokens of an
-        image, behind its lines, and behind it."""
+        """`longest`: most pixels of a picture's edge. `token_side`: pixels of a token's side.
+        `names`: the tokens of the image, after each row but the last, and after the last row."""
         image, self._break, self._end = names
         self.marks: Mapping[MediaKind, str] = {"image": image}
         self.placeholders: Mapping[MediaKind, str] = {"image": image}
@@ -63,7 +63,7 @@ class PixtralPictures:
         values = self._looks.values(np.asarray(self._looks.resized(image, size)))
         line = self._image * columns
         text = self._break.join([line] * rows) + self._end
-        # Its end stands behind all of it: breaks are those between two lines.
+        # The part ends before the end token, and includes the breaks between two rows.
         part = MediaPart(
             "image",
             rows * (columns + 1) - 1,
@@ -92,8 +92,8 @@ class PixtralPictures:
 
 
 def tokens_of(given: Size, longest: int, side: int) -> tuple[int, int]:
-    """Rows and columns of tokens, each of so many pixels of a side, of a picture that is made
-    smaller if an edge is longer than `longest`. Raises ValueError."""
+    """Rows and columns of tokens of a picture, which is first scaled down if an edge is longer than
+    `longest`. `side`: pixels of a token's side. Raises ValueError for a too narrow picture."""
     ratio = max(given) / longest
     height, width = given
     if ratio > 1:
@@ -108,7 +108,7 @@ def tokens_of(given: Size, longest: int, side: int) -> tuple[int, int]:
 
 
 def make_of(folder: Path, spec: PixtralSpec) -> MediaProcessor:
-    """The processor of a model folder with such an encoder. Raises ModelError."""
+    """The processor of a model folder with a Pixtral encoder. Raises ModelError."""
     settings = read_settings(folder)
     for key in ("do_resize", "do_convert_rgb"):
         require(settings, key, True)

@@ -1,11 +1,11 @@
-"""Where pictures, videos and sounds stand in a prompt: first in its text, then in its tokens.
+"""Places pictures, videos and sounds in a prompt: first in its text, then in its tokens.
 
     text     What is <image> and <image>?           a mark for each, as the template writes it
     ready    What is [i][i][i] and [i][i]?          `PreparedMedia.text` in the place of each mark
     tokens   500 501  9 9 9  502  9 9  503          runs of placeholders: the places of the parts
 
-A text of the user may have a mark or a placeholder, too. Then the numbers do not agree, and the
-request is refused: it cannot be told which is which.
+If a text of the user also contains a mark or a placeholder, the counts differ, and the request is
+refused, because the two cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ NAMES: dict[MediaKind, tuple[str, str]] = {
 }
 
 
-MAX_ITEM_BYTES = 500_000_000  # as much as a message may have beside itself
+MAX_ITEM_BYTES = 500_000_000  # the limit of a message's extra frames
 
 
 class ReadyMedia(NamedTuple):
-    """One picture, video or sound as the engine will get it, wherever it will stand."""
+    """One picture, video or sound as the engine gets it, without its place in a prompt."""
 
     kind: MediaKind
-    text: str  # in the place of its mark
-    items: tuple[MediaItem, ...]  # in the order of their placeholders; `start` is 0 yet
+    text: str  # replaces its mark
+    items: tuple[MediaItem, ...]  # in the order of their placeholders; `start` is still 0
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +49,7 @@ class ReadyMedia(NamedTuple):
 
 
 def ready(kind: MediaKind, prepared: PreparedMedia) -> ReadyMedia:
-    """The values packed, and named by their digests."""
+    """The prepared media with packed values and their digests."""
     return ReadyMedia(kind, prepared.text, tuple(map(_item, prepared.parts)))
 
 
@@ -89,10 +89,10 @@ def in_text(
     marks: Mapping[MediaKind, str],
     media: Sequence[ReadyMedia],
 ) -> tuple[str, list[ReadyMedia]]:
-    """`text` with what stands for each of `media` in the place of its mark, and the media in the
-    order in which they stand there.
+    """Replace each mark in `text` by the text of its media. Returns the text, and the media in the
+    order of their marks.
 
-    Raises `MediaError` unless there is one mark for each.
+    Raises `MediaError` unless there is exactly one mark for each.
     """
     by_mark: dict[str, list[ReadyMedia]] = {}
     for kind, mark in marks.items():
@@ -103,7 +103,7 @@ def in_text(
     in_order: list[ReadyMedia] = []
     end = 0
     if by_mark:
-        # A mark may be the beginning of another: the longer one is what stands there.
+        # One mark may be a prefix of another: the longer mark matches first.
         longest_first = sorted(by_mark, key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, longest_first)))
         found = list(pattern.finditer(text))
@@ -130,9 +130,10 @@ def in_tokens(
     placeholders: Mapping[MediaKind, int],
     media: Sequence[ReadyMedia],
 ) -> tuple[MediaItem, ...]:
-    """The parts of `media` (in the order of the prompt) at the runs of their placeholders.
+    """The parts of `media`, each with the position of its run of placeholders in `ids`.
 
-    Raises `MediaError` unless the runs are exactly as long as the parts.
+    `media` are in the order of the prompt. Raises `MediaError` unless the runs have exactly the
+    lengths of the parts.
     """
     numbers = np.asarray(ids)
     by_token: dict[int, list[MediaItem]] = {}

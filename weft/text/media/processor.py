@@ -1,4 +1,5 @@
-"""What a family of models makes of a picture, a video or a sound before its encoder reads it."""
+"""The interface of media processors, which prepare pictures, videos and sounds for a model's
+encoder."""
 
 from __future__ import annotations
 
@@ -13,60 +14,60 @@ if TYPE_CHECKING:
 
 
 class MediaPart(NamedTuple):
-    """What the encoder reads at once, and the placeholder tokens that its vectors take."""
+    """The input of one encoder call, and the place of its vectors in the prompt."""
 
     kind: MediaKind
-    length: int  # placeholder tokens, one behind the other, with what stands between them
-    grid: tuple[int, int, int] | None  # as that of `MediaItem`
+    length: int  # tokens from the first to the last placeholder, with the tokens between them
+    grid: tuple[int, int, int] | None  # as in `MediaItem`
     values: FloatArray  # float32, in the shape that the family's encoder reads
-    time_step: float = 1.0
-    line_len: int = 0  # as that of `MediaItem`
+    time_step: float = 1.0  # as in `MediaItem`
+    line_len: int = 0  # as in `MediaItem`
 
 
 class PreparedMedia(NamedTuple):
-    """What stands in the prompt for one picture, video or sound."""
+    """One picture, video or sound, prepared for the prompt and the encoder."""
 
-    text: str  # in the place of the mark that the chat template writes, with all placeholders
+    text: str  # replaces the mark of the chat template; contains all placeholders
     parts: tuple[MediaPart, ...]  # in the order of their placeholders in `text`
 
 
-Knob: TypeAlias = bool | int | float  # a size, or a switch, that may be changed
+Knob: TypeAlias = bool | int | float  # a setting that can be changed: a switch or a size
 
 
 class MediaProcessor(Protocol):
-    """That of one model. Every call is a pure function of its arguments; calls may run in several
-    threads at once."""
+    """The processor of one model. Each call is a pure function of its arguments; calls may run in
+    several threads at once."""
 
-    # What the chat template writes for one picture, video or sound; a kind that is not there is
-    # not taken by the model.
+    # The text that the chat template writes for one picture, video or sound, by the kinds that the
+    # model takes.
     marks: Mapping[MediaKind, str]
-    # The token (as text) whose runs stand for vectors.
+    # The token (as text) whose positions in the prompt get the vectors of the encoder.
     placeholders: Mapping[MediaKind, str]
 
     def image(self, image: Image) -> PreparedMedia:
-        """Of a decoded picture (RGB). Raises ValueError for one that the model cannot take, such
-        as one that is too narrow."""
+        """Prepare a decoded picture (RGB). Raises ValueError if the model cannot take it, for
+        example because it is too narrow."""
         ...
 
     def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        """Of frames of the same size (RGB), `frames_per_s` of them a second."""
+        """Prepare a video: frames of one size (RGB), `frames_per_s` per second."""
         ...
 
     def audio(self, samples: FloatArray) -> PreparedMedia:
-        """Of samples [n] between -1 and 1, in mono, `audio_rate` of them a second."""
+        """Prepare a sound: samples [n] between -1 and 1, mono, `audio_rate` per second."""
         ...
 
     @property
     def audio_rate(self) -> int:
-        """Samples of a second that `audio` wants; 0: the model takes no sound."""
+        """Samples per second that `audio` expects; 0: the model takes no sound."""
         ...
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
-        """What may be changed of it, by the names of transformers, as it is."""
+        """The current values of the settings that can be changed, by their transformers names."""
         ...
 
     def adjusted(self, changes: Mapping[str, Knob]) -> MediaProcessor:
-        """The same with other knobs, each of the kind that it was. Raises ValueError for those that
+        """The processor with changed settings, whose types stay the same. Raises ValueError if they
         do not fit together."""
         ...

@@ -1,4 +1,4 @@
-"""What the models of Qwen that see make of pictures and videos before their encoder reads them."""
+"""The pictures and videos of Qwen's vision models, prepared for their encoder: patches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 IMAGE = "<|image_pad|>"
 VIDEO = "<|video_pad|>"
-# Around each frame of a video, where the text between frames tells the time.
+# Tokens around each frame of a video, in models with timestamps between frames.
 FRAME_BEGIN = "<|vision_start|>"
 FRAME_END = "<|vision_end|>"
 MAX_RATIO = 200  # of the sides of a picture
@@ -43,28 +43,28 @@ CHANNELS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PixelSpec:
-    """How pixels become patches."""
+    """Sizes and normalization for turning pixels into patches."""
 
-    patch_size: int
-    merge_size: int  # patches of a side of the square that becomes one token
-    time_size: int  # frames of a patch
+    patch_size: int  # pixels of a patch's side
+    merge_size: int  # a token is a square of merge_size x merge_size patches
+    time_size: int  # frames per patch
     min_pixels: int
     max_pixels: int
     looks: Looks
 
     @property
     def multiple(self) -> int:
-        """Of which both sides are multiples."""
+        """Both sides of a resized picture are multiples of this number of pixels."""
         return self.patch_size * self.merge_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoSpec:
     pixels: PixelSpec
-    has_timestamps: bool  # in the text between frames; else positions tell the time
-    tokens_per_s: float = 0.0  # positions of a second, where these do; 0: one of each patch
-    samples_frames: bool = False
-    frames_per_s: float = 2.0  # that are kept of more
+    has_timestamps: bool  # times are text between frames; else positions encode the time
+    tokens_per_s: float = 0.0  # positions per second, without timestamps; 0: one per patch in time
+    samples_frames: bool = False  # keep only some frames
+    frames_per_s: float = 2.0  # frames per second to keep
     min_frames: int = 4
     max_frames: int = 768
 
@@ -73,7 +73,7 @@ class QwenVision:
     """The `MediaProcessor` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
     The values of a picture are patches [P, colours * side * side], those of a video
-    [P, colours * time_size * side * side]. The patches of a token stand side by side, line by line.
+    [P, colours * time_size * side * side]. The patches of a token are consecutive, row by row.
     """
 
     marks: Mapping[MediaKind, str] = {"image": IMAGE, "video": VIDEO}
@@ -102,7 +102,7 @@ class QwenVision:
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
-        """Of pictures their pixels; of videos, of which some frames are seen, how many."""
+        """Limits on the pixels of pictures; if videos are sampled, limits on their frames."""
         found: dict[str, Knob] = {
             "min_pixels": self.image_spec.min_pixels,
             "max_pixels": self.image_spec.max_pixels,
@@ -174,7 +174,7 @@ class QwenVision:
 def _frame_by_frame(
     values: FloatArray, grid: tuple[int, int, int], times: list[float]
 ) -> PreparedMedia:
-    """Each frame is encoded by itself, behind the second in which it was seen."""
+    """Each frame is a separate part, after the text of its time in seconds."""
     num_frames, rows, columns = grid
     parts = []
     text = ""
@@ -186,15 +186,18 @@ def _frame_by_frame(
 
 
 def image_size(given: Size, spec: PixelSpec) -> Size:
-    """To what a picture is resized: both sides multiples of `spec.multiple`, about as many pixels
-    as it has within the limits, about its shape. Raises ValueError for one that is too narrow."""
+    """The size to which a picture is resized: both sides are multiples of `spec.multiple`, the
+    number of pixels is within the limits, and size and shape change as little as possible.
+
+    Raises ValueError for a too narrow picture.
+    """
     require_ratio(given)
     return _bounded(given, _rounded(given, spec.multiple), 1, 1, spec)
 
 
 def video_size(given: Size, num_frames: int, spec: VideoSpec) -> Size:
-    """The same of `num_frames` frames of a video. With timestamps the limits are those of all
-    frames together."""
+    """The size to which the `num_frames` frames of a video are resized, like `image_size`. With
+    timestamps the limits on pixels apply to all frames together."""
     pixels = spec.pixels
     if not spec.has_timestamps:
         return image_size(given, pixels)
@@ -218,7 +221,7 @@ def _rounded(given: Size, multiple: int) -> Size:
 def _bounded(
     given: Size, rounded: Size, num_frames: int, rounded_frames: int, spec: PixelSpec
 ) -> Size:
-    """`rounded`, or what has fewer or more pixels in the shape of the given frames."""
+    """`rounded`, or a smaller or larger size in the shape of `given` that meets the limits."""
     multiple = spec.multiple
     num_pixels = num_frames * given.height * given.width
     rounded_pixels = rounded_frames * rounded.height * rounded.width
@@ -244,13 +247,15 @@ def require_ratio(given: Size) -> None:
 
 
 def grid_of(found: Size, num_times: int, spec: PixelSpec) -> tuple[int, int, int]:
-    """Of tokens."""
+    """The grid of tokens: times, rows, columns."""
     return num_times, found.height // spec.multiple, found.width // spec.multiple
 
 
 def patches_of(pixels: Pixels, spec: PixelSpec) -> FloatArray:
-    """Frames [F, height, width, colours] -> patches [P, colours * frames of a patch * side * side];
-    one frame is a patch's only one."""
+    """Frames [F, height, width, colours] -> patches [P, colours * frames per patch * side * side].
+
+    Fewer than `time_size` frames are all in one patch: a picture has one frame per patch.
+    """
     num_frames, height, width, _ = pixels.shape
     frames = min(num_frames, spec.time_size)
     side = spec.patch_size
@@ -266,7 +271,7 @@ def patches_of(pixels: Pixels, spec: PixelSpec) -> FloatArray:
         side,
         CHANNELS,
     )
-    # Frames, rows and columns of tokens, of patches in a token; colours, frames and pixels.
+    # [times, token rows, token columns, patch rows, patch columns; colours, frames, rows, columns]
     patches = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
     pixels = frames * side**2
     in_order = patches.reshape(-1, CHANNELS, pixels)
@@ -277,7 +282,7 @@ def patches_of(pixels: Pixels, spec: PixelSpec) -> FloatArray:
 
 
 def sampled_frames(num_frames: int, frames_per_s: float, spec: VideoSpec) -> IntArray:
-    """The indices of the frames that are kept."""
+    """The indices of the frames to keep."""
     if not spec.samples_frames:
         return np.arange(num_frames, dtype=np.int32)
     if spec.has_timestamps:
@@ -290,13 +295,13 @@ def sampled_frames(num_frames: int, frames_per_s: float, spec: VideoSpec) -> Int
     wanted = math.floor(min(share, num_frames) / time_size) * time_size
     if not wanted:
         raise ValueError(f"a video has {num_frames} frames; this model takes at least {time_size}")
-    # Rounded to float32 as torch does it.
+    # Rounded to float32, like in torch.
     places = np.arange(wanted) * (num_frames / wanted)
     return places.astype(np.float32).astype(np.int32)
 
 
 def timestamps(kept: IntArray, frames_per_s: float, time_size: int) -> list[float]:
-    """Seconds of each patch in time: between its first and its last frame."""
+    """The time of each patch in time, in seconds: the mean of its first and its last frame."""
     indices = kept.tolist()
     indices += [indices[-1]] * (-len(indices) % time_size)
     seconds = [index / frames_per_s for index in indices]
@@ -347,7 +352,7 @@ def make_qwen3_vl(folder: Path, config: JsonMapping) -> QwenVision:
 
 
 def _read_files(folder: Path) -> tuple[JsonObject, JsonObject]:
-    """What the files beside a model say of pictures, and of videos."""
+    """The settings for pictures and for videos in the files of a model."""
     image = read_settings(folder)
     whole = read_json_if_there(folder / "processor_config.json")
     video = get(whole, "video_processor", dict, {})
@@ -364,8 +369,8 @@ def _pixel_spec(
     *,
     patch_size: int,
 ) -> PixelSpec:
-    """`vision` is the `vision_config` of the encoder that reads the patches; the rest is what a
-    file has that does not say it."""
+    """The settings of a file. `vision` is the `vision_config` of the encoder; `limits` (least and
+    most pixels), `looks` (mean and deviation) and `patch_size` are defaults. Raises ModelError."""
     require(given, "do_resize", True)
     sizes = {"patch_size": patch_size, "merge_size": 2, "temporal_patch_size": 2}
     wanted = {"merge_size": "spatial_merge_size"}

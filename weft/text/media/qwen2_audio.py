@@ -1,4 +1,4 @@
-"""What Qwen2-Audio makes of a sound before its encoder reads it."""
+"""The sounds of Qwen2-Audio, prepared for its encoder: log-mel spectrograms."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PLACEHOLDER = "<|AUDIO|>"
 
 
 class Qwen2Audio:
-    """The `MediaProcessor` of Qwen2-Audio. Its values are frames of loudness: [bands, frames]."""
+    """The `MediaProcessor` of Qwen2-Audio. Values are log-mel spectrograms [bands, frames]."""
 
     marks: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
     placeholders: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
 
     def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
-        """`config` is `config.json`, `extractor` what a checkpoint says of its
+        """`config` is `config.json`, `extractor` the checkpoint's settings of its
         WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
         self.spec = _read_spec(extractor)
         encoder = get(config, "audio_config", dict, {})
@@ -52,7 +52,7 @@ class Qwen2Audio:
                 f"the sound lasts {len(samples) / spec.rate:.1f} s; "
                 f"the model takes at most {spec.max_samples / spec.rate:g} s"
             )
-        # The encoder halves the number of frames, and then that of vectors.
+        # The encoder first halves the number of frames, then the number of vectors.
         frames_of_sound = -(-len(samples) // spec.hop)
         num_places = (frames_of_sound + 1) // 2
         length = num_places // 2
@@ -61,7 +61,7 @@ class Qwen2Audio:
                 f"the sound has {len(samples)} samples at {spec.rate} a second; "
                 f"the model takes at least {2 * spec.hop + 1}"
             )
-        # The last place reads one frame more. What comes then, the encoder does not look at.
+        # The last place also reads the next frame. The encoder reads no frames after that.
         num_frames = min(2 * num_places + 1, spec.num_frames)
         values = log_mel(samples, spec, self._bands, num_frames)
         part = MediaPart(kind="audio", length=length, grid=None, values=values)
@@ -84,7 +84,7 @@ class Qwen2Audio:
 
 def make(folder: Path, config: JsonMapping) -> Qwen2Audio:
     """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
-    # Newer checkpoints have everything of their processor in one file.
+    # Newer checkpoints have all settings of their processor in one file.
     whole = read_json_if_there(folder / "processor_config.json")
     extractor = get(whole, "feature_extractor", dict, {})
     if not extractor:
@@ -94,7 +94,7 @@ def make(folder: Path, config: JsonMapping) -> Qwen2Audio:
 
 def _read_spec(extractor: JsonMapping) -> MelSpec:
     require(extractor, "feature_extractor_type", "WhisperFeatureExtractor")
-    require(extractor, "dither", 0, 0.0)  # noise: every time another
+    require(extractor, "dither", 0, 0.0)  # dither is random noise: results would differ
     rate = size(extractor, "sampling_rate", 16_000)
     hop = size(extractor, "hop_length", 160)
     return MelSpec(

@@ -1,8 +1,8 @@
-"""Sounds as files hold them, decoded to samples: WAV by itself, FLAC, MP3 and Ogg by the package
-soundfile, where it is installed.
+"""Decodes sound files to samples: WAV without other packages; FLAC, MP3 and Ogg with the package
+soundfile, if it is installed.
 
-What a file says of itself is checked before anything is made of it, and a sound that lasts too long
-is refused before its samples are decoded, or while they are.
+The header of a file is checked before the samples are decoded. A too long sound is refused before
+its samples are decoded, or while they are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from weft.text.media.errors import MediaTooLarge
 from weft.text.media.resample import resample
 from weft.text.media.wav import is_wav, read_wav
 
-MAX_SECONDS = 60.0  # models take less
+MAX_SECONDS = 60.0  # the limits of models are lower
 MAX_CHANNELS = 8
 RATES = range(4_000, 192_001)  # samples a second
 BLOCK = 1 << 16  # frames that are decoded at once
-# How files begin that soundfile is asked to read; it reads more, which nobody sends.
+# First bytes of the files that soundfile may read. It can read other formats, which are refused.
 STARTS = {b"fLaC": "FLAC", b"OggS": "OGG", b"ID3": "MP3"}
 READ = "WAV, FLAC, MP3 and Ogg"
 
@@ -32,10 +32,10 @@ class Sound(NamedTuple):
 
 
 def decode_sound(raw: bytes, rate: int, max_seconds: float = MAX_SECONDS) -> FloatArray:
-    """The samples [n] of a file, in mono, `rate` of them a second.
+    """The samples [n] of a file, mono, `rate` per second. Channels are averaged.
 
-    Channels are averaged. Raises ValueError, in words for whoever sent it, for what is no sound,
-    damaged, too long, or has more channels or another rate than is allowed.
+    Raises ValueError, with a message for the client, if the file is not a sound, is damaged or too
+    long, or has too many channels or a rate that is not allowed.
     """
     sound = _decoded(raw, max_seconds)
     if not len(sound.samples):
@@ -57,7 +57,7 @@ def _format(raw: bytes) -> str:
     for start, format in STARTS.items():
         if raw.startswith(start):
             return format
-    # An MP3 without tags begins with a frame: eleven bits that are set, then version and layer.
+    # An MP3 without tags begins with a frame: eleven set bits, then version and layer.
     if len(raw) > 2:
         is_begun = raw[0] == 0xFF and raw[1] & 0xE0 == 0xE0
         has_layer = bool(raw[1] & 0x06)
@@ -69,7 +69,7 @@ def _format(raw: bytes) -> str:
 def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
     try:
         import soundfile
-    except (ImportError, OSError):  # OSError: without the library that it calls
+    except (ImportError, OSError):  # OSError: the C library is missing
         raise ValueError(
             f"the sound is {format}, and this server reads WAV alone: the package soundfile is not "
             "installed (pip install 'weft[audio]')"
@@ -84,7 +84,7 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
 
 
 def _read(file: Any, max_seconds: float) -> Sound:
-    """All of an open file, piece by piece: it may hold more than it says."""
+    """The samples of an open file, read in blocks: it may be longer than its header says."""
     _check(file.samplerate, file.channels, 0, max_seconds)
     pieces = []
     num_frames = 0

@@ -1,4 +1,4 @@
-"""Where the bytes of a picture, a video or a sound come from: the request itself, or an address."""
+"""Sources of the bytes of a picture, a video or a sound: the request itself, or an address."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from weft.messages.media import MediaKind
 from weft.text.media.errors import MediaError, MediaTooLarge
 
 LIMIT = "max_media_mb"
-# Characters of base64 that are decoded at once: between two pieces other threads get a turn.
+# Characters of base64 that are decoded at once: between two pieces other threads can run.
 PIECE_LEN = 1 << 20
-FRAMES_TYPE = "video/jpeg"  # frames of a video, each a picture of its own (vLLM)
+FRAMES_TYPE = "video/jpeg"  # a video as one picture per frame (vLLM)
 ADDRESSES = ("data:", "http:", "https:", "file:")
 
 
 class MediaSource(NamedTuple):
-    """One of `url`, `base64` and `data` says what it is."""
+    """The source of one picture, video or sound. One of `url`, `base64` and `data` is set."""
 
     kind: MediaKind
-    where: str  # the field of the request that names it, for messages
+    where: str  # the field of the request, for messages
     url: str = ""
     base64: str = ""
     data: bytes = b""
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its bytes have to be read from another machine, or from a file."""
+        """Whether the bytes must be read from another machine or a file."""
         return bool(self.url) and self.url[:5].lower() != "data:"
 
 
@@ -34,7 +34,7 @@ class Raw(NamedTuple):
     """The bytes of a file, or of each of a video's frames."""
 
     files: tuple[bytes, ...]
-    frames_per_s: float = 0.0  # of a video that comes as frames; 0: not told
+    frames_per_s: float = 0.0  # of a video that is sent as frames; 0: unknown
 
     @property
     def num_bytes(self) -> int:
@@ -46,16 +46,16 @@ def text_source(
     where: str,
     text: str,
 ) -> MediaSource:
-    """What a text stands for that may be an address or base64."""
+    """The source for a text that is an address or base64."""
     if text[:6].lower().startswith(ADDRESSES):
         return MediaSource(kind, where, url=text)
     return MediaSource(kind, where, base64=text)
 
 
 def read_inline(source: MediaSource, max_bytes: int) -> Raw:
-    """The bytes of a source that stands in the request.
+    """The bytes of a source that the request contains.
 
-    Raises `MediaTooLarge` before anything larger than `max_bytes` is decoded, and `MediaError`.
+    Raises `MediaError`, or `MediaTooLarge` before more than `max_bytes` are decoded.
     """
     if source.data:
         require_size(len(source.data), max_bytes)
@@ -66,14 +66,15 @@ def read_inline(source: MediaSource, max_bytes: int) -> Raw:
 
 
 def require_size(num_bytes: int, max_bytes: int) -> None:
-    """Raise `MediaTooLarge` for more than is allowed."""
+    """Raise `MediaTooLarge` for more than `max_bytes`."""
     if num_bytes > max_bytes:
         message = f"it has {num_bytes / 1e6:,.1f} MB; {max_bytes / 1e6:,g} MB are allowed"
         raise MediaTooLarge(LIMIT, message)
 
 
 def _data_url(source: MediaSource, max_bytes: int) -> Raw:
-    """Source: RFC 2397. The type that it claims is not believed, but for a video in frames."""
+    """The bytes in a data: URL (RFC 2397). Its declared type is ignored, except for a video sent as
+    frames."""
     begin = source.url.find(",", 0, 1_024)
     if begin < 0:
         raise MediaError("it is a data: URL without a comma; data:image/png;base64,... is expected")
@@ -91,7 +92,7 @@ def _data_url(source: MediaSource, max_bytes: int) -> Raw:
 
 
 def _frames_per_s(params: list[str]) -> float:
-    """As a data: URL says it: `data:video/jpeg;fps=4;base64,...`."""
+    """The frame rate in a data: URL, `data:video/jpeg;fps=4;base64,...`; 0 if it is not given."""
     for param in params:
         name, _, text = param.partition("=")
         if name.strip().lower() == "fps":
@@ -110,7 +111,7 @@ def _decoded(
     max_bytes: int,
     begin: int = 0,
 ) -> bytes:
-    """The bytes that base64 from `begin` on stands for."""
+    """The decoded bytes of the base64 from `begin` on."""
     length = len(text) - begin
     padding = text[-2:].count("=") if length else 0
     require_size(length // 4 * 3 - padding, max_bytes)

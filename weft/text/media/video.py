@@ -1,9 +1,9 @@
-"""Videos as files hold them: MP4, MOV, WebM and Matroska, by the package av (PyAV, FFmpeg's
-decoders), where it is installed.
+"""Decodes video files: MP4, MOV, WebM and Matroska, with the package av (PyAV, FFmpeg's decoders),
+if it is installed.
 
-A file is walked through once without decoding, for the times of its frames; then as many frames as
-a model wants are kept of what is decoded, spread evenly over its time. How many there are and how
-large is held against the limits before anything is decoded.
+A first pass over a file reads the times of its frames without decoding; the number and size of the
+frames are checked against the limits. A second pass decodes the file and keeps frames at even
+distances in time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from weft.text.media.limits import MediaLimits
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FRAMES_PER_S = 2.0  # that are kept, as Qwen's own tools do
+FRAMES_PER_S = 2.0  # frames per second to keep, like Qwen's own tools
 MIN_FRAMES = 4
-# Pixels that are decoded for each pixel that may be kept: about a minute of 1080p.
+# Most pixels to decode, as a multiple of the pixels that may be kept: about a minute of 1080p.
 DECODED_PER_KEPT = 64
-MARGIN_PIXELS = 1 << 20  # FFmpeg counts more than there are, for what it adds around a frame
-# FFmpeg knows hundreds of formats and decoders; only these ever see a byte.
+MARGIN_PIXELS = 1 << 20  # for the borders that FFmpeg adds to a frame and counts
+# FFmpeg has hundreds of formats and decoders; only these ever read a byte.
 CODECS = "h264,hevc,mpeg4,vp8,libvpx,vp9,libvpx-vp9,av1,libdav1d,mjpeg"
 PICTURE_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")
 EBML = b"\x1a\x45\xdf\xa3"
@@ -34,7 +34,7 @@ Times: TypeAlias = NDArray[np.float64]
 
 
 def container_of(data: bytes) -> str:
-    """FFmpeg's name of the container that the bytes begin as; nothing for what is no video."""
+    """FFmpeg's name of the container, from the first bytes; "" if it is not a video."""
     if data[4:8] == b"ftyp" and data[8:12] not in PICTURE_BRANDS:
         return "mov"
     if data.startswith(EBML):
@@ -47,15 +47,15 @@ def decode_video(
     format: str,
     limits: MediaLimits,
 ) -> tuple[list[Image], float]:
-    """Frames of a file, in RGB and upright, and how many of them it shows in a second.
+    """The kept frames of a file, in RGB and upright, and their number per second.
 
-    `format`: from `container_of`. Two frames a second are kept, at least 4 where the file has
-    them, and fewer where they would be more than `limits`. Raises `MediaError` for a file that is
-    damaged, or decoded by nothing that is allowed, and for one that is too large.
+    `format`: from `container_of`. Two frames per second are kept, at least 4 if the file has them,
+    and at most those that `limits` allow. Raises `MediaError` for a damaged or too large file, and
+    for one that no allowed decoder reads.
     """
     try:
         import av
-    except (ImportError, OSError):  # OSError: without a library that it calls
+    except (ImportError, OSError):  # OSError: a C library is missing
         raise MediaError(
             "it is an MP4, MOV, WebM or Matroska video, and this server reads only animations "
             "and frames: the package av is not installed (pip install 'weft[video]')"
@@ -77,8 +77,11 @@ def _opened(
     format: str,
     limits: MediaLimits,
 ) -> Any:
-    """One core decodes it: the others serve. Nothing outside of `data` is opened, and no frame is
-    given memory that is larger than all together may be (FFmpeg decodes some to look at them)."""
+    """Open a file for decoding on one core, so that the others can serve.
+
+    FFmpeg opens nothing outside of `data`. It allocates no frame larger than the limit of all
+    frames together: it decodes some frames when it opens a file. Raises `MediaError`.
+    """
     largest = {"max_pixels": str(limits.max_video_pixels + MARGIN_PIXELS)}
     options = {"codec_whitelist": CODECS, "enable_drefs": "0", "use_absolute_path": "0", **largest}
     container = av.open(io.BytesIO(data), format=format, options=options, metadata_errors="ignore")
@@ -98,7 +101,7 @@ def _times(
     format: str,
     limits: MediaLimits,
 ) -> Times:
-    """When each frame is shown, in seconds, in order; nothing is decoded."""
+    """The sorted times of all frames, in seconds. Nothing is decoded."""
     with _opened(av, data, format, limits) as container:
         packets = container.demux(container.streams.video[0])
         shown = [packet for packet in packets if packet.size and packet.pts is not None]
@@ -114,8 +117,8 @@ def _wanted(
     size: tuple[int, int],
     limits: MediaLimits,
 ) -> tuple[NDArray[np.intp], float]:
-    """Which frames are kept, as indices into `times` (some more than once where the file shows few
-    of them for long), and how many of them there are in a second."""
+    """The frames to keep, as ascending indices into `times`, and their number per second. Indices
+    repeat if the file shows a frame for a long time."""
     width, height = size
     if width < 1 or height < 1:
         raise MediaError(f"its frames are {width} x {height} pixels large")
@@ -137,7 +140,7 @@ def _wanted(
         raise MediaTooLarge("max_video_pixels", message)
     if len(times) == 1:
         return np.zeros(1, np.intp), FRAMES_PER_S
-    # The last frame is shown as long as the others are on average.
+    # The duration of the last frame is taken as the mean of the others.
     duration_s = (times[-1] - times[0]) * len(times) / (len(times) - 1)
     if duration_s <= 0:
         raise MediaError("its frames are all shown at the same time")
@@ -154,7 +157,7 @@ def _decoded(
     size: tuple[int, int],
     wanted: NDArray[np.intp],
 ) -> list[Image]:
-    """The frames at `wanted`, which ascend."""
+    """The decoded frames at the ascending indices `wanted`."""
     found: list[Image] = []
     for index, frame in enumerate(container.decode(stream)):
         if (frame.width, frame.height) != size:
@@ -171,7 +174,7 @@ def _decoded(
 
 
 def _upright(image: Image, degrees: int) -> Image:
-    """Turned against the clock by a multiple of 90 degrees, as telephones hold their cameras."""
+    """The frame rotated counter-clockwise by a multiple of 90 degrees, as a phone recorded it."""
     from PIL.Image import Transpose
 
     turns = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}

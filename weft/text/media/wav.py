@@ -1,6 +1,6 @@
-"""WAV files: their header, and their samples in mono.
+"""Reads WAV files: the header, and the samples in mono.
 
-Whoever wrote the file is not trusted: what it says of itself is checked against what is there.
+Files are not trusted: the header is checked against the content.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weft.arrays import FloatArray
 
 PCM = 1
 FLOAT = 3
-EXTENSIBLE = 0xFFFE  # the kind stands further behind
-# Writers that cannot go back to the header write a length like this; the sound ends with the file.
+EXTENSIBLE = 0xFFFE  # the kind is in a later field
+# Programs that stream a file write such a length: the samples extend to the end of the file.
 UNKNOWN_LENGTH = 0x7FFFF000
 BLOCK = 1 << 16  # frames that are converted at once
 
 
 class Layout(NamedTuple):
-    """How samples lie in the file."""
+    """The format of the samples in the file."""
 
     kind: int
     rate: int
@@ -31,7 +31,7 @@ class Layout(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Of one sample of each channel."""
+        """Bytes of a frame: one sample of each channel."""
         return self.channels * self.bits // 8
 
 
@@ -44,7 +44,7 @@ class Wav(NamedTuple):
         return len(self.data) // self.layout.frame_bytes
 
     def mono(self) -> FloatArray:
-        """The mean of the channels: [frames], whole numbers as parts of the largest."""
+        """The mean of the channels: [frames]. Integer samples are scaled to -1 .. 1."""
         samples = np.empty(self.num_frames, np.float32)
         size = self.layout.frame_bytes
         for start in range(0, self.num_frames, BLOCK):
@@ -59,7 +59,7 @@ def is_wav(raw: bytes) -> bool:
 
 
 def read_wav(raw: bytes) -> Wav:
-    """What a file is. Raises ValueError for one that is damaged, or has samples of another kind."""
+    """The format and samples of a file. Raises ValueError if it is damaged or not supported."""
     layout: Layout | None = None
     for name, size, content in _chunks(raw):
         if name == b"fmt ":
@@ -84,7 +84,7 @@ def read_wav(raw: bytes) -> Wav:
 
 
 def _chunks(raw: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
-    """Name, length as it is written, and what is there of the content of each part of the file."""
+    """Name, declared length, and present content of each chunk of the file."""
     view = memoryview(raw)
     place = 12
     while place + 8 <= len(raw):
@@ -127,7 +127,7 @@ def _floats(raw: memoryview, layout: Layout) -> FloatArray:
     """Samples [n] between -1 and 1."""
     values = np.frombuffer(raw, _DTYPES[layout.kind, layout.bits])
     if layout.kind == FLOAT:
-        # One too large for float32 becomes infinite, and is refused with those that are so.
+        # A value too large for float32 becomes infinite; the caller refuses infinite values.
         with np.errstate(over="ignore"):
             return values.astype(np.float32)
     if layout.bits == 8:
@@ -135,7 +135,7 @@ def _floats(raw: memoryview, layout: Layout) -> FloatArray:
     if layout.bits == 16:
         return values.astype(np.float32) / np.float32(2**15)
     if layout.bits == 24:
-        # The three bytes become the upper ones of four.
+        # The three bytes become the upper bytes of an int32.
         wide = np.zeros((len(values) // 3, 4), np.uint8)
         wide[:, 1:] = values.reshape(-1, 3)
         values = wide.view("<i4").ravel()

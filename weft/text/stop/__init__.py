@@ -1,1 +1,1 @@
-"""Where an answer ends: strings and patterns."""
+"""Stop strings and stop patterns: the end of a completion in its text."""

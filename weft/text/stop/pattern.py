@@ -1,10 +1,10 @@
 """Regular expressions as automata with a bounded cost per character, for any pattern and any text.
 
 Python's own parser reads the pattern; its tree becomes a nondeterministic automaton (Thompson,
-1968) without back-tracking. What only back-tracking could do (back-references, look-around,
-possessive repeats) is refused. `$` holds behind every character: a text that is stopped there ends
-there. Counted repeats are written out: how large that may become is limited, and with it the work
-per character. Knows nothing of texts: `regex.py` follows the automaton.
+1968) without back-tracking. Constructs that need back-tracking (back-references, look-around,
+possessive repeats) are refused. `$` holds after every character, because a text that is stopped
+there ends there. Counted repeats are expanded; a limit on the expanded size also bounds the work
+per character. Knows no texts: `regex.py` runs the automaton.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-# The tree that the standard library's parser makes.
+# The parser of the standard library, and the operators of its trees.
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-# Between the characters of the patterns of one request, and so the most look-ups a character.
+# Transitions of all patterns of one request together, and so the most look-ups per character.
 MAX_EDGES = 500
-_MAX_SEEN = 4_096  # characters that a class remembers
+_MAX_SEEN = 4_096  # characters whose result a node caches
 
 _REFUSED = {
     **dict.fromkeys((ops.ASSERT, ops.ASSERT_NOT), "look-around"),
@@ -33,11 +33,11 @@ CharTest = Callable[[str], bool]
 
 
 class BadPattern(ValueError):
-    """It is no pattern, or none that can be used here. The message is for the user."""
+    """The pattern is not valid, or uses a refused construct. The message is for the user."""
 
 
 class PatternNode:
-    """A place in a pattern: a character to come (`accepts`), a condition (`holds`), or its end."""
+    """A place in a pattern: a character to match (`accepts`), a condition (`holds`), or the end."""
 
     __slots__ = ("_seen", "_test", "follow", "holds", "pattern")
 
@@ -47,10 +47,10 @@ class PatternNode:
         holds: Callable[[str, str], bool] | None = None,
         pattern: str = "",
     ) -> None:
-        self.follow: tuple[PatternNode, ...] = ()  # what may come behind it
-        # Of the characters before and behind; "" where the text begins or ends.
+        self.follow: tuple[PatternNode, ...] = ()  # the nodes that may come next
+        # A condition on the characters before and after this place; "" at the text's begin or end.
         self.holds = holds
-        self.pattern = pattern  # that ends here
+        self.pattern = pattern  # the pattern that ends here; "" if none does
         self._test = test
         self._seen: dict[str, bool] = {}
 
@@ -65,7 +65,7 @@ class PatternNode:
 
 
 class Automaton:
-    """Of several patterns: `first` is where a match may begin."""
+    """The automaton of several patterns. A match may begin at any node of `first`."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         """Raises BadPattern."""
@@ -81,8 +81,8 @@ class Automaton:
             first |= dict.fromkeys(begin)
         self.first = tuple(first)
 
-    # Each method makes the part that comes before `follow`, from its end to its beginning, and
-    # returns where that part begins.
+    # Each method builds the part before the nodes `follow`, from its end to its beginning, and
+    # returns the first nodes of that part.
 
     def _sequence(
         self,
@@ -131,7 +131,7 @@ class Automaton:
         if high is ops.MAXREPEAT:
             begin = _union((self._loop(items, follow, flags), follow))
         else:
-            # Each optional round may be the last: x{,3} is (x(xx?)?)?
+            # Each optional repetition may be the last: x{,3} is (x(xx?)?)?
             for _ in range(high - low):
                 self._count(1)
                 begin = _union((self._sequence(items, begin, flags), follow))
@@ -146,8 +146,8 @@ class Automaton:
         follow: tuple[PatternNode, ...],
         flags: int,
     ) -> tuple[PatternNode, ...]:
-        """One or more times: what ends a round may also begin another."""
-        joint = PatternNode()  # in place of what comes behind a round, until that is known
+        """One or more repetitions: the end of a repetition also leads to the next one."""
+        joint = PatternNode()  # a placeholder for the nodes after a repetition, until they exist
         inside = len(self._nodes)
         begin = self._sequence(items, (joint,), flags)
         again = tuple(node for node in begin if node is not joint)
@@ -184,7 +184,7 @@ def compile_patterns(patterns: tuple[str, ...]) -> Automaton:
 
 def _parsed(pattern: str) -> Any:
     try:
-        with warnings.catch_warnings():  # of what future versions of Python may read otherwise
+        with warnings.catch_warnings():  # about syntax that a future Python may read differently
             warnings.simplefilter("ignore")
             return _parser.parse(pattern)
     except (re.error, OverflowError, ValueError) as exc:
@@ -204,7 +204,7 @@ def _replaced(
 
 
 def _is_empty(nodes: tuple[PatternNode, ...]) -> bool:
-    """Whether the end may be reached without a character."""
+    """Whether the end can be reached without a character."""
     left = list(nodes)
     seen = set(nodes)
     while left:
@@ -229,8 +229,8 @@ def _condition(at: Any, flags: int) -> Callable[[str, str], bool]:
             return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
         case ops.AT_NON_BOUNDARY:
             return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
-    # $ and \Z: the text may end behind any character. SGLang, which searches the text so far, finds
-    # them there, too.
+    # $ and \Z: the text may end after any character. SGLang also matches them there, because it
+    # searches the text so far.
     return lambda before, behind: True
 
 
@@ -275,7 +275,7 @@ def _item_test(op: Any, argument: Any, flags: int) -> CharTest:
         return chr(argument).__eq__
     if op is ops.RANGE:
         low, high = map(chr, argument)
-        # A change of case may give several characters.
+        # A change of case may result in several characters.
         return lambda char: len(char) == 1 and low <= char <= high
     tests: dict[Any, CharTest] = {
         ops.CATEGORY_DIGIT: str.isdecimal,

@@ -1,13 +1,14 @@
-"""Stop patterns in a text that arrives in pieces: where the first match ends, what can be shown.
+"""Stop patterns in a text that arrives in pieces: the end of the first match, and the text that can
+be returned.
 
-The match is the one that ends first, and of those that end there the one that begins first: so it
-depends neither on how the text was cut into pieces nor on how greedy a pattern is. All places of
-the automaton that a match may have come to are followed at once, each with the earliest beginning.
+The match is the one that ends first; of several that end there, the one that begins first. So it
+depends neither on how the text is divided into pieces nor on the greediness of a pattern. All nodes
+that a match may have reached are followed in parallel, each with its earliest beginning.
 
-    shown | held back: from the earliest beginning on, at most WINDOW | not come yet
-           ^ start                                                     ^ position
+    returned | held back: from the earliest beginning on, at most WINDOW | not received yet
+              ^ start                                                     ^ position
 
-Of a match that is longer than `WINDOW` characters the beginning has been shown.
+If a match is longer than `WINDOW` characters, its beginning has already been returned.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WINDOW = 1_024  # characters
 
 
 class RegexMatcher:
-    """Finds the first match in one completion's text. `StringMatcher` is the same for strings."""
+    """Finds the first match in one completion's text. `StringMatcher` does so for stop strings."""
 
     __slots__ = (
         "_automaton",
@@ -33,17 +34,17 @@ class RegexMatcher:
 
     def __init__(self, automaton: Automaton, *, include: bool) -> None:
         self._automaton = automaton
-        self._include = include  # show the match itself
-        # The places that matches have come to, and the earliest position at which one began.
+        self._include = include  # also return the match itself
+        # The nodes that open matches have reached, each with the earliest beginning of a match.
         self._live: dict[PatternNode, int] = {}
-        self._begins: dict[str, bool] = {}  # of characters: whether a match may begin with them
-        self._position = 0  # characters so far
-        self._before = ""  # the last of them
-        self._held = ""
-        self.matched: str | None = None  # the pattern
+        self._begins: dict[str, bool] = {}  # by character: whether a match may begin with it
+        self._position = 0  # number of characters so far
+        self._before = ""  # the last character
+        self._held = ""  # the held-back text
+        self.matched: str | None = None  # the pattern that matched
 
     def push(self, text: str) -> str:
-        """What can be shown after `text` has come. Once `matched` is set, that was the last."""
+        """Add `text`. Returns the text that is final; once `matched` is set, no more follows."""
         start = self._position - len(self._held)
         whole = self._held + text
         for char in text:
@@ -56,7 +57,7 @@ class RegexMatcher:
         return whole[: border - start]
 
     def flush(self) -> str:
-        """What was held back, when the text has ended. That it ends may be what a match needed."""
+        """The text has ended: returns the held-back text, up to a match that needed the end."""
         held = self._held
         self._held = ""
         end = None
@@ -68,8 +69,8 @@ class RegexMatcher:
         return self._cut(held, self._position - len(held), *end)
 
     def _step(self, char: str) -> tuple[PatternNode, int, int] | None:
-        """Take a character. Returns a match: its last node, where it began, where it ended."""
-        # Most characters can begin no match, and no match is open: one look-up is enough.
+        """Add a character. Returns a match: its last node, its begin and end positions."""
+        # The usual case: no match is open and this character cannot begin one.
         if not self._live and not self._may_begin(char):
             self._position += 1
             self._before = char
@@ -101,9 +102,9 @@ class RegexMatcher:
         return known
 
     def _pass_conditions(self, behind: str) -> tuple[PatternNode, int, int] | None:
-        """Go through the conditions that hold between the last character and `behind`.
+        """Pass the conditions that hold between the last character and `behind`, the next one.
 
-        Returns a match that ends there.
+        Returns a match that ends there, or None.
         """
         live = self._live
         left = [node for node in live if node.holds is not None]
@@ -128,7 +129,10 @@ class RegexMatcher:
         return earliest
 
     def _cut(self, whole: str, start: int, node: PatternNode, begin: int, end: int) -> str:
-        """The text up to a match, or up to its end; `whole` begins at `start`."""
+        """Record the match. Returns the text up to its beginning, or with `include` up to its end.
+
+        `whole` is the text from position `start` on.
+        """
         self.matched = node.pattern
         self._held = ""
         self._live = {}

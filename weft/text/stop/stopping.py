@@ -1,6 +1,6 @@
-"""What ends a completion by its text: stop strings and stop patterns, one matcher for both.
+"""One matcher for stop strings and stop patterns, which end a completion by its text.
 
-Knows nothing of tokens: stop tokens are for the engine.
+Knows no tokens: the engine handles stop tokens.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from weft.text.stop.strings import StopStrings, StringMatcher, compile_stops
 
 
 class StopMatcher(Protocol):
-    """Of one completion's text."""
+    """Finds the first stop string or pattern in one completion's text."""
 
-    matched: str | None
+    matched: str | None  # the stop string or pattern; None until a match
 
     def push(self, text: str) -> str:
-        """What can be shown after `text` has come. Once `matched` is set, that was the last."""
+        """Add `text`. Returns the text that is final; once `matched` is set, no more follows."""
         ...
 
     def flush(self) -> str:
-        """What was held back, when the text has ended.
+        """The text has ended: returns the held-back text.
 
-        Only now a match may be found that needs the end.
+        A pattern that needs the end of the text may match only now.
         """
         ...
 
 
 class CombinedMatcher:
-    """Strings first: a pattern sees only text that can be no beginning of a stop string."""
+    """Strings first: patterns get only the text that cannot be the beginning of a stop string."""
 
     __slots__ = ("_patterns", "_strings", "matched")
 
@@ -58,7 +58,7 @@ class CombinedMatcher:
 
 
 class Stops:
-    """One set of strings and patterns, compiled: immutable, shared by completions that use it."""
+    """One compiled set of strings and patterns: immutable, shared by all its completions."""
 
     __slots__ = ("_include", "_patterns", "_strings")
 
@@ -76,7 +76,7 @@ class Stops:
                 raise InvalidParam("stop_regex", f"stop_regex: {exc}") from exc
 
     def matcher(self) -> StopMatcher | None:
-        """A fresh one; None if nothing is looked for."""
+        """A new matcher for one completion; None if the set is empty."""
         strings: StringMatcher | None = None
         patterns: RegexMatcher | None = None
         if self._strings is not None:
@@ -89,7 +89,7 @@ class Stops:
 
 
 class StopSets:
-    """The different `Stops` of many completions, each compiled once."""
+    """The distinct `Stops` of many completions, each compiled once."""
 
     def __init__(self, every: Iterable[SamplingParams]) -> None:
         """Raises InvalidParam."""

@@ -1,9 +1,10 @@
-"""Stop strings in a text that arrives in pieces: where the first one ends, and what can be shown.
+"""Stop strings in a text that arrives in pieces: the end of the first one, and the text that can be
+returned.
 
-The match is the stop string that ends first, and of several that end there the longest: so it does
-not depend on how the text was cut into pieces. All strings are searched at once (Aho and Corasick,
-1975): a character costs the same for one stop string as for sixty. The state also says how much of
-the text may be the beginning of a stop string: that much is held back, never more.
+The match is the stop string that ends first; of several that end there, the longest. So it does not
+depend on how the text is divided into pieces. All strings are searched in parallel (Aho and
+Corasick, 1975): a character costs the same for one stop string as for sixty. The depth of the
+current node is the number of characters that may begin a stop string: exactly these are held back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from functools import lru_cache
 
-_CACHED_LEN = 1_024  # automata of longer sets are not worth their memory
+_CACHED_LEN = 1_024  # characters of all strings; automata of longer sets are not cached
 
 
 class StopStrings:
@@ -47,7 +48,7 @@ class StopStrings:
         self.word[node] = string
 
     def _link(self) -> None:
-        # Breadth first: the suffix of a node is shorter, so its links are complete before.
+        # Breadth first: the suffix of a node is shorter, so its links are already complete.
         queue = deque(self.next[0].values())
         while queue:
             node = queue.popleft()
@@ -72,7 +73,7 @@ _cached = lru_cache(maxsize=64)(StopStrings)
 
 
 def compile_stops(strings: tuple[str, ...]) -> StopStrings:
-    """The automaton for `strings`, none of them empty. Small ones are kept for the next request."""
+    """The automaton for `strings`, none of them empty. Small automata are cached."""
     if sum(map(len, strings)) > _CACHED_LEN:
         return StopStrings(strings)
     return _cached(strings)
@@ -85,16 +86,16 @@ class StringMatcher:
 
     def __init__(self, stops: StopStrings, *, include: bool) -> None:
         self._stops = stops
-        self._include = include  # show the stop string itself
+        self._include = include  # also return the stop string itself
         self._node = 0
         self._held = ""  # the text of the node: the possible beginning of a stop string
-        self.matched: str | None = None
+        self.matched: str | None = None  # the stop string
 
     def push(self, text: str) -> str:
-        """What can be shown after `text` has come. Once `matched` is set, that was the last."""
+        """Add `text`. Returns the text that is final; once `matched` is set, no more follows."""
         stops = self._stops
         node = self._node
-        # Most texts have no character with which a stop string begins.
+        # Most texts have no first character of a stop string.
         if node == 0 and stops.first.isdisjoint(text):
             return text
         for position, char in enumerate(text):
@@ -113,7 +114,7 @@ class StringMatcher:
         return whole[:border]
 
     def flush(self) -> str:
-        """What was held back, when the text has ended without a match."""
+        """The text has ended without a match: returns the held-back text."""
         held = self._held
         self._held = ""
         self._node = 0

@@ -1,1 +1,1 @@
-"""Conversations into text."""
+"""Chat templates: rendering conversations to text."""

@@ -1,8 +1,8 @@
-"""A conversation into the text that the model continues, by the model's Jinja template.
+"""Renders a conversation to the text of a prompt, with the model's Jinja template.
 
-The template comes with the model and its arguments come from requests, so it runs in Jinja's
-immutable sandbox, with limits on the size of what it makes; a server also runs it in another
-process (`renderer.py`). Environment and functions are those of Hugging Face templates.
+Templates come with the model and their arguments from requests, so they run in Jinja's immutable
+sandbox, with limits on the size of the output. A server also runs them in another process
+(`renderer.py`). Environment and functions are those of Hugging Face templates.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from weft.messages.sampling import InvalidParam
 from weft.text.templates.content_format import ContentFormat, content_format
 
 MAX_OUTPUT_LEN = 16_000_000  # characters
-MAX_WIDTH = 1_000_000  # of what one operation of a template may make: repetition, padding, powers
-MAX_SOURCE_LEN = 100_000  # characters of a template that a request brings
+MAX_WIDTH = 1_000_000  # size of one operation's result: repetition, padding, powers
+MAX_SOURCE_LEN = 100_000  # characters of a request's own template
 MAX_OWN_SOURCE_LEN = 1_000_000  # characters of all templates of a model
 
-# Templates in which a call is written by its id, out of which the model reads the name (Kimi K2).
+# In such templates a tool call is written only as its id, which contains the name (Kimi K2).
 _CALLS_BY_ID = "<|tool_call_argument_begin|>"
 _ID_WITH_NAME = re.compile(r"functions\.[^:]+:[0-9]+")
-# Templates that call the reasoning of a message `thinking` (gpt-oss).
+# Templates whose messages have their reasoning in `thinking` (gpt-oss).
 _THINKING = re.compile(r"message\.thinking|[\"']thinking[\"'] in message")
 
-# Names that the template gets from here: arguments of a request may not take them.
+# Names that this module defines for templates: a request's arguments may not use them.
 _INTERNAL = frozenset(
     [
         "messages",
@@ -101,12 +101,12 @@ class _PassThrough(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, and bounds on operations that make much out of little."""
+    """Jinja's immutable sandbox, with limits on the size of single operations."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        # Each of these may make a large value out of small ones, in one operation.
+        # Each of these operations can make a large value from small ones.
         if operator == "+" and isinstance(left, _SIZED) and isinstance(right, _SIZED):
             _bound(len(left) + len(right), MAX_OUTPUT_LEN)
         elif operator == "*":
@@ -169,7 +169,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Hugging Face defines it: no HTML escapes, unlike Jinja's own."""
+    """Hugging Face's `tojson`: it makes no HTML escapes, unlike Jinja's own."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -224,11 +224,12 @@ class ChatTemplate:
         source: str | None = None,
         marks: Mapping[Any, str] | None = None,
     ) -> str:
-        """The prompt for `messages`, as OpenAI writes them, by the template `source` if given.
+        """The prompt for `messages` in OpenAI's form; `source`: a template instead of the model's.
 
-        With `continue_final_message` it ends right behind the last message's content, for the model
-        to go on there. `marks`: the types of content beside texts that the model takes ("image"),
-        and what the template writes for one. Raises `TemplateError`.
+        With `continue_final_message` the prompt ends directly after the content of the last
+        message, which the model then continues. `marks`: the types of content besides text that the
+        model takes ("image"), and the text that the template writes for one. Raises
+        `TemplateError`.
         """
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
@@ -269,7 +270,7 @@ class ChatTemplate:
 
 
 def check_sources(sources: Mapping[str, str]) -> None:
-    """Refuse what can be no template before work is done for it. Raises `TemplateError`."""
+    """Check names and lengths of templates before they are compiled. Raises `TemplateError`."""
     if "default" not in sources:
         raise TemplateError(f"no default among the chat templates {sorted(sources)}")
     length = sum(map(len, sources.values()))
@@ -283,13 +284,13 @@ def check_sources(sources: Mapping[str, str]) -> None:
 class _Compiled(NamedTuple):
     template: jinja2.Template
     content_format: ContentFormat
-    knows_developer: bool  # else that role is the system's
-    calls_by_id: bool  # ids of calls must have their names
-    reads_thinking: bool  # a message's reasoning is its `thinking`
+    knows_developer: bool  # False: the role "developer" becomes "system"
+    calls_by_id: bool  # ids of tool calls must contain their names
+    reads_thinking: bool  # the reasoning of a message is in `thinking`
 
 
 def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
-    """By name."""
+    """The compiled templates, by name. Raises `TemplateError`."""
     environment = _environment()
 
     def compiled(source: str) -> _Compiled:
@@ -305,7 +306,7 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
     try:
         return {name: compiled(source) for name, source in sources.items()}
     except Exception as exc:
-        # Jinja's own, and whatever Python says of code that is nested too deeply.
+        # Jinja's errors, and Python's for too deeply nested code.
         raise TemplateError(
             f"the chat template is no valid Jinja: {str(exc)[:300]}",
             "chat_template",
@@ -317,13 +318,12 @@ def _normalised(
 ) -> Message:
     """The message as the template expects it.
 
-    Content is a string, unless the template reads lists; one that reads nothing else gets a list
-    always. The arguments of tool calls are an object.
-    Content that is null beside tool calls stays null where the template looks at it; elsewhere it
-    would be written as "None".
+    Content becomes a string if the template does not read lists, and always a list if it reads only
+    lists. The arguments of tool calls become an object. Null content beside tool calls stays null
+    only if the template checks for it; other templates would write it as "None".
     """
     message = dict(message)
-    message.pop("cache_control", None)  # is about the prompt, and no part of it
+    message.pop("cache_control", None)  # it is about the prompt, not a part of it
     where = f"messages[{position}]"
     if message.get("role") == "developer" and not used.knows_developer:
         message["role"] = "system"
@@ -343,7 +343,7 @@ def _normalised(
             message["content"] = ""
     if message.get("tool_calls"):
         message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
-    # Beside a call gpt-oss's template takes content for reasoning, and refuses to have both.
+    # Beside a tool call, gpt-oss's template reads content as reasoning, and refuses both.
     has_content = message.get("tool_calls") and message["content"]
     if used.reads_thinking and message.get("reasoning_content") and not has_content:
         message.setdefault("thinking", message["reasoning_content"])
@@ -353,10 +353,8 @@ def _normalised(
 def _content(
     content: Any, where: str, *, as_list: bool, marks: Mapping[str, str]
 ) -> str | list[JsonObject] | None:
-    """Parts for a template that reads no list are lines of one text, as in vLLM and llama.cpp.
-
-    There the mark of a picture stands in its place.
-    """
+    """The content as the template reads it. Without `as_list`, the parts are joined to one text,
+    one line each, like in vLLM and llama.cpp; pictures are replaced by their marks."""
     if content is None or isinstance(content, str):
         return content
     texts: list[str] = []
@@ -377,7 +375,7 @@ def _content(
 
 
 def _parsed_call(call: JsonObject) -> JsonObject:
-    """A tool call of the history: OpenAI has JSON text as arguments, templates want the object."""
+    """A tool call of the history: OpenAI's arguments are JSON text, templates expect an object."""
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -392,9 +390,9 @@ def _parsed_call(call: JsonObject) -> JsonObject:
 
 
 def _put_names_into_ids(conversation: list[Message]) -> None:
-    """Give calls ids of the form `functions.NAME:NUMBER`, and the same ones to their results.
+    """Give tool calls and their results ids of the form `functions.NAME:NUMBER`.
 
-    Ids that have this form already stay. Numbers count all calls of the conversation.
+    Ids that already have this form stay. Numbers count all tool calls of the conversation.
     """
     new_ids: dict[str | None, str] = {}
     number = 0
@@ -411,7 +409,7 @@ def _put_names_into_ids(conversation: list[Message]) -> None:
 
 
 def _mark_end(conversation: list[Message]) -> str:
-    """Put a mark that nobody can guess behind the last message's content. Returns it."""
+    """Append a random mark to the content of the last message. Returns the mark."""
     if not conversation or conversation[-1].get("role") != "assistant":
         raise TemplateError(
             "continue_final_message needs a last message of the assistant",
@@ -450,7 +448,7 @@ def _render(template: jinja2.Template, values: JsonObject) -> str:
         raise TemplateError(str(exc)[:1_000]) from exc
     except (InvalidParam, MemoryError):
         raise
-    except Exception as exc:  # a template can raise whatever Python can
+    except Exception as exc:  # a template can raise any exception
         raise TemplateError(
             f"the chat template cannot render these messages: {str(exc)[:300]}"
         ) from exc

@@ -1,8 +1,8 @@
-"""What a chat template expects of the content of messages, read from its syntax tree.
+"""The form of message content that a chat template expects, detected in its syntax tree.
 
-The OpenAI API has content as a text, as a list of parts, or null beside tool calls. Templates
-differ: some walk through the parts, most take content for a text; some recognise a call by content
-that is none, others print whatever is there. Knows nothing of messages.
+In the OpenAI API, content is a text, a list of parts, or null beside tool calls. Templates differ:
+some loop over the parts, most take content as a text; some recognise a tool call by content that is
+none, others print any content. Knows no messages.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from jinja2 import nodes
 
-# Content may be handed on from variable to variable, against the order in which they stand.
+# Most assignments from variable to variable through which content is traced, in any order.
 MAX_HANDED_ON = 8
 _LIST_FILTERS = frozenset(["map", "select", "selectattr", "reject", "rejectattr"])
 
 
 class ContentFormat(NamedTuple):
-    reads_lists: bool  # it walks through content
-    reads_texts: bool  # it asks whether content is a text, or writes it as it is
-    reads_null: bool  # it asks whether content is none
+    reads_lists: bool  # the template loops over content
+    reads_texts: bool  # the template tests whether content is a text, or prints it unchanged
+    reads_null: bool  # the template tests whether content is none
 
 
 def content_format(template: nodes.Template) -> ContentFormat:
-    """Of a template as it was parsed. Raises RecursionError."""
+    """The format that a parsed template expects. Raises RecursionError."""
     names = _names_of_content(template)
     return ContentFormat(
         reads_lists=_has_content(_walked_through(template), names),
@@ -38,7 +38,7 @@ def _has_content(expressions: Iterable[nodes.Node], names: set[str]) -> bool:
 
 
 def _walked_through(template: nodes.Template) -> list[nodes.Node]:
-    """The expressions that loops and filters take as lists."""
+    """The expressions that loops and filters use as lists."""
     found: list[nodes.Node] = [loop.iter for loop in template.find_all(nodes.For)]
     filters = template.find_all(nodes.Filter)
     found += [one.node for one in filters if one.name in _LIST_FILTERS and one.node]
@@ -46,7 +46,7 @@ def _walked_through(template: nodes.Template) -> list[nodes.Node]:
 
 
 def _taken_for_texts(template: nodes.Template) -> list[nodes.Node]:
-    """The expressions that tests take for texts, and those that are written or put together."""
+    """The expressions that are tested for texts, printed, or concatenated."""
     tests = template.find_all(nodes.Test)
     found: list[nodes.Node] = [test.node for test in tests if test.name == "string"]
     for output in template.find_all(nodes.Output):
@@ -74,8 +74,8 @@ def _is_none(operand: nodes.Operand) -> bool:
 
 
 def _names_of_content(template: nodes.Template) -> set[str]:
-    """Variables and parameters of macros that content is put into."""
-    # A value is content if it is `message.content`, or a name that content was put into.
+    """Variables and parameters of macros to which content is assigned."""
+    # A value is content if it is `message.content`, or a name to which content was assigned.
     macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
     assignments = template.find_all(nodes.Assign)
     assigned: list[tuple[nodes.Node, nodes.Node]]
@@ -96,7 +96,7 @@ def _arguments(
     call: nodes.Call,
     macros: dict[str, nodes.Macro],
 ) -> list[tuple[nodes.Expr, nodes.Expr]]:
-    """The parameters of the macro that is called, each with its argument."""
+    """Pairs of parameter and argument of a call of a macro; none for other calls."""
     if not isinstance(call.node, nodes.Name) or call.node.name not in macros:
         return []
     parameters = macros[call.node.name].args
@@ -107,7 +107,7 @@ def _arguments(
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    """Whether the value is the content of a message, or may be."""
+    """Whether the value is, or may be, the content of a message."""
     match node:
         case nodes.Name():
             return node.name in names

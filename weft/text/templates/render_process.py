@@ -1,7 +1,7 @@
-"""The process behind `renderer.py`: reads the sources of chat templates, then conversations.
+"""The process of `renderer.py`: it reads the sources of chat templates, then conversations.
 
-Each is a line of JSON, and is answered with a line. A template, which somebody else has written,
-costs it bounded memory and processor time: the process is ended when it needs more.
+Each message is a line of JSON, and so is its answer. Templates are not trusted: the process has
+limits on memory and processor time, and ends when a template exceeds them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.chat_template import ChatTemplate, TemplateError
 
-MAX_MEMORY = 1 << 29  # bytes of address space, on top of what the start has taken
+MAX_MEMORY = 1 << 29  # bytes of address space, in addition to those used after the start
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
 class TemplateWorker:
     """Answers the sources with {}, and each conversation with {"text": ...}.
 
-    Where that cannot be done: {"error": the message, "param": the field that is to blame}.
+    Errors are {"error": the message, "param": the faulty field}.
     """
 
     def __init__(self) -> None:

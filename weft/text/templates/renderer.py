@@ -1,8 +1,8 @@
-"""Conversations into text by the model's chat template, in processes of their own.
+"""Renders conversations with the model's chat template, in separate processes.
 
-A template comes with a checkpoint, or even with a request, and Jinja lets it make much out of
-little, in operations of C that nothing in this process could interrupt. So each is compiled and run
-where the system limits memory and work; a template that exceeds them costs a process, which is
+A template comes with a checkpoint, or even with a request. In Jinja a small template can cause much
+work, in C operations that no thread of this process could interrupt. So templates are compiled and
+run in processes with limits on memory and processor time; a process that exceeds them ends, and is
 started again. This process never runs a template.
 """
 
@@ -24,8 +24,8 @@ from weft.text.turns import Workers
 NUM_PROCESSES = 2
 COMPILE_WORK_S = 10.0  # of processor time, for the templates of the model
 RENDER_WORK_S = 5.0
-SLOW_S = 60.0  # of the clock beyond that, on a busy machine; then a process is taken to hang
-# Bytes of a conversation that does not take the last process; nor does a request's own template.
+SLOW_S = 60.0  # more wall-clock time, for a busy machine; then the process counts as hung
+# A longer conversation (in bytes) never takes the last free process, nor a request's own template.
 LONG_LEN = 65_536
 
 
@@ -35,7 +35,7 @@ class Renderer:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """`sources` by name: "default", and perhaps "tool_use".
 
-        Raises `TemplateError` for a source that is no template.
+        Raises `TemplateError` for a source that is not a template.
         """
         check_sources(sources)
         self._setup = {"sources": dict(sources), "special_tokens": dict(special_tokens)}
@@ -51,7 +51,7 @@ class Renderer:
             raise
 
     def close(self) -> None:
-        """End the processes. Nothing is rendered afterwards."""
+        """End the processes. `render` may not be called afterwards."""
         self._finalizer()
 
     async def render(self, messages: Sequence[Any], **options: Any) -> str:
@@ -64,9 +64,9 @@ class Renderer:
         return await self._workers.run(lambda: self._render(question), is_long=is_long)
 
     def _render(self, question: bytes) -> str:
-        """In a thread."""
+        """Render in a free process. Runs in a thread."""
         with self._lock:
-            # The process that was used last is taken first; the first use starts the others.
+            # Take the process that was used last; start the other free ones for later.
             process = self._idle.pop()
             for other in self._idle:
                 other.start()
@@ -78,7 +78,7 @@ class Renderer:
 
 
 class _RenderProcess:
-    """A place for one process at a time."""
+    """One process for rendering, which is started again if it has ended."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._setup = setup
@@ -86,7 +86,7 @@ class _RenderProcess:
         self._is_set_up = False
 
     def start(self) -> None:
-        """Begin to start a process, if none lives."""
+        """Begin to start a process, if none is alive. Does not wait."""
         if self._child is not None and not self._child.is_alive:
             self.close()
         if self._child is None:
@@ -94,7 +94,7 @@ class _RenderProcess:
             self._is_set_up = False
 
     def set_up(self) -> None:
-        """Let it compile the templates. Raises `TemplateError` if they are broken."""
+        """Let the process compile the templates. Raises `TemplateError` if they are broken."""
         self.start()
         if not self._is_set_up:
             question = _encoded({**self._setup, "work_s": COMPILE_WORK_S})
