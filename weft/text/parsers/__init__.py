@@ -1,1 +1,1 @@
-"""Tool calls and reasoning in a model's text, found while it is written (docs/guides/tools.md)."""
+"""Finds tool calls and reasoning in a model's text while it is generated (docs/guides/tools.md)."""

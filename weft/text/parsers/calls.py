@@ -1,6 +1,7 @@
-"""Calls in JSON, and calls between marks, read from a `Stream`: what formats have in common.
+"""Parts that formats have in common: reading tool calls in JSON, and calls between marks, from a
+`Stream`.
 
-Which marks stand around a call is the formats' own business (`readers.py`, `xml_calls.py`).
+The formats themselves define the marks around a call (`readers.py`, `xml_calls.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ from weft.text.parsers.events import CallArguments, CallBegin
 from weft.text.parsers.json_scan import JsonScanner
 from weft.text.parsers.stream import MAX_HELD, Reading, Stream
 
-MAX_CALL_LEN = 1_000_000  # characters of a call that is told when it is complete
+MAX_CALL_LEN = 1_000_000  # characters of a call whose events are emitted when it is complete
 _ARGUMENT_KEYS = frozenset(["arguments", "parameters"])
 _NAME_KEYS = frozenset(["name", "tool_name"])
-_OTHER_KEYS = frozenset(["id", "type", "tool_call_id"])  # of a call; without meaning here
+_OTHER_KEYS = frozenset(["id", "type", "tool_call_id"])  # keys of a call that are ignored
 
 
 def json_call(stream: Stream) -> Reading[bool]:
-    """A call as `{"name": ..., "arguments": {...}}`. False if it is none, or breaks off."""
+    """Read a call of the form `{"name": ..., "arguments": {...}}`.
+
+    False if the text is not a call, or ends within it.
+    """
     reader = _CallReader(stream)
     size = 0
     while not reader.done:
         size += len(stream.step(reader))
-        # A call that has begun was told: it need not be kept to be given back as text.
+        # The begin of the call was emitted: its text cannot become answer text any more.
         if reader.begun and stream.eager:
             stream.settle()
             size = 0
@@ -40,7 +44,10 @@ def json_call(stream: Stream) -> Reading[bool]:
 
 
 def json_arguments(stream: Stream, name: str) -> Reading[bool]:
-    """The arguments of a call of `name`, as a JSON object. False if they are none, or break off."""
+    """Read the arguments of a call of `name`, a JSON object.
+
+    False if the text is not such an object, or ends within it.
+    """
     if (yield from stream.skip_space()) != "{" or name not in stream.names:
         return False
     call = StreamedCall(stream, name)
@@ -64,7 +71,10 @@ def json_arguments(stream: Stream, name: str) -> Reading[bool]:
 
 
 def keyed_call(stream: Stream) -> Reading[bool]:
-    """A call as `{"f": {...}}`: its name is the key of its arguments. False if it is none."""
+    """Read a call of the form `{"f": {...}}`: its name is the key of its arguments.
+
+    False if the text is not such a call.
+    """
     if not (yield from stream.accept("{")):
         return False
     yield from stream.skip_space()
@@ -85,7 +95,7 @@ def json_array(
     stream: Stream,
     read_call: Callable[[Stream], Reading[bool]] = json_call,
 ) -> Reading[bool]:
-    """Calls in `[` and `]`, with commas between them."""
+    """Read calls between `[` and `]`, separated by commas. False if the text is something else."""
     if not (yield from stream.accept("[")):
         return False
     while True:
@@ -106,9 +116,10 @@ def section(
     call_begin: str = "",
     ends: tuple[str, ...],
 ) -> Reading[None]:
-    """Text, and in it calls one behind the other between one of `begins` and one of `ends`.
+    """Read text with sections: consecutive calls between one of `begins` and one of `ends`.
 
-    Each call stands behind `call_begin`, where there is one; then it may stand alone, too.
+    With a `call_begin`, each call follows that mark; a call may then also stand outside of a
+    section.
     """
     markers = begins
     if call_begin:
@@ -121,7 +132,7 @@ def section(
             yield from stream.skip_space()
             if not (yield from stream.accept(call_begin)):
                 continue
-        # What was consumed without being settled is given back by `text_until`.
+        # `text_until` emits text that was consumed and not settled as answer text.
         while (yield from read_call(stream)):
             yield from stream.skip_space()
             stream.settle()
@@ -134,7 +145,7 @@ def section(
 
 
 def whole_call(stream: Stream, name: str, arguments: str) -> bool:
-    """A call that is known at once. False if `arguments` are no JSON object that can be read."""
+    """Emit a complete call. False if `arguments` are not a readable JSON object."""
     if not is_object(arguments):
         return False
     call = StreamedCall(stream, name)
@@ -144,18 +155,18 @@ def whole_call(stream: Stream, name: str, arguments: str) -> bool:
 
 
 def is_object(text: str) -> bool:
-    """Whether it is a JSON object that can be read."""
+    """Whether the text is a readable JSON object."""
     return isinstance(decoded(text), dict)
 
 
 def escaped(text: str) -> str:
-    """A piece of a JSON string."""
+    """The text, escaped as a part of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def decoded(text: str) -> Any:
-    """The value of a JSON text; None if it has none."""
-    # Not at the top: the help of the command line names the formats, and needs no decoder.
+    """The value of a JSON text; None if it is not valid."""
+    # Imported here: the help of the command line names the formats, and needs no decoder.
     import msgspec
 
     try:
@@ -165,12 +176,13 @@ def decoded(text: str) -> Any:
 
 
 def _max_len(stream: Stream) -> int:
-    """Characters of a call that may be kept."""
+    """The most characters of a call that may be held back."""
     return MAX_HELD if stream.eager else MAX_CALL_LEN
 
 
 class StreamedCall:
-    """A call whose name is known. An eager stream tells it at once, another when it is complete."""
+    """A call whose name is known. On an eager stream its events are emitted at once, else when the
+    call is complete."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
@@ -186,13 +198,13 @@ class StreamedCall:
             self._stream.tell(CallArguments(self._index, arguments))
 
     def as_arguments(self, text: str) -> CallArguments:
-        """A piece of a string in the arguments of a call that is told as it comes."""
+        """The event for a piece of a string in the arguments. For eager streams."""
         return CallArguments(self._index, escaped(text))
 
     def close(self) -> bool:
-        """The call has ended. False if it cannot be told after all.
+        """The call is complete. False if its arguments cannot be read.
 
-        Not all that JSON allows can be read, such as half a surrogate pair.
+        Some valid JSON cannot be read, for example half a surrogate pair.
         """
         if self._stream.eager:
             return True
@@ -204,7 +216,7 @@ class StreamedCall:
         return True
 
     def break_off(self) -> bool:
-        """The text has ended within the call. Whether it is told, as far as it has come."""
+        """The text has ended within the call. Returns whether the partial call is emitted."""
         stream = self._stream
         stream.has_cut = stream.eager or stream.tells_cut
         if stream.tells_cut and not stream.eager:
@@ -221,16 +233,16 @@ class StreamedCall:
 
 
 class _CallReader:
-    """Takes name and arguments out of the object that a call is written as."""
+    """A scanner of a call in the form of one JSON object: reads its name and arguments."""
 
     def __init__(self, stream: Stream) -> None:
         self.failed = False
         self._stream = stream
         self._scanner = JsonScanner()
-        self._key = ""  # whose value is read; "" before a key
-        self._pieces: list[str] = []  # of that key or value
+        self._key = ""  # the key of the current value; "" while a key is read
+        self._pieces: list[str] = []  # text of the current key or value
         self._name: str | None = None
-        self._arguments: str | None = None  # known before the name
+        self._arguments: str | None = None  # arguments that came before the name
         self._call: StreamedCall | None = None
 
     @property
@@ -259,7 +271,7 @@ class _CallReader:
         return end
 
     def finish(self) -> bool:
-        """The object has ended. Whether it was a call."""
+        """The object is complete. Returns whether it was a call."""
         if self._call is not None:
             return self._call.close()
         return self._name is not None and whole_call(
@@ -269,7 +281,7 @@ class _CallReader:
         )
 
     def break_off(self) -> bool:
-        """The text has ended within the object. Whether a call is told of it."""
+        """The text has ended within the object. Returns whether a partial call is emitted."""
         if self._call is None and self._name is not None and self._stream.tells_cut:
             self._call = StreamedCall(self._stream, self._name)
         return self._call is not None and self._call.break_off()
@@ -285,7 +297,7 @@ class _CallReader:
         self._pieces = []
 
     def _maybe_stream(self) -> None:
-        """Arguments whose name is known are passed on as they come, if they are an object."""
+        """Begin to stream the arguments if the name is known and they are an object."""
         if self.failed or self._name is None or self._call is not None:
             return
         if self._key in _ARGUMENT_KEYS:
@@ -311,12 +323,12 @@ class _CallReader:
 
 
 def _as_object(value: str) -> str | None:
-    """Arguments as a JSON object: as they are, or out of a string, or {} for null."""
+    """Arguments as a JSON object: an object itself, the content of a string, or {} for null."""
     if value.startswith("{"):
         return value
     if value == "null":
         return "{}"
     inner = decoded(value)
     if isinstance(inner, str):
-        return inner  # `whole_call` looks into it
+        return inner  # `whole_call` checks that it is an object
     return None

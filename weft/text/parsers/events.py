@@ -1,4 +1,4 @@
-"""What parsers find in a model's text, in the order in which it was written."""
+"""The events that parsers find in a model's text, in the order of the text."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class AnswerText(NamedTuple):
 
 
 class ReasoningText(NamedTuple):
-    """A piece of what the model thinks before its answer."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
 
 class CallBegin(NamedTuple):
-    """The next tool call; calls are numbered from 0."""
+    """A tool call begins; calls are numbered from 0."""
 
     call: int
     name: str
 
 
 class CallArguments(NamedTuple):
-    """A piece of the arguments of call number `call`: all pieces together are a JSON object."""
+    """A piece of the arguments of call number `call`. The concatenated pieces are a JSON object."""
 
     call: int
     text: str

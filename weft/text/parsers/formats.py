@@ -1,7 +1,7 @@
-"""Which format a model writes its calls and its reasoning in: by name, or by its chat template.
+"""The formats of tool calls and reasoning, found by name or by a model's chat template.
 
-A new family is a reader (`readers.py`) and a line in a table here. What users of SGLang and vLLM
-call a format is another name of it.
+A new family needs a reader (`readers.py`) and a line in a table here. The names of SGLang and vLLM
+for a format are aliases.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
 
 
 class ToolFormat(NamedTuple):
-    """How a family of models writes calls."""
+    """The tool call format of a family of models."""
 
     read: Callable[[Stream], Reading[None]]
-    # A chat template with this text is of this format; "" if no text shows it.
+    # A chat template that contains this text uses this format; "" if no text identifies it.
     mark: str = ""
-    other_mark: str = ""  # another such text, which is not written before calls
-    # Characters of a call's id behind "call_"; Mistral's templates want 9 and no prefix.
+    other_mark: str = ""  # another such text, which models do not generate before calls
+    # Characters of a call's id after "call_"; Mistral's templates require 9 and no prefix.
     id_len: int = 24
-    # The texts before (with NAME for the name) and behind the arguments of a call.
+    # The texts before the arguments of a call (with NAME in place of its name), and after them.
     around: tuple[str, str] | None = None
 
     def is_marked(self, source: str) -> bool:
-        """Whether the source of chat templates shows that calls are written like this."""
+        """Whether the source of chat templates contains a mark of this format."""
         return any(mark and mark in source for mark in (self.mark, self.other_mark))
 
     def parser(
@@ -40,47 +40,50 @@ class ToolFormat(NamedTuple):
         tells_cut: bool = False,
         schemas: Mapping[str, Schema] = NO_SCHEMAS,
     ) -> Parser:
-        """`names`: of the tools that can be called; `schemas`: of their arguments, by name."""
+        """A parser for one completion. `names`: the tools that can be called; `schemas`: the
+        schemas of their arguments, by name. `eager`, `tells_cut`: see `Stream`."""
         stream = Stream(names, eager=eager, tells_cut=tells_cut, schemas=schemas)
         return Parser(self.read, stream)
 
 
 class ReasoningReader(Protocol):
-    """`inside`: the prompt has opened the reasoning."""
+    """Reads reasoning between `begin` and `end`. `inside`: it began in the prompt."""
 
     def __call__(self, stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]: ...
 
 
 class ReasoningFormat(NamedTuple):
-    """How a family of models marks its reasoning."""
+    """The reasoning format of a family of models."""
 
     begin: str
     end: str
-    always: bool = False  # it reasons though neither it nor its template opens the reasoning
+    always: bool = False  # the output begins inside the reasoning, even without `begin`
     read: ReasoningReader = readers.reasoning
-    # A chat template with all these texts is of this format; none if no text shows it.
+    # A chat template that contains all these texts uses this format; empty: none identifies it.
     marks: tuple[str, ...] = ()
-    # What is written before the answer, if more than `end`: the answer may begin without reasoning.
+    # The text before the answer, if there is more than `end`: it also precedes an answer without
+    # reasoning.
     answer: str = ""
 
     def is_marked(self, source: str) -> bool:
-        """Whether the source of chat templates shows that reasoning is written like this."""
+        """Whether the source of chat templates contains all marks of this format."""
         return bool(self.marks) and all(mark in source for mark in self.marks)
 
     def parser(self, prompt_end: str, *, eager: bool) -> Parser:
-        """`prompt_end`: the prompt's last characters, which may open or close the reasoning."""
+        """A parser for one completion. `prompt_end`: the last characters of the prompt, which may
+        open or close the reasoning."""
         inside = self.is_open(prompt_end)
         read = partial(self.read, begin=self.begin, end=self.end, inside=inside)
         return Parser(read, Stream(eager=eager))
 
     def is_open(self, prompt_end: str) -> bool:
-        """Whether the output begins inside of the reasoning."""
+        """Whether the output begins inside the reasoning."""
         if prompt_end.rstrip().endswith(self.begin):
             return True
         return self.always and not self.is_closed(prompt_end)
 
     def is_closed(self, prompt_end: str) -> bool:
-        """Whether the prompt has ended the reasoning: there is none in the output."""
+        """Whether the prompt closes the reasoning, so that the output has none."""
         return prompt_end.rstrip().endswith(self.answer or self.end)
 
     def delays_answer(self, prompt_end: str) -> bool:
@@ -88,7 +91,7 @@ class ReasoningFormat(NamedTuple):
         return bool(self.answer) or self.is_open(prompt_end)
 
 
-# In the order in which templates are looked at: the marks of some stand in templates of others.
+# In the order of detection: templates of one format may contain the mark of a later one.
 TOOL_FORMATS = {
     "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN),
     "qwen3_coder": ToolFormat(xml_calls.qwen3_coder, mark=xml_calls.QWEN_FUNCTION),
@@ -138,7 +141,7 @@ _granite_reasoning = partial(
     begins=readers.GRANITE_BEGINS,
     ends=readers.GRANITE_ENDS,
 )
-# In the order in which templates are looked at, as above.
+# In the order of detection, as above.
 REASONING_FORMATS = {
     "gpt_oss": ReasoningFormat(
         harmony.ANALYSIS,
@@ -190,7 +193,7 @@ REASONING_FORMATS = {
     "kimi": ReasoningFormat("◁think▷", "◁/think▷", marks=("◁/think▷",)),
 }
 
-# The names that SGLang and vLLM have for these formats.
+# The names of these formats in SGLang and vLLM.
 TOOL_ALIASES = {
     "qwen": "hermes",
     "qwen25": "hermes",
@@ -240,36 +243,37 @@ REASONING_ALIASES = {
 
 
 def tool_format(name: str) -> ToolFormat:
-    """By a name of ours or of another engine. Raises KeyError."""
+    """The format with this name or alias. Raises KeyError."""
     return TOOL_FORMATS[TOOL_ALIASES.get(name, name)]
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """By a name of ours or of another engine. Raises KeyError."""
+    """The format with this name or alias. Raises KeyError."""
     return REASONING_FORMATS[REASONING_ALIASES.get(name, name)]
 
 
 def tool_parser_names() -> tuple[str, ...]:
-    """What `--tool-call-parser` may be."""
+    """The values of `--tool-call-parser`."""
     return ("auto", "none", *sorted(TOOL_FORMATS), *sorted(TOOL_ALIASES))
 
 
 def reasoning_parser_names() -> tuple[str, ...]:
-    """What `--reasoning-parser` may be."""
+    """The values of `--reasoning-parser`."""
     return ("auto", "none", *sorted(REASONING_FORMATS), *sorted(REASONING_ALIASES))
 
 
 class Formats(NamedTuple):
-    """Of one model. None: nothing is looked for."""
+    """The formats of one model. None: the text is not parsed for it."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
 
 def find_formats(tools: str, reasoning: str, templates: Iterable[str]) -> Formats:
-    """By name; "none" for none, "auto" by the sources of the chat templates.
+    """The formats with these names; "none" for no format, "auto" for the format that the sources of
+    the chat templates contain.
 
-    Raises KeyError for other names.
+    Raises KeyError for unknown names.
     """
     source = "\n".join(templates)
     if tools == "auto":

@@ -1,10 +1,10 @@
-"""Calls in the notation of FunctionGemma and Gemma 4, whose strings stand between special tokens.
+"""Calls in the notation of FunctionGemma and Gemma 4, with special tokens as quotes of strings.
 
     <start_function_call>call:weather{city:<escape>Oslo<escape>,days:[1,2]}<end_function_call>
     <|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:[1,2]}<tool_call|>
 
-A call is told when it is complete. It is translated to JSON token by token; what stands without
-quotes is a number or a word of JSON, or the text that a model forgot to quote.
+A call is emitted when it is complete. It is translated to JSON token by token; a value without
+quotes is a number or a word of JSON, or a text that the model forgot to quote.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def translated_object(
     quote: str,
     as_json: Callable[[str, str], str],
 ) -> str | None:
-    """An object as JSON; None if `source` is none.
+    """An object in this notation, translated to JSON; None if `source` is not one.
 
-    `as_json` writes a value without quotes as JSON, by the key of the outermost object that it
-    belongs to.
+    `as_json` translates a value without quotes. Its first argument is the value's key, if the value
+    is directly in the outermost object, else "".
     """
     if not source.startswith("{"):
         return None
@@ -68,7 +68,7 @@ def translated_object(
     position = 0
     while position < len(source):
         if writer.is_done:
-            return None  # something stands behind it
+            return None  # there is text after the object
         end = writer.step(source, position)
         if end is None:
             return None
@@ -79,23 +79,23 @@ def translated_object(
 
 
 class _ObjectWriter:
-    """JSON, from one token after the other."""
+    """Writes JSON token by token."""
 
     def __init__(self, quote: str, as_json: Callable[[str, str], str]) -> None:
         self.pieces: list[str] = []
         self._quote = quote
         self._as_json = as_json
-        self._open: list[str] = []  # the brackets that are to come
-        self._key = ""  # of the outermost object
-        self._awaits = "value"  # or "key", or "comma"; a closing bracket may come for the last two
-        self._is_first = False  # nothing stands in the innermost bracket yet
+        self._open: list[str] = []  # the closing brackets that are still missing
+        self._key = ""  # the current key of the outermost object
+        self._awaits = "value"  # the next token: "value", "key" or "comma" (or closing bracket)
+        self._is_first = False  # the innermost bracket is still empty
 
     @property
     def is_done(self) -> bool:
         return bool(self.pieces) and not self._open
 
     def step(self, source: str, position: int) -> int | None:
-        """Read a token from `position` on. Returns the position behind it; None if it is wrong."""
+        """Read a token at `position`. Returns the position after it; None if it is wrong."""
         char = source[position]
         if char.isspace():
             return position + 1

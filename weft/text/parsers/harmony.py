@@ -1,14 +1,14 @@
-"""Harmony, the format of gpt-oss: messages on channels, each of them reasoning, answer or call.
+"""Harmony, the format of gpt-oss: messages on channels, each one reasoning, an answer or a call.
 
     <|channel|>analysis<|message|>It rains, so ...<|end|><|start|>assistant<|channel|>commentary
     to=functions.weather <|constrain|>json<|message|>{...}<|call|>
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>Yes.
 
-The template ends the prompt with `<|start|>assistant`, so the first header begins behind that. What
-makes a call is the recipient, whatever the channel; it stands behind the role or behind the
-channel. The reader of reasoning leaves a message with a recipient as it is, and the reader of calls
-behind it finds it. A message with a broken header is text.
+The template ends the prompt with `<|start|>assistant`, so the first header begins after that. A
+message is a call if it has a recipient, on any channel; the recipient follows the role or the
+channel. The reader of reasoning (`messages`) passes a message with a recipient on unchanged, and
+the reader of calls (`calls`) then finds it. A message with a broken header is text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 _ENDS = (END, "<|call|>", "<|return|>")
 _BEGINS = (START, CHANNEL)
 _RECIPIENT = "to="
-# Of a header in which all white space is one space.
+# A header whose white space has been replaced by single spaces.
 _HEADER = re.compile(
     r"(?:<\|start\|> ?(?:assistant)?)?"
     r" ?(?:to=(?P<role_to>[\w.\-]+))?"
@@ -41,17 +41,17 @@ _HEADER = re.compile(
 
 
 class MessageHeader(NamedTuple):
-    """What is known of a message before its content."""
+    """The header of a message."""
 
-    channel: str  # "" if none is named
+    channel: str  # "" if the header names none
     recipient: str  # "" if the message is for the user
 
 
 def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
-    """All messages: those of the channel `analysis` are reasoning, the others are the answer.
+    """Read all messages: those on the channel `analysis` are reasoning, the others are the answer.
 
-    A message with a recipient is told as it stands, with its marks. `inside`: the prompt has opened
-    a message of reasoning.
+    A message with a recipient is emitted unchanged as text, with its marks. `inside`: the text
+    begins inside a message of reasoning.
     """
     told: set[type] = set()
     if inside:
@@ -66,15 +66,15 @@ def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
         header = None
         if found is not None:
             header = parsed_header(mark + found.text)
-            if found.marker == START:  # the next header, and this one is broken
+            if found.marker == START:  # the next header begins: this one is broken
                 stream.give_up(keep=START)
                 mark = START
                 continue
             if not found.marker:
                 if header is not None and not header.recipient:
-                    stream.settle()  # cut off before it says anything
+                    stream.settle()  # the text ends before the message has content
                 return
-            if found.marker != MESSAGE:  # it ends before it has content
+            if found.marker != MESSAGE:  # the message ends before it has content
                 header = None
         if header is None or header.recipient:
             mark = yield from _content(stream, AnswerText, raw=True)
@@ -84,13 +84,13 @@ def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
         if header.channel == "analysis":
             kind = ReasoningText
         if kind in told:
-            stream.tell(kind("\n"))  # messages of a kind are lines of one text
+            stream.tell(kind("\n"))  # messages of one kind become lines of one text
         told.add(kind)
         mark = yield from _content(stream, kind)
 
 
 def calls(stream: Stream) -> Reading[None]:
-    """The messages whose recipient is a tool, out of those that `messages` has left as they are."""
+    """Read the messages whose recipient is a tool, in the text that `messages` passes on."""
     if (yield from _begins_with_recipient(stream)):
         mark = _RECIPIENT
     else:
@@ -112,7 +112,7 @@ def calls(stream: Stream) -> Reading[None]:
 
 
 def _call(stream: Stream, recipient: str) -> Reading[bool]:
-    """The content of a message to `recipient`, as arguments. Empty content is no arguments."""
+    """Read the content of a message to `recipient` as arguments. Empty content means {}."""
     name = recipient.removeprefix("functions.")
     if name not in stream.names:
         return False
@@ -123,7 +123,7 @@ def _call(stream: Stream, recipient: str) -> Reading[bool]:
 
 
 def parsed_header(text: str) -> MessageHeader | None:
-    """The header that is written as `text`, from the mark that begins it; None if it is broken."""
+    """The header in `text`, which begins with its first mark; None if it is broken."""
     match = _HEADER.fullmatch(" ".join(text.split()))
     if match is None:
         return None
@@ -131,7 +131,7 @@ def parsed_header(text: str) -> MessageHeader | None:
 
 
 def _begins_with_recipient(stream: Stream) -> Reading[bool]:
-    """Whether the text begins with the rest of a header whose role is in the prompt: ` to=...`."""
+    """Whether the text begins with ` to=...`: the rest of a header that began in the prompt."""
     yield from stream.skip_space()
     return (yield from stream.accept(_RECIPIENT))
 
@@ -142,9 +142,9 @@ def _content(
     *,
     raw: bool = False,
 ) -> Reading[str]:
-    """Tell what comes up to the next message; `raw`: with the mark that ends this one.
+    """Emit the text up to the next message; `raw`: including the mark at the end of this one.
 
-    Returns the mark that begins the next message, which is consumed; "" at the end of the text.
+    Consumes and returns the mark that begins the next message; "" at the end of the text.
     """
     marker = yield from stream.text_until(*_ENDS, *_BEGINS, kind=kind)
     while marker in _ENDS:

@@ -1,7 +1,7 @@
-"""Follows one JSON object that arrives in pieces, and says where it ends, or that it is none.
+"""Scans one JSON object that arrives in pieces: finds its end, or an error.
 
-It checks the whole grammar of JSON, keeps nothing of the text but the open brackets, and looks at
-each character once. Knows nothing of tool calls.
+It checks the whole grammar of JSON, keeps only the open brackets, and reads each character once.
+Knows no tool calls.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-MAX_DEPTH = 128  # of brackets; deeper objects are refused
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # characters that mean nothing in a string
+MAX_DEPTH = 128  # nested brackets; deeper objects are refused
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # ordinary characters of a string
 _WORD = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORD_CHARS = frozenset("+-.0123456789Eaeflnrstu")
 _SPACE = frozenset(" \t\n\r")
@@ -33,11 +33,11 @@ class _State(IntEnum):
 
 
 class JsonScanner:
-    """One object.
+    """Scans one object.
 
-    `scan` stops where a key of the outermost object has ended (behind its colon), where its value
-    has ended, and where the object itself has: `event` is then "key", "value" or "done". At a wrong
-    character, which is not consumed, it is "failed".
+    `scan` stops after a key of the outermost object (with its colon), after its value, and after
+    the object itself: `event` is then "key", "value" or "done". At a wrong character, which is not
+    consumed, `event` is "failed".
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class JsonScanner:
         return self.event == "failed"
 
     def scan(self, text: str, position: int) -> int:
-        """Follow `text` from `position` to the next event or to its end.
+        """Scan `text` from `position` to the next event or to its end.
 
-        Returns the position behind what was consumed.
+        Returns the position after the last consumed character.
         """
         self.event = ""
         while position < len(text):
@@ -70,7 +70,7 @@ class JsonScanner:
                     position = match.end()
                     continue
             if self._state is _State.WORD and text[position] not in _WORD_CHARS:
-                # The end of a word is seen at the character behind it, which is looked at again.
+                # The first character after a word ends it, and is then read again.
                 self._end_word()
             else:
                 self._step(text[position])

@@ -1,8 +1,9 @@
-"""One completion's text as reasoning, answer and tool calls, while it is written or at its end.
+"""Separates one completion's text into reasoning, answer and tool calls, while it is generated or
+at its end.
 
     text ──▶ Parser of the reasoning ──▶ Parser of the calls ──▶ events
 
-Knows nothing of single formats: a `Parser` runs the reader of any of them.
+Knows no single format: a `Parser` runs the reader of any format.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from weft.text.parsers.stream import Reading, Stream
 
 
 class Parser:
-    """Reads the text of one completion by one format. Behind the format's end all is plain text."""
+    """Reads the text of one completion in one format. After the reader ends, all text is plain."""
 
     def __init__(self, read: Callable[[Stream], Reading[None]], stream: Stream) -> None:
         self._stream = stream
@@ -22,7 +23,7 @@ class Parser:
 
     @property
     def has_cut(self) -> bool:
-        """Whether the end of the text has cut off the last call that was told."""
+        """Whether the text ended within the last emitted call."""
         return self._stream.has_cut
 
     def push(self, text: str) -> list[Event]:
@@ -31,7 +32,7 @@ class Parser:
         return self._resume()
 
     def flush(self) -> list[Event]:
-        """The rest, at the end of the text."""
+        """The remaining events, at the end of the text."""
         self._stream.end()
         return self._resume()
 
@@ -47,9 +48,9 @@ class Parser:
 
 
 class ParsedOutput:
-    """The parsers of one completion, one behind the other: only text beside reasoning has calls.
+    """The parsers of one completion in a row: only text outside of the reasoning can have calls.
 
-    White space before a call is no answer.
+    White space before a call is not an answer.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class ParsedOutput:
         keep_reasoning: bool = True,
         stream_reasoning: bool = True,
     ) -> None:
-        """With `one_call` every call but the first is dropped; without `keep_reasoning` all
-        reasoning is, and without `stream_reasoning` it is told in one piece, at its end."""
+        """`one_call`: drop all calls but the first. `keep_reasoning`: emit the reasoning, else drop
+        it. `stream_reasoning`: emit it in pieces, else in one piece at its end."""
         self.num_calls = 0
         self.reasoning_text: list[str] = []
         self._reasoning = reasoning
@@ -70,17 +71,17 @@ class ParsedOutput:
         self._one_call = one_call
         self._keep_reasoning = keep_reasoning
         self._stream_reasoning = stream_reasoning
-        self._untold: list[str] = []  # of the reasoning
-        self._space = ""  # at the beginning of the answer
+        self._untold: list[str] = []  # pieces of the reasoning that are held back
+        self._space = ""  # white space at the beginning of the answer
         self._answered = False
 
     @property
     def has_cut_call(self) -> bool:
-        """Whether the end has cut off a call that was told."""
+        """Whether the text ended within the last emitted call."""
         return self._tools is not None and self._tools.has_cut
 
     def push(self, text: str, *, is_last: bool = False) -> list[Event]:
-        """The events that `text` completes; with `is_last` all that are left."""
+        """The events that `text` completes; with `is_last`, all remaining events."""
         events: list[Event] = []
         if text:
             events.append(AnswerText(text))
@@ -97,7 +98,7 @@ class ParsedOutput:
         return self._without_space(kept, is_last)
 
     def _join_reasoning(self, events: list[Event], is_last: bool) -> list[Event]:
-        """Hold the reasoning back until something else comes, and tell it before that."""
+        """Hold the reasoning back until another event comes; emit it before that event."""
         others: list[Event] = []
         for event in events:
             if isinstance(event, ReasoningText):
@@ -129,7 +130,7 @@ class ParsedOutput:
                 result.append(AnswerText(self._space))
                 continue
             if isinstance(event, CallBegin):
-                self._answered = True  # text that follows is separated by it
+                self._answered = True  # the call separates the following text
             result.append(event)
         if is_last and not self._answered and self._space:
             result.append(AnswerText(self._space))

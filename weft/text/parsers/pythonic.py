@@ -1,12 +1,12 @@
-"""Calls as a list of Python calls: Llama 3.2, Llama 4, ToolACE, and LFM2 between marks of its own;
-Olmo 3 writes them line by line.
+"""Tool calls as a list of Python calls: Llama 3.2, Llama 4, ToolACE, and LFM2 (between its own
+marks); Olmo 3 writes one call per line.
 
     [weather(city="Oslo", days=3), news()]
 
-A list is told when it is complete: one with anything else in it is text.
+A list is emitted when it is complete: a list with anything else in it is text.
 
-Arguments are literals, by keyword. They are translated to JSON token by token, and never given to
-Python's own parser, whose stack a nested text can exhaust.
+Arguments are keyword arguments with literals. They are translated to JSON token by token, and never
+given to Python's own parser, because nested text can exhaust its stack.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pythonic(stream: Stream) -> Reading[None]:
 
 
 def lfm2(stream: Stream) -> Reading[None]:
-    """The same between special tokens: LFM2.
+    """A list of calls between special tokens: LFM2.
 
     <|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>
     """
@@ -71,7 +71,7 @@ def lfm2(stream: Stream) -> Reading[None]:
 
 
 def olmo3(stream: Stream) -> Reading[None]:
-    """Calls, each a line, between tags: Olmo 3.
+    """One call per line, between tags: Olmo 3.
 
     <function_calls>
     weather(city="Oslo")
@@ -88,9 +88,9 @@ def olmo3(stream: Stream) -> Reading[None]:
 
 
 def _lines(stream: Stream, end: str) -> Reading[list[tuple[str, str]]]:
-    """The names and arguments of the calls up to `end`, or to the end of the text.
+    """Read calls up to `end`, or to the end of the text. Returns their names and arguments.
 
-    Empty if anything else is there.
+    Empty if there is anything else.
     """
     calls: list[tuple[str, str]] = []
     size = 0
@@ -107,9 +107,9 @@ def _lines(stream: Stream, end: str) -> Reading[list[tuple[str, str]]]:
 
 
 def _list(stream: Stream) -> Reading[list[tuple[str, str]]]:
-    """The names and arguments of the calls behind an opening bracket.
+    """Read the calls after an opening bracket, up to the closing bracket or the end of the text.
 
-    They go up to the closing bracket or to the end of the text. Empty if anything else is there.
+    Returns their names and arguments; empty if there is anything else.
     """
     calls: list[tuple[str, str]] = []
     size = 0
@@ -128,7 +128,7 @@ def _list(stream: Stream) -> Reading[list[tuple[str, str]]]:
 
 
 def _call(stream: Stream) -> Reading[tuple[str, str] | None]:
-    """The name and the arguments of the call that comes next; None if none does."""
+    """Read the next call. Returns its name and arguments; None if there is no call."""
     source = (yield from stream.read(CallScanner())) or ""
     call = translated(source)
     if call is None or call[0] not in stream.names or not is_object(call[1]):
@@ -142,7 +142,7 @@ class CallScanner:
     def __init__(self) -> None:
         self.done = False
         self.failed = False
-        self._open: list[str] = []  # the brackets that are to come
+        self._open: list[str] = []  # the closing brackets that are still missing
         self._quote = ""
         self._escaped = False
 
@@ -174,16 +174,16 @@ class CallScanner:
         elif char in _CLOSING:
             self._open.append(_CLOSING[char])
             self.failed = len(self._open) > MAX_DEPTH
-        elif char != self._open.pop():  # a backslash, too
+        elif char != self._open.pop():  # a wrong bracket, or a backslash
             self.failed = True
         elif not self._open:
             self.done = True
 
 
 def translated(source: str) -> tuple[str, str] | None:
-    """The name and the arguments of a call in Python; None if it surely was none.
+    """The name and the arguments of a Python call, translated to JSON; None if `source` is not one.
 
-    The arguments are JSON if the source was a call.
+    The check is not complete: if `source` is not a call, the arguments may be invalid JSON.
     """
     name = _NAME.match(source)
     if name is None or not source[name.end() :].lstrip().startswith("("):
@@ -202,15 +202,15 @@ def translated(source: str) -> tuple[str, str] | None:
 
 
 class _Writer:
-    """JSON, from the tokens behind the opening bracket of a call."""
+    """Writes JSON from the tokens after the opening bracket of a call."""
 
     def __init__(self) -> None:
         self.pieces = ["{"]
-        self._open = ["}"]  # what closes each bracket in JSON
-        self._key = ""  # a keyword whose "=" is awaited
+        self._open = ["}"]  # the JSON closing brackets that are still missing
+        self._key = ""  # a keyword whose "=" comes next
 
     def add(self, kind: str, token: str) -> bool:
-        """Whether `token` can stand in arguments."""
+        """Add a token. False if it cannot be a part of arguments."""
         if self._key:
             self.pieces.append(json.dumps(self._key) + ": ")
             self._key = ""
@@ -242,11 +242,11 @@ class _Writer:
         if token == "{":
             self.pieces.append("{")
             self._open.append("}")
-        elif token in "([":  # a tuple is an array, too
+        elif token in "([":  # a tuple becomes an array, too
             self.pieces.append("[")
             self._open.append("]")
         elif token in ")]}":
-            if self.pieces[-1] == ", ":  # Python allows a comma behind the last
+            if self.pieces[-1] == ", ":  # Python allows a trailing comma
                 self.pieces.pop()
             self.pieces.append(self._open.pop())
         elif token == ",":

@@ -1,10 +1,10 @@
-"""How each family of models writes tool calls in JSON, and its reasoning: one generator for each.
+"""Readers of tool calls in JSON and of reasoning: one generator for each family of models.
 
-A reader is a few straight lines over a `Stream`: it tells plain text, consumes markers, and leaves
-the calls to `calls.py`. `settle` says that what was consumed is understood and no part of the
-answer; everything else that was consumed comes back as text. Calls in Python's syntax are in
-`pythonic.py`, those in XML in `xml_calls.py`, Gemma's in `gemma.py`, and gpt-oss's messages in
-`harmony.py`; which model uses which reader is in `formats.py`.
+A reader is a few lines of code over a `Stream`: it emits plain text, consumes markers, and leaves
+the calls to `calls.py`. `settle` means that the consumed text is understood and not a part of the
+answer; other consumed text is emitted as text again. Calls in Python's syntax are in `pythonic.py`,
+in XML in `xml_calls.py`, Gemma's in `gemma.py`, and gpt-oss's messages in `harmony.py`.
+`formats.py` assigns readers to models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.text.parsers.events import ReasoningText
 from weft.text.parsers.stream import Reading, Stream
 
 LLAMA3_TAG = "<|python_tag|>"
-LLAMA3_TOOL_ROLE = "<|start_header_id|>ipython"  # the template of Llama 3.2 shows this, and no tag
+LLAMA3_TOOL_ROLE = "<|start_header_id|>ipython"  # Llama 3.2's template has this, but no tag
 MISTRAL_MARKER = "[TOOL_CALLS]"
 # DeepSeek's tokens are written with the vertical bar U+FF5C and the block U+2581.
 DEEPSEEK_CALLS_BEGIN = "<｜tool▁calls▁begin｜>"
@@ -30,15 +30,15 @@ KIMI_SECTION_BEGIN = "<|tool_calls_section_begin|>"
 PHI4_BEGIN = "<|tool_call|>"
 COHERE_BEGIN = "<|START_ACTION|>"
 APERTUS_BEGIN = "<|tools_prefix|>"
-HUNYUAN_BEGIN = '<tool_calls>[{"name"'  # as its template tells the model to write them
+HUNYUAN_BEGIN = '<tool_calls>[{"name"'  # from the instructions in its template
 _KIMI_NUMBER = re.compile(r":[0-9]+$")
-# Granite 3.2 writes these lines, now and then with the contraction, and 3.3 the tags.
+# Granite 3.2 generates these lines, sometimes with the contraction; Granite 3.3 generates the tags.
 GRANITE_BEGINS = ("Here is my thought process:", "Here's my thought process:", "<think>")
 GRANITE_ENDS = ("Here is my response:", "Here's my response:", "</think>")
 
 
 def hermes(stream: Stream) -> Reading[None]:
-    """Calls between tags, each a JSON object: Hermes 2 Pro, Qwen 2.5 and Qwen 3.
+    """Calls as JSON objects, each between tags: Hermes 2 Pro, Qwen 2.5 and Qwen 3.
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Oslo"}}
@@ -54,14 +54,14 @@ def hermes(stream: Stream) -> Reading[None]:
 
 
 def llama3(stream: Stream) -> Reading[None]:
-    """Calls as JSON objects that begin a line, or stand behind the Python tag: Llama 3.1 to 3.3.
+    """Calls as JSON objects at the beginning of a line or after the Python tag: Llama 3.1 to 3.3.
 
         {"name": "weather", "parameters": {"city": "Oslo"}}; {"name": ...}
         {"name": "news", "parameters": {}}
         <|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}
 
-    The first may only stand at the beginning of the answer, or behind the tag: other JSON is a
-    part of the answer. Python code behind the tag stays text.
+    The first call must be at the beginning of the answer or after the tag: other JSON is a part of
+    the answer. Python code after the tag stays text.
     """
     found = (yield from stream.skip_space()) == "{"
     while found or (yield from stream.text_until(LLAMA3_TAG)):
@@ -70,7 +70,7 @@ def llama3(stream: Stream) -> Reading[None]:
 
 
 def _llama3_calls(stream: Stream) -> Reading[None]:
-    """Calls with semicolons, commas, tags or nothing but white space between them."""
+    """Read calls that are separated by semicolons, commas or only white space."""
     more = True
     while more:
         yield from stream.skip_space()
@@ -86,7 +86,7 @@ def _llama3_calls(stream: Stream) -> Reading[None]:
 
 
 def mistral(stream: Stream) -> Reading[None]:
-    """Calls behind a marker, as a list or one by one: Mistral 7B 0.3 to Large, and newer.
+    """Calls after a marker, as a list or single: Mistral 7B 0.3 to Large, and newer.
 
     [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]
     [TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...
@@ -122,7 +122,7 @@ def deepseek(stream: Stream) -> Reading[None]:
 
 
 def _deepseek_call(stream: Stream) -> Reading[bool]:
-    """V3 and R1 have the arguments in a code block, V3.1 bare."""
+    """Read a call. V3 and R1 put the arguments into a code block, V3.1 does not."""
     name = yield from stream.read_until(DEEPSEEK_SEPARATOR)
     in_block = name == "function"  # the type of the call, in V3; its name follows
     if in_block:
@@ -139,7 +139,7 @@ def _deepseek_call(stream: Stream) -> Reading[bool]:
 
 
 def kimi_k2(stream: Stream) -> Reading[None]:
-    """Calls in a section of their own, each with a number behind its name: Kimi K2.
+    """Calls in a section, each with a number after its name: Kimi K2.
 
     <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0
     <|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>
@@ -166,7 +166,7 @@ def _kimi_call(stream: Stream) -> Reading[bool]:
 
 
 def minimax_m1(stream: Stream) -> Reading[None]:
-    """Calls as JSON objects, one a line, between a pair of tags: MiniMax M1.
+    """Calls as JSON objects, one per line, between a pair of tags: MiniMax M1.
 
     <tool_calls>
     {"name": "weather", "arguments": {"city": "Oslo"}}
@@ -176,7 +176,7 @@ def minimax_m1(stream: Stream) -> Reading[None]:
 
 
 def hunyuan_a13b(stream: Stream) -> Reading[None]:
-    """A list of calls between the same tags: Hunyuan A13B.
+    """A JSON list of calls between a pair of tags: Hunyuan A13B.
 
     <tool_calls>[{"name": "weather", "arguments": {"city": "Oslo"}}]</tool_calls>
     """
@@ -194,7 +194,7 @@ def cohere(stream: Stream) -> Reading[None]:
 
 
 def apertus(stream: Stream) -> Reading[None]:
-    """A list of calls between tokens, the name of each the key of its arguments: Apertus.
+    """A list of calls between tokens; the name of a call is the key of its arguments: Apertus.
 
     <|tools_prefix|>[{"weather": {"city": "Oslo"}}]<|tools_suffix|>
     """
@@ -203,7 +203,7 @@ def apertus(stream: Stream) -> Reading[None]:
 
 
 def granite(stream: Stream) -> Reading[None]:
-    """A list of calls behind a token, or as the whole answer: Granite 3.0 to 3.3.
+    """A list of calls after a token, or as the whole answer: Granite 3.0 to 3.3.
 
     <|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]
     """
@@ -217,7 +217,7 @@ def granite(stream: Stream) -> Reading[None]:
 
 
 def granite_20b(stream: Stream) -> Reading[None]:
-    """JSON objects, each behind a tag: Granite 20B Functioncalling.
+    """Calls as JSON objects, each after a tag: Granite 20B Functioncalling.
 
     <function_call> {"name": "weather", "arguments": {"city": "Oslo"}}
     """
@@ -229,7 +229,7 @@ def granite_20b(stream: Stream) -> Reading[None]:
 
 
 def phi4(stream: Stream) -> Reading[None]:
-    """Calls between tags, or a list of them behind a word: Phi-4-mini, with either template.
+    """Calls between tags, or a list of calls after a word: the two templates of Phi-4-mini.
 
     <|tool_call|>{"name": "weather", "arguments": {"city": "Oslo"}}<|/tool_call|>
     functools[{"name": "weather", "arguments": {"city": "Oslo"}}]
@@ -247,7 +247,7 @@ def phi4(stream: Stream) -> Reading[None]:
 
 
 def forced(stream: Stream) -> Reading[None]:
-    """A JSON list of calls, where a schema allowed nothing else."""
+    """A JSON list of calls, from a completion whose schema allowed nothing else."""
     yield from stream.skip_space()
     if (yield from json_array(stream)):
         yield from stream.skip_space()
@@ -263,7 +263,7 @@ def reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[
 
         Take an umbrella.
 
-    `inside`: the template has opened the reasoning in the prompt, so the text begins inside of it.
+    `inside`: the prompt opened the reasoning, so the text begins inside it.
     """
     yield from stream.skip_space()
     opened = yield from stream.accept(begin)
@@ -277,7 +277,7 @@ def reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[
 
 
 def kimi_k2_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
-    """The same, but calls may begin without an end of the reasoning: Kimi K2 Thinking."""
+    """Like `reasoning`, but the reasoning may also end with the first call: Kimi K2 Thinking."""
     yield from stream.skip_space()
     opened = yield from stream.accept(begin)
     if not opened and not inside:
@@ -300,11 +300,12 @@ def reasoning_before_tag(
     begins: tuple[str, ...] = (),
     ends: tuple[str, ...] = (),
 ) -> Reading[None]:
-    """The same, and an answer that may stand in a `tag`: Granite 3.2 and 3.3, Hunyuan A13B.
+    """Like `reasoning`, with an answer that may be inside a `tag`: Granite 3.2 and 3.3, Hunyuan
+    A13B.
 
     <think>...</think><response>...</response>
 
-    `begins` and `ends` are other words for the marks.
+    `begins` and `ends`: alternatives of the marks `begin` and `end`.
     """
     yield from stream.skip_space()
     opened = yield from stream.accept_one(begin, *begins)
@@ -325,11 +326,11 @@ def reasoning_before_tag(
 
 
 def cohere_reasoning(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[None]:
-    """Reasoning, and an answer that stands between tokens, with reasoning or without: Cohere.
+    """Reasoning, which may be missing, and an answer between tokens: Cohere.
 
         <|START_THINKING|>It is raining.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>
 
-    Newer models call the answer TEXT.
+    Newer models use TEXT instead of RESPONSE.
     """
     yield from stream.skip_space()
     opened = yield from stream.accept(begin)

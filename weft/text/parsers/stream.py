@@ -1,16 +1,15 @@
-"""Text that arrives in pieces, and what a format's description asks of it.
+"""A stream of text that arrives in pieces, and the operations by which formats read it.
 
-A format is a generator that reads from a `Stream` as if all text were there, with `yield from`;
-where it is not, the stream waits for more. So each format is a few straight lines, and all of them
+The reader of a format is a generator that reads from a `Stream` with `yield from`, as if all text
+were present; the stream waits for missing text. So a reader is a few lines of code, and all readers
 handle pieces alike:
 
-    consumed and told | consumed, kept until it is known to be a call | not looked at yet
-                       ^ _taken                                        ^ _position in _buffer
+    consumed and emitted | consumed, held back until it is known to be a call | not read yet
+                          ^ _taken                                             ^ _position (_buffer)
 
-Each character is looked at a fixed number of times. `MAX_HELD` bounds what is kept. A stream that
-is not `eager` tells of a call when it is complete, so that a broken one can be passed through as
-text; more is kept of it (`calls.py`). If it `tells_cut`, a call that the end of the text cuts off
-is told as far as it has come.
+Each character is read a fixed number of times. `MAX_HELD` limits the held-back text. A stream that
+is not `eager` emits a call when it is complete, so a broken call can become text; it holds back
+more (`calls.py`). With `tells_cut`, it also emits a partial call at the end of the text.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.text.parsers.events import AnswerText, Event
 
-MAX_HELD = 65_536  # characters of a call that are kept until its name and arguments are known
+MAX_HELD = 65_536  # characters of a call that may be held back before it is recognised
 MAX_NAME_LEN = 256
 _NOT_SPACE = re.compile(r"\S")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -44,15 +43,15 @@ class Scanner(Protocol):
     def failed(self) -> bool: ...
 
     def scan(self, text: str, position: int) -> int:
-        """Follow `text` from `position` on. Returns the position behind what it consumed."""
+        """Scan `text` from `position` on. Returns the position after the consumed characters."""
         ...
 
 
 class Taken(NamedTuple):
-    """What `take_until` has consumed."""
+    """The text that `take_until` consumed."""
 
     text: str
-    marker: str  # "" if the text has ended before it
+    marker: str  # "" if the text ended before a marker
 
 
 class Stream:
@@ -66,13 +65,14 @@ class Stream:
         tells_cut: bool = False,
         schemas: Mapping[str, Schema] = NO_SCHEMAS,
     ) -> None:
-        """`names`: of the tools that can be called; `schemas`: of their arguments, by name."""
+        """`names`: the tools that can be called; `schemas`: the schemas of their arguments, by
+        name."""
         self.names = names
         self.schemas = schemas
         self.num_calls = 0
         self.eager = eager
         self.tells_cut = tells_cut
-        self.has_cut = False  # the last call that was told is not complete
+        self.has_cut = False  # the text ended within the last emitted call
         self._buffer = ""
         self._position = 0
         self._ended = False
@@ -89,13 +89,13 @@ class Stream:
         self._ended = True
 
     def events(self) -> list[Event]:
-        """What was found since the last time."""
+        """The events since the last call."""
         events = self._events
         self._events = []
         return events
 
     def pass_through(self) -> None:
-        """All that is there is text."""
+        """Emit all unread and held-back text as answer text."""
         self.give_up()
         self._tell(AnswerText, self._rest())
 
@@ -103,15 +103,15 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether no text will come: what fails now fails because the text is cut off."""
+        """Whether no more text will come: a reader that fails now fails because the text ends."""
         return self._ended
 
     def settle(self) -> None:
-        """What was consumed since the last call or text is understood: no part of the answer."""
+        """The held-back text is understood and not a part of the answer: drop it."""
         self._taken.clear()
 
     def give_up(self, keep: str = "") -> None:
-        """It was not what it seemed: it is text, but for `keep` at its end, which stays taken."""
+        """Emit the held-back text as answer text, except `keep` at its end, which stays held."""
         taken = "".join(self._taken)
         self._tell(AnswerText, taken.removesuffix(keep))
         self._taken.clear()
@@ -119,9 +119,9 @@ class Stream:
             self._taken.append(keep)
 
     def text_until(self, *markers: str, kind: Callable[[str], Event] = AnswerText) -> Reading[str]:
-        """Tell the text before the first of `markers`; consume that marker and return it.
+        """Emit the text before the first of `markers`; consume that marker and return it.
 
-        Returns "" at the end of the text. What was consumed before and not settled is text, too.
+        Returns "" at the end of the text. Held-back text is emitted first, as answer text.
         """
         self.give_up()
         while True:
@@ -132,7 +132,7 @@ class Stream:
                 self._take(match.end())
                 return match[0]
             if not (yield from self._more()):
-                self._tell(kind, self._rest())  # it was no beginning of a marker
+                self._tell(kind, self._rest())  # it was not the beginning of a marker
                 return ""
 
     def take_until(self, *markers: str, limit: int = MAX_HELD) -> Reading[Taken | None]:
@@ -159,7 +159,7 @@ class Stream:
                 return Taken("".join(pieces) + rest, "")
 
     def skip_space(self) -> Reading[str]:
-        """Consume white space. Returns the character behind it, "" at the end of the text."""
+        """Consume white space. Returns the next character, "" at the end of the text."""
         while True:
             match = _NOT_SPACE.search(self._buffer, self._position)
             if match is not None:
@@ -170,7 +170,7 @@ class Stream:
                 return ""
 
     def accept(self, literal: str) -> Reading[bool]:
-        """Consume `literal` if it comes next."""
+        """Consume `literal` if it comes next, else return False."""
         while True:
             end = self._position + len(literal)
             there = self._buffer[self._position : end]
@@ -181,14 +181,14 @@ class Stream:
                 return False
 
     def accept_one(self, *literals: str) -> Reading[bool]:
-        """Consume the first of `literals` that comes next, if one does."""
+        """Consume the first of `literals` that comes next. False if none does."""
         for literal in literals:
             if (yield from self.accept(literal)):
                 return True
         return False
 
     def read_name(self) -> Reading[str]:
-        """Consume the characters of a tool's name, `MAX_NAME_LEN` at most. Returns them."""
+        """Consume and return the characters of a tool's name, at most `MAX_NAME_LEN`."""
         while True:
             limit = self._position + MAX_NAME_LEN
             match = _NAME.match(self._buffer, self._position, limit)
@@ -199,9 +199,10 @@ class Stream:
                 return match[0]
 
     def read_until(self, marker: str) -> Reading[str | None]:
-        """Consume up to `marker` and the marker. Returns the text before it.
+        """Consume the text up to `marker`, and the marker. Returns the text before it.
 
-        Returns None, with nothing consumed, if it does not come within `MAX_NAME_LEN` characters.
+        Returns None and consumes nothing if the marker does not come within `MAX_NAME_LEN`
+        characters.
         """
         while True:
             limit = self._position + MAX_NAME_LEN + len(marker)
@@ -214,9 +215,9 @@ class Stream:
                 return None
 
     def read(self, scanner: Scanner) -> Reading[str | None]:
-        """Consume what `scanner` finds, and return it.
+        """Consume and return the text that `scanner` finds.
 
-        Returns None if it fails, or finds more than `MAX_HELD` characters.
+        Returns None if the scanner fails, or needs more than `MAX_HELD` characters.
         """
         pieces: list[str] = []
         size = 0
@@ -231,14 +232,14 @@ class Stream:
         return "".join(pieces)
 
     def step(self, scanner: Scanner) -> str:
-        """Consume what `scanner` takes of the text that is there, and return it."""
+        """Let `scanner` consume text that is already present. Returns the consumed text."""
         start = self._position
         end = scanner.scan(self._buffer, start)
         self._take(end)
         return self._buffer[start:end]
 
     def more(self) -> Reading[bool]:
-        """Wait for more text, if none is left. False at the end of the text."""
+        """Wait for more text if all is consumed. False at the end of the text."""
         if self._position < len(self._buffer):
             return True
         return (yield from self._more())
@@ -246,12 +247,13 @@ class Stream:
     def tell(self, event: Event) -> None:
         self._events.append(event)
 
-    # ---- inside
+    # ---- internals
 
     def _search(self, markers: tuple[str, ...]) -> tuple[re.Match[str] | None, int]:
-        """The first of `markers` in what is left, and where the text before it ends.
+        """Find the first of `markers` in the unread text. Returns the match, and the end of the
+        text before it.
 
-        Without one, the end of the buffer may be its beginning: that waits for more.
+        Without a match, that text excludes a possible beginning of a marker at the buffer's end.
         """
         pattern, longest = _alternation(markers)
         match = pattern.search(self._buffer, self._position)
@@ -263,7 +265,7 @@ class Stream:
         return None, max(len(self._buffer) - held, self._position)
 
     def _more(self) -> Reading[bool]:
-        """Wait for more text. False if there will be none."""
+        """Wait for more text. False at the end of the text."""
         before = len(self._buffer) - self._position
         while not self._ended:
             yield
@@ -293,7 +295,7 @@ def _alternation(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
 
 
 def _possible_beginning(text: str, markers: tuple[str, ...], longest: int) -> int:
-    """How many characters at the end of `text` may be the beginning of a marker."""
+    """The number of characters at the end of `text` that may be the beginning of a marker."""
     for size in range(min(longest - 1, len(text)), 0, -1):
         tail = text[-size:]
         for marker in markers:

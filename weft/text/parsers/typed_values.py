@@ -1,8 +1,8 @@
-"""Values that a model writes as bare text, as JSON by the schema of their argument.
+"""Converts arguments in bare text to JSON, by the schema of the tool.
 
-XML has no types: `5` is a number where the tool's schema says so, and a text where it does not. A
-text that fits no type of its schema is a JSON value if it can be read as one, else a string: what
-the model has written is never lost. Knows nothing of calls and of their marks.
+XML has no types: the tool's schema decides whether `5` is a number or a text. A text that fits no
+type of its schema becomes a JSON value if it can be read as one, else a string: no text of the
+model is lost. Knows no calls and no marks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from weft.text.parsers.calls import decoded, is_object
 from weft.text.parsers.pythonic import translated
 from weft.text.parsers.stream import Schema
 
-MAX_REFS = 16  # references and alternatives that are followed, one behind the other
+MAX_REFS = 16  # nested references and alternatives that are followed
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
-# An exponent of four digits is infinite for every reader.
+# Numbers with an exponent of four digits are infinite for every JSON reader.
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")
-# Templates that print values with Python's `str` show models these words.
+# Python's words, too: some templates print values with Python's `str`, and models copy them.
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false"}
 _NULLS = frozenset(["null", "None"])
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
@@ -39,16 +39,16 @@ class ArgumentTypes:
     """The types of the arguments of one tool."""
 
     def __init__(self, schema: Schema | None) -> None:
-        """`schema`: of the arguments, as an object. Without one nothing is known of them."""
+        """`schema`: the schema of the object of arguments; None: their types are unknown."""
         self._root = schema or {}
         self._found: dict[str, frozenset[str]] = {}
 
     def is_text(self, key: str) -> bool:
-        """Whether the argument is a string, and nothing else."""
+        """Whether the argument can only be a string."""
         return self._types(key) == {"string"}
 
     def as_json(self, key: str, text: str) -> str:
-        """The value of the argument `key` that is written as `text`."""
+        """The value `text` of the argument `key`, as JSON."""
         types = self._types(key)
         bare = text.strip()
         found = _fitting(bare, types)
@@ -56,10 +56,10 @@ class ArgumentTypes:
             return found
         if "string" in types:
             return json_string(text)
-        return any_json(text)  # it fits no type, or none is known
+        return any_json(text)  # it fits no type, or the types are unknown
 
     def _types(self, key: str) -> frozenset[str]:
-        """JSON's names of the types that the argument may have; empty if nothing is said."""
+        """The JSON types that the argument may have; empty if the schema does not say it."""
         found = self._found.get(key)
         if found is None:
             properties = self._root.get("properties")
@@ -81,7 +81,7 @@ class ArgumentTypes:
             names.add(named)
         elif isinstance(named, list):
             names.update(name for name in named if isinstance(name, str))
-        # Values say their types only where no type is named.
+        # The values define the types only if the schema names no type.
         if not names and isinstance(schema.get("enum"), list):
             names.update(_PYTHON_NAMES.get(type(value), "") for value in schema["enum"])
         if not names and "const" in schema:
@@ -99,7 +99,7 @@ class ArgumentTypes:
         return names
 
     def _at(self, ref: str) -> Any:
-        """What `#/a/b` points to; None if it is not there."""
+        """The target of a reference `#/a/b`; None if it does not exist."""
         found: Any = self._root
         for part in ref.removeprefix("#").split("/")[1:]:
             if not isinstance(found, Mapping):
@@ -113,7 +113,7 @@ def json_string(text: str) -> str:
 
 
 def any_json(text: str) -> str:
-    """The JSON value that `text` is, else a string."""
+    """`text` as the JSON value that it spells, else as a string."""
     return _fitting(text.strip(), _ANY) or json_string(text)
 
 
@@ -121,7 +121,7 @@ _ANY = frozenset(["null", "boolean", "number", "array", "object"])
 
 
 def _fitting(text: str, types: frozenset[str]) -> str | None:
-    """`text` as JSON of one of `types`, strings left out; None if it fits none."""
+    """`text` as JSON of one of `types` other than string; None if it fits none."""
     if "null" in types and text in _NULLS:
         return "null"
     if "boolean" in types and text in _WORDS:
@@ -139,10 +139,10 @@ def _fitting(text: str, types: frozenset[str]) -> str | None:
 
 
 def _structure(text: str) -> str | None:
-    """An array or an object, in JSON or in the words of Python; None if it is neither."""
+    """An array or object in JSON or in Python's notation, as JSON; None if it is neither."""
     if decoded(text) is not None:
         return text
-    # The translator of Python's calls reads its literals, with the same bounds.
+    # The translator of Python calls also reads Python literals, with the same limits.
     call = translated(f"f(x={text})")
     if call is None or not is_object(call[1]):
         return None

@@ -1,8 +1,8 @@
-"""Calls written as XML: Qwen 3 Coder, Seed, GLM, MiniMax M2, DeepSeek V3.2, Step 3.
+"""Calls in XML: Qwen 3 Coder, Seed, GLM, MiniMax M2, DeepSeek V3.2, Step 3.
 
-Arguments come one by one, most often without types: `typed_values.py` reads them by the tool's
-schema. A string is told while it is written, since files that models write are strings; other
-values are told when they are complete. What all readers do with broken calls is in `calls.py`.
+Arguments come one by one, usually without types: `typed_values.py` converts them by the tool's
+schema. A string is emitted while it is generated, because files that models write are strings;
+other values are emitted when they are complete. `calls.py` handles broken calls for all readers.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ STEP3_CALLS_BEGIN = "<｜tool_calls_begin｜>"
 
 
 class XmlMarks(NamedTuple):
-    """What stands around the arguments of a call."""
+    """The marks around the arguments of a call."""
 
-    key: str  # before the key of each
+    key: str  # before the key of each argument
     key_end: str
-    value: str  # before its value, behind white space; "" if `key_end` is before it
+    value: str  # before the value, after white space; "": the value directly follows `key_end`
     value_end: str
-    close: str  # behind the last one
-    # A value stands on lines of its own: the line breaks around it are none of it.
+    close: str  # after the last argument
+    # Values are on separate lines: the line breaks around a value do not belong to it.
     on_lines: bool = False
-    # What says "true" of a string and "false" of JSON, between the key and `value`.
+    # Before a flag after the key: "true" for a string, "false" for JSON; "": there is no flag.
     is_string: str = ""
 
 
 class ArgumentKey(NamedTuple):
-    """What stands before a value."""
+    """The key of an argument."""
 
     name: str
-    is_string: bool | None  # None: the schema says it
+    is_string: bool | None  # None: the schema decides
 
 
 _QWEN = XmlMarks("<parameter=", ">", "", "</parameter>", "</function>", on_lines=True)
@@ -65,7 +65,7 @@ _STEP3 = XmlMarks(
 
 
 def qwen3_coder(stream: Stream) -> Reading[None]:
-    """Calls between tags, which Qwen 3 Coder sometimes leaves out.
+    """Calls between tags, which Qwen 3 Coder sometimes omits.
 
     <tool_call>
     <function=weather>
@@ -79,7 +79,7 @@ def qwen3_coder(stream: Stream) -> Reading[None]:
 
 
 def seed_oss(stream: Stream) -> Reading[None]:
-    """The same between tags of Seed's own."""
+    """The calls of Qwen 3 Coder between Seed's own tags."""
     yield from _tagged_functions(stream, SEED_BEGIN, "</seed:tool_call>")
 
 
@@ -94,7 +94,8 @@ def _tagged_functions(stream: Stream, begin: str, end: str) -> Reading[None]:
 
 
 def minimax_m2(stream: Stream) -> Reading[None]:
-    """
+    """Calls with named parameters, between tags: MiniMax M2.
+
     <minimax:tool_call>
     <invoke name="weather">
     <parameter name="city">Oslo</parameter>
@@ -111,7 +112,8 @@ def minimax_m2(stream: Stream) -> Reading[None]:
 
 
 def deepseek_v32(stream: Stream) -> Reading[None]:
-    """Calls that say of each argument whether it is a string: DeepSeek V3.2, and V4's other tag.
+    """Calls with a flag on each argument, whether it is a string: DeepSeek V3.2, and V4 with its
+    other tag.
 
     <｜DSML｜function_calls>
     <｜DSML｜invoke name="weather">
@@ -158,7 +160,7 @@ def _step3_call(stream: Stream) -> Reading[bool]:
 
 
 def glm45(stream: Stream) -> Reading[None]:
-    """A pair of tags for each call, with the name behind the first: GLM 4.5 to 4.7.
+    """A pair of tags for each call, with the name after the first tag: GLM 4.5 to 4.7.
 
     <tool_call>weather
     <arg_key>city</arg_key>
@@ -174,7 +176,7 @@ def glm45(stream: Stream) -> Reading[None]:
 
 
 def _named_call(stream: Stream, name_end: str, marks: XmlMarks) -> Reading[bool]:
-    """A call behind what is before its name. False if it is none, or breaks off."""
+    """Read a call from its name on. False if it is not a call, or the text ends within it."""
     name = yield from stream.read_name()
     if not (yield from stream.accept(name_end)):
         return False
@@ -182,7 +184,7 @@ def _named_call(stream: Stream, name_end: str, marks: XmlMarks) -> Reading[bool]
 
 
 def _arguments(stream: Stream, name: str, marks: XmlMarks) -> Reading[bool]:
-    """The arguments of a call of `name`, up to its closing tag."""
+    """Read the arguments of a call of `name`, up to its closing tag. False if they are broken."""
     if name not in stream.names:
         return False
     call = StreamedCall(stream, name)
@@ -191,13 +193,13 @@ def _arguments(stream: Stream, name: str, marks: XmlMarks) -> Reading[bool]:
     call.add("{")
     while True:
         yield from stream.skip_space()
-        # An eager stream has told the call: the tags behind its name are no text any more.
+        # An eager stream has emitted the call: the tags after its name cannot become text any more.
         if stream.eager:
             stream.settle()
         if (yield from stream.accept(marks.close)):
             break
         key = yield from _key(stream, marks)
-        # A key twice has no JSON that all readers agree on.
+        # JSON readers disagree about a key that occurs twice.
         if key is None or key.name in keys:
             return stream.ended and call.break_off()
         before = ""
@@ -215,7 +217,7 @@ def _arguments(stream: Stream, name: str, marks: XmlMarks) -> Reading[bool]:
 
 
 def _key(stream: Stream, marks: XmlMarks) -> Reading[ArgumentKey | None]:
-    """The key of the next argument, with all that is before the value; None if there is none."""
+    """Read the key of the next argument, and all marks before its value; None if there is none."""
     if not (yield from stream.accept(marks.key)):
         return None
     name = yield from stream.read_until(marks.key_end)
@@ -243,7 +245,8 @@ def _value(
     key: ArgumentKey,
     marks: XmlMarks,
 ) -> Reading[bool]:
-    """The value of an argument, and the mark behind it. False if it is too long, or cut."""
+    """Read the value of an argument, and the mark after it. False if the value is too long, or the
+    text ends within it."""
     ends: tuple[str, ...] = (marks.value_end,)
     if marks.on_lines:
         ends = ("\n" + marks.value_end, marks.value_end)
@@ -252,7 +255,7 @@ def _value(
     if is_string is None:
         is_string = types.is_text(key.name)
     if stream.eager and is_string:
-        # Pieces of a string can be escaped one by one, and need not be kept.
+        # Pieces of a string can be escaped one by one, and need not be held back.
         stream.settle()
         call.add('"')
         if not (yield from stream.text_until(*ends, kind=call.as_arguments)):
