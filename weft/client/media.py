@@ -1,6 +1,6 @@
-"""Pictures, videos and sounds as a Python program gives them: in messages, or beside a prompt.
+"""Reads the pictures, videos and sounds of a Python program: in messages, or beside a prompt.
 
-A program may name any file. Nothing is fetched for it from elsewhere.
+A program may name any file. Addresses of other machines are not fetched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.messages.media import MediaKind
 from weft.messages.sampling import InvalidParam
 from weft.text.media.sources import MediaSource, text_source
 
-# What a part of a message is, and the field in which OpenAI's form has it.
+# The kind of media of each type of message part. In OpenAI's form, the type is also the field.
 KINDS: dict[str, MediaKind] = {
     "image_url": "image",
     "input_image": "image",
@@ -32,7 +32,10 @@ FIELDS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": 
 def split_messages(
     messages: Iterable[JsonMapping],
 ) -> tuple[list[JsonObject], list[MediaSource]]:
-    """Messages as their template gets them, and what they are about. Raises `InvalidParam`."""
+    """The messages for the chat template, and the sources of their media.
+
+    In the messages, each part with media becomes {"type": kind}. Raises `InvalidParam`.
+    """
     found: list[JsonObject] = []
     sources: list[MediaSource] = []
     for index, message in enumerate(messages):
@@ -54,8 +57,9 @@ def split_messages(
 
 
 def split_prompt(prompt: JsonMapping) -> tuple[Any, list[MediaSource]]:
-    """`{"prompt": text or token ids, "images": [...], "videos": [...], "audios": [...]}`.
+    """The prompt itself, and the sources of its media, in the order of `FIELDS`.
 
+    `prompt` is {"prompt": text or token ids, "images": [...], "videos": [...], "audios": [...]}.
     Raises `InvalidParam` for other fields.
     """
     unknown = prompt.keys() - FIELDS.keys() - {"prompt"}
@@ -75,7 +79,10 @@ def source_of(
     where: str,
     value: Any,
 ) -> MediaSource:
-    """Of an address or base64, bytes, a path, or a picture of Pillow. Raises `InvalidParam`."""
+    """The source for an address or base64, bytes, a path, or a Pillow picture.
+
+    Raises `InvalidParam` for other values. `where` is the field, for messages.
+    """
     if isinstance(value, str):
         return text_source(kind, where, value)
     if isinstance(value, bytes | bytearray):

@@ -1,9 +1,8 @@
-"""Pictures of the engine as the page gets them: one JSON object each, with a number for each step,
-row and node of the prefix tree.
+"""Snapshots of the engine (`Picture`) for the live page: JSON objects with columns for the steps,
+rows and nodes of the prefix tree.
 
-The first tokens of the tree's nodes become text here, because the engine has none. What is text
-that clients or a model have written stays text: the page shows it as such, and nothing else is done
-with it.
+The first tokens of the tree's nodes become text here, because the engine has no tokenizer. Texts of
+clients and models stay plain text: the page only displays them.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from weft.messages.picture import (
 )
 from weft.text.tokenizer import Tokenizer
 
-MAX_TEXTS = 2_048  # heads of nodes whose text is kept
-HIDDEN = "▣"  # what stands for a token that is no text: of a picture, a video or a sound
+MAX_TEXTS = 2_048  # heads of nodes whose text is cached
+HIDDEN = "▣"  # replaces tokens of pictures, videos and sounds
 
 STEP_COLUMNS = ("number", "mode", "rows", "prompts", "tokens", "waiting", "ms")
 NO_STEPS: dict[str, list[float]] = {name: [] for name in STEP_COLUMNS}
@@ -35,7 +34,7 @@ TextOf = Callable[[bytes], str]
 
 
 class HeadTexts:
-    """The text of the first tokens of a node. The latest are kept, for they come again."""
+    """The text of the first tokens of a node. The latest texts are cached for the next pictures."""
 
     def __init__(
         self,
@@ -57,8 +56,8 @@ class HeadTexts:
 
 
 def text_of_ids(tokens: bytes, tokenizer: Tokenizer, vocab_size: int) -> str:
-    """What packed tokens say. Ids that are none of the vocabulary stand for content that is no
-    text."""
+    """The text of packed tokens (int32). A run of ids outside of the vocabulary, which belong to
+    pictures, videos and sounds, becomes `HIDDEN`."""
     pieces: list[str] = []
     known: list[int] = []
     for token in np.frombuffer(tokens, dtype=np.int32).tolist():
@@ -74,7 +73,7 @@ def text_of_ids(tokens: bytes, tokenizer: Tokenizer, vocab_size: int) -> str:
 
 
 def ids_as_text(head: bytes) -> str:
-    """The ids themselves, where there is no tokenizer: in a journal."""
+    """The ids as text, for journals, which have no tokenizer."""
     ids = np.frombuffer(head, dtype=np.int32).tolist()
     return " ".join(map(str, ids))
 
@@ -83,13 +82,13 @@ def shown(
     picture: Picture,
     text_of: TextOf,
 ) -> JsonObject:
-    """A picture of one engine as the page reads it."""
+    """The JSON object of one engine's picture."""
     fields: JsonObject = {
         "rank": picture.rank,
         "at_s": picture.at_s,
         "paused": picture.paused,
         "input": picture.input_state,
-        # All numbers, also those that are 0, which a message leaves out.
+        # All numbers, also zeros, which an encoded message omits.
         "stats": msgspec.structs.asdict(picture.stats),
         "steps": _steps(picture.steps),
         "rows": _rows(picture.rows),
@@ -171,7 +170,7 @@ def _longs(packed: bytes) -> list[int]:
 
 
 def _rounded(packed: bytes, factor: float) -> list[float]:
-    """Seconds times `factor`, to three digits behind the point."""
+    """Seconds times `factor`, rounded to three decimal places."""
     values = (
         np.frombuffer(
             packed,

@@ -1,6 +1,7 @@
-"""What has changed in the prefix cache, noted so that another thread can read it later.
+"""A log of the changes of the prefix cache, which another thread reads later.
 
-A node of the tree is a name here: nobody looks into it afterwards, when it has changed again.
+Nodes of the tree are only names in the log: the reader does not access them, because they may have
+changed again.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from weft.memory.prefix_cache import Handle
 
 
 class Hung(NamedTuple):
-    """A new leaf hangs below its parent."""
+    """A new leaf was added below its parent."""
 
     leaf: Handle
     parent: Handle  # None: the top of the namespace
-    namespace: str  # nothing below a parent, whose namespace it has
+    namespace: str  # "" below a parent: the leaf has the namespace of the parent
     key: bytes  # packed tokens
 
 
 class Cut(NamedTuple):
-    """`upper` has the first `num_bytes` of the key of `lower`, and stands above it."""
+    """A node was split: `upper` took the first `num_bytes` of the key of `lower`, and is its
+    parent now."""
 
     upper: Handle
     lower: Handle
@@ -28,14 +30,14 @@ class Cut(NamedTuple):
 
 
 class Shortened(NamedTuple):
-    """A leaf, or nothing of it, is left: the first `num_bytes` of its key."""
+    """A leaf was trimmed to the first `num_bytes` of its key; 0: it was removed."""
 
     leaf: Handle
     num_bytes: int
 
 
 class Emptied(NamedTuple):
-    """There is nothing any more."""
+    """The cache was emptied."""
 
 
 Change: TypeAlias = Hung | Cut | Shortened | Emptied
@@ -48,7 +50,7 @@ class ChangeNotes:
         self._changes: list[Change] = []
 
     def take(self) -> list[Change]:
-        """All since the last call, in order."""
+        """The changes since the last call, in order."""
         taken = self._changes
         self._changes = []
         return taken

@@ -1,15 +1,15 @@
-"""What the prefix cache holds, as its changes tell: the source of events, and of the whole tree for
-who comes late.
+"""A copy of the prefix cache's content, built from its changes. It makes the events, and those of
+the whole tree for subscribers that have missed some.
 
     changes of the tree ─▶ apply ─▶ events          whole tree ─▶ events
 
-A block is a page of the cache. Its hash is a chain over the tokens, so that the same prompt has the
-same hashes in every engine; as many readers take it for a signed number of 64 bits, and others for
-an unsigned one, it has 63:
+A block is a page of the cache. Its hash is chained over the tokens, so the same prompt has the same
+hashes in every engine. Some readers take a hash as a signed number of 64 bits, others as an
+unsigned one, so it has 63 bits:
 
-    h0 = H(namespace)        hi = first 63 bits of H(h(i-1), tokens of block i)
+    h0 = H(namespace)        hi = 63 bits of H(h(i-1), tokens of block i)
 
-It reads no node of the tree, which lives on another thread: nodes are names here.
+Nodes of the tree are only names here: the tree belongs to another thread.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ HASH_MASK = (1 << 63) - 1
 
 
 class BlockPlace(NamedTuple):
-    """Where a piece begins."""
+    """The place of a node in the tree."""
 
     parent: Handle  # None: the top of the namespace
-    parent_hash: int | None  # of the block before; None: the piece begins a sequence
+    parent_hash: int | None  # hash of the previous block; None: the node begins a sequence
 
 
 class CachedBlocks:
-    """A node of the tree. It has one hash for each block of its key."""
+    """The copy of a node of the tree, with one hash for each block of its key."""
 
     __slots__ = ("hashes", "key", "namespace", "place")
 
@@ -55,7 +55,7 @@ class CachedBlocks:
 
 
 class CacheMirror:
-    """For one thread."""
+    """A copy of the tree. For one thread."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -63,7 +63,7 @@ class CacheMirror:
         self._pieces: dict[Handle, CachedBlocks] = {}
 
     def apply(self, changes: Sequence[Change]) -> list[CacheEvent]:
-        """Follow some changes. Returns the events that say the same."""
+        """Apply changes to the copy. Returns the events for subscribers."""
         events: list[CacheEvent] = []
         for change in changes:
             match change:
@@ -75,15 +75,15 @@ class CacheMirror:
                     events.append(self._shorten(change))
                 case Emptied():
                     self._pieces.clear()
-                    events = [AllBlocksCleared()]  # what was before does not matter any more
+                    events = [AllBlocksCleared()]  # it makes earlier events unnecessary
         return events
 
     def whole(self) -> list[CacheEvent]:
-        """Events that make what there is, out of whatever a reader has."""
+        """Events that bring a reader in any state to the current content."""
         events: list[CacheEvent] = [AllBlocksCleared()]
         told: set[Handle] = set()
         for node in self._pieces:
-            # Parents before their children, also those that were cut off above them.
+            # Parents come before their children. A split adds the parent later than the child.
             path: list[Handle] = []
             while node is not None and node not in told:
                 told.add(node)
@@ -128,12 +128,12 @@ class CacheMirror:
             piece.hashes = piece.hashes[:num_blocks]
         else:
             del self._pieces[change.leaf]
-        # From the end: a reader that keeps a tree always removes leaves.
+        # The last block first, so that a reader with a tree always removes leaves.
         return BlockRemoved(block_hashes=gone[::-1], medium=MEDIUM)
 
     def _stored(self, piece: CachedBlocks) -> BlockStored:
         adapter, salt = _parts_of(piece.namespace)
-        # Where a picture stands, ids are numbers of 32 bits, and readers know no negative ones.
+        # The ids at a picture's positions use all 32 bits; readers expect no negative numbers.
         token_ids = np.frombuffer(piece.key, np.uint32).tolist()
         return BlockStored(
             block_hashes=piece.hashes,
@@ -154,7 +154,8 @@ def block_hashes(
     key: bytes,
     step: int,
 ) -> list[int]:
-    """The hash of each block of `step` bytes, behind a parent or at the top of a namespace."""
+    """The hash of each block of `step` bytes of a key, which follows the block with `parent_hash`;
+    None: the key is at the top of the namespace."""
     if parent_hash is None:
         named = namespace.encode("utf-8", "surrogatepass")
         before = hashlib.sha256(named).digest()[:HASH_BYTES]

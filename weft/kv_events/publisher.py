@@ -1,17 +1,17 @@
-"""Publishes what changes in the prefix cache by ZeroMQ, on a thread of its own.
+"""Publishes the changes of the prefix cache with ZeroMQ, on its own thread.
 
     engine's thread   changes ─▶ publish ─▶ queue
     own thread        queue ─▶ mirror ─▶ events ─▶ PUB      topic, sequence number, payload
                       ROUTER: a sequence number ─▶ all batches from there on, or the whole tree
 
-A subscriber that misses a number asks the ROUTER for it. vLLM and SGLang answer with those batches
-that they still keep. Where these do not reach back far enough, this one answers with a batch that
-begins with `AllBlocksCleared` and has the whole tree, under the number of the batch published last:
-who comes late, or was away for long, is up to date with one question.
+A subscriber that has missed a number asks the ROUTER for it. vLLM and SGLang answer with the
+batches that they still keep. If the kept batches do not reach back far enough, this publisher
+answers with one batch that begins with `AllBlocksCleared` and contains the whole tree, under the
+number of the last published batch: one question brings any late subscriber up to date.
 
-The first batch of an engine is an `AllBlocksCleared`. Its number is the time of its start in
-microseconds, and each batch has the next one. So numbers rise over restarts, too: a subscriber that
-has missed one sees a gap, asks, and gets the whole tree, whose blocks are not those of before.
+The first batch of an engine begins with `AllBlocksCleared`. Its number is the time of the engine's
+start in microseconds, and each later batch has the next number. So numbers also rise over restarts:
+a subscriber that has missed a restart sees a gap, asks, and gets the new engine's whole tree.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from weft.kv_events.wire import (
 )
 from weft.observe.log import EventLog
 
-STOP_S = 5.0  # for what is queued to be published at the end
+STOP_S = 5.0  # time at the end to publish the queued changes
 
 log = EventLog("kv-events")
 
 
 class KvEventPublisher:
-    """See `CacheEvents` for what its calls do. They come from one thread."""
+    """The `CacheEvents` of ZeroMQ, where its methods are described. For one thread."""
 
     is_on = True
 
     def __init__(self, config: KvEventsConfig, page_size: int) -> None:
         self._config = config
         self._notes = ChangeNotes()
-        # The tree calls them at once: nothing is to be done here.
+        # The tree calls these methods of the log directly, without a call in between.
         self.inserted = self._notes.inserted
         self.split = self._notes.split
         self.trimmed = self._notes.trimmed
@@ -61,13 +61,15 @@ class KvEventPublisher:
         os.set_blocking(self._notify, False)
         self._mirror = CacheMirror(page_size)
         self._topic = config.topic.encode()
-        self._next = time.time_ns() // 1_000  # sequence number; there are fewer batches than that
+        # The next sequence number. An engine publishes less than one batch per microsecond, so the
+        # numbers of a later start are higher.
+        self._next = time.time_ns() // 1_000
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
 
     def start(self) -> None:
-        """Open the sockets, and publish from now on. Raises SettingsError."""
+        """Open the sockets and start the thread. Raises SettingsError."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._pub = self._open_pub()
@@ -108,7 +110,7 @@ class KvEventPublisher:
         if address is None:
             return None
         socket = self._context.socket(zmq.ROUTER)
-        # Who asks and does not read must not fill the memory.
+        # A limit on memory, for a client that asks and does not read the answers.
         socket.setsockopt(zmq.SNDHWM, self._config.buffer_steps + 1)
         socket.setsockopt(zmq.LINGER, 0)
         _open(socket, address, bind=True)
@@ -122,11 +124,11 @@ class KvEventPublisher:
                 poller.register(self._router, zmq.POLLIN)
             self._serve(poller)
         except Exception as exc:
-            # The engine goes on; its subscribers see that nothing comes any more.
+            # The engine goes on; its subscribers get no more events.
             log.error("kv_events_ended", reason=f"{type(exc).__name__}: {exc}")
         finally:
             self._context.destroy(linger=0)
-            self._queue = deque(maxlen=0)  # nothing takes out any more what comes
+            self._queue = deque(maxlen=0)  # drops later changes: no thread would take them
 
     def _serve(self, poller: zmq.Poller) -> None:
         while not self._is_stopped or self._queue:
@@ -139,7 +141,7 @@ class KvEventPublisher:
 
     def _publish_queued(self) -> None:
         if len(self._queue) > self._config.max_queue_size:
-            # Nobody could follow them one by one: they become one batch.
+            # Too many for subscribers to follow one by one: they become one batch.
             while self._queue:
                 self._mirror.apply(self._queue.popleft())
             self._send(self._mirror.whole())
@@ -164,14 +166,14 @@ class KvEventPublisher:
         )
 
     def _answer(self) -> None:
-        """All batches from a number on, and the mark of the end."""
+        """Answer a question: all batches from a number on, then `END_OF_REPLAY`."""
         assert self._router is not None
         frames = self._router.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != SEQUENCE_BYTES:
             log.seldom("kv_events_question", frames=len(frames))
             return
         asker, empty, number = frames
-        self._publish_queued()  # so that what is answered is not older than what comes next
+        self._publish_queued()  # so that the answer contains all changes so far
         first = int.from_bytes(number, "big")
         for sequence, payload in [*self._from(first), (None, b"")]:
             named = END_OF_REPLAY if sequence is None else encode_sequence(sequence)
@@ -179,7 +181,7 @@ class KvEventPublisher:
                 self._router.send_multipart([asker, empty, named, payload], zmq.NOBLOCK)
 
     def _from(self, first: int) -> list[tuple[int, bytes]]:
-        """The batches from number `first` on; if not all of them are kept, the whole tree."""
+        """The batches from number `first` on; if some are not kept any more, the whole tree."""
         if first >= self._next:
             return []
         if self._kept and self._kept[0][0] <= first:

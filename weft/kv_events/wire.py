@@ -1,12 +1,12 @@
-"""Batches of events as bytes, as vLLM and SGLang write them.
+"""Encodes batches of events like vLLM and SGLang.
 
     frames    topic, sequence number (8 bytes, big endian), payload
     payload   msgpack: [time in unix seconds, [event, ...], rank]
     event     "map"     {"type": "BlockStored", "block_hashes": [...], ...}    today's vLLM, SGLang
-              "array"   ["BlockStored", [...], ...]                            theirs of before
+              "array"   ["BlockStored", [...], ...]                            their older versions
 
-Where a field is what it would be by default, a map leaves it out. Source: vLLM
-`distributed/kv_events.py`, SGLang `srt/disaggregation/kv_events.py`.
+A map omits fields with default values. Sources: vLLM `distributed/kv_events.py`, SGLang
+`srt/disaggregation/kv_events.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-MEDIUM = "GPU"  # the readers' word for memory that the model computes in, whatever it is
+MEDIUM = "GPU"  # the readers' word for the memory of the model, on any device
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = b"\xff" * SEQUENCE_BYTES
 
@@ -24,30 +24,30 @@ ExtraKeys: TypeAlias = list[list[str] | None]
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, kw_only=True, frozen=True):
-    """Blocks that are cached now, each behind the one before, the first behind its parent."""
+    """Consecutive blocks that are cached now; the first one follows its parent."""
 
     block_hashes: list[int]
-    parent_block_hash: int | None  # None: it begins a sequence
+    parent_block_hash: int | None  # None: the first block begins a sequence
     token_ids: list[int]  # of all blocks
     block_size: int
-    lora_id: int | None  # a field of before; always None
+    lora_id: int | None  # an old field; always None
     medium: str | None
     lora_name: str | None  # uid of the adapter
-    # For each block what its hash depends on besides the tokens: adapter, and, for the first
-    # block of a sequence, the salt.
+    # For each block, what its hash depends on besides the tokens: the adapter, and for the first
+    # block of a sequence also the salt.
     extra_keys: ExtraKeys | None = None
     cache_salt: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, kw_only=True, frozen=True):
-    """Blocks that are not cached any more."""
+    """These blocks are not cached any more."""
 
     block_hashes: list[int]
     medium: str | None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, frozen=True):
-    """Nothing is cached any more."""
+    """No block is cached any more."""
 
 
 CacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -74,7 +74,7 @@ def encode_sequence(number: int) -> bytes:
 
 
 def _as_array(event: CacheEvent) -> list[Any]:
-    """The fields that readers of arrays know, in their order."""
+    """The fields that older readers of arrays know, in their order."""
     match event:
         case BlockStored():
             return [

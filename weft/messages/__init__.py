@@ -1,4 +1,4 @@
-"""What crosses a process boundary: plain values, encoded as msgpack.
+"""The messages between processes: plain values, encoded as msgpack.
 
-They import nothing else of weft but the ranges of numbers (`config/numbers.py`).
+They import nothing else of weft except the ranges of numbers (`config/numbers.py`).
 """

@@ -1,7 +1,7 @@
 """Control requests about adapters (LoRA), and their reply.
 
-An adapter is known by its content: `uid` is the beginning of a SHA-256, 32 hexadecimal digits, over
-the bytes of adapter_config.json and of adapter_model.safetensors. Names are the front's.
+An adapter is identified by its content: `uid` is the first 32 hexadecimal digits of a SHA-256 over
+the bytes of adapter_config.json and adapter_model.safetensors. Only the front knows names.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from weft.messages.calls import ControlRequest, SuccessReply
 
 
 class AdapterReply(SuccessReply):
-    status: int = 200  # as an HTTP status
-    evicted: list[str] = []  # uids of adapters that had to go to make room
-    num_requests: int = 0  # that an adapter was unloaded behind
+    status: int = 200  # HTTP status
+    evicted: list[str] = []  # uids of adapters that were evicted to make room
+    num_requests: int = 0  # open requests whose end the unloading waited for
 
 
 class LoadLoraAdapter(ControlRequest[AdapterReply]):
-    """Load an adapter. Answered when requests may name it; one that is loaded already stays."""
+    """Load an adapter, if it is not loaded yet. Answered when requests may use it."""
 
-    lora_path: str  # its folder, below --weights-root or as --lora-paths names it
+    lora_path: str  # its folder, below --weights-root or one of --lora-paths
     uid: str
-    lora_name: str = ""  # for people
+    lora_name: str = ""  # for log and error messages
     pinned: bool = False  # it keeps a slot while it is loaded, and is never evicted
 
 
 class UnloadLoraAdapter(ControlRequest[AdapterReply]):
-    """Unload an adapter. New requests are refused at once, answered when its open ones have
-    ended."""
+    """Unload an adapter. New requests for it are refused at once. Answered when its open requests
+    have ended."""
 
     uid: str

@@ -1,5 +1,5 @@
-"""Send the values of pictures, videos and sounds beside their message, each in a frame of its own.
-They are then not copied into and out of the message, which would take long at both ends.
+"""Sends the values of pictures, videos and sounds beside their message, each in its own frame. So
+they are not copied into and out of the message, which would take long at both ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 def take_values(message: T) -> tuple[T, list[bytes]]:
-    """`message` without the values of its media, and these in order; as it is if it has none."""
+    """`message` without the values of its media, and these values in order. A message without media
+    is returned unchanged."""
     values: list[bytes] = []
     if isinstance(message, GenerateRequest) and message.media:
         return replace(message, media=_without(message.media, values)), values

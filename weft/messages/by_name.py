@@ -1,7 +1,7 @@
 """Control requests by name: for the RPC socket, `POST /rpc` and `weft ctl rpc`.
 
-The name of a request is the tag of its message, its parameters are the fields. So every control
-request can be called by name, and nothing else can.
+The name of a request is the tag of its message, its parameters are the fields. So exactly the
+control requests can be called by name.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def request_named(name: str, params: Mapping[str, Any]) -> ControlRequest[Any]:
 
 
 def parameters(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a control message but for the number of the call, which is the sender's."""
+    """The fields of a control message, except the number of the call, which the sender sets."""
     return tuple(field for field in kind.__struct_fields__ if field != "call")
 
 
 def plain(reply: ControlReply) -> JsonObject:
-    """A reply as plain values, also those that are as by default."""
+    """A reply as plain values, including those that are equal to their defaults."""
     return {name: msgspec.to_builtins(getattr(reply, name)) for name in parameters(type(reply))}
 
 
 def methods() -> dict[str, str]:
-    """Every name that can be called, with what it does in a sentence."""
+    """Every name that can be called, with a short description."""
     found = {}
     for name, kind in REQUESTS.items():
         about = (kind.__doc__ or "").partition("\n\n")[0]

@@ -1,12 +1,12 @@
-"""The bases of control requests and their replies: a message declares itself by inheriting.
+"""The base classes of control requests and their replies: a message declares itself by inheriting.
 
     class SetPolicy(ControlRequest[SetPolicyReply]):
         policy: str
 
-That one declaration gives the message its tag ("set_policy"), puts it into the decoders of
-`codec.py`, makes it callable by name, and types `EngineClient.call`: a `SetPolicy` is answered by a
-`SetPolicyReply`. No list of messages is written besides: the registry is the tree of subclasses
-that Python keeps. This module knows no single message.
+This declaration gives the message its tag ("set_policy"), adds it to the decoders of `codec.py`,
+makes it callable by name, and types `EngineClient.call`: the reply to a `SetPolicy` is a
+`SetPolicyReply`. There is no other list of messages: the registry is Python's tree of subclasses.
+This module knows no single message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar, dataclass_transform, get_args
 
 import msgspec
 
-# Between a small letter and a capital, and before the last capital of several: Freeze|GC|Reply.
+# Between a lowercase letter and a capital, and before the last of several capitals:
+# Freeze|GC|Reply.
 _WORD_END = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -25,8 +26,8 @@ def tag_of(name: str) -> str:
     return _WORD_END.sub("_", name).lower()
 
 
-# Structs inherit how they are made, frozen and all, from their base. The metaclass says so to type
-# checkers, which would want `frozen=True` at every message.
+# Structs inherit options like `frozen` from their base. The metaclass tells type checkers so, which
+# would otherwise demand `frozen=True` at every message.
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class MessageMeta(msgspec.StructMeta):
     pass
@@ -42,18 +43,18 @@ class ControlReply(
 ):
     """Answers one control request."""
 
-    call: int = 0  # number of the request; the engine puts it in
+    call: int = 0  # number of the request; the engine sets it
 
 
 class SuccessReply(ControlReply, kw_only=True):
     """A reply that says whether the request was carried out."""
 
     success: bool
-    message: str = ""  # why not, or what else there is to know
+    message: str = ""  # the reason of a failure, or other information
 
 
 class CallFailed(ControlReply):
-    """Answers any control request that could not be carried out because the engine failed on it."""
+    """The reply to any control request on which the engine failed."""
 
     message: str
 
@@ -71,21 +72,21 @@ class ControlRequest(
     omit_defaults=True,
     tag=tag_of,
 ):
-    """Asks a running engine for something, or changes it.
+    """A question to a running engine, or a change of it.
 
-    An `R_co` answers it, or a `CallFailed`.
+    Its reply is an `R_co` or a `CallFailed`.
     """
 
-    call: int = 0  # the sender's number for the request; its reply carries the same
+    call: int = 0  # the sender's number of the request; its reply has the same number
 
 
 def control_requests() -> dict[str, type[ControlRequest[Any]]]:
-    """Every control request that has been declared, by its tag, in the order of the tags."""
+    """All declared control requests, by their tags, in the order of the tags."""
     return {_tag(kind): kind for kind in sorted(_declared(ControlRequest), key=_tag)}
 
 
 def control_replies() -> list[type[ControlReply]]:
-    """Every reply that has been declared."""
+    """All declared replies."""
     return _declared(ControlReply)
 
 
@@ -101,7 +102,7 @@ def reply_type(request: type[ControlRequest[R]]) -> type[R]:
 
 
 def _declared(base: type[Any]) -> list[type[Any]]:
-    """The leaves of the tree of subclasses: what others inherit from is no message itself."""
+    """The leaves of the tree of subclasses: a class with subclasses is not a message itself."""
     below = base.__subclasses__()
     if not below:
         return [base]

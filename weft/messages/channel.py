@@ -1,8 +1,8 @@
 """Typed ends of the ZeroMQ sockets between front and engine, and of the engine's RPC socket.
 
 One PUSH/PULL pair in each direction, and a ROUTER to which any number of RPC clients connect, on
-`ipc` sockets in a private folder. An end that receives drops what is no message, and counts it:
-whatever arrives on a socket does no harm. What messages mean is not known here.
+`ipc` sockets in a private folder. A receiving end drops and counts data that is not a message, so
+no data on a socket can do harm. This module does not know the meaning of messages.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from weft.messages.codec import (
 from weft.messages.wakeup import WakeupPipe
 
 M = TypeVar("M")
-MAX_MESSAGE_BYTES = 512 << 20  # also of what one picture, video or sound has beside its message
-FIRST_PEER_MS = 2_000  # for the connection of a peer that is there
+MAX_MESSAGE_BYTES = 512 << 20  # of a message, and of each frame beside it
+FIRST_PEER_MS = 2_000  # time for the connection of a running peer
 MAX_RPC_BYTES = 1 << 20  # of a call
 
 
@@ -54,18 +54,18 @@ def _open(
 class Sender:
     """The sending end. It does not block.
 
-    Messages queue without bound: the receiver's limits of its queue control the flow.
+    Its queue of messages has no limit: the receiver limits its requests.
 
-    Only the first message may have to wait for the peer's connection. What is sent later to a peer
-    that has gone is dropped and counted: the peer does not come back, and the watcher of the other
-    process ends the calls that wait for its answers.
+    Only the first message may wait for the peer's connection. Later messages to a peer that has
+    ended are dropped and counted: the peer does not come back, and the watcher of the other process
+    ends the calls that wait for its answers.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, bind: bool = False
     ) -> None:
         self._socket = _open(context, zmq.PUSH, address, bind)
-        self._has_met = False  # a peer
+        self._has_met = False  # the peer was connected once
         self.num_unsent = 0
 
     def send(self, message: Message) -> None:
@@ -73,7 +73,7 @@ class Sender:
             self._has_met = bool(self._socket.poll(FIRST_PEER_MS, zmq.POLLOUT))
         message, values = take_values(message)
         try:
-            if values:  # sent from where they are
+            if values:  # the values are sent without a copy
                 self._socket.send_multipart([encode(message), *values], zmq.NOBLOCK, copy=False)
             else:
                 self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
@@ -120,7 +120,7 @@ class Receiver(Generic[M]):
         return messages
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until something has arrived, at most `timeout_s`. True if something has."""
+        """Sleep until a message has arrived, at most `timeout_s`. True if one has."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ class Receiver(Generic[M]):
 class RpcSocket:
     """The engine's end of RPC: any number of clients connect, each gets the replies to its calls.
 
-    Every client numbers its calls by itself. Inside the engine a call has a number below 0, which
-    no call of the front has; `send` finds the client and its own number again.
+    Every client numbers its own calls. Inside the engine such a call gets a number below 0, which
+    no call of the front has; `send` restores the client and its number.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
@@ -158,7 +158,7 @@ class RpcSocket:
         return calls
 
     def send(self, reply: ControlReply) -> None:
-        """Send a reply to the client that called. A client that has gone gets nothing."""
+        """Send a reply to the client that called. If the client has ended, the reply is dropped."""
         client, number = self._open.pop(reply.call)
         answer = msgspec.structs.replace(reply, call=number)
         self._socket.send_multipart([client, encode(answer)])
@@ -180,14 +180,15 @@ def _decoded(parts: list[bytes]) -> ControlRequest[Any] | None:
 
 
 class RpcCaller:
-    """The other end: one call at a time."""
+    """The client's end of RPC: one call at a time."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = _open(context, zmq.DEALER, address, False)
         self._num_calls = 0
 
     def call(self, message: ControlRequest[Any], timeout_s: float) -> ControlReply | None:
-        """The reply, which may be a `CallFailed`; None if there is none in time."""
+        """Send a request, and wait for its reply, which may be a `CallFailed`; None if none comes
+        within `timeout_s`."""
         self._num_calls += 1
         self._socket.send(encode(msgspec.structs.replace(message, call=self._num_calls)))
         while self._socket.poll(int(timeout_s * 1000)):
@@ -201,7 +202,7 @@ class RpcCaller:
 
 
 class Sleeper:
-    """Sleeps until something has arrived at one of several receiving ends."""
+    """Sleeps until a message has arrived at one of several receiving ends."""
 
     def __init__(self, *ends: Receiver[M] | RpcSocket | WakeupPipe) -> None:
         self._poller = zmq.Poller()
@@ -210,7 +211,7 @@ class Sleeper:
             self._poller.register(end._socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """At most `timeout_s`, in whole milliseconds, rounded up. True if something has arrived."""
+        """Sleep at most `timeout_s`, rounded up to milliseconds. True if a message has arrived."""
         came = bool(self._poller.poll(math.ceil(timeout_s * 1000)))
         for wakeup in self._wakeups:
             wakeup.drain()
@@ -220,11 +221,11 @@ class Sleeper:
 class AsyncReceiver(Generic[M]):
     """The receiving end of an asyncio process (the front).
 
-    It belongs to the event loop that runs when it is made.
+    It belongs to the event loop that is running when it is created.
 
-    Messages are taken from the socket itself, and the loop watches its descriptor: zmq.asyncio
-    makes several futures a message and asks for the socket's state four times, which is much where
-    each message brings a few tokens.
+    It reads the socket directly, and the loop watches the socket's descriptor: zmq.asyncio makes
+    several futures per message and reads the socket's state four times, which is much work for
+    messages with only a few tokens.
     """
 
     def __init__(
@@ -243,12 +244,12 @@ class AsyncReceiver(Generic[M]):
         self.num_dropped = 0
 
     async def receive(self) -> M:
-        """The next message. One task may wait for it."""
+        """Wait for the next message. Only one task may wait."""
         while True:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                # Nothing is left of what the descriptor has reported: it reports the next message.
+                # All reported messages are read: the descriptor reports the next one.
                 self._waiter = self._loop.create_future()
                 await self._waiter
                 continue

@@ -1,5 +1,5 @@
-"""Encode messages as msgpack bytes and decode them by the tag of their type. Decoding can run no
-code.
+"""Encodes messages as msgpack bytes, and decodes them by the tag of their type. Decoding never runs
+code of a message.
 
 The modules imported here determine which control requests and replies exist: each message declares
 itself (`calls.py`).
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         StepOutput | Stats | Heartbeat | EngineReady | EngineFailed | ControlReply
     )
 else:
-    # A decoder tells messages apart by their tags, so it needs each type and not what they share.
+    # A decoder distinguishes messages by their tags, so it needs each type, not their base classes.
     ToEngine = Union[
         (GenerateRequest, BatchGenerate, Abort, UnreadableMessages, Shutdown, *REQUESTS.values())
     ]
@@ -84,7 +84,7 @@ def decode_from_engine(data: bytes) -> FromEngine:
 
 
 class Unreadable(NamedTuple):
-    """A message that cannot be read as a whole, and its addressees."""
+    """A message that cannot be decoded: its addressees, as far as they can be read."""
 
     call: int | None
     ids: frozenset[int]  # of requests
@@ -96,7 +96,7 @@ NOBODY = Unreadable(None, frozenset())
 def salvage(data: bytes) -> Unreadable:
     """The addressees of the message in `data`, as far as they can be read.
 
-    `data` is no message of the expected kind: its parts are looked at one by one.
+    `data` could not be decoded, so this function reads its parts one by one.
     """
     try:
         fields = msgspec.msgpack.decode(data)

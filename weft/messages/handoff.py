@@ -1,4 +1,4 @@
-"""What a request says of a prompt that one server computes, and another one continues."""
+"""The fields of a request for a handoff: one server computes its prompt, another continues it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the two servers meet.
+    """The place of the KV for a handoff.
 
-    The one that computes the prompt keeps its KV under the name of the room; the other one asks
-    `host` and `port` for it.
+    The prefill server keeps the prompt's KV under the name of the room; the decode server fetches
+    it from `host` and `port`.
     """
 
     room: str

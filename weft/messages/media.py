@@ -1,4 +1,4 @@
-"""Pictures, frames of videos and sounds in a prompt, as the engine gets them."""
+"""The engine's form of pictures, frames of videos and sounds in a prompt."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ ID_BYTES = 4  # of a packed token id
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that an encoder turns into vectors. They stand in the prompt in the place of a run
-    of equal placeholder tokens.
+    """The input of one encoder call. Its vectors replace a run of equal placeholder tokens in the
+    prompt.
 
-    A picture that is encoded in tiles is several of them, and so is a video whose frames have text
-    between them.
+    A picture that is encoded in tiles becomes several items, and so does a video with text between
+    its frames.
     """
 
     kind: MediaKind
-    # SHA-256 of all that its vectors and positions depend on: kind, grid, time_step, shape and
-    # values. Items with the same digest have the same vectors, and K and V in the same place.
+    # SHA-256 of everything that determines its vectors and positions: kind, grid, time_step, shape
+    # and values. Items with the same digest have the same vectors, and at the same place in a
+    # prompt the same K and V.
     digest: bytes
-    start: int  # place of its first token in the prompt
+    start: int  # position of its first token in the prompt
     length: int  # tokens
-    # Placeholders of a line, behind which a token of text stands that has no vector (as Pixtral
-    # has it between lines of a picture); 0: every token of it has one.
+    # Placeholders of a line. Between two lines is a text token without a vector (Pixtral's lines
+    # of a picture). 0: every token has a vector.
     line_len: int = 0
-    # How its vectors lie in time, height and width; their product is `num_vectors`. None: in a
-    # line.
+    # [time, height, width] of its vectors; the product is `num_vectors`. None: one sequence.
     grid: tuple[int, int, int] | None = None
-    # Distance of two frames in positions (M-RoPE): frame i stands at the whole part of
-    # i * time_step, as float32. Its last frame lies within its `length`.
+    # Distance of two frames in positions (M-RoPE): the position of frame i is the integer part of
+    # i * time_step, in float32. The last frame is within `length`.
     time_step: float = 1.0
     shape: tuple[int, ...] = ()  # of `values`
-    values: bytes = b""  # float32, packed: what the encoder reads; journals have none
+    values: bytes = b""  # float32, packed: the input of the encoder; empty in journals
 
     @property
     def end(self) -> int:
@@ -59,10 +59,10 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def told_apart(input_ids: bytes, media: Sequence[MediaItem]) -> bytes:
-    """The packed ids of a prompt, with its digest, again and again, in the place of each item.
+    """The packed ids of a prompt, with the tokens of each item replaced by its repeated digest.
 
-    For those who only compare prompts: with different pictures they differ from the first token of
-    these on, with equal ones they do not.
+    For comparing prompts: prompts with different pictures differ from the first token of a picture
+    on, prompts with equal pictures do not.
     """
     if not media:
         return input_ids

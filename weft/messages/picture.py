@@ -1,7 +1,7 @@
-"""What the engine does, as one message: asked for while somebody looks at the live page.
+"""A snapshot of the engine's work as one message, for the live page, while it is open.
 
-Numbers of many steps, rows or nodes come as columns, packed in the byte order of the machine, so
-that a picture costs the engine next to nothing. Nothing here decides anything.
+Numbers of many steps, rows or nodes are columns, packed in the byte order of the machine, so that a
+picture costs the engine almost no time. Nothing here influences the engine.
 """
 
 from __future__ import annotations
@@ -16,93 +16,94 @@ from weft.messages.status import Stats
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """N successive steps, the oldest first."""
+    """N consecutive steps, the oldest first."""
 
     numbers: bytes = b""  # int64 [N] of the steps
     modes: bytes = b""  # int32 [N] `ForwardMode`
     num_rows: bytes = b""  # int32 [N] requests in the step
     num_prompts: bytes = b""  # int32 [N] of these, requests whose prompts were computed
-    num_tokens: bytes = b""  # int32 [N] that the step computed
-    num_waiting: bytes = b""  # int32 [N] requests in the queue when it was planned
-    seconds: bytes = b""  # float32 [N] that the step took
+    num_tokens: bytes = b""  # int32 [N] computed tokens
+    num_waiting: bytes = b""  # int32 [N] requests in the queue when the step was planned
+    seconds: bytes = b""  # float32 [N] duration
 
 
 class RowColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The R requests that have a row, in the order of their arrival."""
 
     rids: list[str] = []  # [R]
-    tenants: list[str] = []  # [R] whom the policy `fair` serves
+    tenants: list[str] = []  # [R] tenant for the policy `fair`
     is_decoding: bytes = b""  # int32 [R] 0 while the prompt is computed
     prompt_len: bytes = b""  # int32 [R]
-    cached_len: bytes = b""  # int32 [R] of the prompt, found in the cache
+    cached_len: bytes = b""  # int32 [R] prompt tokens that were found in the cache
     kv_len: bytes = b""  # int32 [R] tokens that are computed, or are being computed
     fill_len: bytes = b""  # int32 [R] tokens to compute before the next one can be sampled
     num_output: bytes = b""  # int32 [R]
-    max_len: bytes = b""  # int32 [R] prompt and output together, at most
-    age_s: bytes = b""  # float32 [R] since they arrived
+    max_len: bytes = b""  # int32 [R] limit of prompt and output together
+    age_s: bytes = b""  # float32 [R] seconds since the arrival
 
 
 class QueueColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """The first Q requests that wait, as they came; retracted ones before them."""
+    """The first Q waiting requests: retracted ones first, then the others by arrival."""
 
     rids: list[str] = []  # [Q]
     reasons: list[str] = []  # [Q] why each waits
-    age_s: bytes = b""  # float32 [Q] since they arrived
+    age_s: bytes = b""  # float32 [Q] seconds since the arrival
 
 
 class TreeColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The N heaviest nodes of the prefix cache, parents before their children.
 
-    A walk collects them in pieces, while the tree changes: it is no snapshot.
+    A walk over the tree collects them in several steps, while the tree changes, so the columns may
+    not be from one moment.
     """
 
     round: int = 0  # number of the walk
-    num_nodes: int = 0  # that the walk has seen
-    is_whole: bool = True  # it came to the end; else the tree has more nodes than it may look at
-    parents: bytes = b""  # int32 [N] index of the parent among these; -1: none
-    numbers: bytes = b""  # int32 [N] by which `GetPrefix` asks for them, as long as one is here
-    num_tokens: bytes = b""  # int32 [N] of their own
-    num_below: bytes = b""  # int64 [N] tokens of the node and all below it
-    ages: bytes = b""  # int64 [N] uses of the cache since their last one
-    locks: bytes = b""  # int32 [N] requests that use it
-    pins: bytes = b""  # int32 [N]
-    heads: list[bytes] = []  # [N] the first tokens of each, int32
+    num_nodes: int = 0  # nodes that the walk has visited
+    is_whole: bool = True  # the walk visited all nodes; False: it reached its limit
+    parents: bytes = b""  # int32 [N] index of the parent in these columns; -1: none
+    numbers: bytes = b""  # int32 [N] number for `GetPrefix`, valid while the node is listed
+    num_tokens: bytes = b""  # int32 [N] tokens of the node itself
+    num_below: bytes = b""  # int64 [N] tokens of the node and all nodes below it
+    ages: bytes = b""  # int64 [N] uses of the cache since the last use of the node
+    locks: bytes = b""  # int32 [N] requests that use the node
+    pins: bytes = b""  # int32 [N] pins on the node
+    heads: list[bytes] = []  # [N] the first tokens of the node, int32
 
 
 class Picture(ControlReply, kw_only=True):
-    """The engine between two steps."""
+    """The state of the engine between two steps."""
 
-    at_s: float  # by the engine's clock
+    at_s: float  # time of the engine's clock
     stats: Stats
-    steps: StepColumns  # since the last that the sender has seen, as far as they are remembered
+    steps: StepColumns  # steps after the last one that the sender has, as far as they are recorded
     rows: RowColumns
     queue: QueueColumns
-    pins: list[PinStatus] = []  # those that were used last, the last of all at the end
-    tree: TreeColumns | None = None  # None: the sender has seen it
+    pins: list[PinStatus] = []  # the most recently used pins, the latest at the end
+    tree: TreeColumns | None = None  # None: the sender has the result of the last walk
     input_state: str = "unblocked"  # or blocked
-    paused: str = ""  # the way in which generation is paused, if it is
-    rank: int = 0  # of the engine, where several serve together
+    paused: str = ""  # the mode in which generation is paused; "" if it is not
+    rank: int = 0  # of the engine, if several serve together
     others: list[Picture] = []  # of the engines with higher ranks
 
 
 class Seen(NamedTuple):
-    """What the sender has of one engine."""
+    """The latest data of one engine that the sender has."""
 
-    step: int = -1  # the last one
-    round: int = 0  # the last walk over the tree
+    step: int = -1  # number of the last step
+    round: int = 0  # number of the last walk over the tree
 
 
 class Watch(ControlRequest[Picture]):
     """Ask for a picture of the engine's work. The engine records its steps from the first such
     request until none has come for 10 s."""
 
-    since_step: int = -1  # the last step that the sender has seen
-    since_round: int = 0  # the last walk over the tree that it has seen
+    since_step: int = -1  # the last step that the sender has
+    since_round: int = 0  # the last walk over the tree that the sender has
     rank: int = 0  # of the engine that is asked
-    seen: dict[int, Seen] = {}  # of each engine, where several are asked at once
+    seen: dict[int, Seen] = {}  # by rank, if several engines are asked at once
 
     def for_rank(self, rank: int) -> Watch:
-        """The question to one of several engines."""
+        """The request for one of several engines."""
         seen = self.seen.get(rank, Seen())
         return msgspec.structs.replace(
             self,
@@ -114,18 +115,18 @@ class Watch(ControlRequest[Picture]):
 
 
 class GetPrefixReply(ControlReply):
-    """A node, whole. Without tokens: there is none of this number any more."""
+    """One complete node. Empty `tokens`: there is no node of this number any more."""
 
-    cache_salt: str = ""  # of the requests that find it
-    adapter: str = ""  # the uid of theirs
-    tokens: bytes = b""  # int32, from the first of its sequence to its own last one
-    start: int = 0  # tokens of the nodes above
-    hits: int = 0  # requests that have begun with it
-    requests: list[str] = []  # that use it now
-    pins: list[str] = []  # and the names of pins and sessions that keep it
+    cache_salt: str = ""  # salt of the requests that share the node
+    adapter: str = ""  # uid of the adapter of these requests
+    tokens: bytes = b""  # int32, from the first token of its sequence to its own last token
+    start: int = 0  # number of tokens of the nodes above
+    hits: int = 0  # requests that found the node in the cache
+    requests: list[str] = []  # rids of the requests that use the node now
+    pins: list[str] = []  # names of the pins and sessions that keep the node
 
 
 class GetPrefix(ControlRequest[GetPrefixReply]):
-    """Ask for a node of the tree of the last picture."""
+    """Ask for a node of the tree in the last picture."""
 
     node: int

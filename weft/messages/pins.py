@@ -1,4 +1,4 @@
-"""Pins: prefixes of prompts that stay in the prefix cache for a while, whatever else is cached."""
+"""Pins: prefixes of prompts that stay in the prefix cache for some time and are not evicted."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from weft.messages.calls import ControlRequest, SuccessReply
 
 
 class PinMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first `length` tokens of a request's prompt are to stay, for `ttl_s` from their last
-    use by a request that marks them."""
+    """Keep the first `length` tokens of a request's prompt, until `ttl_s` after the last request
+    that marks them."""
 
     length: int
     ttl_s: float
-    name: str = ""  # nothing: the engine makes one up, and others may take its place
+    name: str = ""  # "": the engine chooses a name, and other pins may replace this one
 
 
 class PinStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pin, as `GET /cache` lists it."""
 
     name: str
-    tenant: str  # whose it is
-    tokens: int  # whole pages
-    state: str  # firm; gives way: its memory may be taken now; else why its KV is not there
+    tenant: str  # owner of the pin
+    tokens: int  # in complete pages
+    state: str  # "firm"; "gives way": it may be evicted now; else the reason why its KV is missing
     ttl_s: float
-    expires_in_s: float  # unless it is used before
+    expires_in_s: float  # if it is not used before
     uses: int  # requests that have marked it
 
 
 class UnpinReply(SuccessReply):
-    tokens: int = 0  # that are not pinned any more
+    tokens: int = 0  # tokens that are not pinned any more
 
 
 class Unpin(ControlRequest[UnpinReply]):
-    """Let a pin of this name go. Its KV stays in the prefix cache until its memory is needed."""
+    """Remove the pin of this name. Its KV stays in the prefix cache until its memory is needed."""
 
     name: str

@@ -1,9 +1,9 @@
-"""The HTTP application of the front: what it answers itself, and what it passes on.
+"""The HTTP application of the front: it answers some paths itself and forwards the others.
 
 GET /health, /ping, /ready   503 while no server takes requests
-GET /metrics                 its own numbers
-administration, live page    refused: they are each server's own
-everything else              to a server
+GET /metrics                 the numbers of the front
+administration, live page    refused: each server has its own
+everything else              forwarded to a server
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Relay:
             config.prefill_wait_s,
         )
         self._table = RouteTable(OPERATIONS)
-        # Servers ask for keys and judge names and origins; the front has none of its own.
+        # The servers check keys, host names and origins; the front does not.
         anybody = Keys(KeyDigests(), Pages(origins=[ANY], hosts=[ANY]))
         self.app: ASGIApp = RequestMiddleware(
             self._answer,
@@ -64,7 +64,7 @@ class Relay:
         )
 
     async def watch(self, probe_s: float) -> None:
-        """Ask at intervals which servers are ready, for ever."""
+        """Probe all servers every `probe_s` seconds, for ever."""
         await asyncio.gather(*(pool.watch(probe_s) for pool in self.pools))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""What the front sees of a request's body, and what it writes into it.
+"""The parts of a request's body that the front reads and writes.
 
-Fields keep the bytes that the client has sent; only those that are added are new. A body that is no
-JSON object is passed on as it is: the server says what is wrong with it.
+Fields keep the bytes that the client sent; only added fields are new. A body that is not a JSON
+object is forwarded unchanged: the server answers with the error.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 from weft.config.relay import ServerAddress
 from weft.route.policy import RoutedRequest
 
-# Paths whose bodies take a room for KV.
+# Paths whose bodies can have a room for the handoff of KV.
 HANDED = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
-# What comes first in a prompt, first. A server's template may put it elsewhere, but alike.
+# The fields of a prompt in their order in it. A template may use another, but fixed order.
 PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input_ids", "text")
 NAMESPACE_FIELDS = ("model", "cache_salt", "extra_key", "lora_path")
-# Requests with one of these have their prompt computed where they are generated.
+# The prompts of requests with one of these fields are computed on the decode server.
 COMPUTED_THERE = ("session_params", "input_embeds", "lora_path", "prompt_logprobs", "echo")
 OWN_ROOM = ("bootstrap_room", "kv_transfer_params")
-# A prompt of fewer bytes, as JSON, has hardly a page of KV.
+# A prompt of fewer bytes, as JSON, has less than about one page of KV.
 LEAST_BYTES = 64
 NOTHING = (b"null", b"false", b"0", b"[]", b"{}", b'""')
 
@@ -34,13 +34,13 @@ _encode = msgspec.json.encode
 
 
 class SeenBody(NamedTuple):
-    """A body, as far as it says where it is to go."""
+    """The parts of a body that decide about its server."""
 
     fields: Fields
     routed: RoutedRequest
 
     def asks(self, *names: str) -> bool:
-        """Whether one of these fields asks for something."""
+        """Whether one of these fields has a value that is not empty."""
         return any(
             name in self.fields and bytes(self.fields[name]) not in NOTHING for name in names
         )
@@ -52,7 +52,7 @@ class SeenBody(NamedTuple):
 
     @property
     def session(self) -> str:
-        """The session that it belongs to, if it names one."""
+        """The id of the session that the body names; "" if it names none."""
         named = self.fields.get("session_params")
         try:
             if named is not None:
@@ -65,7 +65,7 @@ class SeenBody(NamedTuple):
 
 
 def look_at(body: bytes) -> SeenBody:
-    """What is in a body. Its text stands for its tokens: four bytes of it are about one."""
+    """Read a body. The text of the prompt is used as its tokens: about four bytes per token."""
     try:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -76,12 +76,12 @@ def look_at(body: bytes) -> SeenBody:
 
 
 def new_room() -> int:
-    """That nobody can guess."""
+    """A random room number that clients cannot guess."""
     return secrets.randbits(63)
 
 
 def for_prefill(seen: SeenBody, room: int) -> bytes:
-    """The body for the server that computes the prompt: it answers when that is done."""
+    """The body for the prefill server, which answers when the prompt is computed."""
     fields = dict(seen.fields)
     fields.pop("stream_options", None)
     fields["stream"] = msgspec.Raw(b"false")
@@ -90,7 +90,7 @@ def for_prefill(seen: SeenBody, room: int) -> bytes:
 
 
 def for_decode(seen: SeenBody, room: int, lender: ServerAddress) -> bytes:
-    """The body for the server that goes on with what `lender` has computed."""
+    """The body for the decode server, which continues the prompt that `lender` has computed."""
     added = {
         "bootstrap_host": msgspec.Raw(_encode(lender.host)),
         "bootstrap_port": msgspec.Raw(b"%d" % lender.bootstrap_port),
@@ -100,7 +100,8 @@ def for_decode(seen: SeenBody, room: int, lender: ServerAddress) -> bytes:
 
 
 def with_session(seen: SeenBody) -> tuple[bytes, str]:
-    """The body of a call that opens a session, which has a name then, and the name."""
+    """The body of a call that opens or closes a session, and the session's id. A random id is
+    added if the body has none."""
     name = seen.session or uuid.uuid4().hex
     fields = seen.fields | {"session_id": msgspec.Raw(_encode(name))}
     return _encode(fields), name

@@ -1,13 +1,13 @@
-"""Just enough HTTP/1.1 to pass a request on to a server and its answer back, as it comes.
+"""A small HTTP/1.1 client: sends a request to a server and streams its answer back.
 
-Connections are kept and used again. A request that goes out on a kept one, which the server has
-closed meanwhile, is sent once more on a new one. Nothing here knows what a request means.
+Connections are kept and reused. If the server has closed a kept connection, the request is sent
+again on another one. Nothing here knows the meaning of a request.
 
-httptools, which uvicorn's server needs anyway, reads what comes; only what is around it is written
-here. httpx 0.28 takes 1.9 times the processor time for each piece of a stream (httpcore with h11,
-in Python; 3,000 pieces of 190 bytes, in turns within one process), and does not say whether the
-server has had a request: on that depends whether another server may get it. aiohttp 3 says so, and
-takes 1.2 times the time; for this alone it would be one more dependency, with seven of its own.
+httptools, which uvicorn's server needs anyway, parses the answers; this module does the rest. httpx
+0.28 needs 1.9 times the processor time for each piece of a stream (httpcore with h11, in Python;
+3,000 pieces of 190 bytes, in turns within one process), and does not say whether the server has
+received a request, which decides whether another server may get it. aiohttp 3 says so, and needs
+1.2 times the time; but it would be one more dependency only for this, with seven of its own.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Headers = list[tuple[bytes, bytes]]
 
 READ_BYTES = 262_144
 CONNECT_S = 3.0
-KEPT_S = 15.0  # for which a connection is kept; servers close theirs after 30 s
+KEPT_S = 15.0  # lifetime of an unused connection; servers close theirs after 30 s
 MAX_KEPT = 64
 MAX_HEAD_BYTES = 1 << 20
 
 
 class ServerGone(Exception):
-    """The server cannot be reached, or its answer has broken off. The message says why."""
+    """The server cannot be reached, or its answer ended early. The message is the reason."""
 
 
 class NotReached(ServerGone):
-    """The server has not had the request."""
+    """The server has not received the request."""
 
 
 class RelayedAnswer:
-    """The answer of a server: its head, then its body piece by piece."""
+    """The answer of a server: its head, then its body in pieces."""
 
     def __init__(self, line: ServerLine) -> None:
         self.status = 0
@@ -48,12 +48,12 @@ class RelayedAnswer:
         self._line = line
         self._pieces: deque[bytes] = deque()
         self._has_head = False
-        self._has_end = False  # the body says where it ends
+        self._has_end = False  # the headers define the end of the body; else the connection does
         self._head_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
 
     async def read(self) -> bytes:
-        """The next piece; nothing at the end. Raises `ServerGone`."""
+        """Wait for the next piece; empty at the end. Raises `ServerGone`."""
         while not self._pieces and not self.is_whole:
             await self._receive()
         piece = b"".join(self._pieces)
@@ -61,7 +61,7 @@ class RelayedAnswer:
         return piece
 
     async def read_all(self, most: int) -> bytes:
-        """The whole body. Raises `ServerGone`, also where it has more than `most` bytes."""
+        """The whole body. Raises `ServerGone`, also for more than `most` bytes."""
         pieces: list[bytes] = []
         size = 0
         while piece := await self.read():
@@ -72,12 +72,12 @@ class RelayedAnswer:
         return b"".join(pieces)
 
     async def read_head(self) -> None:
-        """Raises `ServerGone`, and EOFError if the connection ends before the first byte."""
+        """Wait for the head. Raises `ServerGone`; EOFError if there was not a single byte."""
         while not self._has_head:
             await self._receive()
 
     def close(self) -> None:
-        """Nothing more is wanted. The connection is kept, if the answer has come to its end."""
+        """Release the connection: it is kept if the answer is complete, else closed."""
         if self.is_whole and self._has_end and self._parser.should_keep_alive():
             self._line.keep()
         else:
@@ -117,7 +117,7 @@ class RelayedAnswer:
 
     def on_headers_complete(self) -> None:
         status: int = self._parser.get_status_code()
-        if status < 200:  # an answer that goes before the answer
+        if status < 200:  # an interim answer before the final one
             self.headers.clear()
             return
         self.status = status
@@ -170,14 +170,14 @@ class ServerLines:
         self._prefix = parts.path.encode()
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._kept: list[ServerLine] = []
-        self._open: set[ServerLine] = set()  # on which an answer is awaited, or comes
+        self._open: set[ServerLine] = set()  # connections that an answer uses
 
     async def ask(
         self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> RelayedAnswer:
-        """Send a request, and wait for the head of its answer. Close the answer afterwards.
+        """Send a request, and wait for the head of its answer. The caller must close the answer.
 
-        `headers` have no length of the body. Raises `NotReached` and `ServerGone`.
+        `headers` must not contain the length of the body. Raises `NotReached` and `ServerGone`.
         """
         lines = [b"%s %s%s HTTP/1.1" % (method.encode(), self._prefix, target)]
         for name, value in headers:
@@ -217,12 +217,12 @@ class ServerLines:
         self._open.discard(line)
 
     def break_off(self, why: str) -> None:
-        """End all that is open with `ServerGone`."""
+        """End all open answers with `ServerGone`."""
         for line in self._open:
             line.reader.set_exception(ServerGone(why))
 
     def close(self) -> None:
-        """Close the connections that nothing is sent on."""
+        """Close the unused connections."""
         while self._kept:
             self._kept.pop().close()
 

@@ -1,12 +1,12 @@
-"""Passes requests on, and answers through.
+"""Forwards requests to servers, and their answers to clients.
 
     client ─▶ body ─▶ a prefill server computes the prompt, and lends its KV (or not: then the next
                       server computes it)
                    ─▶ a decode server, or a worker ─▶ its answer, piece by piece ─▶ client
 
-A request that no server has had goes to the next one. One that a server has had is never sent
-again, because nobody knows what has become of it: it ends with an error. When the client leaves,
-the connections to the servers are closed, which aborts the request there.
+A request that did not reach a server goes to the next one. A request that may have reached a server
+is never sent again, because its effect there is unknown: it ends with an error. When the client
+disconnects, the connections to the servers are closed, which aborts the request there.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from weft.relay.pool import RelayPool, RelayServer
 from weft.server.body import read_body
 from weft.server.errors import ApiError, error_json
 
-# Of one connection, and what is written anew for the next one.
+# Headers that belong to one connection, and are not forwarded.
 HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
         *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length"),
     }
 )
-# Written by the front: the middleware, and uvicorn.
+# Headers of answers that the front writes itself: the middleware, and uvicorn.
 OWN_HEADERS = frozenset({b"x-request-id", b"x-content-type-options", b"date"})
-MAX_PREFILL_BYTES = 1 << 20  # of the answer of a prefill server, which has no token in it
+MAX_PREFILL_BYTES = 1 << 20  # size of a prefill server's answer, which contains no tokens
 SESSION_PATHS = ("/open_session", "/close_session")
 RESPONSES = "/v1/responses"
 
@@ -48,16 +48,16 @@ log = EventLog("route")
 
 
 class Destination(NamedTuple):
-    """Where a request goes, and what it has there."""
+    """The properties of a request that decide about its server."""
 
     path: str
     seen: SeenBody
-    bound_to: str  # what it has in common with others that must go to the same server
+    bound_to: str  # requests with the same text here go to the same server; "": to any server
 
 
 class Forwarder:
-    """The handler of all requests that are passed on. Without `prefill`, `targets` are asked for
-    whole answers."""
+    """The handler of all forwarded requests. Without `prefill`, `targets` also compute all
+    prompts."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class Forwarder:
     async def _with_prompt(
         self, scope: Scope, pool: RelayPool, where: Destination, body: bytes
     ) -> bytes:
-        """Let a prefill server compute the prompt. Returns the body for the decode server: the
-        same as before, if that has come to nothing."""
+        """Let a prefill server compute the prompt. Returns the body for the decode server, which is
+        unchanged if no prefill server succeeded."""
         began_s = time.perf_counter()
         room = new_room()
         reason = "no_server"
@@ -144,7 +144,10 @@ class Forwarder:
         return body
 
     async def _status_of(self, server: RelayServer, scope: Scope, body: bytes) -> int:
-        """Ask a prefill server for a prompt, and wait until it has been computed."""
+        """Let a prefill server compute a prompt, and wait for the end. Returns the HTTP status.
+
+        Raises `NotReached` and `ServerGone`.
+        """
         answer = await server.lines.ask(scope["method"], _target(scope), _headers(scope), body)
         try:
             await answer.read_all(MAX_PREFILL_BYTES)
@@ -179,7 +182,10 @@ class Forwarder:
     async def _answer_of(
         self, server: RelayServer, id: int, scope: Scope, body: bytes, send: Send
     ) -> None:
-        """Raises `NotReached`, and `ApiError` where there is no answer to the request."""
+        """Send the request to a server, and its answer to the client.
+
+        Raises `NotReached`, and `ApiError` if the server does not answer.
+        """
         try:
             answer = await server.lines.ask(scope["method"], _target(scope), _headers(scope), body)
         except NotReached:
@@ -216,8 +222,8 @@ class Forwarder:
 
 
 async def _break_off(scope: Scope, send: Send, is_stream: bool) -> None:
-    """End an answer that the server has not ended: a stream with an event that says so, any other
-    one with its connection."""
+    """End an incomplete answer: a stream with an error event, any other answer by aborting the
+    client's connection."""
     if is_stream:
         error = error_json(ApiError(502, "the server has ended in the midst of the answer"))
         event = b"data: " + error + b"\n\n"
@@ -247,8 +253,8 @@ def _target(scope: Scope) -> bytes:
 
 
 def _headers(scope: Scope) -> Headers:
-    """What the server gets: also the host that the client has asked, so that the server judges
-    pages and names as if it had been asked itself."""
+    """The headers for the server. They keep the client's `host`, so that the server checks host
+    names and origins as if the client had asked it directly."""
     headers: Headers = []
     for name, value in scope["headers"]:
         if name not in HOP_BY_HOP and name != b"x-request-id":
@@ -262,7 +268,7 @@ def _headers(scope: Scope) -> Headers:
 
 
 def _sender(scope: Scope) -> str:
-    """Whoever sends a request: by the key, else by the address."""
+    """The sender of a request: its key, else its address."""
     for name, value in scope["headers"]:
         if name in (b"authorization", b"x-api-key"):
             return str(value.decode("latin-1"))

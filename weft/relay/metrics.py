@@ -1,4 +1,4 @@
-"""What the front before several servers counts. `render` is the page for Prometheus."""
+"""The metrics of the front of several servers. `render` makes the page for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.observe.engine_numbers import PREFIX
 from weft.observe.metrics import SECONDS, HttpMetrics, Maker, Processes
 from weft.relay.pool import RelayPool
 
-# Why a decode server computes a prompt that a prefill server should have computed.
+# The reasons why a decode server computes a prompt in place of a prefill server.
 ALONE_REASONS = ("no_server", "refused", "lost", "late")
 
 
@@ -54,7 +54,7 @@ class RelayMetrics:
 
 
 class ServerNumbers(Collector):
-    """The numbers of each server."""
+    """Metrics of each server, read from the pools when they are collected."""
 
     def __init__(self, pools: Sequence[RelayPool]) -> None:
         self._pools = pools

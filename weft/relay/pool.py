@@ -1,9 +1,8 @@
-"""The servers of one kind, which of them are well, and which gets a request.
+"""The servers of one role: probes whether they are ready, and chooses one for each request.
 
-A server is asked at intervals whether it is ready, and once more when a request finds none that is.
-One that cannot be reached is out at once, until it says that it is ready again; what it is still
-answering goes on, but for a server that gives no sign of life for a while: then its open requests
-end.
+Each server is probed at intervals, and again when a request finds no ready server. A server that
+cannot be reached gets no requests until a probe succeeds. Its open answers go on; they end only if
+several probes in a row get no answer.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from weft.relay.connection import ServerGone, ServerLines
 from weft.route.policy import EngineRouter, RoutedRequest
 
 PROBE_TIMEOUT_S = 5.0
-LOST_AFTER = 3  # questions without an answer
-LOOK_AGAIN_S = 1.0  # for which a request waits that finds no server
+LOST_AFTER = 3  # probes without an answer, in a row
+LOOK_AGAIN_S = 1.0  # longest wait of a request that finds no ready server
 PROBE_BYTES = 65_536
 
 log = EventLog("route")
 
 
 class RelayServer:
-    """One server. `why_not` says why it gets no requests; nothing if it does."""
+    """One server. `why_not` is the reason why it gets no requests; "" if it gets some."""
 
     def __init__(self, address: ServerAddress, rank: int) -> None:
         self.address = address
@@ -41,7 +40,7 @@ class RelayServer:
         return not self.why_not
 
     async def probe(self, *, counts: bool = True) -> None:
-        """Ask whether it is ready. `counts`: no answer to this is a sign that it is lost."""
+        """Ask the server whether it is ready. `counts`: no answer counts towards `LOST_AFTER`."""
         why_not = ""
         is_silent = False
         try:
@@ -68,7 +67,7 @@ class RelayServer:
             self.lines.break_off("it gives no sign of life")
 
     def set_state(self, why_not: str) -> None:
-        """Nothing: it takes requests; else why it does not."""
+        """Set why the server gets no requests; "": it gets requests. Logs changes."""
         if why_not and not self.why_not:
             log.warning("server_out", server=self.address.url, reason=why_not)
         elif self.why_not and not why_not:
@@ -77,7 +76,7 @@ class RelayServer:
 
 
 class RelayPool:
-    """Servers that do the same."""
+    """The servers of one role."""
 
     def __init__(
         self, role: str, addresses: Sequence[ServerAddress], method: str, kv_tokens: int
@@ -92,9 +91,11 @@ class RelayPool:
         return sum(server.is_up for server in self.servers)
 
     def choose(self, id: int, request: RoutedRequest, bound_to: str = "") -> RelayServer | None:
-        """The server for a request, which is booked there: tell the router its end. `bound_to`:
-        requests that have that in common go to one server, as long as it is there. None if there
-        is no server."""
+        """Choose a server for a request, and record the request in the router; the caller must call
+        `router.ended`. None if no server is ready.
+
+        `bound_to`: requests with the same text go to the same server, as long as it is ready.
+        """
         up = [server.rank for server in self.servers if server.is_up]
         if not up:
             return None
@@ -105,13 +106,14 @@ class RelayPool:
         return server
 
     def _weight(self, rank: int, name: str) -> bytes:
-        """Of a server for a name: without it, only its names go to others (rendezvous hashing)."""
+        """The weight of a server for a name (rendezvous hashing): if a server is missing, only its
+        own names move to other servers."""
         url = self.servers[rank].address.url
         return blake2b(f"{url} {name}".encode(), digest_size=8).digest()
 
     async def look_again(self) -> None:
-        """Ask all servers at once: one may be back since it was asked last. Whoever comes meanwhile
-        waits for the same answers. Returns when they have come, at the latest after a second."""
+        """Probe all servers now, because one may be ready again. Concurrent callers share the same
+        probes. Returns when all have ended, at the latest after `LOOK_AGAIN_S`."""
         look = self._second_look
         if look is None or look.done():
             look = asyncio.create_task(self._ask_all())
@@ -125,10 +127,10 @@ class RelayPool:
         was_up = server.is_up
         await server.probe(counts=counts)
         if server.is_up and not was_up:
-            self.router.forget_cache(server.rank)  # it may have been started again
+            self.router.forget_cache(server.rank)  # the server may have restarted
 
     async def watch(self, interval_s: float) -> None:
-        """Ask all servers at intervals, for ever."""
+        """Probe all servers every `interval_s` seconds, for ever."""
         async with asyncio.TaskGroup() as tasks:
             for server in self.servers:
                 tasks.create_task(self._watch(server, interval_s))

@@ -1,1 +1,1 @@
-"""Which of several engines gets a request."""
+"""Routing: chooses one of several engines for a request."""

@@ -1,8 +1,8 @@
-"""What the prefix caches of several engines probably hold: the prompts that each got last.
+"""An estimate of the prefix caches of engines, from the prompts that each engine got last.
 
-A prompt is cut into blocks, and each block is named by a hash of itself and of all before it. Of
-every engine the names of its last blocks are kept, as many as its memory has room for. So no engine
-is asked; what one has dropped a little earlier or later is a small error.
+A prompt is divided into blocks; the name of a block is a hash of the block and of all blocks before
+it. For each engine the names of its last blocks are kept, as many as fit its KV memory. So no
+engine must be asked; an engine may evict a block a little earlier or later, which is a small error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def block_names(
     tokens: bytes,
     namespace: str = "",
 ) -> list[bytes]:
-    """The names of the whole blocks of a prompt, in order.
+    """The names of the complete blocks of a prompt, in order.
 
-    `tokens`: int32, packed. Prompts of different namespaces have no name in common.
+    `tokens`: int32, packed. Prompts of different namespaces have no names in common.
     """
     name = blake2b(namespace.encode(), digest_size=_DIGEST_BYTES).digest()
     names: list[bytes] = []
@@ -38,18 +38,18 @@ def block_names(
 
 
 class SentPrefixes:
-    """The blocks that one engine got last, at most as many as fit its memory."""
+    """The blocks that one engine got last, at most as many as fit its KV memory."""
 
     def __init__(self, num_tokens: int) -> None:
-        """`num_tokens`: that the engine can keep."""
+        """`num_tokens`: the size of the engine's KV memory."""
         self._most = max(num_tokens // BLOCK_LEN, 1)
-        self._blocks: OrderedDict[bytes, None] = OrderedDict()  # the last used is last
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()  # the most recently used is last
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def hit_len(self, names: Sequence[bytes]) -> int:
-        """Tokens at the beginning of a prompt that the engine probably has."""
+        """Number of tokens at the beginning of a prompt that the engine has probably cached."""
         found = 0
         for name in names:
             if name not in self._blocks:
@@ -58,7 +58,8 @@ class SentPrefixes:
         return found * BLOCK_LEN
 
     def add(self, names: Sequence[bytes]) -> None:
-        """The engine gets a prompt. Its beginning outlives its end, as in the engine's tree."""
+        """Add a prompt that the engine gets. Its last blocks are dropped before its first ones, as
+        in the engine's prefix cache."""
         blocks = self._blocks
         for name in reversed(names):
             blocks[name] = None

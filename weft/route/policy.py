@@ -1,12 +1,12 @@
-"""Chooses the engine for a request, among several with the same model.
+"""Chooses an engine for a request, among several engines with the same model.
 
     open (chooses) ─▶ began (its first token) ─▶ ended
 
-An `EngineRouter` keeps the books of what it has sent where; it asks no engine and reads no clock,
-so that the front of a server and `weft sim` run the same code. It knows nothing of messages.
+An `EngineRouter` records the requests that each engine got; it asks no engine and reads no clock,
+so that the front of a server and `weft sim` run the same code. Knows no messages.
 
-The names of the methods are SGLang's, but for `cache_aware`, whose cost is that of llm-d and
-Dynamo: the tokens of prompts that an engine still has to compute before it gives the first token.
+The methods have SGLang's names, except `cache_aware`. Its cost is that of llm-d and Dynamo: the
+prompt tokens that an engine must still compute before the first token of the request.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from weft.route.index import (
     block_names,
 )
 
-# What an open request costs who comes next, in tokens of a prompt: the tokens that it still
-# generates take time of the same steps. It spreads requests that all find their prompts.
+# The cost of an open request for the next request, in prompt tokens: its decode tokens take time in
+# the same steps. This cost distributes requests whose prompts are cached in all engines.
 OPEN_REQUEST_TOKENS = 48
 
 
 class RoutedRequest(NamedTuple):
-    """What a router sees of a request."""
+    """The properties of a request that a router reads."""
 
-    tokens: bytes  # of its prompt, int32, packed; for pictures, what tells them apart
-    namespace: str = ""  # prompts share prefixes only within one
-    shares_kv: bool = True  # False: no cache has its prompt
-    room: int | None = None  # of a handoff between a prefill and a decode engine
+    tokens: bytes  # int32, packed: the prompt; digests replace the tokens of pictures
+    namespace: str = ""  # only prompts of the same namespace share prefixes
+    shares_kv: bool = True  # False: no cache has the prompt
+    room: int | None = None  # number of a handoff between a prefill and a decode engine
 
 
 class EngineBooks:
-    """What a router knows of one engine."""
+    """A router's record of one engine."""
 
     def __init__(self, kv_tokens: int) -> None:
         self.num_open = 0  # requests that were sent and have not ended
-        self.open_tokens = 0  # of their prompts
-        self.pending_tokens = 0  # of prompts without a first token that no cache probably has
-        self.num_sent = 0
-        self.sent_tokens = 0
-        self.sent_at = 0  # number of the last choice that was this engine
+        self.open_tokens = 0  # prompt tokens of open requests
+        self.pending_tokens = 0  # probably uncached prompt tokens of requests without first token
+        self.num_sent = 0  # requests so far
+        self.sent_tokens = 0  # prompt tokens so far
+        self.sent_at = 0  # number of the last choice of this engine
         self.index = SentPrefixes(kv_tokens)
 
 
 class OpenRequest(NamedTuple):
-    """What was booked for a request, to be taken back when it ends."""
+    """The amounts that an open request added to the record of its engine."""
 
     rank: int
     prompt_len: int
@@ -58,7 +58,7 @@ class OpenRequest(NamedTuple):
 
 
 class EngineRouter:
-    """Chooses by one method. Engines are numbered from 0 (`rank`)."""
+    """Chooses engines by one method. Engines are numbered from 0 (`rank`)."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EngineRouter:
         num_engines: int,
         kv_tokens: int,
     ) -> None:
-        """`method` is a key of `METHODS`; `kv_tokens` fit the memory of one engine."""
+        """`method` is a key of `METHODS`; `kv_tokens` is the KV memory of one engine, in tokens."""
         self.engines = [EngineBooks(kv_tokens) for _ in range(num_engines)]
         self._choose = METHODS[method]
         self._reads_prompts = self._choose is cache_aware
@@ -79,8 +79,10 @@ class EngineRouter:
         request: RoutedRequest,
         ranks: Sequence[int],
     ) -> int:
-        """Choose the engine for a request, out of `ranks`, and book it there. `ranks` is not
-        empty; one that is bound to an engine has that alone."""
+        """Choose one of the engines `ranks` for a request, record it, and return its rank.
+
+        `ranks` is not empty; for a request that is bound to an engine, it has only that one.
+        """
         names = self._names(request)
         rank = ranks[0]
         if len(ranks) > 1:
@@ -105,14 +107,14 @@ class EngineRouter:
         return rank
 
     def began(self, id: int) -> None:
-        """A request has its first token: its prompt has been computed."""
+        """A request has its first token, so its prompt is computed. Unknown ids are ignored."""
         request = self._open.get(id)
         if request is not None and request.pending_tokens:
             self.engines[request.rank].pending_tokens -= request.pending_tokens
             self._open[id] = request._replace(pending_tokens=0)
 
     def rank_of(self, id: int) -> int | None:
-        """Where an open request is."""
+        """The engine of an open request; None for an unknown id."""
         request = self._open.get(id)
         return None if request is None else request.rank
 
@@ -121,7 +123,7 @@ class EngineRouter:
         return [id for id, request in self._open.items() if request.rank == rank]
 
     def ended(self, id: int) -> None:
-        """A request needs nothing more. Unknown ones are ignored."""
+        """A request has ended. Unknown ids are ignored."""
         request = self._open.pop(id, None)
         if request is None:
             return
@@ -149,7 +151,7 @@ def round_robin(
     request: RoutedRequest,
     names: Sequence[bytes],
 ) -> int:
-    """The one whose last request lies back furthest."""
+    """The engine that got its last request the longest time ago."""
     return min(ranks, key=lambda rank: (engines[rank].sent_at, rank))
 
 
@@ -159,7 +161,7 @@ def total_requests(
     request: RoutedRequest,
     names: Sequence[bytes],
 ) -> int:
-    """The one with the fewest open requests."""
+    """The engine with the fewest open requests."""
     return min(ranks, key=lambda rank: (engines[rank].num_open, engines[rank].sent_at))
 
 
@@ -169,7 +171,7 @@ def total_tokens(
     request: RoutedRequest,
     names: Sequence[bytes],
 ) -> int:
-    """The one with the fewest tokens in open prompts, then in all prompts so far."""
+    """The engine with the fewest tokens in open prompts, then in all prompts so far."""
     return min(ranks, key=lambda rank: (engines[rank].open_tokens, engines[rank].sent_tokens))
 
 
@@ -179,8 +181,8 @@ def follow_bootstrap_room(
     request: RoutedRequest,
     names: Sequence[bytes],
 ) -> int:
-    """The one that the number of the room stands for, so that both sides of a handoff agree; in
-    turn without a room, and where that one takes no requests."""
+    """The engine with the number of the room modulo the number of engines, so that both sides of a
+    handoff agree. Without a room, or if that engine takes no requests: `round_robin`."""
     if request.room is not None and request.room % len(engines) in ranks:
         return request.room % len(engines)
     return round_robin(
@@ -197,8 +199,8 @@ def cache_aware(
     request: RoutedRequest,
     names: Sequence[bytes],
 ) -> int:
-    """The one that comes to the first token soonest: tokens to compute before it, and of the
-    prompt itself, without those that are probably cached."""
+    """The engine with the fewest tokens to compute until the request's first token: those of
+    earlier requests, and the tokens of its own prompt that are probably not cached."""
     prompt_len = len(request.tokens) // 4
 
     def cost(rank: int) -> tuple[int, int]:
@@ -220,10 +222,10 @@ METHODS: dict[str, Method] = {
 
 
 def method_names() -> tuple[str, ...]:
-    """Those that need no rooms."""
+    """The methods that need no rooms."""
     return tuple(name for name in METHODS if name != "follow_bootstrap_room")
 
 
 def all_method_names() -> tuple[str, ...]:
-    """Those that a server offers, whose requests may have rooms."""
+    """The methods of a server, whose requests may have rooms."""
     return tuple(METHODS)

@@ -1,1 +1,1 @@
-"""Several engines with the face of one. A server with one engine imports nothing of this."""
+"""Several engines behind the interface of one. A server with one engine does not import it."""

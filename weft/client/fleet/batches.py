@@ -1,4 +1,4 @@
-"""A message with several requests, taken apart for several engines."""
+"""Splits a message with several requests into messages for several engines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def split_batch(
     batch: BatchGenerate,
     ranks: Sequence[int | None],
 ) -> dict[int, BatchGenerate]:
-    """The parts of `batch`, by the engines that they are for.
+    """The parts of `batch`, by the rank of their engine.
 
-    `ranks`: [n] of each request; None leaves it out. A prompt travels once to an engine, however
-    many requests have it.
+    `ranks`: [n] the engine of each request; None omits the request. Each prompt is in a part only
+    once, even if several requests have it.
     """
     parts: dict[int, BatchGenerate] = {}
-    prompts: dict[int, dict[int, int]] = {}  # by rank: number in the batch, number in the part
+    prompts: dict[int, dict[int, int]] = {}  # by rank: index in the batch -> index in the part
     for request, index, rank in zip(
         batch.requests,
         batch.prompt_of,

@@ -1,7 +1,7 @@
-"""What control requests have changed in engines since they started: an engine that is started again
-gets it, too, before its first request.
+"""The changes that control requests have made in engines since their start. An engine that is
+started again gets them, too, before its first request.
 
-Knows nothing of how engines are started.
+Knows nothing of the start of engines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from weft.messages.weights import (
 
 Change = ControlRequest[Any]
 
-# Of these the last one counts; one that undoes another has its name.
+# Of the requests with the same name only the last one is kept; a request and its opposite have the
+# same name.
 _LAST_COUNTS: dict[type[Change], str] = {
     SetPolicy: "policy",
     SlowDown: "pace",
@@ -49,12 +50,12 @@ _LAST_COUNTS: dict[type[Change], str] = {
     StartExpertDistributionRecord: "experts",
     StopExpertDistributionRecord: "experts",
 }
-# A new engine is like that.
+# The state of a new engine already agrees with these.
 _KEEP_NOTHING = (UnblockInput, ContinueGeneration, StopExpertDistributionRecord)
 
 
 class EngineChanges:
-    """All changes that a new engine needs, in order."""
+    """The changes that a new engine needs, in order."""
 
     def __init__(self) -> None:
         self._last: dict[str, Change] = {}
@@ -62,11 +63,11 @@ class EngineChanges:
         self._adapters: dict[str, LoadLoraAdapter] = {}  # by uid
         self._weights: UpdateWeightsFromDisk | None = None
         self._released: list[Change] = []
-        # Weights came that are nowhere any more: no engine can be started again with them.
+        # The current weights were sent and not stored: a new engine could not get them.
         self.are_lost = False
 
     def note(self, request: Change) -> None:
-        """All engines have carried this out."""
+        """Record a request that all engines have carried out."""
         name = _LAST_COUNTS.get(type(request))
         if name is not None:
             self._last.pop(name, None)
@@ -93,12 +94,12 @@ class EngineChanges:
                     self._released.clear()
 
     def forget_adapters(self, uids: Iterable[str]) -> None:
-        """They had to make room for others."""
+        """Forget adapters that engines evicted to load others."""
         for uid in uids:
             self._adapters.pop(uid, None)
 
     def for_new_engine(self) -> list[Change]:
-        """What a new engine is to be told, in this order."""
+        """The requests to send to a new engine, in this order."""
         found: list[Change] = []
         if self._weights is not None:
             found.append(self._weights)

@@ -129,9 +129,9 @@ class Fleet:
         self._siblings: dict[tuple[str, int], set[int]] = {}  # open requests of one prompt
         self._sibling_key: dict[int, tuple[str, int]] = {}
         self._sessions: dict[tuple[str, str], int] = {}  # id and owner: rank
-        self._calls: dict[int, JoinedCall] = {}  # of the client
+        self._calls: dict[int, JoinedCall] = {}  # by the number of the client's call
         self._own_numbers = itertools.count(FIRST_OWN_CALL)
-        self._catching_up: dict[int, int] = {}  # own calls without a reply of the new engine: rank
+        self._catching_up: dict[int, int] = {}  # own calls to new engines without a reply: rank
 
     @property
     def up(self) -> list[int]:
@@ -550,8 +550,8 @@ def _for_rank(
     request: ControlRequest[Any],
     rank: int,
 ) -> ControlRequest[Any]:
-    """`request` as the engine `rank` gets it. In a group that sends weights each engine has its own
-    rank; of pictures, a viewer has seen different steps from each engine."""
+    """The version of `request` for the engine `rank`. Each engine has its own rank in a group that
+    sends weights, and of each engine a viewer has seen different steps."""
     if isinstance(request, Watch):
         return request.for_rank(rank)
     if isinstance(request, InitWeightsUpdateGroup):

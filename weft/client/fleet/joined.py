@@ -1,12 +1,11 @@
-"""Join the replies of several engines to one control request into one reply.
+"""Joins the replies of several engines to one control request into one reply.
 
-    success     all must have succeeded; else the first that did not is the answer, with its engine
+    success     if one engine failed, the reply is the first failure, with the engine's rank
     lists       concatenated
-    numbers     their sum, where they count what each engine has
-    the rest    is the same everywhere: the first engine's
+    numbers     their sum, if they count something of each engine
+    the rest    the first engine's, because it is the same in all engines
 
-A reply that nothing is written for here follows these rules by its type: of what is new, `success`
-is joined, and all else is the first engine's.
+A type of reply without a joiner in this module: the first failure, else the first engine's reply.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ from weft.messages.weights import WeightsReply
 R = TypeVar("R")
 Replies = Sequence[Any]  # of one type, in the order of the engines
 
-# Numbers of a snapshot that are parts, or the same everywhere.
+# Numbers in `Stats` that must not be added up: fractions, and numbers equal in all engines.
 _NO_SUMS = {
     "new_token_ratio",
     "batch_is_full",
@@ -74,7 +73,7 @@ _NO_SUMS = {
 
 
 def join(replies: Mapping[int, ControlReply]) -> ControlReply:
-    """The replies of several engines, by their ranks, as one. There must be one at least."""
+    """Join the replies of several engines, given by rank. There must be at least one."""
     in_order = [_with_rank(replies[rank], rank) for rank in sorted(replies)]
     for rank in sorted(replies):
         reply = replies[rank]
@@ -88,7 +87,7 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
         if isinstance(reply, SuccessReply) and not reply.success:
             failed = replace(reply, message=f"engine {rank}: {reply.message}")
             if isinstance(reply, AdapterReply):
-                # What the others have dropped for it is gone all the same.
+                # The adapters that other engines evicted for this one are gone all the same.
                 failed = replace(failed, evicted=list(dict.fromkeys(_all_of(in_order, "evicted"))))
             return failed
     joiner = JOINERS.get(type(first))
@@ -96,7 +95,7 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
 
 
 def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
-    """The reply of an engine, with its rank at each of its requests."""
+    """The reply of an engine, with its rank set in each of its requests."""
     if isinstance(reply, ListRequestsReply):
         rows = [replace(row, dp_rank=rank) for row in reply.requests]
         return replace(reply, requests=rows)
@@ -107,7 +106,7 @@ def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
 
 
 def join_stats(found: Sequence[Stats]) -> Stats:
-    """The numbers of all engines together."""
+    """The `Stats` of all engines together."""
     totals: JsonObject = {}
     for name in Stats.__struct_fields__:
         if name not in _NO_SUMS:
@@ -121,7 +120,7 @@ def join_stats(found: Sequence[Stats]) -> Stats:
 
 
 def join_ready(found: Sequence[EngineReady]) -> EngineReady:
-    """What holds for a request, whichever engine gets it: the least of all."""
+    """The limits that hold for a request on any of the engines: the minimum of all."""
     return replace(
         found[0],
         max_prompt_tokens=min(one.max_prompt_tokens for one in found),
@@ -131,7 +130,7 @@ def join_ready(found: Sequence[EngineReady]) -> EngineReady:
 
 
 def _summed(*names: str) -> Callable[[Replies], ControlReply]:
-    """Joins by adding up these fields."""
+    """A joiner that adds up these fields."""
 
     def joiner(replies: Replies) -> ControlReply:
         totals = {name: sum(getattr(reply, name) for reply in replies) for name in names}
@@ -149,7 +148,7 @@ def _all_of(
 
 
 def _lines(texts: Iterable[str]) -> str:
-    """What each engine says, if it says something."""
+    """The texts that are not empty, each with the rank of its engine, as lines."""
     said = [f"engine {rank}: {text}" for rank, text in enumerate(texts) if text]
     return "\n".join(said)
 
@@ -227,7 +226,7 @@ def _profile_begins(replies: Replies) -> StartProfileReply:
 
 
 def _profile_ends(replies: Replies) -> StopProfileReply:
-    """It is as far as the engine that is furthest behind."""
+    """The state is that of the engine with the least progress."""
     order = ("failed", "none", "writing", "done")
     last = min(replies, key=lambda reply: order.index(reply.state))
     traces = [reply.trace for reply in replies if reply.trace]
@@ -264,7 +263,7 @@ def _experts(replies: Replies) -> ExpertDistributionReply:
 
 
 def _adapters(replies: Replies) -> AdapterReply:
-    """An adapter that one engine had to drop may not be named any more."""
+    """An adapter that any engine evicted counts as evicted."""
     evicted = dict.fromkeys(_all_of(replies, "evicted"))
     num_requests = sum(reply.num_requests for reply in replies)
     return cast(
@@ -278,7 +277,7 @@ def _adapters(replies: Replies) -> AdapterReply:
 
 
 def _cache(replies: Replies) -> GetCacheReply:
-    """The engines share one folder: what is in it counts once."""
+    """The engines share one folder, so its contents are counted once."""
     own = (
         *("kv_tokens", "cached_tokens", "prompt_tokens", "memory_hit_tokens", "disk_hit_tokens"),
         *("read_bytes", "written_bytes", "dropped_blocks", "faults"),

@@ -1,4 +1,4 @@
-"""One engine of a fleet, as the front knows it."""
+"""The front's record of one engine of a fleet."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Send = Callable[[ToEngine], None]
 
 
 class Member:
-    """Which requests it has is known to the router; here is whether it takes some, and its numbers.
+    """One engine: its state and its numbers. The router records its requests.
 
-    An engine that is started again is the same member: it has the same rank.
+    An engine that is started again has the same rank, and stays the same member.
     """
 
     def __init__(
@@ -33,32 +33,32 @@ class Member:
         self.rank = rank
         self.numbers = numbers
         self.detector = detector
-        self.ready: EngineReady | None = None  # None: no engine, or one that loads
-        self.missing = "it is loading"  # why it takes no request; nothing if it takes some
-        self.stats = Stats()  # the latest
-        self.stats_at = time.monotonic()  # when they came
+        self.ready: EngineReady | None = None  # None: there is no engine, or it is loading
+        self.missing = "it is loading"  # why it takes no requests; "" if it takes requests
+        self.stats = Stats()  # the latest numbers
+        self.stats_at = time.monotonic()  # when the numbers came
         self._send: Send | None = None
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the engine takes requests."""
         return not self.missing
 
     def attach(self, send: Send) -> None:
-        """There is an engine, which loads."""
+        """An engine has been started and is loading; `send` sends it messages."""
         self._send = send
         self.ready = None
         self.missing = "it is loading"
 
     def detach(self, reason: str) -> None:
-        """There is none any more."""
+        """The engine has ended, for this reason."""
         self._send = None
         self.ready = None
         self.missing = reason
         self.record(Stats())
 
     def send(self, message: ToEngine) -> None:
-        """Send it, if there is an engine."""
+        """Send a message, if there is an engine; else drop it."""
         if self._send is not None:
             self._send(message)
 

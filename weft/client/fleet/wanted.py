@@ -1,4 +1,4 @@
-"""The engine that an HTTP request names, if it names one. The server says it, the fleet follows."""
+"""The engine that an HTTP request names, if it names one: set by the server, read by the fleet."""
 
 from __future__ import annotations
 
