@@ -1,8 +1,8 @@
-"""Control requests about work and settings, each followed by its reply. The requests about weights
+"""Control requests about work and settings, each preceded by its reply. The requests about weights
 and sessions are in `weights.py` and `sessions.py`.
 
-Where an HTTP route does what a request does, the body of the route is the request: the names of its
-fields are those that clients know (SGLang's, where SGLang has the request too).
+If an HTTP route does the same as a request, the body of the route is the request: its fields have
+the names that clients use (SGLang's, if SGLang has the request too).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PauseMode = Literal["abort", "retract", "in_place"]
 Setting: TypeAlias = bool | int | float | str | None
 
 
-# ---- cache, collector, books
+# ---- cache, collector, accounting
 
 
 class FlushCacheReply(SuccessReply):
@@ -36,22 +36,22 @@ class FreezeGCReply(ControlReply):
 
 
 class FreezeGC(ControlRequest[FreezeGCReply]):
-    """Move every live object out of the garbage collector's sight."""
+    """Exclude all living objects from garbage collection."""
 
 
 class AuditReply(ControlReply):
-    faults: list[str]  # found now; their pages are out of circulation
-    num_pages: int
+    faults: list[str]  # faults found now; their pages are not used any more
+    num_pages: int  # all pages; the next counts are pages, too
     free: int
-    cached: int  # by the prefix cache, locked or not
-    held: int  # by requests, besides those
-    rows: int  # of the row table, taken by requests
-    quarantined: int  # out of circulation since a fault
+    cached: int  # in the prefix cache, locked or not
+    held: int  # owned by requests, not in the prefix cache
+    rows: int  # rows of the row table that requests own
+    quarantined: int  # pages that are not used any more since a fault
     total_faults: int  # since the start
 
 
 class AuditKv(ControlRequest[AuditReply], tag="audit"):
-    """Check who owns each page of KV memory, now."""
+    """Check the owner of each page of KV memory, now."""
 
 
 # ---- state
@@ -70,10 +70,10 @@ class HealthCheckReply(SuccessReply):
 
 
 class HealthCheck(ControlRequest[HealthCheckReply]):
-    """Ask whether the engine computes. The request never queues.
+    """Ask whether the engine can compute. The request never waits in the queue.
 
-    The next result of a step answers it; an engine in which nothing runs generates a token for it.
-    While generation is paused it is answered at once.
+    It is answered after the next step; an idle engine generates a token for it. While generation is
+    paused, it is answered at once.
     """
 
 
@@ -94,9 +94,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     timeout_s: float | None = None  # until its deadline; None if it has none
     retractions: int = 0
-    why: str = ""  # the reason why it waits, or why its open prompt does not go on
-    shadow: str = ""  # what the shadow policy would have changed for it
-    dp_rank: int = 0  # the engine that has it; the front says so
+    why: str = ""  # the reason why it waits, or why its partly computed prompt does not continue
+    shadow: str = ""  # the change that the shadow policy would have made for it
+    dp_rank: int = 0  # rank of its engine; the front sets it
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,28 +114,28 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 0  # 0: no limit
     input_state: str = "unblocked"  # or blocked
     held_requests: int = 0  # waiting requests that came since the input was blocked
-    paused: str = ""  # the way in which generation is paused, if it is
+    paused: str = ""  # the mode in which generation is paused; "" if it is not
     policy: str = ""
-    policy_fault: str = ""  # of a policy of one's own: why requests go as they came
+    policy_fault: str = ""  # the error of a custom policy, after which requests run in FCFS order
     shadow_policy: str = ""
     shadow_fault: str = ""
 
 
 class ListRequestsReply(ControlReply):
     queue: QueueStatus
-    requests: list[RequestRow]  # those with a row first, then the queue in order
+    requests: list[RequestRow]  # requests with a row first, then the queue in order
 
 
 class ListRequests(ControlRequest[ListRequestsReply]):
-    """Ask which requests are open, and for the queue in numbers."""
+    """Ask for the open requests, and for the numbers of the queue."""
 
-    limit: int = 1_000  # of the rows in the reply
+    limit: int = 1_000  # most requests in the reply
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision about a request, or a reason against it, in one or more successive steps."""
+    """A decision about a request, or a reason against it, in one or more consecutive steps."""
 
-    at_s: float  # since its arrival
+    at_s: float  # since the arrival of the request
     first_step: int
     last_step: int
     times: int
@@ -151,7 +151,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that a request spent in each stage; None for a stage that it has not come to."""
+    """Seconds that a request spent in each stage; None for a stage that it has not reached."""
 
     queued_s: float  # until it was first admitted
     prefill_s: float | None  # until its first token
@@ -160,7 +160,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is remembered of one request."""
+    """The recorded history of one request."""
 
     id: int
     rid: str
@@ -171,15 +171,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     stages: StageTimes
     retractions: int
-    recomputed_tokens: int  # computed again after retractions
-    refound_tokens: int  # not computed again, because they were still in the cache
+    recomputed_tokens: int  # tokens that were computed again after retractions
+    refound_tokens: int  # tokens that were still in the cache after retractions
     why: str = ""  # the reason why it waits now, if it does
-    drafts: str = ""  # what became of guesses of its tokens, and why the last step had none
-    shadow: str = ""  # what the shadow policy would have changed for it
-    # Of one that waits, from now on: nine of ten times lie between the outer two.
+    drafts: str = ""  # the result of its draft tokens, and why the last step had none
+    shadow: str = ""  # the change that the shadow policy would have made for it
+    # Of a waiting request: the estimated time until its first token, from now on. The outer two
+    # numbers are the limits of nine of ten cases.
     first_token_in_s: tuple[float, float, float] | None = None
-    timeline: list[TimelineEntry]  # where something is left out, an entry says so
-    dp_rank: int = 0  # the engine that has it, or had it; the front says so
+    timeline: list[TimelineEntry]  # omitted entries are mentioned by an entry
+    dp_rank: int = 0  # rank of the engine that has, or had, the request; the front sets it
 
 
 class ExplainRequestReply(ControlReply):
@@ -187,26 +188,26 @@ class ExplainRequestReply(ControlReply):
 
 
 class ExplainRequest(ControlRequest[ExplainRequestReply]):
-    """Ask what happened to the requests of exactly this name.
+    """Ask for the history of all requests of exactly this name.
 
-    The engine remembers open requests and the latest that have ended.
+    The engine records open requests and the latest that have ended.
     """
 
     rid: str
 
 
 class LogRequestTimesReply(ControlReply):
-    num_requests: int  # that were written to the log
+    num_requests: int  # requests that were written to the log
 
 
 class LogRequestTimes(ControlRequest[LogRequestTimesReply], tag="log_request_processing_time"):
-    """Write the times of the requests of exactly this name to the log, by stage."""
+    """Log the time of each stage of all requests of exactly this name."""
 
     rid: str
 
 
 class ListMethodsReply(ControlReply):
-    methods: dict[str, str]  # name: what it does
+    methods: dict[str, str]  # name -> description
 
 
 class ListMethods(ControlRequest[ListMethodsReply]):
@@ -217,7 +218,7 @@ class ListMethods(ControlRequest[ListMethodsReply]):
 
 
 class AbortRequestReply(SuccessReply):
-    aborted: int = 0  # requests that it has ended
+    aborted: int = 0  # number of ended requests
 
 
 class AbortRequest(ControlRequest[AbortRequestReply]):
@@ -233,37 +234,37 @@ class InputReply(ControlReply):
 
 
 class BlockInput(ControlRequest[InputReply], tag="block"):
-    """Hold back requests that come from now on; those that came before go on.
+    """Hold back requests that arrive from now on; earlier requests go on.
 
-    Blocking twice is blocking once.
+    Blocking a blocked engine has no effect.
     """
 
 
 class UnblockInput(ControlRequest[InputReply], tag="unblock"):
-    """Let requests in again, those that were held back first."""
+    """Admit requests again, starting with the held-back ones."""
 
 
 class GenerationReply(ControlReply):
-    paused: str  # the mode, or nothing
-    num_requests: int  # that are open now
+    paused: str  # the mode; "" if generation is not paused
+    num_requests: int  # open requests
 
 
 class PauseGeneration(ControlRequest[GenerationReply]):
-    """Run no further step until `ContinueGeneration`. Requests that come meanwhile wait.
+    """Run no more steps until `ContinueGeneration`. Arriving requests wait.
 
-    The mode says what becomes of open requests: abort ends them, retract takes those that run back
-    to the queue, so that they own no KV memory, in_place leaves them as they are.
+    The mode decides about open requests: abort ends them; retract moves running requests back to
+    the queue, so that they own no KV memory; in_place leaves them as they are.
     """
 
     mode: PauseMode = "abort"
 
 
 class ContinueGeneration(ControlRequest[GenerationReply]):
-    """Go on. Does nothing if generation is not paused."""
+    """Continue a paused generation. Does nothing if generation is not paused."""
 
 
 class SetPolicyReply(SuccessReply):
-    before: str  # the policy until now
+    before: str  # the previous policy
 
 
 class SetPolicy(ControlRequest[SetPolicyReply]):
@@ -273,11 +274,11 @@ class SetPolicy(ControlRequest[SetPolicyReply]):
 
 
 class SlowDownReply(ControlReply):
-    before_s: float | None  # the pause until now
+    before_s: float | None  # the previous `forward_sleep_time`
 
 
 class SlowDown(ControlRequest[SlowDownReply]):
-    """Let every step take at least `forward_sleep_time` seconds. None: as fast as it can."""
+    """Make every step take at least `forward_sleep_time` seconds; None: no limit."""
 
     forward_sleep_time: float | None
 
@@ -286,8 +287,8 @@ class SlowDown(ControlRequest[SlowDownReply]):
 
 
 class GetInternalStateReply(ControlReply):
-    server_args: dict[str, Setting]  # that `SetInternalState` takes, with their values
-    state: dict[str, Setting]  # that follows from them and from other control requests
+    server_args: dict[str, Setting]  # the settings of `SetInternalState`, with their values
+    state: dict[str, Setting]  # the state that results from these and other control requests
     stats: Stats
 
 
@@ -296,22 +297,22 @@ class GetInternalState(ControlRequest[GetInternalStateReply]):
 
 
 class SetInternalStateReply(SuccessReply):
-    before: dict[str, Setting] = {}  # values until now of the settings that were changed
-    name: str = ""  # the setting that is to blame
+    before: dict[str, Setting] = {}  # previous values of the changed settings
+    name: str = ""  # the setting that caused a failure
 
 
 class SetInternalState(ControlRequest[SetInternalStateReply]):
-    """Change settings while the engine runs: all of these, or none if one of them cannot be."""
+    """Change settings while the engine runs: all of these, or none if one cannot be changed."""
 
     server_args: dict[str, Setting]
 
 
 class ConfigureLoggingReply(SuccessReply):
-    before: str  # the level until now
+    before: str  # the previous level
 
 
 class ConfigureLogging(ControlRequest[ConfigureLoggingReply]):
-    """Log from this level up: debug, info, warning, error."""
+    """Log messages of this level and above: debug, info, warning, error."""
 
     log_level: str
 
@@ -321,17 +322,17 @@ class ConfigureLogging(ControlRequest[ConfigureLoggingReply]):
 
 class StartProfileReply(SuccessReply):
     is_preparing: bool = False  # nothing is recorded yet: ask again
-    trace: str = ""  # its path below the profiler's folder; nothing if none is written
+    trace: str = ""  # path of the trace below the profiler's folder; "" if none is written
 
 
 class StartProfile(ControlRequest[StartProfileReply]):
-    """Record what the device does in the next steps.
+    """Record the work of the device in the next steps.
 
-    Without `num_steps` recording ends with `StopProfile`, or at the profiler's own limit.
+    Without `num_steps`, recording ends with `StopProfile`, or at the profiler's own limit.
     """
 
     num_steps: int | None = None
-    activities: list[str] | None = None  # CPU, GPU; None: all that the device has
+    activities: list[str] | None = None  # CPU, GPU; None: all activities of the device
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
@@ -344,19 +345,19 @@ class ExpertRecordReply(SuccessReply):
 
 
 class StartExpertDistributionRecord(ControlRequest[ExpertRecordReply]):
-    """Count from the next step on which experts tokens get."""
+    """Count the tokens of each expert from the next step on."""
 
 
 class StopExpertDistributionRecord(ControlRequest[ExpertRecordReply]):
-    """Count no more. What was counted can still be dumped."""
+    """Stop counting. The counts can still be dumped."""
 
 
 class ExpertDistributionReply(SuccessReply):
-    layers: list[int] = []  # that have experts
-    prefill: list[list[int]] = []  # by layer and expert, the tokens of prompts that it got,
-    decode: list[list[int]] = []  # and the others
-    file: str = ""  # below the profiler's folder; nothing if none is written
-    is_recording: bool = False  # the counts grow with the steps to come
+    layers: list[int] = []  # layers with experts
+    prefill: list[list[int]] = []  # [layers, experts] prompt tokens that each expert got
+    decode: list[list[int]] = []  # [layers, experts] other tokens that each expert got
+    file: str = ""  # path below the profiler's folder; "" if none is written
+    is_recording: bool = False  # counting goes on
     status: int = 200
 
 
@@ -365,19 +366,19 @@ class GetExpertDistributionRecord(ControlRequest[ExpertDistributionReply]):
 
 
 class DumpExpertDistributionRecord(ControlRequest[ExpertDistributionReply]):
-    """Ask for the counts since the start or the last dump. Counting goes on from zero."""
+    """Ask for the counts since the start or the last dump. Counting then continues from zero."""
 
 
 class StopProfileReply(ControlReply):
     state: Literal["none", "writing", "done", "failed"]
-    num_steps: int = 0  # that were recorded
-    trace: str = ""  # below the profiler's folder
-    table: str = ""  # the operations that took most, as text
+    num_steps: int = 0  # recorded steps
+    trace: str = ""  # path below the profiler's folder
+    table: str = ""  # the operations that took the most time, as text
     message: str = ""
 
 
 class StopProfile(ControlRequest[StopProfileReply]):
-    """Stop recording, if it has not stopped by itself, and ask for the report.
+    """Stop recording, if it has not ended, and ask for the report.
 
     Ask again while the report is being written.
     """

@@ -121,7 +121,7 @@ class GetPrefixReply(ControlReply):
     adapter: str = ""  # uid of the adapter of these requests
     tokens: bytes = b""  # int32, from the first token of its sequence to its own last token
     start: int = 0  # number of tokens of the nodes above
-    hits: int = 0  # requests that found the node in the cache
+    hits: int = 0  # requests whose prompt began with the node's sequence
     requests: list[str] = []  # rids of the requests that use the node now
     pins: list[str] = []  # names of the pins and sessions that keep the node
 

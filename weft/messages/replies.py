@@ -14,7 +14,7 @@ PIECE_BYTES = 64 << 20  # of hidden states in one message
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Log probabilities of one sampled token: its own, and the k likeliest, likeliest first."""
+    """Log probabilities of one sampled token, and of the k likeliest tokens, likeliest first."""
 
     id: int  # of the request
     logprob: float
@@ -30,7 +30,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: FinishReason
     matched: int | None = None  # the token id that stopped it, if one did
     message: str = ""  # the reason, for "abort" and "error"
-    status: int = 200  # as an HTTP status; 400 and above is an error
+    status: int = 200  # HTTP status; 400 and above is an error
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first admitted
@@ -71,13 +71,13 @@ class HiddenStatesPiece(msgspec.Struct, frozen=True, kw_only=True, tag="hidden_s
 
 
 class PromptLogprobsPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
-    """Log probabilities of n prompt tokens that follow one another, and the piece before.
+    """Log probabilities of n consecutive prompt tokens, which follow those of the previous piece.
 
-    The first token of the first piece has none (NaN, rank 0).
+    The first token of the first piece has none (NaN, rank 0). All arrays are packed.
     """
 
     id: int  # of the request
-    tokens: bytes  # int32 [n], packed, as all of these
+    tokens: bytes  # int32 [n]
     logprobs: bytes  # float32 [n]
     ranks: bytes  # int32 [n] 1: no token is likelier
     num_top: int
@@ -88,13 +88,13 @@ class PromptLogprobsPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt
 
 
 class CacheUsePiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cache_use"):
-    """What a request got of the caches, and what of its prompt is pinned. It comes at its end."""
+    """The cached and pinned tokens of a request's prompt. It comes at the end of the request."""
 
     id: int  # of the request
-    disk_tokens: int = 0  # of its cached tokens, those that were read from a folder for it
-    host_tokens: int = 0  # and from other memory of the machine
-    pinned_tokens: int = 0  # of the longest of its `pins` that is pinned now
-    why: str = ""  # why that prefix is not the longest that the request asked for
+    disk_tokens: int = 0  # cached tokens that were read from a folder
+    host_tokens: int = 0  # cached tokens that were read from the memory of the host
+    pinned_tokens: int = 0  # length of the longest of its `pins` that is pinned now
+    why: str = ""  # the reason why its longest pin is not pinned; "" if it is
 
 
 # Outputs of a request besides tokens; they come before its `Finish`.
@@ -104,9 +104,9 @@ AuxPiece = PooledPiece | HiddenStatesPiece | PromptLogprobsPiece | CacheUsePiece
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
     """Tokens sampled in one step, and requests that ended in it.
 
-    `ids[i]` got `tokens[i]`; an id may stand more than once, in order. The token that ended a
-    request by stopping it is included. A log probability follows the order of `ids` among the
-    requests that asked for it.
+    `ids[i]` got `tokens[i]`; an id may occur more than once, in the order of its tokens. A stop
+    token that ended a request is included. `logprobs` are in the order of `ids`, only for requests
+    that asked for them.
     """
 
     ids: bytes = b""  # int64 [n], packed
@@ -117,9 +117,9 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     warnings: list[RequestWarning] = []
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> list[StepOutput]:
-        """The same as several messages, if it has more than `max_bytes` of hidden states.
+        """This output as several messages, if it has more than `max_bytes` of hidden states.
 
-        A channel takes no message of any size. Hidden states come before the rest.
+        Channels limit the size of a message. Hidden states come before the rest.
         """
         sizes = [_num_bytes(one) for one in self.aux]
         if sum(sizes) <= max_bytes:
@@ -137,14 +137,14 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def _num_bytes(one: AuxPiece) -> int:
-    """Bytes that count toward the size of a message: only hidden states are large."""
+    """Bytes that count towards the size of a message: only hidden states are large."""
     if isinstance(one, HiddenStatesPiece):
         return len(one.vectors)
     return 0
 
 
 def ids_of(output: StepOutput) -> set[int]:
-    """The requests that a step's output is about."""
+    """The ids of all requests in a step's output."""
     whole = len(output.ids) // 8 * 8
     ids = set(memoryview(output.ids[:whole]).cast("q"))
     for one in (*output.logprobs, *output.aux, *output.finished, *output.warnings):

@@ -62,7 +62,7 @@ class GenerateRequest(
     sampling: SamplingParams
     group: str = ""
     tenant: str = ""  # tenant for the policy "fair"; all requests without a name are one tenant
-    user: str = ""  # as the request names it; has no effect
+    user: str = ""  # the name in the request; it has no effect
     priority: int = 0
     timeout_ms: int = 0  # from arrival until the engine ends the request in any state; 0: no limit
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
@@ -97,15 +97,15 @@ class BatchGenerate(
 ):
     """Several generate requests in one message. Each is accepted, refused and answered separately.
 
-    A prompt travels once, however many requests have it.
+    A prompt is sent once, even if several requests have it.
     """
 
     prompts: list[bytes]  # int32 [prompt_len] each, packed
     requests: list[GenerateRequest]  # [n] without `input_ids`, `vectors` and `media`
     # [n] index in `prompts`; a request whose index does not exist has no prompt.
     prompt_of: list[int]
-    vectors: dict[int, bytes] = {}  # of the prompts that have some, by index in `prompts`
-    media: dict[int, tuple[MediaItem, ...]] = {}  # likewise
+    vectors: dict[int, bytes] = {}  # embeddings of prompts, by index in `prompts`
+    media: dict[int, tuple[MediaItem, ...]] = {}  # media of prompts, by index in `prompts`
 
     def members(self) -> Iterator[GenerateRequest]:
         """The requests with their prompts."""
@@ -122,12 +122,12 @@ class BatchGenerate(
 class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
     """End requests by the sender's numbers, by name, or all of them.
 
-    Each ends with finish reason "abort", or "error" with a `status` of 400 and above; unknown ones
-    are ignored (the request has just finished).
+    Each request ends with finish reason "abort", or "error" with a `status` of 400 and above.
+    Unknown numbers are ignored, because the request may just have finished.
 
-    With `output_lens` the sender has found their end by itself, after this number of output tokens:
-    these become history of the session, if the request has one. A request that is aborted otherwise
-    leaves no trace there.
+    With `output_lens` the sender itself has found the end of each request, after this number of
+    output tokens: these tokens become history of the request's session, if it has one. Without it,
+    an aborted request adds nothing to its session.
     """
 
     ids: tuple[int, ...] = ()

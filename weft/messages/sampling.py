@@ -1,8 +1,8 @@
-"""How the next token of one request is chosen, and when the request is finished.
+"""Sampling parameters: how the tokens of one request are chosen, and when the request ends.
 
-A value that users build (`weft.SamplingParams`), that HTTP requests are translated to, and that
-travels to the engine unchanged. It checks its own ranges and knows nothing of models beyond the
-size of the vocabulary. Journals have its fields under their names.
+Users create them (`weft.SamplingParams`), HTTP requests are translated to them, and the engine gets
+them unchanged. They check their own ranges, and know nothing of models except the size of the
+vocabulary. Journals store the fields under their names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.json_types import JsonObject
 
 
 class InvalidParam(ValueError):
-    """A value of the user is out of range. `param` is the field's name as the user knows it."""
+    """A value of the user is out of range. `param` is the field's name in the user's interface."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ GrammarKind = Literal["json_schema", "regex", "choice", "ebnf", "structural_tag"
 
 
 class ThinkingMarks(msgspec.Struct, frozen=True, array_like=True):
-    """How a model marks its reasoning, as token ids, and whether the prompt has opened it."""
+    """The marks of a model's reasoning, as token ids, and whether the prompt opens it."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -56,23 +56,23 @@ class ThinkingMarks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an output may be.
+    """A constraint on the output.
 
     `text` is a JSON schema (kind json_schema), a regular expression, a JSON list of strings
-    (choice), a grammar as Lark or GBNF (ebnf) write it, or a structural tag as JSON.
+    (choice), a grammar in the notation of Lark or GBNF (ebnf), or a structural tag as JSON.
     """
 
     kind: GrammarKind
     text: str
-    strict: bool = False  # refuse what cannot be enforced, instead of a warning
-    # It holds from the end of the reasoning on; None: from the first token on.
+    strict: bool = False  # refuse parts that cannot be enforced; False: give a warning
+    # The constraint applies from the end of the reasoning on; None: from the first token on.
     behind: ThinkingMarks | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} of {len(self.text):,} characters"
 
     def check(self) -> None:
-        """Raise `InvalidParam` for what needs no compiler to see."""
+        """Raise `InvalidParam` for errors that can be found without compiling the grammar."""
         if not 0 < len(self.text) <= MAX_GRAMMAR_LEN:
             message = (
                 f"the grammar has {len(self.text):,} characters; "
@@ -187,7 +187,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, shown_as, number, default in _NUMBERS:
             value = getattr(self, name)
             if value is None or value is default:
-                continue  # most numbers are not given
+                continue  # most requests do not set most numbers
             wrong = number.wrong(shown_as, value)
             if wrong:
                 raise InvalidParam(shown_as, wrong)
@@ -196,7 +196,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"min_tokens is {self.min_new_tokens}, above max_tokens ({self.max_new_tokens})"
             )
             raise InvalidParam("min_tokens", message)
-        # A plain request gives none of these, and enters none of their checks.
+        # Plain requests set none of these fields, and skip their checks.
         if self.logprob_token_ids:
             self._check_logprobs(vocab_size)
         if self.grammar is not None:
@@ -218,9 +218,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def recompute_from(self) -> int | None:
-        """The token from which on the prompt has to be computed, though the cache may have it.
+        """The position from which on the prompt must be computed, even if it is cached.
 
-        None: no token has to be.
+        None: all cached tokens can be used.
         """
         if self.hidden_states == "all":
             return 0
@@ -229,7 +229,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.prompt_logprobs_start
 
     def _check_stops(self) -> None:
-        """Strings, patterns and tokens that end a completion."""
+        """Check the strings, patterns and tokens that end a completion."""
         if len(self.stop) > MAX_STOP_STRINGS:
             message = f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed"
             raise InvalidParam("stop", message)
@@ -265,13 +265,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check_number("logit_bias", f"logit_bias[{token}]", bias)
 
     def _check_words(self, vocab_size: int) -> None:
-        """Tokens that may be sampled, and words that may not come."""
+        """Check the tokens that may be sampled, and the words that may not be generated."""
         allowed = self.allowed_token_ids
         if len(allowed) > MAX_ALLOWED_TOKEN_IDS:
             message = f"{len(allowed):,} ids; at most {MAX_ALLOWED_TOKEN_IDS:,} are allowed"
             raise InvalidParam("allowed_token_ids", message)
         if allowed:
-            # Of the many, the least and the greatest: if these are tokens, all are.
+            # If the least and the greatest id are tokens, all ids between them are.
             check_token_ids("allowed_token_ids", (min(allowed), max(allowed)), vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             message = f"{len(self.bad_words):,} words; at most {MAX_BAD_WORDS:,} are allowed"
@@ -305,7 +305,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check_token_ids("logprob_token_ids", ids, vocab_size)
 
 
-# Fields of `SamplingParams` that are one number each, and the names under which users know them.
+# Fields of `SamplingParams` that are one number each, and their names in the user's interface.
 NUMERIC = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -349,7 +349,7 @@ _NUMBERS = _numeric_fields()
 def check_number(name: str, shown_as: str, value: Any) -> None:
     """Raise `InvalidParam` if the number of the field `name` is out of its range.
 
-    Users know the field as `shown_as`.
+    `shown_as` is the name of the field in the message.
     """
     wrong = NUMBERS[name].wrong(shown_as, value)
     if wrong:
@@ -357,7 +357,7 @@ def check_number(name: str, shown_as: str, value: Any) -> None:
 
 
 def check_token_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise `InvalidParam` for the first id of a field that is no token of the vocabulary."""
+    """Raise `InvalidParam` for the first id of a field that is not in the vocabulary."""
     number = TOKEN.within(vocab_size)
     for token in ids:
         wrong = number.wrong(param, token)

@@ -1,5 +1,5 @@
-"""Sessions: conversations whose tokens the engine remembers, so that a request only brings what is
-new."""
+"""Sessions: conversations whose tokens the engine keeps, so that a request contains only the new
+tokens."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from weft.messages.calls import ControlRequest, SuccessReply
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where in a session a request continues: its prompt is put after the *history*, which is
-    prompt and output of an earlier turn, with everything before that turn.
+    """The place in a session where a request continues. Its prompt is appended to the *history*:
+    the prompt and output of an earlier turn, with everything before that turn.
 
         history of the turn `rid`:   prompt ............... output
         drop_previous_output                             |
-        offset > 0                   |<-- offset -->|                    its first tokens
-        offset < 0                                  |<-- -offset -->|    all but its last tokens
+        offset > 0                   |<-- offset -->|                    keeps these first tokens
+        offset < 0                                  |<-- -offset -->|    drops these last tokens
     """
 
     id: str  # of the session
     owner: str = ""  # of the session; another owner may use the same id for another session
     rid: str = ""  # the turn that the request continues; empty: the turn that ended last
-    offset: int = 0  # where the history is cut; 0: not at all
-    drop_previous_output: bool = False  # leave the output of that turn out of the history
+    offset: int = 0  # where the history is truncated; 0: it is not
+    drop_previous_output: bool = False  # omit the output of that turn from the history
     replace: bool = False  # forget the turns after that one; without `rid`: forget all turns
-    bos_token_id: int | None = None  # a prompt that begins with it loses it after a history
+    bos_token_id: int | None = None  # removed from the beginning of a prompt after a history
 
 
 class OpenSessionReply(SuccessReply):
@@ -46,7 +46,8 @@ class CloseSessionReply(SuccessReply):
 
 
 class CloseSession(ControlRequest[CloseSessionReply]):
-    """Forget a session. While one of its requests runs, it takes no other; then it is closed."""
+    """Close a session. If one of its requests runs, the session takes no others, and is closed when
+    that one has ended."""
 
     session_id: str
     owner: str = ""

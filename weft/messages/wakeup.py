@@ -1,7 +1,7 @@
-"""Wakes the engine's thread from another one, through a pipe that a poller waits for too.
+"""Wakes the engine's thread from another thread, through a pipe that a poller can also watch.
 
-A notification only says that there is something to do; no message is known here. Notifications that
-come before the engine's thread has looked add up to one.
+A notification only means that there is work; it carries no message. Several notifications before
+the engine's thread reads the pipe count as one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from contextlib import suppress
 
 
 class WakeupPipe:
-    """`_socket` is the reading end, named as in the other receiving ends, for a poller."""
+    """The pipe. `_socket` is its reading end; the name is that of other receiving ends, for
+    pollers."""
 
     def __init__(self) -> None:
         self._socket, self._writing_end = os.pipe()
