@@ -153,31 +153,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}  # token id -> added to its logit
     allowed_token_ids: tuple[int, ...] = ()  # no other token is sampled; empty: all are allowed
-    bad_words: tuple[str, ...] = ()  # texts that must not come, with or without a space before
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # as tokens; the client adds `bad_words`
-    seed: int | None = None  # the same seed gives the same tokens, whatever the batch
+    bad_words: tuple[str, ...] = ()  # forbidden texts, with or without a space before them
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # forbidden tokens; the client adds `bad_words`
+    seed: int | None = None  # the same seed gives the same tokens, in any batch
     n: int = 1  # completions of the same prompt
-    grammar: Grammar | None = None  # what the output must be
-    processors: tuple[Processor, ...] = ()  # change the logits, one after the other
+    grammar: Grammar | None = None  # a constraint on the output
+    processors: tuple[Processor, ...] = ()  # they change the logits, in this order
 
     # End.
     stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()  # a match of one of them ends the completion, too
+    stop_regex: tuple[str, ...] = ()  # a match of one of these patterns ends the completion
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the matched stop string or stop token in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
     # Reasoning.
-    thinking_budget: int | None = None  # tokens, after which its end is put in; 0: none
-    thinking_marks: ThinkingMarks | None = None  # as the format of the model has them
+    thinking_budget: int | None = None  # most tokens of reasoning; then its end is inserted
+    thinking_marks: ThinkingMarks | None = None  # the marks of the model's reasoning format
 
-    # Outputs besides tokens. k: log probability of the sampled token and of the k likeliest.
+    # Outputs besides tokens. k: log probabilities of the sampled token and of the k likeliest.
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt,
-    prompt_logprobs_start: int = 0  # from this one on; the first token of all has none
-    logprob_token_ids: tuple[int, ...] = ()  # of these tokens, too, at every position of both
-    hidden_states: HiddenStatesOf | None = None  # of every token computed, or of the last one
+    prompt_logprobs: int | None = None  # k, for the tokens of the prompt
+    prompt_logprobs_start: int = 0  # first position of these; the very first token has none
+    logprob_token_ids: tuple[int, ...] = ()  # at every position, also of these tokens
+    hidden_states: HiddenStatesOf | None = None  # of all computed tokens, or of the last one
 
     def check(self, vocab_size: int) -> None:
         """Raise `InvalidParam` for the first value out of range.
