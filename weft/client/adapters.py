@@ -26,7 +26,7 @@ class AdapterRefused(Exception):
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
-        self.status = status  # as an HTTP status
+        self.status = status  # HTTP status
 
 
 class FoundAdapter(NamedTuple):
@@ -159,7 +159,7 @@ class AdapterNames:
         return bool(self._model_name) and f"{name}:".startswith(f"{self._model_name}:")
 
     def is_named(self, uid: str) -> bool:
-        """Whether a name stands for this adapter."""
+        """Whether a name belongs to this adapter."""
         return any(adapter.uid == uid for adapter in self.by_name.values())
 
 

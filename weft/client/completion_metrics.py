@@ -2,8 +2,8 @@
 
     arrived ──tokenize──▶ started ──dispatch, queue, prefill──▶ first token ──decode──▶ now
 
-The stages between start and first token come from the engine's final word, because two processes
-do not compare their clocks; `dispatch` is the rest: the way to the engine and back.
+The stages between start and first token come from the engine's final message, because the clocks of
+two processes cannot be compared; `dispatch` is the rest: the way to the engine and back.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CompletionRecorder:
         *,
         is_logged: bool,
     ) -> None:
-        """`finish`: the engine's final message, if there was one. `is_logged`: log good ends
-        too."""
+        """Record an ended completion. `finish`: the engine's final message, if there was one.
+        `is_logged`: also log completions without an error."""
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
-        # A request without a deadline is not told its wait.
+        # Only requests with a deadline get a text about their wait.
         if completion.warnings and "dispatch" in stages:
             self.delay.learn(stages["tokenize"] + stages["dispatch"])
         self._count(completion, end, stages, now)

@@ -1,11 +1,11 @@
-"""What the client knows of its engine: whether it is there and answers, its numbers, its open work.
+"""The client's knowledge of its engine: whether it is ready and answers, its numbers, its open work.
 
     EngineState        its description, its latest numbers, its weights
-    HangDetector       whether it hangs, judged from what it sends
+    HangDetector       whether it hangs, judged from its messages
     OpenCompletions    the completions that have not ended
 
-`EngineClient` writes all of this from the engine's messages; all others read it. How a completion
-ends is not known here, nor what follows from a hang: that is for the launcher to decide.
+`EngineClient` writes this state from the engine's messages; all others only read it. This module
+does not know how a completion ends, nor the consequence of a hang, which the launcher decides.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class EngineState:
 
 
 class HangDetector:
-    """Whether the engine hangs, judged from what it sends.
+    """Whether the engine hangs, judged from its messages.
 
     A thread of the engine sends heartbeats while its steps run, so a long step is no silence.
 

@@ -1,9 +1,9 @@
-"""The time that the front adds to a first token: it reads the request, makes tokens of the prompt,
-and exchanges messages with the engine.
+"""The time that the front adds to a first token: it reads the request, tokenizes the prompt, and
+exchanges messages with the engine.
 
-The engine estimates the wait of a request by its own clock. The client gets this estimate plus the
-front's part, between the same quantiles: of the latest requests with a deadline, one in twenty took
-less and one in twenty more.
+The engine estimates the wait of a request from its arrival there. The client gets this estimate
+plus the front's part, between the same quantiles: of the latest requests with a deadline, one in
+twenty took less and one in twenty more.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections import deque
 import numpy as np
 
 MAX_DELAYS = 128
-REFRESH = 16  # delays, after which the quantiles are looked at again
-OUTSIDE = 0.05
+REFRESH = 16  # new delays until the quantiles are computed again
+OUTSIDE = 0.05  # share of delays below the low quantile, and above the high one
 
 
 class FrontDelay:
@@ -26,7 +26,7 @@ class FrontDelay:
         self._high_s = 0.0
 
     def learn(self, seconds: float) -> None:
-        """A first token has taken so much longer than the engine's part."""
+        """Record the front's part in the time of a first token."""
         self._delays_s.append(seconds)
         self._num_new += 1
         if self._num_new >= REFRESH:
@@ -37,7 +37,8 @@ class FrontDelay:
             self._high_s = high_s
 
     def added_to(self, text: str) -> str:
-        """The text of the header, from the arrival of the HTTP request on."""
+        """The text of the header, LOW-HIGH in ms: `text` counts from the arrival in the engine, the
+        result from the arrival of the HTTP request."""
         low_ms, _, high_ms = text.partition("-")
         low = math.floor(int(low_ms) + 1_000 * self._low_s)
         high = math.ceil(int(high_ms) + 1_000 * self._high_s)

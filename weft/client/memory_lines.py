@@ -1,5 +1,5 @@
-"""What the memory of an engine holds, as the live page tells it: who owns how much, and a line for
-each store beside the pool and for each pin.
+"""The memory of an engine, for the live page: tokens of the KV pool by owner, and a line of text
+for each other store and for each pin.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Store(NamedTuple):
-    """A line with numbers of `Stats` in braces. It is shown if one of them is not 0."""
+    """A line with names of `Stats` in braces. It is shown if one of these numbers is not 0."""
 
     words: str
-    parts: tuple[str, ...] = ()  # numbers that its bar has together,
-    whole: str = ""  # of this one; nothing: it has no bar
+    # The bar of the line shows the sum of `parts` as a share of `whole`; "": there is no bar.
+    parts: tuple[str, ...] = ()
+    whole: str = ""
 
 
 def _guesses(source: str) -> Store:
@@ -68,7 +69,7 @@ STORES = (
 
 
 class _Told(dict[str, str]):
-    """The numbers of `Stats` in words, by name, and whether one that was asked for is not 0."""
+    """The numbers of `Stats` as text, by name. `is_something`: a number that was read is not 0."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
@@ -83,7 +84,7 @@ class _Told(dict[str, str]):
 
 
 def stores(stats: Stats) -> list[dict[str, Any]]:
-    """The lines with their bars: `words`, and `share`, None where there is no bar."""
+    """The lines to show: `words`, and `share` of the bar, from 0 to 1; None: there is no bar."""
     lines = []
     for store in STORES:
         told = _Told(stats)
@@ -99,7 +100,7 @@ def stores(stats: Stats) -> list[dict[str, Any]]:
 
 
 def owners(stats: Stats) -> dict[str, int]:
-    """Tokens of the KV pool by owner. Those of pins are in use, and told apart."""
+    """Tokens of the KV pool by owner. Pinned tokens are in use, and are listed separately."""
     found = {
         "requests": stats.kv_used - stats.pinned_tokens,
         "cached": stats.kv_evictable,
@@ -111,7 +112,7 @@ def owners(stats: Stats) -> dict[str, int]:
 
 
 def pins(found: Sequence[PinStatus]) -> list[dict[str, Any]]:
-    """Pins with what there is to say of each in `words`."""
+    """The fields of each pin, and its description in `words`."""
     return [{**msgspec.structs.asdict(pin), "words": _pin_words(pin)} for pin in found]
 
 
