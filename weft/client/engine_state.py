@@ -1,4 +1,4 @@
-"""The client's knowledge of its engine: whether it is ready and answers, its numbers, its open work.
+"""The client's record of its engine: whether it is ready and answers, its numbers, its open work.
 
     EngineState        its description, its latest numbers, its weights
     HangDetector       whether it hangs, judged from its messages
@@ -129,17 +129,18 @@ class EngineState:
 class HangDetector:
     """Whether the engine hangs, judged from its messages.
 
-    A thread of the engine sends heartbeats while its steps run, so a long step is no silence.
+    A thread of the engine sends heartbeats while its steps run, so a long step is not silence.
 
-        silence      nothing has come for `hang_after_s`: its process is stopped, or no thread of
-                     it can run
-        standstill   heartbeats come, but for `hang_after_s` it has been in one step without using
-                     a processor: it waits for something that does not come
-        endless      it has computed one step for `step_timeout_s`
+        silence      no message for `hang_after_s`: the engine's process is stopped, or none of its
+                     threads can run
+        standstill   heartbeats come, but for `hang_after_s` the engine has been in one step without
+                     using a processor: it waits for an event that does not come
+        endless      one step has taken `step_timeout_s`
 
-    Time is counted in ticks of our own: while this process did not run itself (a laptop asleep, a
-    debugger), nothing is held against the engine. Where the machine has no processor for it or for
-    us, silence proves little: there `BUSY_TICKS` ticks count as one, so that a hang is still found.
+    Time is counted in ticks of this process: the time in which this process did not run (a laptop
+    asleep, a debugger) does not count. If the machine has no free processor for the engine or for
+    this process, silence proves little: then `BUSY_TICKS` ticks count as one, so that a hang is
+    still found.
     """
 
     def __init__(self, step_timeout_s: float = 0.0, hang_after_s: float = HANG_AFTER_S) -> None:
