@@ -72,7 +72,7 @@ class ControlRequest(
     omit_defaults=True,
     tag=tag_of,
 ):
-    """A question to a running engine, or a change of it.
+    """Asks a running engine for something, or changes it.
 
     Its reply is an `R_co` or a `CallFailed`.
     """

@@ -54,7 +54,7 @@ def _open(
 class Sender:
     """The sending end. It does not block.
 
-    Its queue of messages has no limit: the receiver limits its requests.
+    Its queue of messages is unbounded: the limits of the receiver's own queue control the flow.
 
     Only the first message may wait for the peer's connection. Later messages to a peer that has
     ended are dropped and counted: the peer does not come back, and the watcher of the other process

@@ -1,5 +1,5 @@
 """Encodes messages as msgpack bytes, and decodes them by the tag of their type. Decoding never runs
-code of a message.
+code from the data.
 
 The modules imported here determine which control requests and replies exist: each message declares
 itself (`calls.py`).

@@ -13,8 +13,7 @@ ID_BYTES = 4  # of a packed token id
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The input of one encoder call. Its vectors replace a run of equal placeholder tokens in the
-    prompt.
+    """One input of an encoder. Its vectors replace a run of equal placeholder tokens in the prompt.
 
     A picture that is encoded in tiles becomes several items, and so does a video with text between
     its frames.

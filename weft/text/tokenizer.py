@@ -257,7 +257,7 @@ class Tokenizer:
         return found
 
     def encode_input(self, one: str | tuple[str, str], max_len: int | None = None) -> Encoded:
-        """The tokens of a text or of a pair of texts, cut to `max_len` like in `encode_each`."""
+        """The tokens of a text or of a pair of texts, cut to `max_len` as in `encode_each`."""
         [encoded] = self.encode_each([one], max_len)
         return encoded
 

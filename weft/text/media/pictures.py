@@ -88,7 +88,7 @@ def open_picture(data: bytes, max_pixels: int) -> Image:
 def decode_picture(image: Image) -> Image:
     """The pixels of an opened picture, upright, in RGB; of several frames, the first.
 
-    Like in transformers, transparency is dropped, not blended with a background. Raises
+    As in transformers, transparency is dropped, not blended with a background. Raises
     `MediaError` for a truncated or damaged file.
     """
     try:

@@ -29,7 +29,7 @@ NAMES: dict[MediaKind, tuple[str, str]] = {
 }
 
 
-MAX_ITEM_BYTES = 500_000_000  # the limit of a message's extra frames
+MAX_ITEM_BYTES = 500_000_000  # below the limit of a frame beside a message
 
 
 class ReadyMedia(NamedTuple):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MediaPart(NamedTuple):
-    """The input of one encoder call, and the place of its vectors in the prompt."""
+    """One input of the encoder, and the number of tokens for its vectors in the prompt."""
 
     kind: MediaKind
     length: int  # tokens from the first to the last placeholder, with the tokens between them

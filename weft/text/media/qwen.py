@@ -295,7 +295,7 @@ def sampled_frames(num_frames: int, frames_per_s: float, spec: VideoSpec) -> Int
     wanted = math.floor(min(share, num_frames) / time_size) * time_size
     if not wanted:
         raise ValueError(f"a video has {num_frames} frames; this model takes at least {time_size}")
-    # Rounded to float32, like in torch.
+    # Rounded to float32, as in torch.
     places = np.arange(wanted) * (num_frames / wanted)
     return places.astype(np.float32).astype(np.int32)
 

@@ -33,7 +33,8 @@ class XmlMarks(NamedTuple):
     close: str  # after the last argument
     # Values are on separate lines: the line breaks around a value do not belong to it.
     on_lines: bool = False
-    # Before a flag after the key: "true" for a string, "false" for JSON; "": there is no flag.
+    # The mark before the flag that follows the key: "true" for a string, "false" for JSON; "":
+    # there is no flag.
     is_string: str = ""
 
 

@@ -354,7 +354,7 @@ def _content(
     content: Any, where: str, *, as_list: bool, marks: Mapping[str, str]
 ) -> str | list[JsonObject] | None:
     """The content as the template reads it. Without `as_list`, the parts are joined to one text,
-    one line each, like in vLLM and llama.cpp; pictures are replaced by their marks."""
+    one line each, as in vLLM and llama.cpp; pictures are replaced by their marks."""
     if content is None or isinstance(content, str):
         return content
     texts: list[str] = []

@@ -25,7 +25,8 @@ NUM_PROCESSES = 2
 COMPILE_WORK_S = 10.0  # of processor time, for the templates of the model
 RENDER_WORK_S = 5.0
 SLOW_S = 60.0  # more wall-clock time, for a busy machine; then the process counts as hung
-# A longer conversation (in bytes) never takes the last free process, nor a request's own template.
+# Bytes of a conversation. Longer ones, and requests with their own template, never take the last
+# free process.
 LONG_LEN = 65_536
 
 
