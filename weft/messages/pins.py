@@ -1,4 +1,4 @@
-"""Pins: prefixes of prompts that stay in the prefix cache for some time and are not evicted."""
+"""Pins: prefixes of prompts that the prefix cache keeps for a while, in preference to the rest."""
 
 from __future__ import annotations
 
