@@ -136,18 +136,19 @@ class Peers:
         end.sendall(HEADER.pack(self._num_swaps, len(message)) + message)
 
     def _take(self, end: socket.socket) -> bytearray:
-        number, num_bytes = HEADER.unpack(_read(end, HEADER.size))
+        number, num_bytes = HEADER.unpack(read_exactly(end, HEADER.size))
         if number != self._num_swaps or num_bytes > MAX_BYTES:
             raise EOFError(f"swap {self._num_swaps} here is {number} there")
-        return _read(end, num_bytes)
+        return read_exactly(end, num_bytes)
 
 
-def _read(end: socket.socket, num_bytes: int) -> bytearray:
+def read_exactly(end: socket.socket, num_bytes: int) -> bytearray:
+    """Raises OSError, also if the other end has closed before."""
     found = bytearray(num_bytes)
     view = memoryview(found)
     while view:
         num = end.recv_into(view)
         if not num:
-            raise EOFError
+            raise ConnectionError("the other end has closed")
         view = view[num:]
     return found

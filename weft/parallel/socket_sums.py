@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.ops.sharding import RankLost
-from weft.parallel.peers import Peers
+from weft.parallel.peers import Peers, read_exactly
 
 FloatArray = NDArray[np.float32]
 
@@ -157,10 +157,10 @@ def _greet(end: socket.socket, key: bytes, rank: int, *, calls: bool) -> int:
     """Tell each other which ranks both are, and that they know the key. Raises OSError."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     end.sendall(nonce)
-    theirs = _read(end, NONCE_BYTES)
+    theirs = bytes(read_exactly(end, NONCE_BYTES))
     number = RANK.pack(rank)
     end.sendall(number + _proof(key, theirs, number, calls=calls))
-    answer = _read(end, RANK.size + PROOF_BYTES)
+    answer = bytes(read_exactly(end, RANK.size + PROOF_BYTES))
     other = answer[: RANK.size]
     if not hmac.compare_digest(answer[RANK.size :], _proof(key, nonce, other, calls=not calls)):
         raise ConnectionError("it does not know the secret")
@@ -170,16 +170,6 @@ def _greet(end: socket.socket, key: bytes, rank: int, *, calls: bool) -> int:
 def _proof(key: bytes, nonce: bytes, number: bytes, *, calls: bool) -> bytes:
     """Of either side: what one has said is not taken from the other."""
     return hmac.digest(key, nonce + number + bytes([calls]), "sha256")
-
-
-def _read(end: socket.socket, num_bytes: int) -> bytes:
-    found = b""
-    while len(found) < num_bytes:
-        piece = end.recv(num_bytes - len(found))
-        if not piece:
-            raise ConnectionError("it has hung up")
-        found += piece
-    return found
 
 
 def _left_s(until_s: float) -> float:
