@@ -89,20 +89,11 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
             "computes: --device cpu"
         )
     by_torch = spec.engine.attention_backend == "torch"
-    if spec.model.latent is not None and not by_torch:
+    without_kernels = _without_kernels(spec.model)
+    if without_kernels and not by_torch:
         raise UnsupportedModel(
-            f"{spec.model.name} attends by latents, for which a GPU has no kernels as yet: "
+            f"{spec.model.name} {without_kernels}, for which a GPU has no kernels as yet: "
             "--attention-backend torch, or --device cpu"
-        )
-    if spec.model.norms_rotated and not by_torch:
-        raise UnsupportedModel(
-            f"{spec.model.name} norms rotated heads, for which a GPU has no kernels as yet: "
-            "--attention-backend torch, or --device cpu"
-        )
-    if not spec.model.has_one_kv_shape and not by_torch:
-        raise UnsupportedModel(
-            f"{spec.model.name} keeps K and V of other sizes in some layers, for which a GPU has "
-            "no kernels as yet: --attention-backend torch, or --device cpu"
         )
     device = GpuDevice(gpu, spec.thread)
     buffer = H2DBuffer(gpu)
@@ -176,6 +167,18 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     )
     steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
     return TorchRunner(steps, store=store, device=device)
+
+
+def _without_kernels(model: ModelConfig) -> str:
+    """What a model does that our kernels for GPUs do not compute, as a part of a sentence; "" for
+    nothing."""
+    if model.latent is not None:
+        return "attends by latents"
+    if model.norms_rotated:
+        return "norms rotated heads"
+    if not model.has_one_kv_shape:
+        return "keeps K and V of other sizes in some layers"
+    return ""
 
 
 def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:
