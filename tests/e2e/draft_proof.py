@@ -132,7 +132,9 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
 def guessing(source: str, answers: dict[int, list[int]]) -> Iterator[str]:
     """Make an engine guess from this source, whatever it costs. Yields the option for it."""
     with pytest.MonkeyPatch.context() as patch:
+        # How long steps take must not decide how much is guessed.
         patch.setattr(speculator, "least_chance", lambda *_: 0.01)
+        patch.setattr(speculator, "steps_of_rest", lambda *_: 0)
         if source in ("knowing", "wrong"):
             known = answers if source == "knowing" else {}
             patch.setattr(scheduler, "make_sources", lambda *_: [Guesser(known)])
