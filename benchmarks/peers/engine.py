@@ -2,7 +2,8 @@
 
 A command is a line `WORKLOAD SEED`; the answer is a line of JSON with the seconds from submitting all requests to the
 last token. Lines that begin otherwise are the engine's own talk. `w3w` is w3 after a first request has left the prefix in
-the cache. In `a1` and `a2`, each request has an adapter (LoRA) of its own.
+the cache. `d1` and `d16` hardly do anything but decode, `p1` is a prompt alone. In `a1` and `a2`, each request has an
+adapter (LoRA) of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ ADAPTER_WORKLOADS = {
     "a1": Workload("8 adapters: 8 of 4 in, 64 out", [RequestShape(0, 4, 64)] * 8),
     "a2": Workload("an adapter: 1 of 512 in, 1 out", [RequestShape(0, 512, 1)], counts_prompt=True),
 }
+
+# The two halves of a request, each by itself.
+HALF_WORKLOADS = {
+    "d1": Workload("decode of one: 1 of 4 in, 64 out", [RequestShape(0, 4, 64)]),
+    "d16": Workload("decode of sixteen: 16 of 4 in, 32 out", [RequestShape(0, 4, 32)] * 16),
+    "p1": Workload("a prompt: 1 of 512 in, 1 out", [RequestShape(0, 512, 1)], counts_prompt=True),
+}
+MORE_WORKLOADS = ADAPTER_WORKLOADS | HALF_WORKLOADS
 
 Generate = Callable[
     [list[list[int]], list[int]], None
@@ -57,8 +66,8 @@ def serve(generate: Generate, adapted: GenerateAdapted | None = None) -> None:
 
 
 def workload_of(name: str) -> Workload:
-    if name in ADAPTER_WORKLOADS:
-        return ADAPTER_WORKLOADS[name]
+    if name in MORE_WORKLOADS:
+        return MORE_WORKLOADS[name]
     return WORKLOADS["w3" if name == WARM else name]
 
 
