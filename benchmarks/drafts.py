@@ -30,8 +30,8 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from weft import LLM, SamplingParams
-from weft.scheduler import scheduler
 from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.parts import build
 from weft.scheduler.request import Request
 from weft.scheduler.speculation.sources import Known
 
@@ -103,7 +103,7 @@ def measure(asked: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"threads": asked.threads, "kv_tokens": 16_384}
     plain = LLM(asked.model, speculative="off", **settings)
     if asked.wrong:
-        scheduler.make_sources = lambda *_: [WrongGuesses()]  # type: ignore[assignment, list-item]
+        build.make_sources = lambda *_: [WrongGuesses()]  # type: ignore[assignment, list-item]
     drafting = LLM(asked.model, draft_model=asked.draft_model, **settings)
     gains: list[float] = []
     for i in range(asked.rounds):

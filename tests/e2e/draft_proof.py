@@ -24,7 +24,7 @@ from weft import LLM, Grammar, SamplingParams
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.sampling import ThinkingMarks
 from weft.messages.status import Stats
-from weft.scheduler import scheduler
+from weft.scheduler.parts import build
 from weft.scheduler.request import Request
 from weft.scheduler.speculation import speculator
 from weft.scheduler.speculation.sources import Known
@@ -137,7 +137,7 @@ def guessing(source: str, answers: dict[int, list[int]]) -> Iterator[str]:
         patch.setattr(speculator, "steps_of_rest", lambda *_: 0)
         if source in ("knowing", "wrong"):
             known = answers if source == "knowing" else {}
-            patch.setattr(scheduler, "make_sources", lambda *_: [Guesser(known)])
+            patch.setattr(build, "make_sources", lambda *_: [Guesser(known)])
             yield "ngram"
         else:
             yield source

@@ -16,18 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 
 from weft.arrays import IntArray
-from weft.config.drafts import MODEL
-from weft.config.handoff import DECODE
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import Fault
-from weft.memory.allocator import PageAllocator, RowTable
-from weft.memory.prefix_cache import TOKEN_BYTES, NoPrefixCache, PrefixCache
-from weft.memory.radix import RadixCache
+from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
@@ -36,44 +31,23 @@ from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, left
 from weft.scheduler.composed.build import build_policy
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
-from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
-from weft.scheduler.planner import Planner
+from weft.scheduler.parts.build import Shared, make_memory, make_steps
 from weft.scheduler.policy import Policy, PolicyContext
-from weft.scheduler.prefill import NO_ROOM, PrefillScheduler
+from weft.scheduler.prefill import NO_ROOM
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (
     NO_ROW,
-    Columns,
     Request,
     RequestState,
     matching_ids,
     seed_of,
 )
 from weft.scheduler.retraction import retract_until_fits
-from weft.scheduler.settings import SchedulerSettings, TierSettings
+from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.shadow.shadowed import Shadowed
-from weft.scheduler.speculation.drafting import DraftingPlanner
-from weft.scheduler.speculation.guessing import Guesser
-from weft.scheduler.speculation.planner import SpeculativePlanner
-from weft.scheduler.speculation.sources import make_sources
-from weft.scheduler.speculation.speculator import Speculator
-from weft.scheduler.split.planner import SplitPlanner
-from weft.scheduler.split.prefill import SplitPrefills, unmixed
-from weft.scheduler.stages.columns import TurnColumns
-from weft.scheduler.states.admission import StatefulPrefills
-from weft.scheduler.states.kv import StatefulKv
-from weft.scheduler.tiers.groups import TieredStatefulKv, TieredWindowedKv
-from weft.scheduler.tiers.kv import TieredKv
-from weft.scheduler.windows.admission import WindowedPrefills
-from weft.scheduler.windows.kv import WindowedKv
-
-
-class Memory(NamedTuple):
-    kv: KvMemory
-    prefills: type[PrefillScheduler]  # class that admits requests to this memory
 
 
 class Scheduler:
@@ -81,7 +55,8 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, features: Sequence[Feature] = ()) -> None:
         self.settings = settings
-        self.kv, passes = _make_memory(settings)
+        memory = make_memory(settings)
+        self.kv = memory.kv
         columns = self.kv.columns
         self.counters = Counters()
         self.history = RequestHistory()
@@ -98,13 +73,18 @@ class Scheduler:
         context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
         policy = self._new_policy(settings, context)
         self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
-        self.planner: Planner
-        self.prefills: PrefillScheduler | SplitPrefills
-        if settings.split_prefill_layers:
-            self.planner, self.prefills = self._split_passes(passes, settings)
-        else:
-            self.planner = self._whole_planner(settings)
-            self.prefills = self._passes(passes, settings, self.planner)
+        shared = Shared(
+            settings=settings,
+            kv=self.kv,
+            queue=self.waiting_queue,
+            running=self.running_batch,
+            hooks=self.hooks,
+            pace=self.pace,
+            limits=self.limits,
+            history=self.history,
+            counters=self.counters,
+        )
+        self.planner, self.prefills = make_steps(shared, memory.prefills)
         # The batch that ran last; its prefills are not in the running batch yet.
         self.last_batch: Batch | None = None
         self._now = 0.0  # time of the last call that passed it
@@ -120,63 +100,6 @@ class Scheduler:
         context = live.context._replace(report=self.outbox.shadow_failed)
         shadow = build_policy(name, context)
         return Shadowed(live, shadow, name=name, counters=self.counters)
-
-    def _passes(
-        self, kind: type[PrefillScheduler], settings: SchedulerSettings, planner: Planner
-    ) -> PrefillScheduler:
-        """The passes over the queue, which plan their steps with `planner`."""
-        return kind(
-            settings,
-            kv=self.kv,
-            queue=self.waiting_queue,
-            running=self.running_batch,
-            hooks=self.hooks,
-            pace=self.pace,
-            limits=self.limits,
-            planner=planner,
-            history=self.history,
-            counters=self.counters,
-        )
-
-    def _whole_planner(self, settings: SchedulerSettings) -> Planner:
-        if not settings.draft_sources:
-            return Planner(self.kv, self.hooks)
-        assert self.pace is not None, "drafts are made by what steps cost"
-        speculator = Speculator(
-            self.kv.columns,
-            self.hooks,
-            self.pace,
-            self.history,
-            self.counters,
-            make_sources(
-                settings.draft_sources, self.kv.cache, settings.ngram_max, settings.ngram_min
-            ),
-            settings.max_draft,
-            # Pages before a window are freed while a run may still be computed again.
-            repeats_runs=settings.draft is None and settings.windows is None,
-        )
-        longest = settings.max_step_tokens
-        if settings.draft is None or MODEL not in settings.draft_sources:
-            return SpeculativePlanner(self.kv, self.hooks, speculator, longest)
-        guesser = Guesser(self.kv, settings, settings.draft, speculator)
-        if isinstance(self.kv, TieredKv):
-            self.kv.on_landing = guesser.landed
-        return DraftingPlanner(self.kv, self.hooks, speculator, guesser, longest)
-
-    def _split_passes(
-        self, kind: type[PrefillScheduler], settings: SchedulerSettings
-    ) -> tuple[SplitPlanner, SplitPrefills]:
-        planner = SplitPlanner(
-            self.kv,
-            self.hooks,
-            settings=settings,
-            running=self.running_batch,
-            queue=self.waiting_queue,
-            pace=self.pace,
-        )
-        whole = self._passes(kind, unmixed(settings), planner)
-        passes = SplitPrefills(whole, planner, history=self.history, counters=self.counters)
-        return planner, passes
 
     # Requests come
 
@@ -773,45 +696,3 @@ class Scheduler:
             if request.row != NO_ROW:
                 found[f"{request.message.rid} (request {request.id})"] = request
         return found
-
-
-def _make_memory(settings: SchedulerSettings) -> Memory:
-    page_size = settings.page_size
-    num_rows = settings.sized_for.max_running_requests
-    cache: PrefixCache = NoPrefixCache(page_size)
-    if settings.prefix_cache:
-        cache = RadixCache(page_size)
-    rows = RowTable(
-        num_rows, settings.context_length, page_size, limit=settings.max_running_requests
-    )
-    allocator = PageAllocator(settings.num_pages, page_size)
-    columns: Columns
-    if settings.num_stages > 1:
-        columns = TurnColumns(num_rows, settings)
-    else:
-        columns = Columns(num_rows, settings.context_length)
-    kv: KvMemory
-    passes: type[PrefillScheduler] = PrefillScheduler
-    tiers = settings.tiers
-    if settings.handoff is not None and settings.handoff.mode == DECODE:
-        tiers = TierSettings(block_len=page_size)
-    if tiers is not None and settings.windows is not None:
-        kv = TieredWindowedKv(
-            rows, allocator, cache, columns, settings.windows, settings.chunk_len, tiers
-        )
-        passes = WindowedPrefills
-    elif tiers is not None and settings.states is not None:
-        kv = TieredStatefulKv(rows, allocator, cache, columns, settings.states, tiers)
-        passes = StatefulPrefills
-    elif tiers is not None:
-        kv = TieredKv(rows, allocator, cache, columns, tiers)
-    elif settings.windows is not None:
-        kv = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
-        passes = WindowedPrefills
-    elif settings.states is not None:
-        kv = StatefulKv(rows, allocator, cache, columns, settings.states)
-        passes = StatefulPrefills
-    else:
-        kv = KvMemory(rows, allocator, cache, columns)
-    kv.keeps_items_whole = settings.keeps_items_whole
-    return Memory(kv, passes)
