@@ -245,6 +245,7 @@ struct Attention {
     const Block& block = item.block;
     const int64_t rows = block.rows;
     for (int64_t h = 0; h < num_heads; h++) load_queries(block, first_head + h, q + h * rows * q_size, q_scales + h * rows);
+    Direct<Kv>::order_queries(q, num_heads * rows * q_size);
     for (int64_t i = 0; i < num_heads * rows; i++) begin(first_head + i / rows, i % rows, states + i * state);
     for (int64_t segment = item.first_segment; segment < item.first_segment + item.num_segments; segment++) {
       enter(block, item, segment);
@@ -309,7 +310,11 @@ struct Attention {
         }
       }
     }
-    for (int64_t i = 0; i < num_heads * rows; i++) scale_sums<Kv>(next + i * state, dims);
+    for (int64_t i = 0; i < num_heads * rows; i++) {
+      float* const sums = next + i * state;
+      Direct<Kv>::end_sums(weights + i / rows * size + i % rows * kSlab, rows * kSlab, slabs, dims, sums);
+      scale_sums<Kv>(sums, dims);
+    }
   }
 
   // ---------------------------------------------------------------- many queries

@@ -183,12 +183,35 @@ static void direct_values(const typename Kv::Factor* weights, Range range, int64
   }
 }
 
+// ---------------------------------------------------------------- of a format
+
+// How queries meet a format's keys and values. A format that is better taken in another way has its own.
+template <class Kv>
+struct Direct {
+  using Factor = typename Kv::Factor;
+
+  // Queries as `load_queries` leaves them, `num` factors in all, become what `scores` wants.
+  static void order_queries(Factor*, int64_t) {}
+
+  template <int R, class... Args>
+  WEFT_INLINE void scores(Args&&... args) {
+    direct_scores<Kv, R>(args...);
+  }
+  template <int R, class... Args>
+  WEFT_INLINE void values(Args&&... args) {
+    direct_values<Kv, R>(args...);
+  }
+
+  // After `values` of all `slabs` of a segment: a row's sums become what products of panels give.
+  static void end_sums(const Factor*, int64_t, Range, int64_t, float*) {}
+};
+
 // ---------------------------------------------------------------- for any number of rows up to kPassRows
 
 template <class Kv, int R = kPassRows, class... Args>
 static void direct_scores_of(int64_t rows, Args&&... args) {
   if (rows == R) {
-    direct_scores<Kv, R>(args...);
+    Direct<Kv>::template scores<R>(args...);
   } else if constexpr (R > 1) {
     direct_scores_of<Kv, R - 1>(rows, args...);
   }
@@ -197,7 +220,7 @@ static void direct_scores_of(int64_t rows, Args&&... args) {
 template <class Kv, int R = kPassRows, class... Args>
 static void direct_values_of(int64_t rows, Args&&... args) {
   if (rows == R) {
-    direct_values<Kv, R>(args...);
+    Direct<Kv>::template values<R>(args...);
   } else if constexpr (R > 1) {
     direct_values_of<Kv, R - 1>(rows, args...);
   }
@@ -205,3 +228,7 @@ static void direct_values_of(int64_t rows, Args&&... args) {
 
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft
+
+#if defined(WEFT_ISA_AVX2)
+#include "attention_bytes.h"
+#endif
