@@ -58,7 +58,8 @@ struct Direct<KvI8> {
           const Words evens = even_bytes(x), odds = odd_bytes(x);
           repeat<R>([&](auto r) WEFT_UNROLLED {
             I32& sum = sums[r * K + n];
-            sum = dot_shorts(dot_shorts(sum, even[r], evens), odd[r], odds);
+            hold(sum = dot_shorts(sum, even[r], evens));
+            hold(sum = dot_shorts(sum, odd[r], odds));
           });
         });
       }
@@ -146,8 +147,8 @@ struct Direct<KvI8> {
         const I32 shorts = _mm256_xor_si256(both, _mm256_set1_epi16(0x80));
         repeat<R>([&](auto r) WEFT_UNROLLED {
           const I32 weight = four_bytes(weights + r * kSlab + key);
-          s[r][half] = dot_shorts(s[r][half], weight, shorts);
-          s[r][2 + half] = dot_shorts(s[r][2 + half], weight, high);
+          hold(s[r][half] = dot_shorts(s[r][half], weight, shorts));
+          hold(s[r][2 + half] = dot_shorts(s[r][2 + half], weight, high));
         });
       });
     }
