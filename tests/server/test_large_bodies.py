@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.server.fake import RunningServer
@@ -188,3 +189,36 @@ def test_large_answers_are_written_off_the_event_loop_and_are_the_same(
     small = http.post(path, json=asked).json()
     assert set(threads) == {loop}
     assert without_names(large) == without_names(small)
+
+
+entered = threading.Event()  # a thread has begun to make the decoder of a body
+other_ended = threading.Event()
+
+
+def slow_type() -> type[int]:
+    """The type of a field, for a decoder whose making takes long."""
+    entered.set()
+    other_ended.wait(0.3)
+    return int
+
+
+def test_two_threads_that_meet_a_type_of_body_first_decode_it_one_after_the_other() -> None:
+    # Without that, the second thread reads what msgspec has of the type so far, and crashes.
+    part = msgspec.defstruct("Part", [("number", "slow_type()")], module=__name__)
+    whole = msgspec.defstruct("Whole", [("parts", list[part])], module=__name__)  # type: ignore[valid-type]
+    numbers: list[int] = []
+
+    def decode() -> None:
+        decoded: Any = body._decoder(whole).decode(b'{"parts": [{"number": 7}]}')
+        numbers.append(decoded.parts[0].number)
+
+    first = threading.Thread(target=decode)
+    first.start()
+    assert entered.wait(10)
+    second = threading.Thread(target=decode)
+    second.start()
+    second.join(0.1)
+    other_ended.set()
+    first.join()
+    second.join()
+    assert numbers == [7, 7]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Set
 from functools import cache, partial
 from itertools import islice
@@ -73,6 +74,7 @@ _HARMLESS = {
     "length_penalty": 1,
 }
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+_making_a_decoder = threading.Lock()
 
 
 async def read_json(context: ServerContext, request: Request, type: type[T]) -> T:
@@ -245,7 +247,14 @@ def _require_json(request: Request) -> None:
 
 @cache
 def _decoder(type: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(type)
+    """The decoder of a type of body.
+
+    While msgspec makes a decoder, it runs Python code and already lets other threads use its
+    incomplete description of the structs in it, which crashes them. So one thread at a time makes a
+    decoder.
+    """
+    with _making_a_decoder:
+        return msgspec.json.Decoder(type)
 
 
 def json_response(value: Any) -> Response:
