@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.config.engine import EngineConfig
+from weft.config.limits import Limits
 from weft.config.options import Command, SettingsError, option, options_of
 from weft.config.process import EngineArgs
 from weft.config.server import ServerConfig
@@ -214,16 +215,11 @@ def test_names_and_words_of_other_engines_that_mean_the_same_are_taken(tmp_path:
 
 
 def test_names_of_other_engines_are_not_names_of_ours() -> None:
-    ours = set[str]()
-    for config in (EngineConfig, ServerConfig):
-        for item in options_of(config):
-            ours |= {item.name, *item.aliases}
-    theirs = [
-        name
-        for config in (EngineConfig, ServerConfig)
-        for item in options_of(config)
-        for name in item.elsewhere
+    options = [
+        item for config in (EngineConfig, ServerConfig, Limits) for item in options_of(config)
     ]
+    ours = {name for item in options for name in (item.name, *item.aliases)}
+    theirs = [name for item in options for name in item.elsewhere]
     assert len(theirs) == len(set(theirs))
     assert ours.isdisjoint(theirs)
 

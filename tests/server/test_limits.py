@@ -52,7 +52,7 @@ CASES: list[
     ("max_n", 3, TEXT, {"prompt": "a", "n": 4}, 400),
     ("max_n", 3, NATIVE, {"text": "a", "sampling_params": {"n": 4}}, 400),
     ("max_completions", 4, TEXT, {"prompt": ["a", "b"], "n": 3}, 400),
-    ("max_total_tokens", 100, TEXT, {"prompt": [[1] * 10] * 6, "n": 2}, 400),
+    ("max_request_tokens", 100, TEXT, {"prompt": [[1] * 10] * 6, "n": 2}, 400),
     ("max_messages", 2, CHAT, {"messages": HI * 3}, 400),
     ("max_tools", 1, CHAT, {"messages": HI, "tools": [{}, {}], "tool_choice": "none"}, 400),
     ("max_stop_strings", 1, TEXT, {"prompt": "a", "stop": ["b", "c"]}, 400),
@@ -238,7 +238,7 @@ def test_a_full_queue_tells_the_time_that_the_engine_has_worked_out(
 
 def test_prompts_together_have_a_limit() -> None:
     with (
-        running(limits=Limits(max_total_tokens=100)) as server,
+        running(limits=Limits(max_request_tokens=100)) as server,
         httpx.Client(base_url=server.url) as http,
     ):
         assert http.post(TEXT, json={"prompt": [[1] * 10] * 5, "n": 2}).status_code == 200

@@ -74,7 +74,7 @@ class Limits:
         low=0.0,
         high=1_000.0,
     )
-    max_total_tokens: int = option(
+    max_request_tokens: int = option(
         16_000_000,
         "prompt tokens of one request, those of each prompt n times",
         group="limits",

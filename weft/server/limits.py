@@ -285,8 +285,8 @@ def check_totals(context: ServerContext, prompts: Sequence[Prompt]) -> None:
     limits = context.limits
     if num_completions > limits.max_completions:
         raise _exceeded(limits, "max_completions", "n", num_completions, "completions")
-    if num_tokens > limits.max_total_tokens:
-        raise _exceeded(limits, "max_total_tokens", "prompt", num_tokens, "prompt tokens")
+    if num_tokens > limits.max_request_tokens:
+        raise _exceeded(limits, "max_request_tokens", "prompt", num_tokens, "prompt tokens")
     for total in TOTALS:
         asking: list[Prompt] = []
         for prompt in prompts:
