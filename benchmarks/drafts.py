@@ -130,7 +130,8 @@ def tell_costs(llm: LLM) -> None:
     print(f"{right} of {num} guesses were right; {stats.total_steps} steps")
     print(
         f"a step: {1e3 * cost.seconds(StepLoad(1, 200)):.2f} ms, of which {1e3 * cost.token_s:.3f} "
-        f"for each token; a pass of the draft model: {1e3 * pace.draft_cost.pass_s:.2f} ms"
+        f"for each token; a step of the draft model: {1e3 * pace.draft_cost.step_s:.2f} ms "
+        f"and {1e3 * pace.draft_cost.pass_s:.2f} for each pass"
     )
 
 

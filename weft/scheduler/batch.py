@@ -188,8 +188,9 @@ def commit(
     facts = batch.facts
     tokens: IntArray = result.first_tokens
     known: IntArray = batch.sample_lens
-    if facts.as_of != columns.num_changes or not live.all():
-        facts = columns.facts(facts.rows[live])
+    if not live.all():
+        # They hold for these rows: their requests have not changed since.
+        facts = facts.some(live)
         tokens = tokens[live]
         known = known[live]
     places = facts.at * columns.tokens.shape[1] + known

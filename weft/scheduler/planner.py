@@ -152,9 +152,9 @@ class Planner:
     def row_released(self, request: Request) -> None:
         """A request is about to release its row."""
 
-    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
+    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result | None:
         """Decide how much of the result of a batch counts. Called before the result is processed;
-        returns the part that counts.
+        returns the part that counts, or None if no request gets a token from such a batch.
 
         `is_eos` [vocab_size] marks the model's end-of-sequence tokens.
         """

@@ -270,6 +270,15 @@ class RowFacts(NamedTuple):
     min_p: FloatArray  # [n]
     seeds: LongArray  # [n]
 
+    def some(self, kept: BoolArray) -> RowFacts:
+        """The facts of the rows that are `kept` [n]."""
+        return RowFacts(self.rows[kept], self.as_of, *(column[kept] for column in self[2:]))
+
+    def repeated(self, counts: IntArray) -> RowFacts:
+        """The facts of each row `counts` [n] times."""
+        columns = (np.repeat(column, counts) for column in self[2:])
+        return RowFacts(np.repeat(self.rows, counts), self.as_of, *columns)
+
 
 class SamplingColumns:
     """The parameters of sampling, by row."""

@@ -466,10 +466,12 @@ class Scheduler:
             self._now = now
         columns = self.kv.columns
         is_eos = self.limits.is_eos
-        result = self.planner.settle(batch, result, is_eos)
-        effects = self.hooks.commit(batch, columns, result)
-        worthless = left_behind(columns, batch, result)
-        outcome = commit(columns, batch, result, is_eos, effects.ends, effects.forced)
+        settled = self.planner.settle(batch, result, is_eos)
+        if settled is None:
+            return self.outbox.take_output()
+        effects = self.hooks.commit(batch, columns, settled)
+        worthless = left_behind(columns, batch, settled)
+        outcome = commit(columns, batch, settled, is_eos, effects.ends, effects.forced)
         # From here on the tokens are known, so they must be reported even if something raises.
         self.outbox.put(
             StepOutput(

@@ -12,11 +12,13 @@ same row table and the model's programs.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.arrays import BoolArray, IntArray
@@ -28,7 +30,7 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
 from weft.plan.logits import GrammarMask
-from weft.plan.step import Plan, Result, Sampling, StateSlots, find
+from weft.plan.step import Drafting, Plan, Result, Sampling, StateSlots, find
 
 DRAWS = {  # of `Sampling`, in the order and the types of `abi.DrawArgs`
     "temperature": np.float32,
@@ -62,7 +64,55 @@ class SamplingBuffers:
         self.max_logits = np.empty(capacity, np.float32)
         self.tokens = np.empty(capacity, np.int32)
         self.invalid = np.empty(capacity, np.bool_)
-        self.draws = {name: np.empty(capacity, dtype) for name, dtype in DRAWS.items()}
+        self.draws = draw_columns(capacity)
+        self.draw_columns = abi.DrawColumns(*addresses(self.draws))
+
+    def set_draws(self, sampling: Sampling, num_sampling: int) -> None:
+        for name, column in self.draws.items():
+            column[:num_sampling] = getattr(sampling, name)
+
+
+def draw_columns(capacity: int) -> dict[str, NDArray[Any]]:
+    return {name: np.empty(capacity, dtype) for name, dtype in DRAWS.items()}
+
+
+class GuessBuffers:
+    """The fixed memory into which a chain of fused steps writes its tokens, and its arguments."""
+
+    def __init__(self, capacity: int, num_rows: int) -> None:
+        self.capacity = capacity  # tokens that one chain can draw
+        self.tokens = np.empty(capacity, np.int32)
+        self._given = np.empty(num_rows + capacity, np.int32)  # counts, and the slots of guesses
+        self._numbers = np.empty(6 * num_rows, np.int32)
+        self._draws = draw_columns(capacity)
+        self._draw_columns = abi.DrawColumns(*addresses(self._draws))
+        self.args = abi.Guesses(
+            counts=self._given.ctypes.data,
+            numbers=self._numbers.ctypes.data,
+            tokens=self.tokens.ctypes.data,
+        )
+
+    def give(self, counts: IntArray, slots: IntArray) -> None:
+        """Set how many tokens are drawn for each request, greedily, and their slots."""
+        num_requests = len(counts)
+        given = self._given
+        given[:num_requests] = counts
+        given[num_requests : num_requests + len(slots)] = slots
+        args = self.args
+        args.slots = args.counts + num_requests * given.itemsize
+        args.all = None
+        args.step = None
+
+    def draw(self, sampling: Sampling, of_step: SamplingBuffers) -> None:
+        """Draw the tokens like this. The head of each step reads `of_step`."""
+        for name, column in self._draws.items():
+            column[: len(sampling.positions)] = getattr(sampling, name)
+        self.args.all = ctypes.addressof(self._draw_columns)
+        self.args.step = ctypes.addressof(of_step.draw_columns)
+
+
+def addresses(columns: dict[str, NDArray[Any]]) -> list[int]:
+    return [column.ctypes.data for column in columns.values()]
 
 
 class CpuFusedSteps:
@@ -90,6 +140,7 @@ class CpuFusedSteps:
         self._rotation: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
         self._body: SizedProgram | None = None
         self._head: SizedProgram | None = None
+        self._guesses: GuessBuffers | None = None  # of a draft model
         self._greedy = Program([], [])
         self._drawing = self._greedy
         self._mask = abi.MaskArgs()
@@ -122,11 +173,54 @@ class CpuFusedSteps:
         """Compute a step. Raises MemoryError."""
         if not self.takes(plan):
             return self._otherwise.run(plan)
+        num_sampling = len(plan.sampling.positions)
+        self._lay_out(plan, num_sampling)
+        step = self.step
+        self._mask.num_masks = 0
+        mask = find(plan.logits, GrammarMask)
+        if mask is not None:
+            self._forbid(mask)
+        if not plan.sampling.is_greedy:
+            self._buffers.set_draws(plan.sampling, num_sampling)
+        self._set_head(plan.sampling)
+        self._library.run_fused(step)
+        # Copies, because the next step writes to the same memory and may be launched before this
+        # result is read.
+        invalid = self._buffers.invalid[:num_sampling].copy() if step.num_invalid else None
+        result = Result(self._buffers.tokens[:num_sampling].copy(), invalid=invalid)
+        if mask is not None:
+            result = _with_faults(result, mask)
+        return HostResult(result)
+
+    def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
+        """The tokens that a plan with a `drafting` asks for, all of them in one call of the
+        library. `Passes` says the same step by step. Raises MemoryError."""
+        counts = drafting.counts
+        num_guesses = len(plan.sampling.positions)
+        self._mask.num_masks = 0
+        self._lay_out(plan, int(np.count_nonzero(plan.samples)))
+        if self._guesses is None or num_guesses > self._guesses.capacity:
+            self._guesses = GuessBuffers(2 * num_guesses, len(self._rows.slots))
+        guesses = self._guesses
+        guesses.give(counts, drafting.slots)
+        if not plan.sampling.is_greedy:
+            guesses.draw(plan.sampling, self._buffers)
+        self._set_head(plan.sampling)
+        num_steps = max(int(counts.max(initial=0)), 1)
+        self._library.run_guesses(self.step, guesses.args, num_steps)
+        return guesses.tokens[:num_guesses].copy()
+
+    def _set_head(self, sampling: Sampling) -> None:
+        head = self._greedy if sampling.is_greedy else self._drawing
+        self.step.head = head.address
+        self.step.num_head = len(head.args)
+
+    def _lay_out(self, plan: Plan, num_sampling: int) -> None:
+        """Set what the library needs to know of the plan, except for what it samples by."""
         if plan.table is not None or plan.window is not None:
             self._rows.write(plan)
         step = self.step
         num_requests = len(plan.rows)
-        num_sampling = len(plan.sampling.positions)
         step.num_tokens = plan.num_tokens
         step.num_requests = num_requests
         step.num_sampling = num_sampling
@@ -153,24 +247,6 @@ class CpuFusedSteps:
         if plan.rotation is not None:
             self._rotation = np.ascontiguousarray(plan.rotation, np.int32)
             step.rotation = self._rotation.ctypes.data
-        self._mask.num_masks = 0
-        mask = find(plan.logits, GrammarMask)
-        if mask is not None:
-            self._forbid(mask)
-        head = self._greedy
-        if not plan.sampling.is_greedy:
-            self._set_draws(plan.sampling, num_sampling)
-            head = self._drawing
-        step.head = head.address
-        step.num_head = len(head.args)
-        self._library.run_fused(step)
-        # Copies, because the next step writes to the same memory and may be launched before this
-        # result is read.
-        invalid = self._buffers.invalid[:num_sampling].copy() if step.num_invalid else None
-        result = Result(self._buffers.tokens[:num_sampling].copy(), invalid=invalid)
-        if mask is not None:
-            result = _with_faults(result, mask)
-        return HostResult(result)
 
     def _forbid(self, mask: GrammarMask) -> None:
         """Let the head forbid the tokens that the mask does not allow."""
@@ -182,10 +258,6 @@ class CpuFusedSteps:
         args.mask_stride = self._words.size // num_masks
         args.masks = self._words.ctypes.data
         args.rows = self._masked_rows.ctypes.data
-
-    def _set_draws(self, sampling: Sampling, num_sampling: int) -> None:
-        for name, column in self._buffers.draws.items():
-            column[:num_sampling] = getattr(sampling, name)
 
     def _make_room(self, num_tokens: int, num_sampling: int) -> None:
         """Have programs, and memory for their numbers, that are large enough."""
@@ -234,7 +306,7 @@ class CpuFusedSteps:
         self._mask.logits = logits
         self._mask.vocab_size = vocab_size
         self._mask.stride = stride
-        draws = [column.ctypes.data for column in buffers.draws.values()]
+        draws = addresses(buffers.draws)
         argmax = abi.ArgmaxArgs(
             logits,
             vocab_size,

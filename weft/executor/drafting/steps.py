@@ -1,8 +1,10 @@
 """Steps in which a draft model guesses tokens, one after the other.
 
 Each pass of the draft model is an ordinary step of that model: it is computed by the same
-functions, and draws with the noise of the token that it guesses. This module knows no request, and
-does not know what becomes of the guesses.
+functions, and draws with the noise of the token that it guesses. `Passes` runs one after the other;
+the CPU kernels run all of them in one call (`CpuFusedSteps.guess`), because between the passes of a
+small model Python would take more time than the passes. This module knows no request, and does not
+know what becomes of the guesses.
 
     plan       | known | known | d1 | d2 | d3 |
     1st pass   |_______________|                 draws d1
@@ -13,7 +15,7 @@ does not know what becomes of the guesses.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,24 +26,38 @@ from weft.executor.runner import ModelSteps
 from weft.plan.step import Drafting, ForwardMode, Plan, Result, Sampling
 
 
+class Guesses(Protocol):
+    """Draws the tokens of plans for a draft model."""
+
+    def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
+        """The guessed tokens [sum of counts] of a plan with this `drafting`."""
+        ...
+
+
 class DraftingSteps:
     """The `ModelSteps` of a model with a draft model.
 
-    Both use the same table of slots. `draft` has K and V in slots with the same numbers, and in
-    those that plans name for its drafts.
+    Both use the same table of slots. The draft model has K and V in slots with the same numbers,
+    and in those that plans name for its drafts.
     """
 
-    def __init__(self, otherwise: ModelSteps, draft: ModelSteps) -> None:
+    def __init__(self, otherwise: ModelSteps, guesses: Guesses) -> None:
         self._otherwise = otherwise
-        self._draft = draft
+        self._guesses = guesses
 
     def run(self, plan: Plan) -> DeviceOutput:
         if plan.drafting is None:
             return self._otherwise.run(plan)
-        return HostResult(Result(self._guess(plan, plan.drafting)))
+        return HostResult(Result(self._guesses.guess(plan, plan.drafting)))
 
-    def _guess(self, plan: Plan, drafting: Drafting) -> IntArray:
-        """The guessed tokens [sum of counts]."""
+
+class Passes:
+    """The `Guesses` of any draft model: a step of it for each token."""
+
+    def __init__(self, draft: ModelSteps) -> None:
+        self._draft = draft
+
+    def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
         counts = drafting.counts
         begins = np.cumsum(counts) - counts
         drawn: IntArray = np.zeros(int(counts.sum()), np.int32)

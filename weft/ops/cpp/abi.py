@@ -177,6 +177,28 @@ class FusedStep(ctypes.Structure):
     )
 
 
+class DrawColumns(ctypes.Structure):
+    _fields_ = (
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("seeds", c_void_p),
+        ("positions", c_void_p),
+    )
+
+
+class Guesses(ctypes.Structure):
+    _fields_ = (
+        ("counts", c_void_p),
+        ("slots", c_void_p),
+        ("all", c_void_p),
+        ("step", c_void_p),
+        ("numbers", c_void_p),
+        ("tokens", c_void_p),
+    )
+
+
 class PackedWeight(ctypes.Structure):
     _fields_ = (
         ("format", c_int64),
@@ -646,6 +668,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     *(PackedLoraPart, LoraRange, Lora, LoraRows, LoraTable),
     AddVectorsArgs,
     *(RanksArgs, SumRanksArgs, GatherRanksArgs, CopyArgs),
+    *(DrawColumns, Guesses),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,

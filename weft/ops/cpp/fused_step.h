@@ -118,4 +118,66 @@ static void keep_tokens(FusedStep& fused) {
     }
 }
 
+// The request's share of the arrays of `Guesses`: `begin` of its drawn tokens, `slot` of their slots.
+template <class Take>
+static void for_each_request(const FusedStep& fused, const Guesses& guesses, Take take) {
+  int64_t begin = 0, slot = 0;
+  for (int64_t r = 0; r < fused.num_requests; r++) {
+    take(r, begin, slot);
+    begin += guesses.counts[r];
+    slot += guesses.counts[r] ? guesses.counts[r] - 1 : 0;
+  }
+}
+
+// Let the head of step `i` of the chain draw as the i-th token of each request wants it.
+static void choose_draws(const FusedStep& first, const Guesses& guesses, int64_t i) {
+  if (!guesses.all) return;
+  const DrawColumns &all = *guesses.all, &here = *guesses.step;
+  int64_t num = 0;
+  for_each_request(first, guesses, [&](int64_t r, int64_t begin, int64_t) {
+    if (guesses.counts[r] <= i) return;
+    here.temperature[num] = all.temperature[begin + i];
+    here.top_k[num] = all.top_k[begin + i];
+    here.top_p[num] = all.top_p[begin + i];
+    here.min_p[num] = all.min_p[begin + i];
+    here.seeds[num] = all.seeds[begin + i];
+    here.positions[num] = all.positions[begin + i];
+    num++;
+  });
+}
+
+// Step `i` of the chain, behind the first one: one token of each request that draws more than i.
+static FusedStep later_step(const FusedStep& first, const Guesses& guesses, int64_t i) {
+  const int32_t *rows = first.numbers, *starts = rows + first.num_requests, *lens = starts + first.num_requests;
+  int64_t num = 0, n = 0;
+  for (int64_t r = 0; r < first.num_requests; r++) num += guesses.counts[r] > i;
+  int32_t* const to = guesses.numbers;
+  for_each_request(first, guesses, [&](int64_t r, int64_t, int64_t slot) {
+    if (guesses.counts[r] <= i) return;
+    to[n] = rows[r];
+    to[num + n] = starts[r] + lens[r] + int32_t(i) - 1;
+    to[2 * num + n] = to[3 * num + n] = 1;
+    to[4 * num + n] = -1;  // the token that was drawn last
+    to[5 * num + n] = guesses.slots[slot + i - 1];
+    n++;
+  });
+  FusedStep step = first;
+  step.numbers = to;
+  step.num_tokens = step.num_requests = step.num_sampling = num;
+  return step;
+}
+
+static void keep_guesses(const FusedStep& first, const Guesses& guesses, int64_t i) {
+  int64_t num = 0;
+  for_each_request(first, guesses, [&](int64_t r, int64_t begin, int64_t) {
+    if (guesses.counts[r] > i) guesses.tokens[begin + i] = first.tokens[num++];
+  });
+}
+
+static int64_t num_steps(const FusedStep& first, const Guesses& guesses) {
+  int64_t most = 1;
+  for (int64_t r = 0; r < first.num_requests; r++) most = guesses.counts[r] > most ? guesses.counts[r] : most;
+  return most;
+}
+
 }  // namespace weft

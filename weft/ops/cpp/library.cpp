@@ -179,7 +179,8 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
                            sizeof(LoraRange),    sizeof(Lora),     sizeof(LoraRows),       sizeof(LoraTable),
                            sizeof(AddVectorsArgs),
-                           sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs), sizeof(CopyArgs)};
+                           sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs), sizeof(CopyArgs),
+                           sizeof(DrawColumns), sizeof(Guesses)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 
@@ -190,24 +191,46 @@ API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int 
   return run(set, ops, num_ops, *step, num_threads, times);
 }
 
+namespace {
+
+int run_fused(int set, FusedStep& fused, int num_threads, int64_t* times) {
+  if (!is_sound(fused)) return -2;
+  const Step step = lay_out(fused);
+  if (const int failed = run(set, fused.body, fused.num_body, step, num_threads, times)) return failed;
+  fused.num_invalid = 0;
+  if (!fused.num_sampling) return 0;
+  gather_last(fused);
+  Step behind = {};
+  behind.num_tokens = fused.num_sampling;
+  behind.adapters = fused.head_adapters;
+  behind.num_lora_blocks = fused.head_num_lora_blocks;
+  behind.lora_blocks = fused.head_lora_blocks;
+  behind.lora_rows = fused.head_lora_rows;
+  int64_t* const behind_body = times ? times + fused.num_body + 1 : nullptr;
+  if (const int failed = run(set, fused.head, fused.num_head, behind, num_threads, behind_body)) return failed;
+  keep_tokens(fused);
+  return 0;
+}
+
+}  // namespace
+
 // Run a fused step. Returns 0, -1 if memory ran out, -3 if a rank was lost, or -2 if the plan is unsound: then nothing has been done. `times`
 // [num_body + 1 + num_head + 1], or null: those of both programs; of `head` nothing where no request samples.
 API int weft_run_fused(int set, FusedStep* fused, int num_threads, int64_t* times) {
-  if (!is_sound(*fused)) return -2;
-  const Step step = lay_out(*fused);
-  if (const int failed = run(set, fused->body, fused->num_body, step, num_threads, times)) return failed;
-  fused->num_invalid = 0;
-  if (!fused->num_sampling) return 0;
-  gather_last(*fused);
-  Step behind = {};
-  behind.num_tokens = fused->num_sampling;
-  behind.adapters = fused->head_adapters;
-  behind.num_lora_blocks = fused->head_num_lora_blocks;
-  behind.lora_blocks = fused->head_lora_blocks;
-  behind.lora_rows = fused->head_lora_rows;
-  int64_t* const behind_body = times ? times + fused->num_body + 1 : nullptr;
-  if (const int failed = run(set, fused->head, fused->num_head, behind, num_threads, behind_body)) return failed;
-  keep_tokens(*fused);
+  return run_fused(set, *fused, num_threads, times);
+}
+
+// Run a chain of fused steps, which begins with `first`; it has no windows, states, rotations or adapters. Returns the same. `times` has
+// those of each step.
+API int weft_run_guesses(int set, FusedStep* first, const Guesses* guesses, int num_threads, int64_t* times) {
+  const int64_t num = num_steps(*first, *guesses);
+  for (int64_t i = 0; i < num; i++) {
+    FusedStep step = i ? later_step(*first, *guesses, i) : *first;
+    choose_draws(*first, *guesses, i);
+    int64_t* const of_step = times ? times + i * (first->num_body + first->num_head + 2) : nullptr;
+    if (const int failed = run_fused(set, step, num_threads, of_step)) return failed;
+    keep_guesses(*first, *guesses, i);
+  }
   return 0;
 }
 

@@ -15,6 +15,7 @@ import torch
 from weft.ops.cpp.abi import (
     KIND_OF,
     FusedStep,
+    Guesses,
     Op,
     OpKind,
     PackArgs,
@@ -74,6 +75,14 @@ class Library:
             ctypes.c_int,  # threads
             ctypes.c_void_p,  # times
         ]
+        self._run_guesses = self._library.weft_run_guesses
+        self._run_guesses.argtypes = [
+            ctypes.c_int,  # instruction set
+            ctypes.c_void_p,  # first fused step
+            ctypes.c_void_p,  # guesses
+            ctypes.c_int,  # threads
+            ctypes.c_void_p,  # times
+        ]
         self._set = int(self._library.weft_find(instruction_set.encode()))
         if self._set < 0 and instruction_set:
             raise Unavailable(f"this processor has no {instruction_set}")
@@ -127,7 +136,26 @@ class Library:
         )
         if timings is not None:
             timings.end()
-        assert failed != UNSOUND, "a plan that contradicts itself, or leaves its tables"
+        if failed:
+            _raise_for(failed)
+
+    def run_guesses(self, first: FusedStep, guesses: Guesses, num_steps: int) -> None:
+        """Run a chain of `num_steps` whole steps, each of which computes what the one before has
+        drawn. Raises MemoryError."""
+        timings = self.timings
+        times = None
+        if timings is not None:
+            programs = ((first.body, first.num_body), (first.head, first.num_head))
+            times = timings.begin(num_steps * programs, is_step=True)
+        failed = self._run_guesses(
+            self._set,
+            ctypes.addressof(first),
+            ctypes.addressof(guesses),
+            self._threads,
+            times,
+        )
+        if timings is not None:
+            timings.end()
         if failed:
             _raise_for(failed)
 
@@ -158,6 +186,7 @@ class Library:
 
 def _raise_for(failed: int) -> NoReturn:
     """Raises RankLost, or MemoryError."""
+    assert failed != UNSOUND, "a plan that contradicts itself, or leaves its tables"
     if failed == LOST:
         raise RankLost("another rank did not take part in the step")
     raise MemoryError(OUT_OF_MEMORY)

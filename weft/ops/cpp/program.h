@@ -127,6 +127,27 @@ struct FusedStep {
   const int32_t* head_lora_rows;
 };
 
+// How tokens are drawn, as in DrawArgs.
+struct DrawColumns {
+  float* temperature;
+  int32_t* top_k;
+  float* top_p;
+  float* min_p;
+  int64_t* seeds;
+  int32_t* positions;
+};
+
+// A chain of fused steps in which a draft model guesses: the first one computes what `FusedStep.numbers` says, each of the
+// others the token that the one before has drawn. G = sum of counts; the tokens of a request stand side by side.
+struct Guesses {
+  const int32_t* counts;    // [R] tokens to draw for each request; 0: the first step computes its tokens, and draws none
+  const int32_t* slots;     // [G - requests that draw] where K and V of each drawn token go, but for the last of a request
+  const DrawColumns* all;   // [G] how each is drawn; null: the head draws nothing, it takes the likeliest
+  const DrawColumns* step;  // [R] where the head reads how to draw
+  int32_t* numbers;         // scratch, [6, R]
+  int32_t* tokens;          // [G] result; 0 where the logits are not finite
+};
+
 // ---------------------------------------------------------------- weights
 
 // How the elements of a weight [out, in] are kept. All formats consist of panels of kPanel outputs: panel p holds outputs

@@ -1,6 +1,6 @@
 """The cost of a step of the draft model, learnt online.
 
-    seconds = pass · passes + token · tokens
+    seconds = step + pass · passes + token · tokens
 
 Knows nothing of requests. Uses plain Python floats, so that a replay computes the same numbers.
 """
@@ -13,7 +13,7 @@ from weft.plan.step import Drafting, Plan
 from weft.scheduler.pace.step_cost import MIN_STEP_S, NormalEquations, solve_not_negative
 
 FORGET = 0.95
-TOKENS_UNIT = 32.0  # so that both terms have similar sizes
+TOKENS_UNIT = 32.0  # so that the terms have similar sizes
 # The first steps touch memory and build programs, so their times say nothing of later steps.
 NUM_IGNORED = 2
 DRAFT_REFIT_STEPS = 16  # measured steps between two fits
@@ -21,13 +21,14 @@ NUM_TRIED = 6  # measured steps after which the cost is known
 
 
 class DraftCost:
-    """`pass_s`: seconds per pass of a step. `token_s`: seconds per token of a pass."""
+    """`step_s`: seconds per step. `pass_s`: per pass of a step. `token_s`: per token of a pass."""
 
     def __init__(self) -> None:
+        self.step_s = 0.0
         self.pass_s = 0.0
         self.token_s = 0.0
         self.num_seen = 0  # steps
-        self._equations = NormalEquations(2, FORGET)
+        self._equations = NormalEquations(3, FORGET)
 
     @property
     def is_known(self) -> bool:
@@ -36,7 +37,7 @@ class DraftCost:
     def seconds(self, num_tokens: int, num_passes: int) -> float:
         """Seconds of a step that computes `num_tokens` tokens, drafts included; 0 until it is
         known."""
-        return self.pass_s * num_passes + self.token_s * num_tokens
+        return self.step_s + self.pass_s * num_passes + self.token_s * num_tokens
 
     def observe(self, plan: Plan, drafting: Drafting, seconds: float) -> None:
         """A step has taken `seconds`."""
@@ -46,11 +47,12 @@ class DraftCost:
         if self.num_seen <= NUM_IGNORED:
             return
         num_tokens, num_passes = size_of(plan, drafting)
-        row = (float(num_passes), num_tokens / TOKENS_UNIT)
+        row = (1.0, float(num_passes), num_tokens / TOKENS_UNIT)
         self._equations.add(row, seconds, 1 / max(seconds, MIN_STEP_S))
         if self.num_seen > NUM_TRIED and self.num_seen % DRAFT_REFIT_STEPS:
             return
-        self.pass_s, per_unit = solve_not_negative(self._equations.matrix, self._equations.vector)
+        solution = solve_not_negative(self._equations.matrix, self._equations.vector)
+        self.step_s, self.pass_s, per_unit = solution
         self.token_s = per_unit / TOKENS_UNIT
 
 

@@ -19,26 +19,31 @@ from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.planner import sampling_of
-from weft.scheduler.request import Columns, Request
+from weft.scheduler.request import Request, RowFacts
 from weft.scheduler.speculation.guessing import Guess, Guesser
 from weft.scheduler.speculation.planner import SpeculativePlanner
 from weft.scheduler.speculation.speculator import Speculator
 
-NOTHING = Result(tokens=NO_ROWS)
-
 
 class GuessBatch(Batch):
-    """A step of the draft model: no request gets a token from it."""
+    """A step of the draft model: no request gets a token from it. R rows guess, S is 0."""
 
     __slots__ = ("guesses",)
 
-    def __init__(self, guesses: list[Guess], rows: IntArray, columns: Columns) -> None:
-        none = np.zeros(len(rows), dtype=np.bool_)
-        starts = np.array([guess.start for guess in guesses], dtype=np.int32)
-        lens = np.array([guess.length for guess in guesses], dtype=np.int32)
-        super().__init__(ForwardMode.DRAFT, [], rows, starts, lens, none, columns)
-        self.guesses = guesses
+    def __init__(self, guesses: list[Guess], facts: RowFacts) -> None:
+        """`facts` [R] of the rows that guess."""
+        self.mode = ForwardMode.DRAFT
+        self.prefills = []
+        self.rows = facts.rows
+        self.starts = np.array([guess.start for guess in guesses], dtype=np.int32)
+        self.lens = np.array([guess.length for guess in guesses], dtype=np.int32)
+        self.epochs = facts.epochs
+        self.facts = facts
+        self.sample_lens = NO_ROWS
+        self.sample_rows = NO_ROWS
+        self.prompt_only_rows = []
         self.blocks_overlap = True
+        self.guesses = guesses
 
 
 class DraftingPlanner(SpeculativePlanner):
@@ -59,7 +64,7 @@ class DraftingPlanner(SpeculativePlanner):
             guesses = self._guesser.guesses(decode_rows)
             if guesses:
                 self._has_guessed = True
-                return self._guess_batch(guesses)
+                return self._guess_batch(guesses, decode_rows)
         was_guessed = self._has_guessed
         self._has_guessed = False
         batch = super().make_batch(prefills, decode_rows)
@@ -68,7 +73,7 @@ class DraftingPlanner(SpeculativePlanner):
             self._guesser.note_used({draft.row for draft in self._drafts})
         return batch
 
-    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
+    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result | None:
         if not isinstance(batch, GuessBatch):
             return super().settle(batch, result, is_eos)
         columns = self._columns
@@ -79,14 +84,17 @@ class DraftingPlanner(SpeculativePlanner):
             begin += guess.num_drafts
             if lives and guess.num_drafts:
                 self._guesser.keep(guess, tokens)
-        return NOTHING
+        return None
 
-    def _guess_batch(self, guesses: list[Guess]) -> GuessBatch:
+    def _guess_batch(self, guesses: list[Guess], decode_rows: IntArray) -> GuessBatch:
+        """A step for some of the rows that decode."""
         columns = self._columns
         # The draft model samples into the same table of last tokens.
         self._listed_rows.update(guess.row for guess in guesses)
-        rows = np.array([guess.row for guess in guesses], dtype=np.int32)
-        batch = GuessBatch(guesses, rows, columns)
+        rows = decode_rows
+        if len(guesses) < len(decode_rows):
+            rows = np.array([guess.row for guess in guesses], dtype=np.int32)
+        batch = GuessBatch(guesses, columns.facts(rows))
         slots: list[IntArray] = []
         own_slots: list[IntArray] = []
         tokens: list[IntArray] = []
@@ -100,7 +108,6 @@ class DraftingPlanner(SpeculativePlanner):
             tokens.append(columns.tokens[row, start:end])
             positions.append(np.arange(end, end + count, dtype=np.int32))
         counts = np.array([guess.num_drafts for guess in guesses], dtype=np.int32)
-        facts = columns.facts(np.repeat(rows, counts))
         batch.plan = Plan(
             step=self.num_steps,
             mode=batch.mode,
@@ -110,7 +117,7 @@ class DraftingPlanner(SpeculativePlanner):
             tokens=np.concatenate(tokens),
             slots=np.concatenate(slots),
             samples=counts > 0,
-            sampling=sampling_of(facts, np.concatenate(positions)),
+            sampling=sampling_of(batch.facts.repeated(counts), np.concatenate(positions)),
             table=self._kv.take_writes(),
             drafting=Drafting(counts, np.concatenate(own_slots)),
         )

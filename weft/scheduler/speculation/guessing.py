@@ -35,7 +35,7 @@ from weft.scheduler.speculation.speculator import (
 )
 from weft.scheduler.speculation.trust import FORGET
 
-FIRST_COUNT = 4  # drafts of a row while their cost is unknown
+MOST_FIRST = 4  # drafts of a row while their cost is unknown: 1 to so many, in turn
 LEAST_GAIN = 1.03  # factor by which the expected tokens per second must grow
 # Where drafts do not pay, one row gets some after this many steps, because costs and texts change.
 # Such a trial computes all tokens of the row that the draft model has not seen, so it becomes rarer
@@ -63,6 +63,7 @@ class DraftShare:
 
     step_s: float  # of a step without drafts
     draft_s: float  # to guess and to compute one more draft
+    guess_s: float = 0.0  # to guess at all
 
     def best_count(self, chance: float, most: int) -> int:
         """The number of drafts with the most tokens per second, if each is right with this chance
@@ -74,7 +75,7 @@ class DraftShare:
         for count in range(1, most + 1):
             is_right *= chance
             num_tokens += is_right
-            rate = num_tokens / (self.step_s + count * self.draft_s)
+            rate = num_tokens / (self.step_s + self.guess_s + count * self.draft_s)
             if rate > highest:
                 best = count
                 highest = rate
@@ -215,12 +216,13 @@ class Guesser:
         return DraftShare(
             step_s=model.seconds(load) / num_rows,
             draft_s=cost.pass_s / num_rows + cost.token_s + model.token_s + pairs_s,
+            guess_s=cost.step_s / num_rows,
         )
 
-    @staticmethod
-    def _count(share: DraftShare | None, chance: float, most: int) -> int:
+    def _count(self, share: DraftShare | None, chance: float, most: int) -> int:
         if share is None:
-            return min(FIRST_COUNT, most)
+            num_seen = self._speculator.pace.draft_cost.num_seen
+            return min(1 + num_seen % MOST_FIRST, most)
         return share.best_count(chance, most)
 
     def _guess(self, row: int, share: DraftShare | None, room: int, is_trial: bool) -> Guess | None:

@@ -64,8 +64,8 @@ class DraftedBatch(Batch):
         # By row: its next step, if that was planned before this one was settled.
         self.followed: dict[int, Follower] = {}
         self.counts: IntArray = work.drafts[work.samples] + 1  # tokens of each request that samples
-        self.sample_rows = np.repeat(self.sample_rows, self.counts)
-        self.facts = columns.facts(self.sample_rows)
+        self.facts = self.facts.repeated(self.counts)
+        self.sample_rows = self.facts.rows
         self.sample_lens = consecutive(self.sample_lens - (self.counts - 1), self.counts)
         self.kept: BoolArray = np.ones(len(self.sample_rows), dtype=np.bool_)  # [S], once settled
 
@@ -97,7 +97,7 @@ class SpeculativePlanner(Planner):
         self._listed_rows.discard(request.row)
         self._speculator.row_released(request)
 
-    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result:
+    def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result | None:
         if not isinstance(batch, DraftedBatch):
             return result
         if self._planned is batch:
@@ -107,7 +107,7 @@ class SpeculativePlanner(Planner):
         goes_on = is_live.copy()
         facts = batch.facts
         if not is_live.all():
-            facts = columns.facts(batch.sample_rows[is_live])
+            facts = facts.some(is_live)
         goes_on[is_live] = ~stopped(columns, facts, result.tokens[is_live], is_eos)
         if result.invalid is not None:
             goes_on &= ~result.invalid
