@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 RMS_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
+# A guess is right if a model and its draft model draw the same token. Most requests draw at
+# temperatures from 0 to 1, where the likeliest tokens decide: these count more if both distributions
+# are sharpened.
+TAUGHT_TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,12 @@ class LanguageModel(nn.Module):
         """Mean loss in nats per token of predicting ids[:, 1:] from what stands before, ids [B, T + 1]."""
         logits = self(ids[:, :-1]).flatten(0, 1)
         return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
+
+    def taught_loss(self, ids: Tensor, likely: Tensor, chances: Tensor) -> Tensor:
+        """Mean cross entropy in nats of what a teacher expects behind each of ids [B, T + 1] but the last one: tokens
+        `likely` [B, T, K] with these chances, at TAUGHT_TEMPERATURE. A place whose chances are 0 does not count."""
+        expected = (self(ids[:, :-1]).float() / TAUGHT_TEMPERATURE).log_softmax(-1)
+        return -(chances * expected.gather(-1, likely)).sum() / chances.sum()
 
 
 def rope_tables(num_positions: int, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from training.chat import Message, render
 from training.model import SHAPES, LanguageModel
@@ -24,10 +25,14 @@ def load(folder: Path) -> LanguageModel:
     model = LanguageModel(
         next(shape for shape in SHAPES.values() if shape.hidden_size == hidden_size)
     )
-    model.load_state_dict(
-        {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
-    )
+    model.load_state_dict(load_weights(folder))
     return model
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights in an exported folder, in float32."""
+    stored = load_file(folder / "model.safetensors")
+    return {name: weight.float() for name, weight in stored.items()}
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""Trains a bundled model on the CPU: Muon for the matrices, AdamW for embedding and norms, bfloat16 autocast, and a
-learning rate that follows the share of the budget used. A run is resumed from its work folder, which holds the
-tokenizer and, per model, the last checkpoint (safetensors) and a log (one JSON object a line). Does not know where
-documents come from.
+"""Trains a bundled model on the CPU: Muon for the matrices, AdamW for embedding and norms, bfloat16 autocast where the
+processor has such instructions, and a learning rate that follows the share of the budget used. A run is resumed from
+its work folder, which holds the tokenizer and, per model, the last checkpoint (safetensors) and a log (one JSON object
+a line). Does not know where documents come from, nor what a teacher is.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -19,9 +20,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from training import corpus, data, tokenizer
+from training import corpus, data, teacher, tokenizer
 from training.export import export
 from training.model import SHAPES, LanguageModel, Shape
+from training.sample import load_weights
 
 PEAK_LR = 4e-3
 WARM_UP_STEPS = 100
@@ -33,7 +35,10 @@ ROW_LENS = (
     (0.87, 2048),
 )  # (from this share of the budget on, tokens a row)
 EVALUATION_ROW = 512
+TAUGHT_PEAK_LR, TAUGHT_ROWS, HELD_OUT_ROWS = 1.5e-3, 4, 16
 CHECKPOINT_EVERY_S, EVALUATE_EVERY_S, STEPS_PER_LINE = 300.0, 600.0, 10
+# Elsewhere products of bfloat16 take many times as long as those of float32.
+HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,9 @@ class Progress:
 
 
 def learning_rate(steps: int, used: float) -> float:
-    """Linear warm-up, then constant, then linear to zero when `used`, the share of the budget spent, is 1."""
-    return PEAK_LR * min(1.0, (steps + 1) / WARM_UP_STEPS, (1.0 - used) / (1.0 - DECAY_FROM))
+    """Linear warm-up, then 1, then linear to zero when `used`, the share of the budget spent, is 1: as a part of the
+    peak."""
+    return min(1.0, (steps + 1) / WARM_UP_STEPS, (1.0 - used) / (1.0 - DECAY_FROM))
 
 
 def row_len_at(used: float) -> int:
@@ -74,6 +80,7 @@ class Trainer:
 
     shape: Shape
     compiled: bool = False
+    is_taught: bool = False  # it learns from a teacher, and AdamW trains the matrices, too
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
@@ -82,20 +89,29 @@ class Trainer:
         self.names = {p: name for name, p in self.model.named_parameters()}
         matrices = [p for p, name in self.names.items() if p.ndim == 2 and "embed" not in name]
         others = [p for p, name in self.names.items() if p.ndim == 1 or "embed" in name]
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices, lr=PEAK_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-            ),
-            torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
-        self.loss: Callable[[Tensor], Tensor] = self.model.loss
+        self.optimizers: list[torch.optim.Optimizer] = []
+        if not self.is_taught:
+            self.optimizers.append(
+                torch.optim.Muon(
+                    matrices, lr=PEAK_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+                )
+            )
+        else:
+            others += matrices
+        self.optimizers.append(
+            torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.0)
+        )
+        self.loss: Callable[..., Tensor] = self.model.loss
+        if self.is_taught:
+            self.loss = self.model.taught_loss
         if self.compiled:
             self.loss = torch.compile(self.loss, dynamic=False)
 
-    def step(self, ids: Tensor, lr: float) -> float:
-        """One optimizer step on ids [rows, row_len + 1]; returns the loss before it, in nats per token."""
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = self.loss(ids)
+    def step(self, batch: tuple[Tensor, ...], lr: float) -> float:
+        """One optimizer step on what the loss takes, ids [rows, row_len + 1] first; returns the loss before it, in nats
+        per token."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
+            loss = self.loss(*batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -104,8 +120,8 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         self.progress.steps += 1
-        self.progress.rows += ids.shape[0]
-        self.progress.tokens += ids[:, 1:].numel()
+        self.progress.rows += batch[0].shape[0]
+        self.progress.tokens += batch[0][:, 1:].numel()
         return loss.item()
 
     def save(self, file: Path) -> None:
@@ -136,19 +152,72 @@ class Trainer:
                 else:
                     homes[name].state[parameters[name]][key] = stored.get_tensor(entry)
 
-    @torch.no_grad()
-    def evaluate(self, stream: data.Stream) -> tuple[float, float]:
-        """Loss on a whole stream in rows of 512: (nats per token, bits per byte)."""
-        num_rows = (len(stream.tokens) - 1) // EVALUATION_ROW
-        total = 0.0
-        for row in range(num_rows):
-            ids = torch.from_numpy(
-                stream.tokens[row * EVALUATION_ROW :][: EVALUATION_ROW + 1].astype("int64")
-            )[None]
-            with torch.autocast("cpu", torch.bfloat16):
-                total += self.model.loss(ids).item()
-        nats = total / num_rows
-        return nats, nats / math.log(2) * len(stream.tokens) / stream.num_bytes
+
+class Course(Protocol):
+    """What a run learns from."""
+
+    peak_lr: float
+
+    def batch(self, rows: int, used: float) -> tuple[Tensor, ...]:
+        """What the loss takes, behind the first `rows` rows of the run; `used` is the part of the budget that is
+        spent."""
+        ...
+
+    def held_out(self, model: LanguageModel) -> dict[str, float]:
+        """What the model has learnt, measured on what it has not seen."""
+        ...
+
+
+@dataclass
+class Texts:
+    """Documents, and conversations about them."""
+
+    train: data.Corpus
+    unseen: data.Corpus
+    peak_lr: float = PEAK_LR
+
+    def batch(self, rows: int, used: float) -> tuple[Tensor, ...]:
+        row_len = row_len_at(used)
+        return (data.batch(self.train, rows, BATCH_TOKENS // row_len, row_len),)
+
+    def held_out(self, model: LanguageModel) -> dict[str, float]:
+        code, bits = evaluate(model, self.unseen.code)
+        chat, _ = evaluate(model, self.unseen.chat)
+        return {
+            "held_out_loss": code,
+            "held_out_bits_per_byte": bits,
+            "held_out_chat_loss": chat,
+        }
+
+
+@dataclass
+class Teaching:
+    """The lessons of a teacher; those at the end are not learnt."""
+
+    lessons: teacher.Lessons
+    peak_lr: float = TAUGHT_PEAK_LR
+
+    def batch(self, rows: int, used: float) -> tuple[Tensor, ...]:
+        known = self.lessons.part(0, -HELD_OUT_ROWS)
+        return tuple(teacher.batch(known, rows, TAUGHT_ROWS))
+
+    def held_out(self, model: LanguageModel) -> dict[str, float]:
+        return teacher.compare(model, self.lessons.part(-HELD_OUT_ROWS, None))._asdict()
+
+
+@torch.no_grad()
+def evaluate(model: LanguageModel, stream: data.Stream) -> tuple[float, float]:
+    """Loss on a whole stream in rows of 512: (nats per token, bits per byte)."""
+    num_rows = (len(stream.tokens) - 1) // EVALUATION_ROW
+    total = 0.0
+    for row in range(num_rows):
+        ids = torch.from_numpy(
+            stream.tokens[row * EVALUATION_ROW :][: EVALUATION_ROW + 1].astype("int64")
+        )[None]
+        with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
+            total += model.loss(ids).item()
+    nats = total / num_rows
+    return nats, nats / math.log(2) * len(stream.tokens) / stream.num_bytes
 
 
 @dataclass
@@ -156,8 +225,7 @@ class Run:
     """One training run in its folder: the loop, its log, its checkpoints."""
 
     trainer: Trainer
-    train: data.Corpus
-    held_out: data.Corpus
+    course: Course
     budget: Budget
     folder: Path
 
@@ -175,13 +243,12 @@ class Run:
         saved = evaluated = progress.seconds
         self.report_held_out()
         while (used := self.budget.used(progress)) < 1.0:
-            row_len = row_len_at(used)
-            ids = data.batch(self.train, progress.rows, BATCH_TOKENS // row_len, row_len)
-            lr = learning_rate(progress.steps, used)
-            loss = self.trainer.step(ids, lr)
+            batch = self.course.batch(progress.rows, used)
+            lr = self.course.peak_lr * learning_rate(progress.steps, used)
+            loss = self.trainer.step(batch, lr)
             progress.seconds = time.monotonic() - began
             if progress.steps % STEPS_PER_LINE == 0:
-                self.log(train_loss=loss, lr=lr, used=used, row_len=row_len)
+                self.log(train_loss=loss, lr=lr, used=used, row_len=batch[0].shape[1] - 1)
             if progress.seconds - saved >= CHECKPOINT_EVERY_S:
                 self.trainer.save(self.checkpoint)
                 saved = progress.seconds
@@ -192,9 +259,7 @@ class Run:
         self.report_held_out()
 
     def report_held_out(self) -> None:
-        code, bits = self.trainer.evaluate(self.held_out.code)
-        chat, _ = self.trainer.evaluate(self.held_out.chat)
-        self.log(held_out_loss=code, held_out_bits_per_byte=bits, held_out_chat_loss=chat)
+        self.log(**self.course.held_out(self.trainer.model))
 
     def log(self, **values: float) -> None:
         """One line to the log and to the terminal: progress so far and `values`."""
@@ -216,24 +281,49 @@ class Run:
         )
 
 
-def prepare(work: Path) -> tuple[data.Corpus, data.Corpus]:
-    """(training, held-out) corpus in tokens; trains the tokenizer of the work folder if it has none."""
-    train_docs, held_out_docs = corpus.split(corpus.documents())
+def trained_tokenizer(work: Path, docs: list[corpus.Document]) -> Tokenizer:
+    """The tokenizer of the work folder; it is trained if there is none."""
     file = work / "tokenizer.json"
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)
-        tokenizer.train(d.text for d in train_docs).save(str(file), pretty=False)
-    trained = Tokenizer.from_file(str(file))
-    return data.build(trained, train_docs, data.BARE_LINE_BREAKS_EVERY), data.build(
-        trained, held_out_docs
-    )
+        tokenizer.train(d.text for d in docs).save(str(file), pretty=False)
+    return Tokenizer.from_file(str(file))
 
 
-def export_checkpoint(name: str, work: Path, out: Path) -> None:
-    """Write the last checkpoint of model `name` as a Hugging Face folder."""
-    trainer = Trainer(SHAPES[name])
-    trainer.load(work / name / "checkpoint.safetensors")
-    export(trainer.model.state_dict(), trainer.shape, work / "tokenizer.json", out)
+class Asked(NamedTuple):
+    """What the command line asks for, with the folder of the run."""
+
+    model: str
+    work: Path
+    teacher: Path | None
+    start: Path | None
+    rows: int
+
+    @property
+    def folder(self) -> Path:
+        return self.work / (self.model if self.teacher is None else f"{self.model}-taught")
+
+    def trainer(self, *, compiled: bool = False) -> Trainer:
+        trainer = Trainer(SHAPES[self.model], compiled, is_taught=self.teacher is not None)
+        if self.start is not None:
+            trainer.model.load_state_dict(load_weights(self.start))
+        return trainer
+
+    def course(self) -> Course:
+        train_docs, held_out_docs = corpus.split(corpus.documents())
+        cut = trained_tokenizer(self.work, train_docs)
+        if self.teacher is not None:
+            file = self.work / "lessons.safetensors"
+            return Teaching(teacher.lessons(self.teacher, file, train_docs, cut, self.rows))
+        return Texts(
+            data.build(cut, train_docs, data.BARE_LINE_BREAKS_EVERY), data.build(cut, held_out_docs)
+        )
+
+    def export(self, out: Path) -> None:
+        """Write the last checkpoint as a Hugging Face folder."""
+        trainer = self.trainer()
+        trainer.load(self.folder / "checkpoint.safetensors")
+        export(trainer.model.state_dict(), trainer.shape, self.work / "tokenizer.json", out)
 
 
 def arguments() -> argparse.Namespace:
@@ -248,6 +338,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for the exported checkpoint"
     )
+    parser.add_argument(
+        "--teacher", type=Path, help="folder of a trained model: learn what it writes and expects"
+    )
+    parser.add_argument(
+        "--lessons", type=int, default=1280, help="rows of 512 tokens that the teacher writes"
+    )
+    parser.add_argument(
+        "--start", type=Path, help="folder of a trained model of this shape: begin with its weights"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="budget of wall-clock time")
     parser.add_argument("--tokens", type=float, default=math.inf, help="budget of training tokens")
     parser.add_argument("--threads", type=int, default=2)
@@ -257,17 +356,12 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
+    asked = Asked(args.model, args.work, args.teacher, args.start, args.lessons)
     if args.command == "train":
-        train_corpus, held_out = prepare(args.work)
         budget = Budget(args.minutes * 60, args.tokens)
-        Run(
-            Trainer(SHAPES[args.model], compiled=True),
-            train_corpus,
-            held_out,
-            budget,
-            args.work / args.model,
-        ).go()
-    export_checkpoint(args.model, args.work, args.out)
+        course = asked.course()
+        Run(asked.trainer(compiled=True), course, budget, asked.folder).go()
+    asked.export(args.out)
 
 
 if __name__ == "__main__":
