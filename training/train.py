@@ -35,7 +35,7 @@ ROW_LENS = (
     (0.87, 2048),
 )  # (from this share of the budget on, tokens a row)
 EVALUATION_ROW = 512
-TAUGHT_PEAK_LR, TAUGHT_ROWS, HELD_OUT_ROWS = 1.5e-3, 4, 16
+TAUGHT_PEAK_LR, TAUGHT_ROWS, HELD_OUT_ROWS = 6e-4, 4, 32
 CHECKPOINT_EVERY_S, EVALUATE_EVERY_S, STEPS_PER_LINE = 300.0, 600.0, 10
 # Elsewhere products of bfloat16 take many times as long as those of float32.
 HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -342,7 +342,7 @@ def arguments() -> argparse.Namespace:
         "--teacher", type=Path, help="folder of a trained model: learn what it writes and expects"
     )
     parser.add_argument(
-        "--lessons", type=int, default=1280, help="rows of 512 tokens that the teacher writes"
+        "--lessons", type=int, default=1408, help="rows of 512 tokens that the teacher writes"
     )
     parser.add_argument(
         "--start", type=Path, help="folder of a trained model of this shape: begin with its weights"

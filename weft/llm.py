@@ -539,7 +539,9 @@ class LLM:
         if client.num_open and not self._inbox and engine.has_work:
             # No step can do anything before: a grammar is being compiled, or a deadline is waited
             # for.
-            self._wakeup.wait(min(engine.wait_s, LONGEST_WAIT_S))
+            wait_s = engine.wait_s
+            if wait_s > 0:
+                self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
 
 
 class _WithMedia(NamedTuple):

@@ -112,15 +112,15 @@ def test_rows_depend_on_their_number_only(small_tokenizer: Tokenizer) -> None:
 def test_three_steps_lower_the_loss_and_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 20, (4, 17)))
     trainer = Trainer(TINY)
-    losses = [trainer.step(ids, lr=0.01) for _ in range(3)]
+    losses = [trainer.step((ids,), lr=0.01) for _ in range(3)]
     assert losses[2] < losses[0] - 0.1
     trainer.save(tmp_path / "checkpoint.safetensors")
     resumed = Trainer(TINY)
     resumed.load(tmp_path / "checkpoint.safetensors")
     assert resumed.progress == trainer.progress
-    assert [resumed.step(ids, 0.01), resumed.step(ids, 0.01)] == [
-        trainer.step(ids, 0.01),
-        trainer.step(ids, 0.01),
+    assert [resumed.step((ids,), 0.01), resumed.step((ids,), 0.01)] == [
+        trainer.step((ids,), 0.01),
+        trainer.step((ids,), 0.01),
     ]
 
 

@@ -247,8 +247,10 @@ class Pace:
         """How many drafts the next step of the running requests has time for, after `num_before`
         tokens of prompts. Only a bound in milliseconds limits drafts: a draft costs a stream time,
         but gives it tokens."""
+        if self._max_step_s == math.inf or not self.cost.is_known:
+            return math.inf
         rows = self._next_rows()
-        if self._max_step_s == math.inf or not self.cost.is_known or not len(rows):
+        if not len(rows):
             return math.inf
         if num_before and self._budget is not None:
             left_s = self._budget.left_s
@@ -262,8 +264,10 @@ class Pace:
     def drafting_room(self, num_passes: int) -> float:
         """How many tokens a step of the draft model has time for, before the next step of the
         running requests."""
+        if self._max_step_s == math.inf or not self.cost.is_known:
+            return math.inf
         rows = self._next_rows()
-        if self._max_step_s == math.inf or not self.cost.is_known or not len(rows):
+        if not len(rows):
             return math.inf
         left_s = self._left_s(rows) - self.draft_cost.seconds(0, num_passes)
         token_s = self.draft_cost.token_s

@@ -14,11 +14,10 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
-from weft.plan.step import Drafting, ForwardMode, Plan, Result
+from weft.plan.step import Drafting, ForwardMode, Plan, Result, Sampling
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.planner import sampling_of
 from weft.scheduler.request import Request, RowFacts
 from weft.scheduler.speculation.guessing import Guess, Guesser
 from weft.scheduler.speculation.planner import SpeculativePlanner
@@ -117,9 +116,21 @@ class DraftingPlanner(SpeculativePlanner):
             tokens=np.concatenate(tokens),
             slots=np.concatenate(slots),
             samples=counts > 0,
-            sampling=sampling_of(batch.facts.repeated(counts), np.concatenate(positions)),
+            sampling=_sampling_of(batch.facts, counts, np.concatenate(positions)),
             table=self._kv.take_writes(),
             drafting=Drafting(counts, np.concatenate(own_slots)),
         )
         self.num_steps += 1
         return batch
+
+
+def _sampling_of(facts: RowFacts, counts: IntArray, positions: IntArray) -> Sampling:
+    """How the guesses are drawn, `counts` [R] of each row, at these positions [sum of counts]."""
+    return Sampling(
+        temperature=np.repeat(facts.temperature, counts),
+        top_p=np.repeat(facts.top_p, counts),
+        top_k=np.repeat(facts.top_k, counts),
+        min_p=np.repeat(facts.min_p, counts),
+        seeds=np.repeat(facts.seeds, counts),
+        positions=positions,
+    )

@@ -173,24 +173,26 @@ class Guesser:
     def _worthwhile(self, rows: IntArray, is_trial: bool) -> list[Guess]:
         speculator = self._speculator
         columns = self._kv.columns
-        lens = columns.seq_len[rows]
+        lens = columns.seq_len.take(rows)
         # A row's last token must be known, and be the only one that the model has not computed: the
         # draft model has one slot for such tokens.
-        is_ready = columns.known_len[rows] == lens
-        is_ready &= columns.kv_len[rows] == lens - 1
-        ready = rows[is_ready & (columns.max_len[rows] - lens > MIN_LEFT)]
+        is_ready = columns.known_len.take(rows) == lens
+        is_ready &= columns.kv_len.take(rows) == lens - 1
+        is_ready &= columns.max_len.take(rows) > lens + MIN_LEFT
+        ready = rows[is_ready]
         model = speculator.pace.model()
         if not len(ready) or model is None:
             return []
         self._kept_rows.clear()
         load = StepLoad(len(rows), int(lens.sum()))
         self._rest_len = LOOK_AGAIN_STEPS * (1 + steps_of_rest(model, load))
-        expected = speculator.priors()[self._source]
-        # A new row has only the expected rate of all rows; older rows have their own.
-        share = self._share(model, load, len(rows), int(ready[0]))
-        if not is_trial and len(ready) > 4 and not self._count(share, expected, self._num_own):
-            self._rest()
-            return []
+        if not is_trial and len(ready) > 4:
+            # A new row has only the expected rate of all rows; older rows have their own.
+            expected = speculator.priors()[self._source]
+            share = self._share(model, load, len(rows), int(ready[0]))
+            if not self._count(share, expected, self._num_own):
+                self._rest()
+                return []
         found: list[Guess] = []
         room = int(min(self._longest_piece, speculator.pace.drafting_room(self._num_own)))
         if room < 1:

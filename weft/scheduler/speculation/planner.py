@@ -254,15 +254,16 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
         | -1 | -2 | -3 | drafts |
     """
     columns = kv.columns
-    starts = columns.kv_len[rows]
-    num_known = columns.known_len[rows]
-    run_ends = columns.seq_len[rows]
+    starts = columns.kv_len.take(rows)
+    num_known = columns.known_len.take(rows)
+    run_ends = columns.seq_len.take(rows)
     ends = run_ends
     counts: IntArray | None = None
     unsettled: IntArray | None = None
     allocated = starts
-    open_drafts = run_ends - num_known - 1
-    if int(open_drafts.max(initial=0)) > 0:
+    open_drafts = run_ends - num_known - 1  # below 0: the last token is known
+    most_open = int(open_drafts.max(initial=-1))
+    if most_open > 0:
         unsettled = np.maximum(open_drafts, 0)
         starts = np.where(unsettled > 0, num_known, starts)
         counts = np.zeros(len(rows), dtype=np.int32)
@@ -279,23 +280,23 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
     if int(lens.sum()) > len(rows):
         row_of_token = np.repeat(rows, lens)
         positions = consecutive(starts, lens)
+    tokens: IntArray = columns.tokens[row_of_token, positions]
+    if most_open >= 0:
+        # Only the device knows the last run of some rows.
         num_known = np.repeat(num_known, lens)
-        run_ends = np.repeat(run_ends, lens)
-        allocated = np.repeat(allocated, lens)
-    is_sampled = positions >= num_known
-    is_sampled &= positions < run_ends
-    of_run = num_known - positions
-    known = columns.tokens[row_of_token, positions]
-    tokens = np.where(is_sampled, LAST_SAMPLED + of_run, known)
+        is_sampled = positions >= num_known
+        is_sampled &= positions < np.repeat(run_ends, lens)
+        of_run = num_known - positions
+        tokens = np.where(is_sampled, LAST_SAMPLED + of_run, tokens).astype(np.int32)
     if unsettled is None:
         slots = kv.extend_running(row_of_token, positions)
     else:
         # The run has its slots already, except its last token.
-        is_new = positions >= allocated
+        is_new = positions >= np.repeat(allocated, lens)
         kv.extend_running(row_of_token[is_new], positions[is_new])
         slots = kv.rows.slots_at(row_of_token, positions)
     columns.kv_len[rows] = ends
     columns.seq_len[rows] = ends + 1
     samples = np.ones(len(rows), dtype=np.bool_)
-    work = StepTokens(rows, starts, lens, tokens.astype(np.int32), slots, samples, counts)
+    work = StepTokens(rows, starts, lens, tokens, slots, samples, counts)
     return work._replace(unsettled=unsettled)

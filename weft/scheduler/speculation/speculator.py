@@ -108,11 +108,11 @@ class Speculator:
             self._num_resting -= 1
             return []
         columns = self.columns
-        lens = columns.seq_len[rows]
-        is_ready = columns.max_len[rows] - lens > MIN_LEFT
+        lens = columns.seq_len.take(rows)
+        is_ready = columns.max_len.take(rows) > lens + MIN_LEFT
         if not self.repeats_runs:
             # Only a row whose last token is known may have drafts.
-            is_ready &= columns.known_len[rows] == lens
+            is_ready &= columns.known_len.take(rows) == lens
         ready: IntArray = rows[is_ready]
         if not len(ready):
             return []
