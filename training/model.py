@@ -155,7 +155,8 @@ class LanguageModel(nn.Module):
         """Mean cross entropy in nats of what a teacher expects behind each of ids [B, T + 1] but the last one: tokens
         `likely` [B, T, K] with these chances, at TAUGHT_TEMPERATURE. A place whose chances are 0 does not count."""
         expected = (self(ids[:, :-1]).float() / TAUGHT_TEMPERATURE).log_softmax(-1)
-        return -(chances * expected.gather(-1, likely)).sum() / chances.sum()
+        total = (chances * expected.gather(-1, likely)).sum()
+        return -total / chances.sum()  # type: ignore[no-any-return]
 
 
 def rope_tables(num_positions: int, head_dim: int) -> tuple[Tensor, Tensor]:

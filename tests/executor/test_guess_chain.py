@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.executor.driver import CONTEXT, Driver, Turn, asking, ints, make_driver, sampling
-from weft.arrays import IntArray
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.drafting.steps import Passes
 from weft.plan.step import Drafting, ForwardMode, Plan
@@ -47,8 +46,7 @@ def guessed(driver: Driver, plan: Plan, *, at_once: bool) -> list[int]:
     assert isinstance(steps, CpuFusedSteps)
     assert plan.drafting is not None
     source = steps if at_once else Passes(steps)
-    tokens: IntArray = source.guess(plan, plan.drafting)
-    return tokens.tolist()
+    return [int(token) for token in source.guess(plan, plan.drafting)]
 
 
 def everything(driver: Driver, *, at_once: bool) -> list[list[int]]:
