@@ -189,7 +189,6 @@ def commit(
     tokens: IntArray = result.first_tokens
     known: IntArray = batch.sample_lens
     if not live.all():
-        # They hold for these rows: their requests have not changed since.
         facts = facts.some(live)
         tokens = tokens[live]
         known = known[live]
@@ -206,7 +205,11 @@ def commit(
         if columns.epoch[row] == epoch:
             found.setdefault(row, End(row, "length"))
     stops = stopped(columns, facts, tokens, is_eos)
-    ended = stops | (known >= facts.max_len)
+    max_len = facts.max_len
+    if facts.as_of != columns.num_changes:
+        # Only this fact of a request can change: memory may have been lost since.
+        max_len = columns.max_len.take(facts.at)
+    ended = stops | (known >= max_len)
     for i in np.flatnonzero(ended).tolist():
         row = int(facts.rows[i])
         if stops[i]:
