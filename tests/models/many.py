@@ -306,6 +306,43 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),
 }
 FAMILIES |= STATE_FAMILIES
+# Layers that see all tokens have heads of another size, and fewer of them.
+GEMMA4: dict[str, Any] = {
+    **WINDOWS,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+}
+# The last two layers read the keys and values of the two before.
+GEMMA4_SMALL = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_key_value_heads": 1,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "use_double_wide_mlp": True,
+}
+GEMMA4_EXPERTS = {
+    **GEMMA4,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}
+GEMMA4_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("Gemma4", GEMMA4),
+    "gemma4-small": ("Gemma4", GEMMA4_SMALL),
+    "gemma4-moe": ("Gemma4", GEMMA4_EXPERTS),
+    "gemma4-unified": ("Gemma4Unified", {**GEMMA4, "num_kv_shared_layers": 1}),
+}
+FAMILIES |= GEMMA4_FAMILIES
 
 
 # Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that computes
@@ -359,7 +396,13 @@ LIKE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # Families whose configuration in transformers is called otherwise.
-CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+CONFIGS = {
+    "Gemma3": "Gemma3Text",
+    "Gemma4": "Gemma4Text",
+    "Gemma4Unified": "Gemma4UnifiedText",
+    "Qwen3_5": "Qwen3_5Text",
+    "Qwen3_5Moe": "Qwen3_5MoeText",
+}
 
 
 class Checkpoint(NamedTuple):
@@ -411,7 +454,7 @@ def saved(model: Any, folder: Path) -> Checkpoint:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if "norm" in name or name.endswith("scale"):
                 parameter.add_(0.2 * noise)  # around 1, or around 0 where 1 is added
             else:
                 # Eight bits may not decide which token comes next: layers add less than tokens.
@@ -419,6 +462,8 @@ def saved(model: Any, folder: Path) -> Checkpoint:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.3 * torch.rand(buffer.shape, generator=generator))
     model.save_pretrained(folder)
     return Checkpoint(folder, model)
 

@@ -22,7 +22,7 @@ class RopeConfig:
     frequencies."""
 
     theta: float = 10_000.0
-    scaling: str = "default"  # default, linear, llama3, yarn, longrope, factors
+    scaling: str = "default"  # default, linear, llama3, yarn, longrope, factors, proportional
     factor: float = 1.0
     original_max_position: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
@@ -34,7 +34,9 @@ class RopeConfig:
     factors: tuple[float, ...] = ()  # scaling "factors": one for each pair of a head, as in GGUF;
     # longrope: factors for contexts longer than the original
     short_factors: tuple[float, ...] = ()  # longrope: factors for all other contexts
-    share: float = 1.0  # rotated part of a head's values, from the first value on
+    # The rotated part of a head's values, from the first value on; scaling "proportional": the
+    # rotated part of its pairs, whose frequencies are those of a head that is rotated as a whole.
+    share: float = 1.0
     dims: int = 0  # number of rotated values, if `share` does not give it; 0: `share` does
     side_by_side: bool = False  # pairs are (2 i, 2 i + 1), not (i, i + half)
     # Queries grow by 1 + query_growth ln(1 + position // original_max_position).
@@ -128,6 +130,8 @@ class AttentionSpec:
     head_dim: int = 0
     # The earlier layer whose K and V this layer reads, so that they are kept once; None: its own.
     kv_of: int | None = None
+    values_are_keys: bool = False  # a value is the key, before the key's norm and rotation
+    norms_values: bool = False  # each head of the values is normed, without a weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +289,7 @@ class RouterSpec:
     num_groups: int = 1  # groups of consecutive experts
     num_groups_chosen: int = 1  # groups that are chosen first, by the sum of their best two experts
     counts_one: bool = False  # groups are chosen by their best expert instead
+    expert_scale: bool = False  # each expert has a learnt factor of its weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +302,9 @@ class MoeSpec:
     bias: bool = False
     shared_size: int = 0  # inner size of the shared part, which every token gets; 0: none
     shared_gate: bool = False  # the shared part is multiplied by sigmoid(gate x)
+    # A part of this size for every token, beside the experts: both have norms of their own before
+    # and after them, and the router has its own norm, too. 0: none.
+    dense_size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +315,7 @@ class LayerSpec:
     mlp: MlpSpec | MoeSpec = MlpSpec()
     norms: NormPlace = NormPlace.PRE
     residual_scale: float = 1.0  # factor of the outputs of attention and the feed-forward part
+    has_factor: bool = False  # the output of the whole layer is multiplied by a learnt number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +337,11 @@ class ExpertNames:
     shared: str = "shared_experts"
     shared_is_beside: bool = False  # that name is beside the feed-forward part's, not below it
     shared_gate: str = "shared_expert_gate"
+    router_norm: str = "router.scale"  # the norm of the router's input; this and the rest: Gemma 4
+    expert_scale: str = "router.per_expert_scale"
+    dense_post_norm: str = "post_feedforward_layernorm_1"
+    pre_norm: str = "pre_feedforward_layernorm_2"
+    post_norm: str = "post_feedforward_layernorm_2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +376,19 @@ class LatentNames:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerInputNames:
+    """The names of the tensors of inputs for each layer in checkpoints: of the whole model, and
+    below a layer."""
+
+    table: str = "model.embed_tokens_per_layer"
+    projection: str = "model.per_layer_model_projection"
+    norm: str = "model.per_layer_projection_norm"
+    gate: str = "per_layer_input_gate"
+    out: str = "per_layer_projection"
+    post_norm: str = "post_per_layer_input_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorNames:
     """The names of the tensors in checkpoints. Tensors of a layer are below `layers` and its
     number. Several parts under one name are one tensor, with the rows of one part after the other.
@@ -388,6 +415,19 @@ class TensorNames:
     layers: str = "model.layers"
     experts: ExpertNames = ExpertNames()
     state: StateNames = StateNames()
+    layer_inputs: LayerInputNames = LayerInputNames()
+    layer_factor: str = "layer_scalar"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputSpec:
+    """Inputs for each layer: a vector of a token for every layer, which is the sum of a row of a
+    table and of a projection of the token's embedding. At its end, a layer adds
+    norm(out(activation(gate(x)) * vector)). Source: Gemma 3n."""
+
+    size: int  # of the vector of one layer
+    activation: str = "gelu_pytorch_tanh"  # one of ops.elementwise.ACTIVATIONS
+    unknown_token: int = 0  # its row is that of positions without a token, as pictures have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,6 +439,7 @@ class DecoderSpec:
     # After each of the first `deepstack` layers, further vectors of pictures are added to the
     # hidden states of their tokens. Source: arXiv:2406.04334.
     deepstack: int = 0
+    layer_inputs: LayerInputSpec | None = None
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap

@@ -206,9 +206,15 @@ class ModelConfig:
                 # Inputs and outputs of the chosen experts, each in its own row.
                 wide = max(self.hidden_size, layer.mlp.size)
                 size = layer.mlp.router.num_chosen * (2 * layer.mlp.size + 2 * wide)
-                size += 3 * layer.mlp.shared_size
+                size += 3 * layer.mlp.shared_size + 3 * layer.mlp.dense_size
             most = max(most, size)
         return most
+
+    @property
+    def layer_inputs_size(self) -> int:
+        """Number of values of a token that the inputs for each layer need in a step."""
+        inputs = self.decoder.layer_inputs
+        return 0 if inputs is None else 2 * self.num_layers * inputs.size
 
     @property
     def weights_bytes(self) -> int:
@@ -256,6 +262,10 @@ class ModelConfig:
         num = 0
         for layer in range(self.num_layers):
             num += self._num_mixer_parameters(layer) + self._num_mlp_parameters(layer)
+        inputs = self.decoder.layer_inputs
+        if inputs is not None:
+            # The projection of embeddings, and in each layer the gate and the output.
+            num += 3 * self.num_layers * inputs.size * self.hidden_size
         return num
 
     @property
@@ -277,7 +287,9 @@ class ModelConfig:
         if latent is not None:
             return self._num_latent_parameters(latent)
         kv_heads, head_dim = self.kv_shape(layer)
-        num_heads = 2 * self.num_heads + 2 * kv_heads
+        num_heads = 2 * self.num_heads
+        if spec.attention.kv_of is None:
+            num_heads += kv_heads if spec.attention.values_are_keys else 2 * kv_heads
         if spec.attention.gate:
             num_heads += self.num_heads
         return self.hidden_size * head_dim * num_heads
@@ -294,7 +306,7 @@ class ModelConfig:
         """Number of weights of the feed-forward part of a layer, with all of its experts."""
         mlp = self.decoder.layer(layer).mlp
         if isinstance(mlp, MoeSpec):
-            inner = mlp.router.num_experts * mlp.size + mlp.shared_size
+            inner = mlp.router.num_experts * mlp.size + mlp.shared_size + mlp.dense_size
             return 3 * self.hidden_size * inner + mlp.router.num_experts * self.hidden_size
         num_matrices = 3
         if self.is_encoder or not mlp.is_gated:
@@ -307,7 +319,11 @@ class ModelConfig:
         if self.is_encoder:
             return (self.vocab_size + self.num_positions + self.num_token_types) * self.hidden_size
         has_head = self.pooling is None and not self.tie_embeddings
-        return self.vocab_size * self.hidden_size * (2 if has_head else 1)
+        row = self.hidden_size * (2 if has_head else 1)
+        inputs = self.decoder.layer_inputs
+        if inputs is not None:
+            row += self.num_layers * inputs.size
+        return self.vocab_size * row
 
     def window(self, layer: int) -> int:
         """Number of tokens that a token sees in this layer, including itself; 0: all, or the layer
@@ -508,9 +524,9 @@ def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
     """The pooling that the architecture implies; another file may change it."""
     if family.is_encoder and (config.get("is_decoder") or config.get("add_cross_attention")):
         raise UnsupportedModel("is_decoder and add_cross_attention are supported in no encoder")
-    if not family.is_encoder and (
-        config.get("is_causal") is False or config.get("use_bidirectional_attention")
-    ):
+    # "vision": tokens of pictures, which see each other; tokens of text do not.
+    both_ways = config.get("use_bidirectional_attention") not in (None, False, "vision")
+    if not family.is_encoder and (config.get("is_causal") is False or both_ways):
         raise UnsupportedModel("a decoder whose tokens see those behind them is not supported")
     if family.task == "generate":
         return None

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft.config.decoder import LayerSpec, MlpSpec, QkNorm
+from weft.config.decoder import LayerSpec, MlpSpec, MoeSpec, QkNorm
 from weft.config.engine import EngineConfig
 from weft.config.lockstep import check_lockstep
 from weft.config.model import ModelConfig
@@ -71,6 +71,10 @@ def _check_stages(config: EngineConfig, model: ModelConfig) -> None:
         why = "KV of several stages is not stored (--cache-dir)"
     elif config.split_prefill_layers:
         why = "a stage has its layers in one piece (--split-prefill-layers)"
+    elif not why and model.decoder.layer_inputs is not None:
+        why = f"{model.name} has inputs for each layer, which only the first stage could make"
+    elif not why and any(layer.attention.kv_of is not None for layer in model.decoder.layers):
+        why = f"{model.name} has layers that read K and V of others, which may be in another stage"
     elif not why and size > model.num_layers:
         why = f"{model.name} has {model.num_layers} layers"
     if why:
@@ -146,6 +150,8 @@ def _hindrance(config: EngineConfig, model: ModelConfig) -> str:
         return why
     if config.cache_dir and config.nnodes > 1:
         return f"--nnodes is {config.nnodes}: KV of other nodes is not stored (--cache-dir)"
+    if model.decoder.layer_inputs is not None:
+        return f"{model.name} has inputs for each layer, which are not divided"
     for spec in model.decoder.layers:
         for name, has in _NOT_DIVIDED.items():
             if has(spec):
@@ -158,6 +164,10 @@ _NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
     "attention by latents": lambda spec: spec.attention.latent is not None,
     "K and V of other sizes in some layers": lambda spec: bool(
         spec.attention.kv_heads or spec.attention.head_dim
+    ),
+    "layers that read the K and V of others": lambda spec: spec.attention.kv_of is not None,
+    "experts beside a dense part": lambda spec: (
+        isinstance(spec.mlp, MoeSpec) and spec.mlp.dense_size > 0
     ),
     "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.WHOLE,
 }

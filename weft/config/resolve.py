@@ -334,6 +334,8 @@ def _check_split(config: EngineConfig, model: ModelConfig) -> None:
         why = "computed by the package transformers, whose steps cannot stop between two layers"
     elif model.state_bytes:
         why = "a model whose layers keep states, which pieces of a prefill would not share"
+    elif model.decoder.layer_inputs is not None:
+        why = "a model with inputs for each layer, which pieces of a prefill would not share"
     if why:
         raise SettingsError(
             f"--split-prefill-layers is {config.split_prefill_layers}, but {model.name} is {why}"
@@ -652,7 +654,8 @@ def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
             config.quantize == "int4"
         ):  # expanded at each use: 10 bytes per weight of the largest matrix
             widened = 10 * 2 * model.hidden_size * model.intermediate_size
-    activations = tokens * (4 * model.hidden_size + model.inner_size + model.mixer_size) * 4
+    per_token = 4 * model.hidden_size + model.inner_size + model.mixer_size
+    activations = tokens * (per_token + model.layer_inputs_size) * 4
     logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
     encoder = 0
     if model.vision is not None:

@@ -14,8 +14,10 @@ from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
 from weft.models.layers.latent import LatentAttention
+from weft.models.layers.layer_inputs import LayerInputGate, LayerInputTable
 from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp
 from weft.models.layers.moe import ExpertMLP
+from weft.models.layers.moe_beside_dense import ExpertsBesideDense
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
 from weft.models.layers.rope import Rope
 from weft.models.layers.states import (
@@ -25,7 +27,7 @@ from weft.models.layers.states import (
     ShortConv,
     make_state_mixer,
 )
-from weft.models.layers.weight import Weights
+from weft.models.layers.weight import Weights, vector
 from weft.ops.protocol import Ops
 
 
@@ -77,6 +79,9 @@ class DecoderLayer:
         self._is_parallel = spec.norms.is_parallel
         pre_norms = spec.norms is not NormPlace.POST
         feed_pre_norms = pre_norms and spec.norms is not NormPlace.PARALLEL
+        self.mlp = make_feed_forward(config, layer, ops)
+        if isinstance(self.mlp, ExpertsBesideDense):
+            feed_pre_norms = False  # both parts norm their input
         post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
 
         def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
@@ -93,10 +98,22 @@ class DecoderLayer:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         else:
             self.attention = Attention(config, layer, rope, ops)
-        self.mlp = make_feed_forward(config, layer, ops)
+        self.input_gate: LayerInputGate | None = None
+        if config.decoder.layer_inputs is not None:
+            self.input_gate = LayerInputGate(config, config.decoder.layer_inputs, ops)
+        self.factor = ops.vector(1) if spec.has_factor else None
 
-    def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
-        """[T, hidden] -> [T, hidden]"""
+    def __call__(self, x: Tensor, attention: PagedAttention, given: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, hidden]. `given` [T, ..]: the inputs of this layer, if the model has
+        inputs for each layer."""
+        x = self._mixed_and_fed(x, attention)
+        if self.input_gate is not None and given is not None:
+            x = self.input_gate(x, given)
+        if self.factor is not None:
+            x = self._ops.multiply(x, self.factor)
+        return x
+
+    def _mixed_and_fed(self, x: Tensor, attention: PagedAttention) -> Tensor:
         if self._is_parallel:
             # `computed` forces the value now, because the first sum overwrites x.
             normed = self._ops.computed(self.mix.input(x))
@@ -126,13 +143,24 @@ class DecoderLayer:
             yield from self.mix.post.weights(f"{prefix}.{names.attention_post_norm}")
         if self.feed.pre is not None:
             yield from self.feed.pre.weights(f"{prefix}.{names.mlp_norm}")
-        yield from self.mlp.weights(f"{prefix}.{names.mlp}")
+        if isinstance(self.mlp, ExpertsBesideDense):
+            yield from self.mlp.weights(prefix)
+        else:
+            yield from self.mlp.weights(f"{prefix}.{names.mlp}")
         if self.feed.post is not None:
             yield from self.feed.post.weights(f"{prefix}.{names.mlp_post_norm}")
+        if self.input_gate is not None:
+            yield from self.input_gate.weights(prefix)
+        if self.factor is not None:
+            yield vector(f"{prefix}.{names.layer_factor}", self.factor)
 
 
-def make_feed_forward(config: ModelConfig, layer: int, ops: Ops) -> GatedMLP | PlainMLP | ExpertMLP:
+def make_feed_forward(
+    config: ModelConfig, layer: int, ops: Ops
+) -> GatedMLP | PlainMLP | ExpertMLP | ExpertsBesideDense:
     spec = config.decoder.layer(layer).mlp
+    if isinstance(spec, MoeSpec) and spec.dense_size:
+        return ExpertsBesideDense(config, spec, layer, ops)
     if isinstance(spec, MoeSpec):
         return ExpertMLP(config, spec, layer, ops)
     return make_mlp(config, spec, ops)
@@ -180,15 +208,20 @@ class Decoder:
             # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
+        self.layer_inputs: LayerInputTable | None = None
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputTable(config, spec.layer_inputs, parts.embedding)
         # Layers with equal rotations share one table of angles.
-        ropes: dict[RopeConfig, Rope] = {}
+        ropes: dict[tuple[RopeConfig, int], Rope] = {}
         self.layers: list[DecoderLayer] = []
         for layer in range(config.num_layers):
             rope = None
             of_layer = spec.layer(layer)
             rotation = of_layer.attention.rope
             if rotation is not None and of_layer.state is None:
-                rope = ropes.setdefault(rotation, Rope(rotation, config))
+                _, head_dim = config.kv_shape(layer)
+                made = Rope(rotation, config, head_dim)
+                rope = ropes.setdefault((rotation, head_dim), made)
             self.layers.append(DecoderLayer(config, layer, rope, parts.layer(layer), states))
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, parts.head)
@@ -213,8 +246,16 @@ class Decoder:
         vectors: Tensor | None = None,
     ) -> Tensor:
         x = self.embedding(tokens, vectors) if carried is None else carried
+        table = self.layer_inputs
+        inputs = None
+        if table is not None:
+            assert carried is None, "a model with inputs for each layer runs in one piece"
+            inputs = table(tokens, x)
         for index in range(first, last):
-            x = self.layers[index](x, attention)
+            given = None
+            if table is not None and inputs is not None:
+                given = table.of_layer(inputs, index)
+            x = self.layers[index](x, attention, given)
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         return self._ops.computed(x)
@@ -231,6 +272,8 @@ class Decoder:
     def weights(self) -> Weights:
         names = self._names
         yield from self.embedding.weights(names.embedding)
+        if self.layer_inputs is not None:
+            yield from self.layer_inputs.weights()
         for index, layer in enumerate(self.layers):
             yield from layer.weights(f"{names.layers}.{index}")
         yield from self.norm.weights(names.norm)

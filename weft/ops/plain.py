@@ -386,7 +386,7 @@ def routed(x: Tensor, router: Router) -> Routed:
     """`Ops.route` in torch, with a `PlainMatrix`."""
     matrix = _plain(router.weight)
     logits = F.linear(x.float(), matrix.weight, matrix.bias)
-    return choose(logits, router.choice, router.choice_bias)
+    return choose(logits, router.choice, router.choice_bias, router.expert_scale)
 
 
 def mixed(
@@ -433,6 +433,13 @@ def embedded(
     return torch.where(is_vector, vectors[index, : rows.shape[1]].to(rows.dtype), rows)
 
 
+def known(tokens: Tensor, unknown_token: int | None) -> Tensor:
+    """The tokens, with `unknown_token` in place of those below 0; None: as they are."""
+    if unknown_token is None:
+        return tokens
+    return torch.where(tokens < 0, unknown_token, tokens)
+
+
 def vectors_added(x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
     """`Ops.add_vectors` in torch."""
     size = x.shape[1]
@@ -456,11 +463,16 @@ class PlainOps(TorchWeights):
         table: Matrix,
         vectors: Tensor | None = None,
         scale: float = 1.0,
+        unknown_token: int | None = None,
     ) -> Tensor:
+        tokens = known(tokens, unknown_token)
         rows = embedded(_plain(table), tokens, vectors, scale)
         if self.adapters is not None:
             self.adapters.add_rows(rows, tokens, table, scale)
         return rows
+
+    def multiply(self, x: Tensor, by: Tensor) -> Tensor:
+        return x * by
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return vectors_added(x, tokens, vectors, part)

@@ -41,6 +41,7 @@ class Router(NamedTuple):
     choice: Choice
     choice_bias: Tensor | None  # [experts] float32, exact
     layer: int  # key of its choices in `Ops.chosen`
+    expert_scale: Tensor | None = None  # [experts] float32, exact: factors of the weights
 
 
 class Experts(NamedTuple):
@@ -187,12 +188,19 @@ class Ops(Protocol):
         table: Matrix,
         vectors: Tensor | None = None,
         scale: float = 1.0,
+        unknown_token: int | None = None,
     ) -> Tensor:
         """tokens [T] -> rows of the table times `scale`, [T, in]; for a token below 0, row
-        -1 - token of `vectors` [.., in or more], unscaled.
+        -1 - token of `vectors` [.., in or more], unscaled; or the row of `unknown_token`, if that
+        is given.
 
         `vectors` are float32, and None if no token is below 0.
         """
+        ...
+
+    def multiply(self, x: Tensor, by: Tensor) -> Tensor:
+        """x [T, n] times `by`, number by number. `by` is [T, n], or a weight [1]. x may be
+        overwritten."""
         ...
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:

@@ -43,9 +43,15 @@ class Routed(NamedTuple):
     weights: Tensor  # [T, k] float32
 
 
-def choose(logits: Tensor, choice: Choice, bias: Tensor | None = None) -> Routed:
+def choose(
+    logits: Tensor,
+    choice: Choice,
+    bias: Tensor | None = None,
+    expert_scale: Tensor | None = None,
+) -> Routed:
     """logits [T, experts] float32 -> the chosen experts; of equal scores the first expert. `bias`
-    [experts] float32 is added to the scores for the choice only, not for the weights.
+    [experts] float32 is added to the scores for the choice only, not for the weights;
+    `expert_scale` [experts] float32 multiplies the weights.
 
     Source: Mixtral, arXiv:2401.04088; bias and groups: DeepSeek-V3, arXiv:2412.19437.
     """
@@ -65,7 +71,10 @@ def choose(logits: Tensor, choice: Choice, bias: Tensor | None = None) -> Routed
         weights = weights.softmax(-1)
     if choice.is_normed:
         weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
-    return Routed(experts.int(), weights * choice.scale)
+    weights = weights * choice.scale
+    if expert_scale is not None:
+        weights = weights * expert_scale[experts]
+    return Routed(experts.int(), weights)
 
 
 def _in_best_groups(ranks: Tensor, choice: Choice) -> Tensor:

@@ -62,6 +62,22 @@ def rope_by_type(config: Config, kind: str, theta: float) -> RopeConfig:
     return rope_of(config, get(parameters, kind, dict, {}), theta=theta)
 
 
+def proportional(values: JsonMapping, *, theta: float, share: float) -> RopeConfig:
+    """A rotation in which the first pairs of a head turn as if all did, and the others not at all.
+    `theta`, `share`: its base and the part of the pairs that turn, if `values` has none."""
+    found = get(values, "partial_rotary_factor", float, share)
+    if not 0 < found <= 1:
+        raise UnsupportedModel(
+            f"partial_rotary_factor is {found:g}; it must be more than 0 and at most 1"
+        )
+    return RopeConfig(
+        theta=number(values, "rope_theta", theta, above=0.0),
+        scaling="proportional",
+        factor=number(values, "factor", 1.0, above=0.0),
+        share=found,
+    )
+
+
 def rope_of(
     config: Config,
     values: JsonMapping,

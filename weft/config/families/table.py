@@ -9,6 +9,7 @@ from weft.config.families import (
     cohere,
     deepseek,
     eleuther,
+    gemma4,
     google,
     ibm,
     lg,
@@ -56,7 +57,7 @@ def _architectures() -> dict[str, Family]:
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in (DECODERS | ENCODERS).items():
             found[f"{name}{kind}"] = replace(family, task=task)
-    for maker in (qwen, qwen_hybrid, google, mistral, pictures, sound):
+    for maker in (qwen, qwen_hybrid, google, gemma4, mistral, pictures, sound):
         found.update(maker.ARCHITECTURES)
     return found
 

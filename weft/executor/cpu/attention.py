@@ -93,14 +93,19 @@ class CppPaged:
         recorder = self._ops.recorder
         q_norm = None if heads.q_norm is None else heads.q_norm.weight.data_ptr()
         k_norm = None if heads.k_norm is None else heads.k_norm.weight.data_ptr()
+        stored_in = self._caches[layer]
+        if heads.reads_earlier:
+            stored_in = self._nothing(head_dim)
         rotary_store = abi.RotaryStoreArgs(
-            cache=ctypes.addressof(self._caches[layer]),
+            cache=ctypes.addressof(stored_in),
             qkv=qkv.data_ptr(),
             qkv_stride=qkv.stride(0),
             heads=config.num_heads,
             q_norm=q_norm,
             k_norm=k_norm,
             eps=0.0 if heads.q_norm is None else heads.q_norm.eps,
+            v_eps=heads.value_eps,
+            values_are_keys=heads.values_are_keys,
         )
         if heads.is_gated:
             rotary_store.q_head_stride = 2 * head_dim
@@ -147,16 +152,20 @@ class CppPaged:
     def _rotated_first(self, qkv: Tensor, rope: Rope, layer: int) -> abi.RotaryStoreArgs:
         """Rotates queries and keys where they are: all are as queries, and nothing is stored."""
         kv_heads, head_dim = self._config.kv_shape(layer)
-        nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
-        self._without_heads.append(nothing)
         args = abi.RotaryStoreArgs(
-            cache=ctypes.addressof(nothing),
+            cache=ctypes.addressof(self._nothing(head_dim)),
             qkv=qkv.data_ptr(),
             qkv_stride=qkv.stride(0),
             heads=self._config.num_heads + kv_heads,
         )
         self._rotate_by(rope, args)
         return args
+
+    def _nothing(self, head_dim: int) -> abi.KvCache:
+        """A cache without heads: nothing is stored in it."""
+        nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
+        self._without_heads.append(nothing)
+        return nothing
 
     def _rotate_by(self, rope: Rope, args: abi.RotaryStoreArgs) -> None:
         # For all positions at once: a step then reads angles instead of computing sines, and

@@ -178,6 +178,12 @@ def _without_kernels(model: ModelConfig) -> str:
         return "norms rotated heads"
     if not model.has_one_kv_shape:
         return "keeps K and V of other sizes in some layers"
+    for layer in model.decoder.layers:
+        attention = layer.attention
+        if model.library_config:
+            continue  # its code does this itself
+        if attention.kv_of is not None or attention.values_are_keys or attention.norms_values:
+            return "norms values, or takes them from keys or from other layers"
     return ""
 
 

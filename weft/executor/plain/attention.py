@@ -105,9 +105,10 @@ class TorchPaged:
         window = self._windows[layer]
         work = self._work[window]
         # Stored before they are read, because tokens of a prompt see each other through the cache.
-        keys.index_copy_(0, work.slots, k.to(keys.dtype))
-        if self._pool.has_values:
-            values.index_copy_(0, work.slots, v.to(values.dtype))
+        if not heads.reads_earlier:
+            keys.index_copy_(0, work.slots, k.to(keys.dtype))
+            if self._pool.has_values:
+                values.index_copy_(0, work.slots, v.to(values.dtype))
         q = q.to(keys.dtype)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         # Gathers K and V of this step's tokens together with the cached ones.
@@ -146,18 +147,24 @@ class TorchPaged:
         heads: Heads,
         layer: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k and v [T, heads, D], queries and keys normalised and rotated; and the gates of the
-        queries, if the layer has them."""
+        """q, k and v [T, heads, D], normalised and rotated as the layer does; and the gates of the
+        queries, if the layer has them. A layer that reads earlier keys has no k and v."""
         of_keys, head_dim = self._shapes[layer]
         by_head = qkv.view(len(qkv), -1, head_dim)
-        if not self._pool.has_values:
-            q, k = by_head.split_with_sizes((by_head.shape[1] - of_keys, of_keys), 1)
-            q, k = heads.prepare(q, k, self._tables(heads.rope, qkv.dtype))
-            return q, k, k, None
-        q, k, v = by_head.split_with_sizes((by_head.shape[1] - 2 * of_keys, of_keys, of_keys), 1)
+        of_values = of_keys
+        if heads.reads_earlier:
+            of_keys = 0
+            of_values = 0
+        elif heads.values_are_keys or not self._pool.has_values:
+            of_values = 0
+        of_queries = by_head.shape[1] - of_keys - of_values
+        q, k, v = by_head.split_with_sizes((of_queries, of_keys, of_values), 1)
         gate = None
         if heads.is_gated:
             q, gate = q.view(len(q), self._num_heads, 2, head_dim).unbind(2)
+        if heads.values_are_keys:
+            v = k
+        v = heads.norm_values(v)
         q, k = heads.prepare(q, k, self._tables(heads.rope, qkv.dtype))
         return q, k, v, gate
 

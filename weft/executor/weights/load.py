@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from weft.config.model import ModelConfig, quantization_of
+from weft.executor.weights.base import in_base
 from weft.executor.weights.contents import labelled, open_contents
 from weft.executor.weights.fetch import weight_files
 from weft.executor.weights.gguf.content import GgufContent
@@ -67,8 +68,17 @@ def randomize(weights: Weights, device: torch.device = CPU) -> None:
 
 
 def unread_of(config: ModelConfig) -> tuple[str, ...]:
-    """Prefixes of the names of tensors that the vision encoder of a model leaves out."""
-    return () if config.vision is None else config.vision.unread
+    """Prefixes of the names, within the base model, of tensors in checkpoints that the model does
+    not use: those that its vision encoder leaves out, and the keys and values of layers that read
+    those of another layer."""
+    found = [] if config.vision is None else [*config.vision.unread]
+    names = config.decoder.names
+    for layer in range(config.num_layers):
+        if config.kv_owner(layer) == layer:
+            continue
+        attention = f"{in_base(names.layers + '.')}{layer}.{names.attention}"
+        found += [f"{attention}.{name}." for name in (*names.qkv[1:], names.k_norm)]
+    return tuple(found)
 
 
 def save_random(config: ModelConfig, path: Path) -> None:

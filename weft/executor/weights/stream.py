@@ -61,6 +61,9 @@ OTHER_PARTS = (
     "audio_tower.",
     "multi_modal_projector.",
     "connector.",
+    "embed_vision.",
+    "embed_audio.",
+    "vision_embedder.",
     "mtp.",
     "mtp_layers.",
 )

@@ -4,8 +4,10 @@ rotation, the KV cache and the softmax."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config.decoder import QkNorm
@@ -31,6 +33,10 @@ class Heads(NamedTuple):
     sinks: Tensor | None = None
     is_gated: bool = False  # in qkv, the gate of each query head follows the head
     norms_rotated: bool = False  # heads are normed after the rotation, not before
+    # Eps of the norm of values, which has no weight and is applied to each head; 0: no norm.
+    value_eps: float = 0.0
+    reads_earlier: bool = False  # qkv has queries alone: K and V are those of an earlier layer
+    values_are_keys: bool = False  # qkv has no values: they are the keys, as they come
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -51,10 +57,18 @@ class Heads(NamedTuple):
             q, k = self._normed(q, k)
         return q, k
 
+    def norm_values(self, v: Tensor) -> Tensor:
+        """v [T, heads, D], normed if the layer norms its values."""
+        if not self.value_eps:
+            return v
+        return F.rms_norm(v, (v.shape[-1],), eps=self.value_eps)
+
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if self.q_norm is None or self.k_norm is None:
-            return q, k
-        return rms_norm(q, *self.q_norm), rms_norm(k, *self.k_norm)
+        if self.q_norm is not None:
+            q = rms_norm(q, *self.q_norm)
+        if self.k_norm is not None:
+            k = rms_norm(k, *self.k_norm)
+        return q, k
 
 
 class PagedAttention(Protocol):
@@ -69,7 +83,8 @@ class PagedAttention(Protocol):
         """Norm and rotate queries and keys, store keys and values of this step's tokens, attend.
 
         qkv [T, (heads + 2 kv_heads) D] (may be overwritten) -> [T, heads D]. With gates, qkv has 2
-        D for each query head; with latents (MLA), it has no values. Each token attends to the
+        D for each query head; with latents (MLA), or if keys are values, it has no values; in a
+        layer that reads the K and V of an earlier one, it has neither. Each token attends to the
         cached tokens of its request, and to this step's tokens of its request up to itself, within
         the layer's window.
         """
@@ -88,14 +103,20 @@ class Attention:
     ) -> None:
         spec = config.decoder.layer(layer).attention
         names = config.decoder.names
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
+        kv_heads, head_dim = config.kv_shape(layer)
+        q_size = config.num_heads * head_dim
+        kv_size = kv_heads * head_dim
         q_rows = 2 * q_size if spec.gate else q_size
         self._ops = ops
         self._names = names
         self._ends = (q_rows, q_rows + kv_size)  # ends of queries and of keys in a row of qkv
         self._layer = layer
-        self.qkv = _projection(config, (q_rows, kv_size, kv_size), spec.qkv_bias, ops)
+        sizes = [q_rows, kv_size, kv_size]
+        if spec.kv_of is not None:
+            sizes = [q_rows]
+        elif spec.values_are_keys:
+            sizes = [q_rows, kv_size]
+        self.qkv = _projection(config, layer, sizes, ops)
         self.out = Linear(
             q_size,
             {names.out: config.hidden_size},
@@ -116,6 +137,9 @@ class Attention:
             spec.score_cap,
             None if sinks is None else ops.of_heads(sinks),
             spec.gate,
+            value_eps=config.norm_eps if spec.norms_values else 0.0,
+            reads_earlier=spec.kv_of is not None,
+            values_are_keys=spec.values_are_keys,
         )
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
         assert not (self._norms_whole and spec.gate), "gates stand between the heads of the norm"
@@ -132,13 +156,14 @@ class Attention:
             self.q_norm = norm(q_size)
             self.k_norm = norm(kv_size)
             return
-        self.q_norm = norm(config.head_dim)
-        self.k_norm = norm(config.head_dim)
+        self.q_norm = norm(head_dim)
         self._heads = self._heads._replace(
             q_norm=self.q_norm.norm,
-            k_norm=self.k_norm.norm,
             norms_rotated=spec.qk_norm is QkNorm.ROTATED_HEAD,
         )
+        if spec.kv_of is None:
+            self.k_norm = norm(head_dim)
+            self._heads = self._heads._replace(k_norm=self.k_norm.norm)
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
@@ -154,24 +179,28 @@ class Attention:
         yield from self.out.weights(prefix)
         if self._sinks is not None:
             yield vector(f"{prefix}.{self._names.sinks}", self._sinks)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None:
             yield from self.q_norm.weights(f"{prefix}.{self._names.q_norm}")
+        if self.k_norm is not None:
             yield from self.k_norm.weights(f"{prefix}.{self._names.k_norm}")
 
 
 def _projection(
     config: ModelConfig,
-    sizes: tuple[int, ...],
-    bias: bool,
+    layer: int,
+    sizes: Sequence[int],
     ops: Ops,
 ) -> Linear:
-    """The projection to queries, keys and values, which are one tensor in some checkpoints."""
+    """The projection to queries, keys and values, which are one tensor in some checkpoints. Some
+    layers have fewer of them."""
     names = config.decoder.names
+    kv_heads, head_dim = config.kv_shape(layer)
+    bias = config.decoder.layer(layer).attention.qkv_bias
     hidden = config.hidden_size
-    shard = Shard(Divided.OUTPUTS, unit=config.head_dim)
+    shard = Shard(Divided.OUTPUTS, unit=head_dim)
     if len(names.qkv) > 1:
-        parts = dict(zip(names.qkv, sizes, strict=True))
+        parts = dict(zip(names.qkv, sizes, strict=False))
         return Linear(hidden, parts, bias, ops, shard=shard)
     # In one tensor: one after the other, or interleaved by head.
-    num_runs = config.num_kv_heads if names.qkv_by_head else 1
-    return HeadwiseLinear(hidden, names.qkv[0], sizes, num_runs, bias, ops, shard=shard)
+    num_runs = kv_heads if names.qkv_by_head else 1
+    return HeadwiseLinear(hidden, names.qkv[0], tuple(sizes), num_runs, bias, ops, shard=shard)

@@ -56,11 +56,11 @@ class ExpertMLP:
         if spec.shared_size:
             self._shared = SharedMLP(config, spec, ops)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]"""
+    def __call__(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, hidden]. `routed_by`: the input of the router; None: x."""
         # Computed now, because the router and all experts read it.
         x = self._ops.computed(x)
-        routed = self._ops.route(x, self._router.router)
+        routed = self._ops.route(x if routed_by is None else routed_by, self._router.router)
         y = self._ops.experts(x, routed, self._experts)
         if self._shared is None:
             return y
@@ -89,6 +89,9 @@ class RouterLayer:
         choice_bias = None
         if spec.choice_bias:
             choice_bias = ops.vector(spec.num_experts, exact=True)
+        expert_scale = None
+        if spec.expert_scale:
+            expert_scale = ops.vector(spec.num_experts, exact=True)
         matrix = ops.exact_matrix(config.hidden_size, spec.num_experts, bias=spec.bias)
         choice = Choice(
             num_experts=spec.num_experts,
@@ -100,7 +103,7 @@ class RouterLayer:
             num_groups_chosen=spec.num_groups_chosen,
             counts_one=spec.counts_one,
         )
-        self.router = Router(matrix, choice, choice_bias, layer)
+        self.router = Router(matrix, choice, choice_bias, layer, expert_scale)
 
     def weights(self, prefix: str) -> Weights:
         names = self._names
@@ -116,6 +119,8 @@ class RouterLayer:
         if self.router.choice_bias is not None:
             shape = (1,) * names.choice_bias_has_row + self._shape[:1]
             yield vector(f"{prefix}.{names.choice_bias}", self.router.choice_bias, shape=shape)
+        if self.router.expert_scale is not None:
+            yield vector(f"{prefix}.{names.expert_scale}", self.router.expert_scale)
 
 
 class SharedMLP:

@@ -24,11 +24,13 @@ class RotaryTables(NamedTuple):
 class Rope:
     """The angles that rotate queries and keys."""
 
-    def __init__(self, rope: RopeConfig, config: ModelConfig) -> None:
+    def __init__(self, rope: RopeConfig, config: ModelConfig, head_dim: int = 0) -> None:
+        """`head_dim`: the size of a head, if not that of the model."""
         # longrope has other factors for short contexts, so the served length decides.
         context_length = config.context_length or config.max_position
         # [rotary_dim / 2]
-        self._inv_freq = inverse_frequencies(rope, config.head_dim, context_length)
+        size = head_dim or config.head_dim
+        self._inv_freq = inverse_frequencies(rope, size, context_length)
         self._scale = rope.attention_factor
         self._query_growth = rope.query_growth
         self._original_max_position = rope.original_max_position
@@ -79,6 +81,8 @@ class Rope:
 def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0) -> Tensor:
     """Radians per position for each pair of a head, float32 [rotary_dim / 2], for contexts of up to
     `context_length` tokens."""
+    if rope.scaling == "proportional":
+        return _proportional(rope, head_dim)
     size = rope.dims or int(head_dim * rope.share)
     plain = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     match rope.scaling:
@@ -97,6 +101,16 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0
             is_long = context_length > rope.original_max_position
             return plain / torch.tensor(rope.factors if is_long else rope.short_factors)
     raise AssertionError(f"rope scaling {rope.scaling!r}")
+
+
+def _proportional(rope: RopeConfig, head_dim: int) -> Tensor:
+    """The first pairs have the frequencies of a head that is rotated as a whole; all others do not
+    turn. A head's pairs are (i, i + half of the head), whatever part of them turns."""
+    num_turned = int(rope.share * head_dim // 2)
+    exponents = torch.arange(0, 2 * num_turned, 2, dtype=torch.float32) / head_dim
+    found = torch.zeros(head_dim // 2)
+    found[:num_turned] = 1.0 / rope.theta**exponents / rope.factor
+    return found
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:

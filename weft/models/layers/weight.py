@@ -95,10 +95,11 @@ def vector(
     values: Tensor,
     *,
     plus: float = 0.0,
+    times: float = 1.0,
     shape: tuple[int, ...] = (),
 ) -> Weight:
-    """A weight that is stored as it comes, or with `plus` added. `shape` is the shape in
-    checkpoints, if it has more than one dimension there."""
+    """A weight that is stored as it comes, or with `plus` added, or multiplied by `times`. `shape`
+    is the shape in checkpoints, if it has more than one dimension there."""
 
     def put(
         content: Tensor,
@@ -112,11 +113,13 @@ def vector(
         target.copy_(content)
         if plus:
             target.add_(plus)
+        if times != 1:
+            target.mul_(times)
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
         if shape:
             return values.clone().view(shape)
-        return values[start:stop] - plus if plus else values[start:stop].clone()
+        return values[start:stop].clone() / times - plus
 
     return Weight(
         name,

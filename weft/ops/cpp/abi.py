@@ -34,6 +34,7 @@ class OpKind(IntEnum):
     SUM_RANKS = 22
     GATHER_RANKS = 23
     COPY = 24
+    MULTIPLY = 25
 
 
 class WeightFormat(IntEnum):
@@ -239,6 +240,7 @@ class EmbedArgs(ctypes.Structure):
         ("first", c_int64),
         ("num_rows", c_int64),
         ("lora", c_void_p),
+        ("unknown_token", c_int64),
     )
 
 
@@ -260,6 +262,17 @@ class CopyArgs(ctypes.Structure):
         ("out_stride", c_int64),
         ("out_step", c_int64),
         ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
+class MultiplyArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("by", c_void_p),
+        ("by_stride", c_int64),
+        ("by_step", c_int64),
         ("size", c_int64),
     )
 
@@ -331,6 +344,7 @@ class RouteArgs(ctypes.Structure):
         ("is_normed", c_int64),
         ("scale", c_float),
         ("choice_bias", c_void_p),
+        ("expert_scale", c_void_p),
         ("num_groups", c_int64),
         ("num_groups_chosen", c_int64),
         ("counts_one", c_int64),
@@ -414,6 +428,8 @@ class RotaryStoreArgs(ctypes.Structure):
         ("q_scale", c_void_p),
         ("q_head_stride", c_int64),
         ("axes", c_void_p),
+        ("v_eps", c_float),
+        ("values_are_keys", c_int64),
     )
 
 
@@ -669,6 +685,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     AddVectorsArgs,
     *(RanksArgs, SumRanksArgs, GatherRanksArgs, CopyArgs),
     *(DrawColumns, Guesses),
+    MultiplyArgs,
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -694,4 +711,5 @@ KIND_OF = {
     SumRanksArgs: OpKind.SUM_RANKS,
     GatherRanksArgs: OpKind.GATHER_RANKS,
     CopyArgs: OpKind.COPY,
+    MultiplyArgs: OpKind.MULTIPLY,
 }

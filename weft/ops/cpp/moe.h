@@ -118,7 +118,7 @@ static void choose(const RouteArgs& args, int64_t t, RouteSpace& space) {
     for (int64_t j = 0; j < k; j++) total += weights[j];
     factor /= total + 1e-20f;
   }
-  for (int64_t j = 0; j < k; j++) weights[j] *= factor;
+  for (int64_t j = 0; j < k; j++) weights[j] *= args.expert_scale ? factor * args.expert_scale[experts[j]] : factor;
 }
 
 // Places in the order of experts, and of tokens within an expert.

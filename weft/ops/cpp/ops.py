@@ -538,6 +538,7 @@ class CppOps:
         table: Matrix,
         vectors: Tensor | None = None,
         scale: float = 1.0,
+        unknown_token: int | None = None,
     ) -> Tensor:
         """`Ops.embed`, recorded once for steps with and without vectors: each step brings its own
         vectors."""
@@ -547,8 +548,25 @@ class CppOps:
         args = abi.EmbedArgs(weight=panels.address, out=out.data_ptr())
         if scale != 1:
             args.scale = scale
+        if unknown_token is not None:
+            args.unknown_token = unknown_token + 1
         self.record_embed(args, panels)
         return activation_of(Value(out))
+
+    def multiply(self, x: Tensor, by: Tensor) -> Tensor:
+        total = tensor_of(x)
+        args = abi.MultiplyArgs(
+            x=total.data_ptr(),
+            x_stride=total.stride(0),
+            by=by.data_ptr(),
+            size=total.shape[1],
+        )
+        if by.ndim > 1:
+            assert by.shape == total.shape
+            args.by_stride = by.stride(0)
+            args.by_step = 1
+        self.recorder.add(args)
+        return activation_of(Value(total))
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         """`Ops.add_vectors`, recorded once like `embed`."""

@@ -78,7 +78,8 @@ enum OpKind : int64_t {
   kSumRanks = 22,
   kGatherRanks = 23,
   kCopy = 24,
-  kNumOps = 25,
+  kMultiply = 25,
+  kNumOps = 26,
 };
 
 struct Op {
@@ -236,6 +237,7 @@ struct EmbedArgs {
   int64_t first;
   int64_t num_rows;  // 0: the table is whole
   const LoraTable* lora;  // or null: no adapter changes this weight
+  int64_t unknown_token;  // not 0: tokens below 0 get the row of token unknown_token - 1, no vector
 };
 
 // x[t] += numbers part size .. (part + 1) size - 1 of a vector of the step, where Step.tokens[t] is below 0; nothing if
@@ -257,6 +259,16 @@ struct CopyArgs {
   int64_t out_stride;
   int64_t out_step;
   int64_t num;
+  int64_t size;
+};
+
+// x[t, i] *= by[t by_stride + i by_step]; by_step is 1, or 0: all numbers of a row have one factor.
+struct MultiplyArgs {
+  float* x;
+  int64_t x_stride;
+  const float* by;
+  int64_t by_stride;
+  int64_t by_step;
   int64_t size;
 };
 
@@ -355,6 +367,7 @@ struct RouteArgs {
   int64_t is_normed;
   float scale;
   const float* choice_bias;  // [E] or null
+  const float* expert_scale;  // [E] a factor of each expert's weights, or null
   int64_t num_groups;
   int64_t num_groups_chosen;
   int64_t counts_one;  // 1: a group counts as much as its best expert; 0: as its best two
@@ -428,7 +441,7 @@ struct KvCache {
 // Each row of qkv has the heads of q, q_head_stride from one to the next, then those of k and of v, [kv_heads, head_dim].
 // Normalise the heads of q and k (if there are weights for it), rotate them, write q back (times its position's q_scale)
 // and k and v to the cache at Step.slots. A cache without heads stores nothing; one whose keys are its values has none of
-// v in a row.
+// v in a row, nor has a row of `values_are_keys`, whose values are the keys before their norm and rotation.
 struct RotaryStoreArgs {
   const KvCache* cache;
   float* qkv;  // [T, qkv_stride]
@@ -444,6 +457,8 @@ struct RotaryStoreArgs {
   const float* q_scale;  // [positions], or null
   int64_t q_head_stride;  // 0: head_dim
   const uint8_t* axes;    // [rotary_dim / 2] which line of Step.rotation each pair turns by; or null: tokens have one position
+  float v_eps;              // not 0: heads of v become v / rms(v), with this eps
+  int64_t values_are_keys;
 };
 
 // Attention of each token of the step to the cached tokens of its request and those of the step up to itself, or to all

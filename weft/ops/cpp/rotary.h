@@ -7,7 +7,7 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-// x = x / rms(x) * weight
+// x = x / rms(x) * weight; without a weight if it is null.
 static void norm_head(float* x, const float* weight, int64_t dim, float eps) {
   F32 squares = zero();
   for (int64_t i = 0; i < dim; i += kLanes) {
@@ -17,7 +17,8 @@ static void norm_head(float* x, const float* weight, int64_t dim, float eps) {
   const F32 scale = all(inverse_root(sum(squares) / float(dim), eps));
   for (int64_t i = 0; i < dim; i += kLanes) {
     const int n = int(dim - i);
-    store(x + i, mul(mul(load(x + i, n), scale), load(weight + i, n)), n);
+    const F32 normed = mul(load(x + i, n), scale);
+    store(x + i, weight ? mul(normed, load(weight + i, n)) : normed, n);
   }
 }
 
@@ -84,6 +85,12 @@ static void find_angles(const RotaryStoreArgs& args, const Step& step, int64_t t
   angles.sin = args.sin + first;
 }
 
+static void store_value(const RotaryStoreArgs& args, int64_t slot, int64_t head, float* x) {
+  const KvCache& cache = *args.cache;
+  if (args.v_eps != 0) norm_head(x, nullptr, cache.head_dim, args.v_eps);
+  store_head(cache, cache.v, cache.v_scale, slot, head, x);
+}
+
 static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, int64_t token) {
   const KvCache& cache = *args.cache;
   const int64_t dim = cache.head_dim, half = args.rotary_dim / 2;
@@ -95,6 +102,11 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
   for (int64_t head = 0; head < args.heads + cache.kv_heads; head++) {
     const bool is_key = head >= args.heads;
     const float* norm = is_key ? args.k_norm : args.q_norm;
+    if (is_key && args.values_are_keys) {
+      alignas(64) float value[kMaxHeadDim];
+      memcpy(value, x, dim * sizeof(float));
+      store_value(args, slot, head - args.heads, value);
+    }
     if (norm) norm_head(x, norm, dim, args.eps);
     if (args.side_by_side) {
       rotate_neighbours(x, angles.cos, angles.sin, half);
@@ -105,10 +117,8 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
     if (is_key) store_head(cache, cache.k, cache.k_scale, slot, head - args.heads, x);
     x += is_key ? dim : q_stride;
   }
-  if (cache.v == cache.k) return;
-  for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) {
-    store_head(cache, cache.v, cache.v_scale, slot, head, x);
-  }
+  if (cache.v == cache.k || args.values_are_keys) return;
+  for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) store_value(args, slot, head, x);
 }
 
 static void rotary_store(const RotaryStoreArgs& args, const Step& given, Team& team) {

@@ -63,4 +63,6 @@ def route_args(logits: Tensor, router: Router, routes: Routes) -> abi.RouteArgs:
     )
     if router.choice_bias is not None:
         args.choice_bias = router.choice_bias.data_ptr()
+    if router.expert_scale is not None:
+        args.expert_scale = router.expert_scale.data_ptr()
     return args

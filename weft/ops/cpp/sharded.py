@@ -148,9 +148,11 @@ class ShardedCppOps(CppOps):
         table: Matrix,
         vectors: Tensor | None = None,
         scale: float = 1.0,
+        unknown_token: int | None = None,
     ) -> Tensor:
         if not isinstance(table, ShardedMatrix):
-            return super().embed(tokens, table, vectors, scale)
+            return super().embed(tokens, table, vectors, scale, unknown_token)
+        assert unknown_token is None, "only whole tables have a row for tokens that are none"
         local = _packed(table)
         (panels,) = local.pieces
         (rows,) = table.rows

@@ -320,6 +320,7 @@ static void embed(const EmbedArgs& args, const Step& step, Team& team) {
   for (int64_t i; (i = team.take()) < step.num_tokens * pieces;) {
     const int64_t token = i / pieces, k = i % pieces * kPiece, num = least(kPiece, w.in - k);
     int64_t id = step.tokens[token];
+    if (id < 0 && args.unknown_token) id = args.unknown_token - 1;
     if (args.num_rows) {
       const bool is_mine = id < 0 ? args.first == 0 : id >= args.first && id < args.first + args.num_rows;
       if (!is_mine) {
@@ -353,6 +354,17 @@ static void copy(const CopyArgs& args, const Step& step, Team& team) {
     for (int64_t i = 0; i < args.num; i++) {
       const float* from = args.x + t * args.x_stride + i * args.x_step;
       memcpy(args.out + t * args.out_stride + i * args.out_step, from, args.size * sizeof(float));
+    }
+  }
+}
+
+static void multiply(const MultiplyArgs& args, const Step& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    float* const x = args.x + t * args.x_stride;
+    const float* const by = args.by + t * args.by_stride;
+    for (int64_t i = 0; i < args.size; i += kLanes) {
+      const int n = int(least(args.size - i, kLanes));
+      store(x + i, mul(load(x + i, n), args.by_step ? load(by + i, n) : all(*by)), n);
     }
   }
 }

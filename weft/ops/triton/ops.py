@@ -25,6 +25,7 @@ from weft.ops.plain import (
     QuantizedMatrix,
     TorchWeights,
     embedded,
+    known,
     mixed,
     routed,
     vectors_added,
@@ -69,11 +70,16 @@ class TritonOps(TorchWeights):
         table: Matrix,
         vectors: Tensor | None = None,
         scale: float = 1.0,
+        unknown_token: int | None = None,
     ) -> Tensor:
+        tokens = known(tokens, unknown_token)
         rows = embedded(_ours(table), tokens, vectors, scale)
         if self.adapters is not None:
             self.adapters.add_rows(rows, tokens, table, scale)
         return activation_of(Value(rows))
+
+    def multiply(self, x: Tensor, by: Tensor) -> Tensor:
+        return activation_of(Value(tensor_of(x).mul_(by)))
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return activation_of(Value(vectors_added(tensor_of(x), tokens, vectors, part)))

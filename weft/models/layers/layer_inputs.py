@@ -1,0 +1,94 @@
+"""Inputs for each layer: a token's embedding enters the first layer only, and in addition every
+layer gets a vector of its own for each token (`LayerInputSpec`)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from weft.config.decoder import LayerInputSpec
+from weft.config.model import ModelConfig
+from weft.models.layers.embedding import matrix_weight
+from weft.models.layers.linear import Linear
+from weft.models.layers.norm import RmsNorm
+from weft.models.layers.weight import Weights
+from weft.ops.protocol import Ops
+
+HALF = math.sqrt(0.5)  # factor of the sum of both terms
+
+
+class LayerInputs(NamedTuple):
+    """The vectors of a step's tokens, of all layers side by side: [T, layers size] each. The vector
+    of a layer is its part of `rows` plus HALF norm(its part of `projected`)."""
+
+    rows: Tensor
+    projected: Tensor
+
+
+class LayerInputTable:
+    """The weights that make the vectors of all layers."""
+
+    def __init__(self, config: ModelConfig, spec: LayerInputSpec, ops: Ops) -> None:
+        hidden = config.hidden_size
+        self._names = config.decoder.names.layer_inputs
+        self._ops = ops
+        self._size = spec.size
+        self._unknown_token = spec.unknown_token
+        width = config.num_layers * spec.size
+        self._shape = (config.vocab_size, width)
+        self._table = ops.matrix(width, (config.vocab_size,), precise=True)
+        base, _, name = self._names.projection.rpartition(".")
+        self._base = base
+        self._projection = Linear(hidden, {name: width}, False, ops)
+        # The projection is divided by sqrt(hidden) before its norm. A norm is not changed by a
+        # factor of its input, but for eps.
+        self._norm = RmsNorm(spec.size, config.norm_eps * hidden, ops, kind=config.decoder.norm)
+
+    def __call__(self, tokens: Tensor, embedded: Tensor) -> LayerInputs:
+        """tokens [T] and their embeddings [T, hidden]"""
+        scale = HALF * math.sqrt(self._size)
+        rows = self._ops.embed(
+            tokens,
+            self._table,
+            scale=scale,
+            unknown_token=self._unknown_token,
+        )
+        # Both are computed now, because the first layer overwrites the embeddings.
+        projected = self._ops.computed(self._projection(embedded))
+        return LayerInputs(self._ops.computed(rows), projected)
+
+    def of_layer(self, inputs: LayerInputs, layer: int) -> Tensor:
+        """[T, size]"""
+        part = slice(layer * self._size, (layer + 1) * self._size)
+        total = inputs.rows[:, part] + HALF * self._norm(inputs.projected[:, part])
+        return self._ops.computed(total)
+
+    def weights(self) -> Weights:
+        yield matrix_weight(self._names.table, self._shape, self._table)
+        yield from self._projection.weights(self._base)
+        yield from self._norm.weights(self._names.norm)
+
+
+class LayerInputGate:
+    """x + norm(out(activation(gate(x)) * vector)), with the layer's vector of each token."""
+
+    def __init__(self, config: ModelConfig, spec: LayerInputSpec, ops: Ops) -> None:
+        hidden = config.hidden_size
+        self._names = config.decoder.names.layer_inputs
+        self._ops = ops
+        self._activation = spec.activation
+        self._gate = Linear(hidden, {self._names.gate: spec.size}, False, ops)
+        self._out = Linear(spec.size, {self._names.out: hidden}, False, ops)
+        self._norm = RmsNorm(hidden, config.norm_eps, ops, kind=config.decoder.norm)
+
+    def __call__(self, x: Tensor, given: Tensor) -> Tensor:
+        """[T, hidden] and [T, size] -> [T, hidden]"""
+        gate = self._ops.activated(x, self._gate.matrix, self._activation)
+        return x + self._norm(self._out(self._ops.multiply(gate, given)))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self._gate.weights(prefix)
+        yield from self._out.weights(prefix)
+        yield from self._norm.weights(f"{prefix}.{self._names.post_norm}")
