@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.models.many import SHAPE, Checkpoint, saved
+from tests.models.many import GEMMA4, GEMMA4_SMALL, SHAPE, Checkpoint, saved
 from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
@@ -36,6 +36,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "gemma2": ("Gemma2", {"head_dim": 16, **ALTERNATING}),
     "gemma3": ("Gemma3Text", {"head_dim": 16, **GEMMA3}),
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4-small": ("Gemma4Text", GEMMA4_SMALL),
     "qwen2": (
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},

@@ -107,8 +107,8 @@ def _heads(config: Config, index: int, kind: str) -> tuple[int, int]:
     num_heads = size(config, "num_attention_heads")
     if kv_heads < 0 or head_dim < 0 or head_dim % 2 or (kv_heads and num_heads % kv_heads):
         raise UnsupportedModel(
-            f"layer {index} has {num_heads} heads of {head_dim} with {kv_heads} KV heads: the heads "
-            "must be a multiple of the KV heads, and their size even"
+            f"layer {index} has {num_heads} heads of {head_dim} with {kv_heads} KV heads: the "
+            "heads must be a multiple of the KV heads, and their size even"
         )
     # 0 if it is that of the model: equal layers have equal descriptions.
     if head_dim == size(config, "head_dim"):

@@ -104,12 +104,14 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     if state_pool is not None:
         states = CppStates(spec.model, state_pool, ops, attention.step)
     decoder = cpp_model(spec, ops, states)
+    # A model with inputs for each layer runs in one piece.
+    in_pieces = spec.model.decoder.layer_inputs is None
     model = ProgramModel(
         decoder,
         ops,
         attention,
         spec.model.hidden_size,
-        spec.model.num_layers,
+        spec.model.num_layers if in_pieces else 0,
     )
     tower = build_tower(spec, lambda: CppTowerBackend(library, _tower_format(spec)))
     fill_weights(spec, model, CPU, tower)
