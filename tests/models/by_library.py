@@ -9,7 +9,14 @@ from typing import Any
 
 import transformers
 
-from tests.models.many import PARTIAL, SHAPE, VOCAB, WINDOWS, Checkpoint, saved
+from tests.models.many import (
+    PARTIAL,
+    SHAPE,
+    VOCAB,
+    WINDOWS,
+    Checkpoint,
+    saved,
+)
 
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
@@ -34,49 +41,13 @@ LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
-# Layers without a window have heads of another size, and fewer of them; the last two read the keys
-# and values of the two before.
-GEMMA4 = {
+GEMMA3N = {
     **WINDOWS,
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 0,
-    "enable_moe_block": False,
-    "final_logit_softcapping": 3.0,
-}
-SHARING = {
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "num_kv_shared_layers": 2,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB,
-}
-GEMMA4_SMALL = {
-    **GEMMA4,
-    **SHARING,
-    "num_key_value_heads": 1,
-    "num_global_key_value_heads": None,
-    "attention_k_eq_v": False,
-    "use_double_wide_mlp": True,
-}
-GEMMA4_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "patch_size": 4,
-    "position_embedding_size": 64,
-    "pooling_kernel_size": 1,
-    "default_output_length": 4,
-}
-GEMMA3N = {
-    **WINDOWS,
-    **SHARING,
     "head_dim": 16,
     "laurel_rank": 8,
     "activation_sparsity_pattern": [0.0] * 6,
@@ -99,18 +70,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone-moe": ("ExaoneMoe", {**EXPERTS, **WINDOWS, "head_dim": 16}),
     "flex-olmo": ("FlexOlmo", EXPERTS),
     "gemma3n": ("Gemma3n", GEMMA3N),
-    "gemma4": ("Gemma4", GEMMA4),
-    "gemma4-moe": (
-        "Gemma4",
-        {
-            **GEMMA4,
-            "enable_moe_block": True,
-            "num_experts": 8,
-            "top_k_experts": 3,
-            "moe_intermediate_size": 32,
-        },
-    ),
-    "gemma4-small": ("Gemma4", GEMMA4_SMALL),
     "glm4-moe": ("Glm4Moe", {**ROUTED, "head_dim": 16}),
     "gpt2": ("GPT2LMHeadModel", SMALL),
     "gpt-bigcode": ("GPTBigCode", {**SMALL, "multi_query": True}),
@@ -165,19 +124,6 @@ def config_of(kind: str, changes: dict[str, Any]) -> Any:
     config = class_of(kind).config_class(**shape, attn_implementation="eager")
     config.architectures = [class_of(kind).__name__]
     return config
-
-
-def make_seeing(folder: Path) -> Checkpoint:
-    """A Gemma 4 that sees, and whose text part stands below a name of its own."""
-    text = copy.deepcopy({**SHAPE, **GEMMA4_SMALL})
-    config = transformers.Gemma4Config(
-        text_config=text,
-        vision_config=dict(GEMMA4_VISION),
-        audio_config=None,
-        attn_implementation="eager",
-    )
-    config.architectures = ["Gemma4ForConditionalGeneration"]
-    return saved(transformers.Gemma4ForConditionalGeneration(config), folder)
 
 
 def make_by_library(name: str, folder: Path) -> Checkpoint:

@@ -478,8 +478,26 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "qwen2-vl": ("Qwen2VL", "", "qwen2_vl_text", {"rope_parameters": MROPE}),
     "qwen2.5-vl": ("Qwen2_5_VL", "", "qwen2_5_vl_text", {"rope_parameters": MROPE}),
     "qwen3.5-vl": ("Qwen3_5", "qwen3.5", "qwen3_5_text", {"rope_parameters": MROPE_PARTIAL}),
+    "gemma4": ("Gemma4", "gemma4-small", "gemma4_text", {}),
+    "gemma4-unified": ("Gemma4Unified", "gemma4-unified", "gemma4_unified_text", {}),
     "qwen3-vl": ("Qwen3VL", "", "qwen3_vl_text", {"rope_parameters": MROPE, "head_dim": 16}),
 }
+
+
+# The encoders of Gemma 4, of which weft computes none: it serves the text part.
+GEMMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "position_embedding_size": 64,
+    "pooling_kernel_size": 1,
+    "default_output_length": 4,
+}
+GEMMA4_UNIFIED_VISION = {"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 16}
 
 
 def make_seeing(name: str, folder: Path) -> Checkpoint:
@@ -492,12 +510,13 @@ def make_seeing(name: str, folder: Path) -> Checkpoint:
     vision |= {"hidden_size": 64 if kind == "Qwen2VL" else 32, "intermediate_size": 48}
     if vision_type is not None:
         vision = {**VISION, "model_type": vision_type}
+    vision = {"Gemma4": GEMMA4_VISION, "Gemma4Unified": GEMMA4_UNIFIED_VISION}.get(kind, vision)
     outer = {"mm_tokens_per_image": 4} if kind == "Gemma3" else {}
     config = getattr(transformers, f"{kind}Config")(
         **outer,
         text_config=text_config,
         vision_config=vision,
-        tie_word_embeddings=name in ("gemma3", "ministral3"),
+        tie_word_embeddings=name in ("gemma3", "gemma4", "gemma4-unified", "ministral3"),
         attn_implementation="eager",
     )
     return saved(getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder)

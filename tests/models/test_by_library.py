@@ -110,7 +110,7 @@ def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
 
 
 def test_the_text_part_of_a_model_that_sees_is_computed_alone(drive: Drive, tmp_path: Path) -> None:
-    checkpoint = by_library.make_seeing(tmp_path)
+    checkpoint = many.make_seeing("gemma4", tmp_path)
     driver = drive(checkpoint.folder, kernels="auto")
     assert_same_tokens(driver, checkpoint)
     model = described(checkpoint.folder, "tiny")
@@ -118,7 +118,7 @@ def test_the_text_part_of_a_model_that_sees_is_computed_alone(drive: Drive, tmp_
 
 
 def test_a_slot_has_of_each_layer_what_it_keeps(tmp_path: Path) -> None:
-    model = described(make("gemma4", tmp_path).folder, "tiny")
+    model = described(make("native-gemma4", tmp_path).folder, "tiny")
     assert [model.kv_shape(layer) for layer in range(4)] == [(2, 16), (1, 32)] * 2
     assert model.kv_bytes_per_token == 4 * 2 * 32 * 4
     pool = KVPool(model, 8, torch.device("cpu"), torch.float32)
@@ -126,7 +126,7 @@ def test_a_slot_has_of_each_layer_what_it_keeps(tmp_path: Path) -> None:
 
 
 def test_keys_and_values_that_later_layers_read_are_kept_once(tmp_path: Path) -> None:
-    model = described(make("gemma4-small", tmp_path).folder, "tiny")
+    model = described(make("native-gemma4-small", tmp_path).folder, "tiny")
     assert [model.kv_owner(layer) for layer in range(6)] == [0, 1, 2, 3, 2, 3]
     assert model.kv_bytes_per_token == 2 * 2 * (16 + 32) * 4
     pool = KVPool(model, 8, torch.device("cpu"), torch.float32, num_window_slots=4)

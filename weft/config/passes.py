@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from weft.config.decoder import DecoderSpec, LayerSpec, MambaSpec, NormPlace, QkNorm, ShortConvSpec
+from weft.config.decoder import (
+    DecoderSpec,
+    LayerSpec,
+    MambaSpec,
+    MoeSpec,
+    NormPlace,
+    QkNorm,
+    ShortConvSpec,
+)
 
 
 class Passes(NamedTuple):
@@ -37,6 +45,13 @@ MAMBA_OPERATIONS = 6
 LATENT_PASSES = 3
 
 
+# Inputs for each layer: the norm of its part of a projection, the product with its gate, and the
+# norm of what it adds; the gate and its output. In a step, the rows of a table and the projection.
+LAYER_INPUT_PASSES = 3
+LAYER_INPUT_OPERATIONS = 2
+TABLE_OPERATIONS = 2
+
+
 def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
     """The passes of all layers that are not part of a product, and the small products of single
     heads."""
@@ -49,6 +64,13 @@ def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
             found["products of single heads"] += 2 * num_heads
             found["norms and parts of latents"] += LATENT_PASSES
         others += _operations(layer)
+        if layer.has_factor:
+            found["factors of layers"] += 1
+        if decoder.layer_inputs is not None:
+            found["inputs for each layer"] += LAYER_INPUT_PASSES
+            others += LAYER_INPUT_OPERATIONS
+    if decoder.layer_inputs is not None:
+        others += TABLE_OPERATIONS
     return Passes(dict(found), others)
 
 
@@ -77,6 +99,8 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms of parts side by side"] += num_before
     if place in (NormPlace.POST, NormPlace.BOTH):
         found["norms behind attention and feed-forward part"] += 2
+    if isinstance(layer.mlp, MoeSpec) and layer.mlp.dense_size:
+        found["norms of experts and of the part beside them"] += 3
     if layer.state is None and layer.attention.qk_norm is QkNorm.WHOLE:
         found["norms of whole queries and keys"] += 2
     if layer.state is None and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:

@@ -59,6 +59,10 @@ def projections(model: ModelConfig) -> dict[str, Projection]:
             found |= _of_attention(model, layer, f"{prefix}.{names.attention}")
         if isinstance(spec.mlp, MlpSpec):
             found |= _of_mlp(model, spec.mlp, f"{prefix}.{names.mlp}")
+        elif spec.mlp.dense_size:
+            dense = MlpSpec(size=spec.mlp.dense_size, activation=spec.mlp.activation)
+            found |= _of_mlp(model, dense, f"{prefix}.{names.mlp}")
+            found |= _of_experts(model, spec.mlp, prefix)
         else:
             found |= _of_experts(model, spec.mlp, f"{prefix}.{names.mlp}")
     return found
@@ -70,16 +74,20 @@ def _of_attention(model: ModelConfig, layer: int, prefix: str) -> dict[str, Proj
     latent = model.decoder.layer(layer).attention.latent
     if latent is not None:
         return _of_latents(model, latent, prefix)
-    q_size = model.num_heads * model.head_dim
-    kv_size = model.num_kv_heads * model.head_dim
+    spec = model.decoder.layer(layer).attention
+    kv_heads, head_dim = model.kv_shape(layer)
+    q_size = model.num_heads * head_dim
+    kv_size = kv_heads * head_dim
     found = {f"{prefix}.{names.out}": Projection(q_size, hidden)}
     if names.qkv_by_head:
         return found
-    gates = q_size if model.decoder.layer(layer).attention.gate else 0
-    sizes = [q_size + gates, kv_size, kv_size]
+    gates = q_size if spec.gate else 0
+    sizes = [q_size + gates]
+    if spec.kv_of is None:
+        sizes += [kv_size] if spec.values_are_keys else [kv_size, kv_size]
     if len(names.qkv) == 1:
         sizes = [sum(sizes)]
-    for name, size in zip(names.qkv, sizes, strict=True):
+    for name, size in zip(names.qkv, sizes, strict=False):
         found[f"{prefix}.{name}"] = Projection(hidden, size)
     return found
 
