@@ -142,8 +142,8 @@ def _value(value: Any) -> bytes:
         case str():
             return struct.pack("<I", 8) + _text(value)
         case np.ndarray():
-            number = {"f": 6, "i": 5}[value.dtype.kind]
-            data = value.astype("<f4" if number == 6 else "<i4").tobytes()
+            number = {"f": 6, "i": 5, "b": 7}[value.dtype.kind]
+            data = value.astype({6: "<f4", 5: "<i4", 7: "u1"}[number]).tobytes()
             return struct.pack("<IIQ", 9, number, len(value)) + data
         case Sequence():
             texts = b"".join(map(_text, value))

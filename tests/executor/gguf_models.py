@@ -444,7 +444,8 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
             tensor = paired(tensor, 4)
         if has_pairs and ".k_proj." in name:
             tensor = paired(tensor, 2)
-        if architecture.startswith(ADDED_ONE) and name.endswith("norm.weight"):
+        has_added_one = architecture.startswith(ADDED_ONE) and architecture != "gemma4"
+        if has_added_one and name.endswith("norm.weight"):
             tensor = tensor + ("linear_attn" not in name)
         if architecture.startswith("qwen35") and "linear_attn" in name:
             tensor = tiled(name, tensor)

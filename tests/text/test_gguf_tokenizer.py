@@ -304,6 +304,31 @@ def test_sentencepiece_is_that_of_published_files() -> None:
         assert ours.decode(ids) == backend.decode(ids)
 
 
+def test_gemma_4_has_the_tokens_of_transformers() -> None:
+    """Its files have merges, and a text gets no space before it."""
+    transformers = pytest.importorskip("transformers")
+    model = tokenizer_files(pieces(), "")["tokenizer.json"]["model"]
+    values = {
+        **pieces(),
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    theirs = transformers.GemmaTokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<unk>",
+        mask_token="<unk>",
+    )
+    ours = made(values)
+    assert ids_of(ours) == ids_of(theirs.backend_tokenizer)
+    for text in texts()[:500]:
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == theirs.backend_tokenizer.decode(ids)
+
+
 def test_what_is_encoded_is_decoded() -> None:
     backend = made(metadata("llama-bpe"))
     for text in texts()[:2_000]:
@@ -356,7 +381,7 @@ def test_wefts_tokenizer_takes_it(tmp_path: Path) -> None:
 
 
 BAD = {
-    "another kind": ({"model": "t5"}, "'t5', which is not read; read are gpt2 and llama"),
+    "another kind": ({"model": "t5"}, "'t5', which is not read; read are gpt2, llama and gemma4"),
     "another pre-tokenizer": ({"pre": "default"}, "'default', which is not read; .*--tokenizer"),
     "no pre-tokenizer": ({"pre": None}, "'default', which is not read"),
     "no tokens": ({"tokens": None}, r"has no tokenizer\.ggml\.tokens"),

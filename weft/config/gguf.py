@@ -183,6 +183,8 @@ class _Keys:
             return default
         if hasattr(value, "tolist"):
             each = set(value.tolist())
+            if key in self.architecture.by_layer:
+                each = set(value.tolist()[:1])
             if self.architecture.states is not None:
                 each.discard(0)  # layers that keep a state have no heads
             if len(each) != 1:
@@ -227,9 +229,23 @@ class _Keys:
             )
         return each[: self.num_layers]
 
-    def has(self, tensor: str) -> bool:
+    def numbers(self, key: str) -> list[int]:
+        values = self._model.metadata.get(self.full(key))
+        if not hasattr(values, "tolist"):
+            return [self.number(key, int)] * self._listed_layers()
+        each = [int(value) for value in values.tolist()]
+        if len(each) < self._listed_layers():
+            raise BadCheckpoint(
+                f"{self._model.name}: {self.full(key)} has {len(each)} layers of {self.num_layers}"
+            )
+        return each[: self.num_layers]
+
+    def layers_with(self, tensor: str) -> list[bool]:
         layers = range(self._listed_layers())
-        return any(f"blk.{layer}.{tensor}" in self._model.tensors for layer in layers)
+        return [f"blk.{layer}.{tensor}" in self._model.tensors for layer in layers]
+
+    def has(self, tensor: str) -> bool:
+        return any(self.layers_with(tensor))
 
     def layer_types(self, states: StateLayers) -> list[str]:
         """The kind of each layer, by its tensors."""
@@ -349,17 +365,17 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     the metadata: weft must not allocate memory by sizes that a file only claims."""
     model = keys.model
     hidden_size = config["hidden_size"]
-    q_size = config["num_attention_heads"] * config["head_dim"]
-    kv_size = config["num_key_value_heads"] * config["head_dim"]
     last = config["num_hidden_layers"] - 1
     states = keys.architecture.states
     kinds = config.get("layer_types", [])
-    if states is not None and states.attention_has_gate:
-        q_size *= 2
+    _check_layer_inputs(model, config)
     # The first layer, the last one, and the first of each kind.
     firsts = {kinds.index(kind) for kind in set(kinds)}
     for layer in {0, max(last, 0), *firsts}:
         block = f"blk.{layer}"
+        q_size, kv_size = _attention_sizes(config, layer)
+        if states is not None and states.attention_has_gate:
+            q_size *= 2
         if states is not None and kinds[layer] == states.kind:
             _check_state_layer(model, config, block)
         elif f"{block}.attn_qkv.weight" in model.tensors:
@@ -367,12 +383,30 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
             _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
         else:
             _require_shape(model, f"{block}.attn_q.weight", (q_size, hidden_size))
-            _require_shape(model, f"{block}.attn_k.weight", (kv_size, hidden_size))
+            if layer <= last - config.get("num_kv_shared_layers", 0):
+                _require_shape(model, f"{block}.attn_k.weight", (kv_size, hidden_size))
         is_last_of_many = layer == last and keys.number("expert_count", int, 0) > 0
         if is_last_of_many or _has_any(model, f"{block}.ffn_gate_inp.weight"):
             _check_experts(keys, config, block)
         else:
-            _check_feed_forward(keys, config, block)
+            is_wide = layer == last and config.get("use_double_wide_mlp", False)
+            _check_feed_forward(keys, config, block, times=2 if is_wide else 1)
+
+
+def _attention_sizes(config: JsonMapping, layer: int) -> tuple[int, int]:
+    """The numbers of values of queries and of keys in a layer."""
+    of_layer = config.get("per_layer_config", {}).get(str(layer), config)
+    head_dim = of_layer["head_dim"]
+    return config["num_attention_heads"] * head_dim, of_layer["num_key_value_heads"] * head_dim
+
+
+def _check_layer_inputs(model: GgufModel, config: JsonMapping) -> None:
+    size = config.get("hidden_size_per_layer_input", 0) * config["num_hidden_layers"]
+    if size:
+        shape = (config["vocab_size"], size)
+        _require_shape(model, "per_layer_token_embd.weight", shape)
+        shape = (size, config["hidden_size"])
+        _require_shape(model, "per_layer_model_proj.weight", shape)
 
 
 def _check_state_layer(model: GgufModel, config: JsonMapping, block: str) -> None:
@@ -396,8 +430,9 @@ def _check_state_layer(model: GgufModel, config: JsonMapping, block: str) -> Non
         _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
 
 
-def _check_feed_forward(keys: _Keys, config: JsonMapping, block: str) -> None:
-    inner = config["intermediate_size"]
+def _check_feed_forward(keys: _Keys, config: JsonMapping, block: str, times: int = 1) -> None:
+    """`times`: the factor of the usual size in this layer."""
+    inner = times * config["intermediate_size"]
     parts = ["ffn_gate", "ffn_up"]
     if keys.architecture.has_gate_in_up:
         inner *= 2
@@ -415,6 +450,9 @@ def _check_experts(keys: _Keys, config: JsonMapping, block: str) -> None:
     # Old files have one tensor per expert.
     if _has_any(keys.model, f"{block}.ffn_up.0.weight"):
         _require_shape(keys.model, f"{block}.ffn_up.0.weight", shape)
+    elif _has_any(keys.model, f"{block}.ffn_gate_up_exps.weight"):
+        both = (num_experts, 2 * shape[0], shape[1])
+        _require_shape(keys.model, f"{block}.ffn_gate_up_exps.weight", both)
     else:
         _require_shape(keys.model, f"{block}.ffn_up_exps.weight", (num_experts, *shape))
 

@@ -46,6 +46,7 @@ class Architecture:
     flat: tuple[str, ...] = ()  # matrices that weft reads as vectors
     convs: tuple[str, ...] = ()  # matrices [n, m] that weft reads as [n, 1, m]
     states: StateLayers | None = None
+    by_layer: tuple[str, ...] = ()  # keys with a number for each layer, which `more` reads
 
 
 _FACTORS = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
@@ -54,6 +55,24 @@ _NORMS_BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA_NORMS = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_GEMMA4_NAMES = {
+    **_GEMMA_NORMS,
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    # Experts
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
+}
 # The name says "after attention"; the norm is before the feed-forward part.
 _MLP_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _EXPERTS = ("expert_count", "expert_group_count", "expert_weights_scale")
@@ -144,6 +163,18 @@ ARCHITECTURES = {
         more=read.gemma3,
         reads=("final_logit_softcapping",),
         parts=_GEMMA_NORMS,
+    ),
+    "gemma4": Architecture(
+        name="Gemma4ForCausalLM",
+        more=read.gemma4,
+        reads=("final_logit_softcapping", *_EXPERTS),
+        parts=_GEMMA4_NAMES,
+        outside={
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        by_layer=("attention.head_count_kv", "feed_forward_length"),
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",

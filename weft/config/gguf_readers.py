@@ -24,6 +24,14 @@ class ArchitectureKeys(Protocol):
         """One flag per layer; empty if the file does not have the key."""
         ...
 
+    def numbers(self, key: str) -> list[int]:
+        """The number of each layer; the file has one for all, or a list."""
+        ...
+
+    def layers_with(self, tensor: str) -> list[bool]:
+        """For each layer, whether it has a tensor of this name."""
+        ...
+
     def has(self, tensor: str) -> bool:
         """Whether a layer has a tensor of this name."""
         ...
@@ -108,6 +116,84 @@ def gemma3(keys: ArchitectureKeys, found: Found) -> JsonObject:
         "sliding_window_pattern": keys.number("attention.sliding_window_pattern", int, 6),
         "rope_parameters": {"full_attention": rope, "sliding_attention": near},
     }
+
+
+def gemma4(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Gemma 4. The sizes of a head that all architectures have are those of layers that see all
+    tokens."""
+    has_scalars = keys.has("layer_output_scale.weight")
+    head_dim = keys.number("attention.key_length_swa", int, found["head_dim"])
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        other = keys.number(key, int, head_dim)
+        if other != head_dim:
+            raise UnsupportedModel(
+                f"{keys.full(key)} is {other}, but heads with windows have {head_dim} values; "
+                "other values and partly rotated heads are not supported"
+            )
+    kinds = ["sliding_attention"] * found["num_hidden_layers"]
+    for layer, has_window in enumerate(keys.flags("attention.sliding_window_pattern")):
+        if not has_window:
+            kinds[layer] = "full_attention"
+    return {
+        **_gemma4_heads(keys, found, head_dim, kinds),
+        **_gemma4_feed_forward(keys, found),
+        "layer_types": kinds,
+        "sliding_window": keys.number(_WINDOW, int, 512),
+        "num_kv_shared_layers": keys.number("attention.shared_kv_layers", int, 0),
+        "hidden_size_per_layer_input": keys.number("embedding_length_per_layer_input", int, 0),
+        "layers_have_scalars": has_scalars,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 0.0),
+        "rope_parameters": {
+            "full_attention": found["rope_parameters"],
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", float, 10_000.0),
+            },
+        },
+    }
+
+
+def _gemma4_heads(
+    keys: ArchitectureKeys, found: Found, head_dim: int, kinds: Sequence[str]
+) -> JsonObject:
+    kv_heads = keys.numbers("attention.head_count_kv")
+    by_layer = {}
+    for layer, kind in enumerate(kinds):
+        size = head_dim if kind == "sliding_attention" else found["head_dim"]
+        by_layer[str(layer)] = {"head_dim": size, "num_key_value_heads": kv_heads[layer]}
+    # In layers that see all tokens, a file without values has them in the keys.
+    has_values = keys.layers_with("attn_v.weight")
+    is_full = [kind == "full_attention" for kind in kinds]
+    values_are_keys = any(is_full) and not has_values[is_full.index(True)]
+    return {
+        "head_dim": head_dim,
+        "num_key_value_heads": kv_heads[0],
+        "per_layer_config": by_layer,
+        "attention_k_eq_v": values_are_keys,
+    }
+
+
+def _gemma4_feed_forward(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    sizes = keys.numbers("feed_forward_length")
+    num_shared = keys.number("attention.shared_kv_layers", int, 0)
+    # Layers that read the K and V of others may have twice the size.
+    is_double = num_shared > 0 and sizes[-1] == 2 * sizes[0]
+    num_own = len(sizes) - num_shared
+    expected = [sizes[0]] * num_own + [sizes[-1]] * num_shared
+    if sizes != expected or (sizes[-1] != sizes[0] and not is_double):
+        raise UnsupportedModel(
+            f"{keys.full('feed_forward_length')} is {sizes}; supported is one size, or twice the "
+            f"size in the last {num_shared} layers"
+        )
+    values: JsonObject = {"intermediate_size": sizes[0], "use_double_wide_mlp": is_double}
+    if not keys.number("expert_count", int, 0):
+        return values
+    wanted = {
+        "num_experts": GgufKey("expert_count", int),
+        "top_k_experts": GgufKey("expert_used_count", int),
+        "moe_intermediate_size": _SIZE,
+    }
+    return {**values, **said(keys, found, wanted), "enable_moe_block": True}
 
 
 def _query_scalar(found: Found, largest: int) -> int:

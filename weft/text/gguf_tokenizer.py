@@ -125,11 +125,15 @@ def tokenizer_files(metadata: JsonMapping, label: str) -> dict[str, JsonObject]:
     if kind == "gpt2":
         tokenizer = _byte_level(vocabulary)
     elif kind == "llama":
-        tokenizer = _sentencepiece(vocabulary)
+        has_prefix = vocabulary.flag("add_space_prefix", True)
+        tokenizer = _sentencepiece(vocabulary, _merges(vocabulary), has_prefix=has_prefix)
+    elif kind == "gemma4":
+        # Its files have the merges.
+        tokenizer = _sentencepiece(vocabulary, vocabulary.merges(), has_prefix=False)
     else:
         raise TokenizerError(
             f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not read; "
-            f"read are gpt2 and llama; {HINT}"
+            f"read are gpt2, llama and gemma4; {HINT}"
         )
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
 
@@ -188,6 +192,14 @@ class _Vocabulary:
         found = list(values)
         if not all(isinstance(value, str) for value in found):
             raise TokenizerError(f"{self.label}: tokenizer.ggml.{key} are no texts")
+        return found
+
+    def merges(self) -> list[list[str]]:
+        """The pairs of tokens that are merged, the first pair first."""
+        found = []
+        for merge in self.strings("merges"):
+            left, _, right = merge.partition(" ")
+            found.append([left, right])
         return found
 
     def scores(self) -> Sequence[float]:
@@ -266,10 +278,6 @@ def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
             f"{vocabulary.label}: its pre-tokenizer is {pre[:64]!r}, which is not read; "
             f"read are {', '.join(PRE_TOKENIZERS)}; {HINT}"
         )
-    merges = []
-    for merge in vocabulary.strings("merges"):
-        left, _, right = merge.partition(" ")
-        merges.append([left, right])
     steps = PRE_TOKENIZERS[pre]
     pre_tokenizer = steps[0]
     if len(steps) > 1:
@@ -280,13 +288,15 @@ def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
         pre_tokenizer=pre_tokenizer,
         closing=vocabulary.closing(begins=pre in _BEGINS),
         decoder=_GPT_2,
-        model={"merges": merges, "ignore_merges": pre in _WHOLE_WORDS},
+        model={"merges": vocabulary.merges(), "ignore_merges": pre in _WHOLE_WORDS},
     )
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> JsonObject:
-    """SentencePiece's BPE. It merges the neighbours whose merged token has the highest score;
-    merges in the order of these scores do the same."""
+def _sentencepiece(
+    vocabulary: _Vocabulary, merges: list[list[str]], *, has_prefix: bool
+) -> JsonObject:
+    """BPE of characters as SentencePiece has it: spaces are characters of tokens, and unknown
+    characters become bytes. `has_prefix`: a text gets a space before it."""
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     normalizer: JsonObject = replaced
     decoders: list[JsonObject] = [
@@ -294,12 +304,12 @@ def _sentencepiece(vocabulary: _Vocabulary) -> JsonObject:
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if vocabulary.flag("add_space_prefix", True):
+    if has_prefix:
         before = {"type": "Prepend", "prepend": _SPACE}
         normalizer = {"type": "Sequence", "normalizers": [before, replaced]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     model = {
-        "merges": _merges(vocabulary),
+        "merges": merges,
         "ignore_merges": False,
         "fuse_unk": True,
         "byte_fallback": True,
@@ -316,7 +326,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> JsonObject:
 
 
 def _merges(vocabulary: _Vocabulary) -> list[list[str]]:
-    """All pairs of tokens that merge into a token, the highest score first."""
+    """All pairs of tokens that merge into a token, the highest score first. SentencePiece merges
+    the neighbours whose merged token has the highest score, which is the same."""
     scores = vocabulary.scores()
     if not scores:
         raise TokenizerError(f"{vocabulary.label} has no tokenizer.ggml.scores; {HINT}")

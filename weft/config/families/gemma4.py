@@ -85,7 +85,8 @@ def _layer(config: Config, index: int, kind: str, owner: int | None) -> LayerSpe
         attention=attention,
         mlp=_feed_forward(config, owner),
         norms=NormPlace.BOTH,
-        has_factor=True,
+        # This key is only in weft's own config.json (`config/gguf_readers.py`).
+        has_factor=flag(config, "layers_have_scalars", True),
     )
 
 
