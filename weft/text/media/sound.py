@@ -80,7 +80,9 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
                 raise ValueError(f"the sound begins as {format}, and is {file.format}")
             return _read(file, max_seconds)
     except soundfile.SoundFileError as exc:
-        raise ValueError(f"the sound cannot be decoded as {format}: {exc}") from exc
+        # The whole text of the error also names the buffer that is read.
+        why = getattr(exc, "error_string", exc)
+        raise ValueError(f"the sound cannot be decoded as {format}: {why}") from exc
 
 
 def _read(file: Any, max_seconds: float) -> Sound:
