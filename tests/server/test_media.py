@@ -364,7 +364,7 @@ def test_tokens_are_counted_with_those_of_pictures(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([image_part(b"hello")], "messages[0].content[0]: its bytes are those of no picture"),
+        ([image_part(b"hello")], "messages[0].content[0]: its bytes begin like no known format"),
         ([text_part("a"), image_part(b"<svg/>")], "messages[0].content[1]: it is an SVG"),
         ([{"type": "image_url"}], "messages[0].content[0] has no image_url"),
         ([{"type": "image_url", "image_url": {"url": ""}}], "has no image_url"),
@@ -481,6 +481,7 @@ def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:
     sound = wav(3_000)
     parts = [
         {"type": "input_audio", "input_audio": {"data": text_of(sound), "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": url_of(sound, "audio/wav")}},
         {"type": "audio_url", "audio_url": {"url": url_of(sound, "audio/wav")}},
         {"type": "audio", "audio": text_of(sound)},
     ]

@@ -13,7 +13,7 @@ from weft.text.media.families import make_processor
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.limits import MediaLimits
 from weft.text.media.loader import MediaLoader, MediaRefusal, token_ids
-from weft.text.media.sources import MediaSource, Raw, read_inline, text_source
+from weft.text.media.sources import PIECE_LEN, MediaSource, Raw, read_inline, text_source
 
 PNG = saved(picture())
 TEXT = base64.b64encode(PNG).decode()
@@ -35,6 +35,8 @@ def image(**fields: Any) -> MediaSource:
     [
         image(data=PNG),
         image(base64=TEXT),
+        image(base64="\r\n".join([TEXT[:5], TEXT[5:], ""])),
+        image(url=f"data:image/png;base64,{base64.encodebytes(PNG).decode()}"),
         image(url=f"data:image/png;base64,{TEXT}"),
         image(url=f"DATA:;base64,{TEXT}"),
         image(url=f"data:text/html;charset=utf-8;base64,{TEXT}"),
@@ -53,15 +55,17 @@ def test_all_forms_of_a_picture_are_the_same(source: MediaSource) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (image(base64="####"), "no base64: it has characters"),
-        (image(base64="AAA"), "no multiple of 4"),
-        (image(base64="AA==AAAA"), "no base64"),
-        (image(base64="ÄÄÄÄ"), "no base64"),
+        (image(base64="AAA#"), r"no base64: its character 4 is '#'; A to Z.* are allowed"),
+        (image(base64="AA\nA-A_AA"), "no base64: its character 4 is '-'"),
+        (image(base64="AAA"), "its 3 characters are not a multiple of 4"),
+        (image(base64="AA==AAAA"), "no base64: its character 3 is '='"),
+        (image(base64="ÄÄÄÄ"), "no base64: its character 1 is 'Ä'"),
+        (image(base64="A" * PIECE_LEN + "A AA"), "no base64: its character 1,048,578 is ' '"),
         (image(base64=""), "it is empty"),
         (image(url="data:"), "without a comma"),
         (image(url="data:image/png,abc"), "not base64"),
         (image(url="data:" + "x" * 2_000 + ";base64,AAAA"), "without a comma"),
-        (image(url="data:image/png;base64,aGk="), "those of no picture"),
+        (image(url="data:image/png;base64,aGk="), "like no known format"),
         (image(url="file:///etc/passwd"), "--allowed-local-media-path"),
         (image(url="http://example.com/a.png"), "--allowed-media-domains"),
         (image(url="ftp://example.com/a.png"), "of the kind 'ftp://example.co'"),
@@ -151,7 +155,9 @@ def test_a_video_comes_as_an_animation_or_as_pictures() -> None:
     [
         (f"data:video/jpeg;fps=0;base64,{TEXT}", "its fps are '0'"),
         (f"data:video/jpeg;fps=nan;base64,{TEXT}", "its fps are 'nan'"),
-        (f"data:video/jpeg;base64,{TEXT},", "it is empty"),
+        (f"data:video/jpeg;base64,{TEXT},", "its frame 1 is empty"),
+        ("data:video/mp4;base64,aGVsbG8=", "no known format; MP4, MOV, WebM and Matroska"),
+        ("data:video/jpeg;base64,aGVsbG8=,aGVsbG8=", "no known format; PNG, JPEG"),
         (
             f"data:video/jpeg;base64,{TEXT},{base64.b64encode(saved(picture(4, 4))).decode()}",
             "size",

@@ -82,7 +82,7 @@ def test_the_first_frame_of_an_animation_is_the_picture() -> None:
         (b"\0\0\0\x20ftypavif", "MP4, HEIC or AVIF"),
         (b"II*\0....", "a TIFF"),
         (b"RIFF....WAVEfmt ", "a RIFF file of another kind"),
-        (b"hello", "those of no picture"),
+        (b"hello", "like no known format"),
         (b"\x89PNG\r\n\x1a\n", "cannot be read"),
         (b"\xff\xd8\xff", "cannot be read"),
         (b"GIF89a", "cannot be read"),

@@ -65,7 +65,7 @@ def _source(
     if isinstance(given, MediaAddress):
         given = given.url
     if isinstance(given, AudioData):
-        return MediaSource(kind, where, base64=given.data)
+        return text_source(kind, where, given.data)
     if not given:
         name = "image_url" if part.type == "input_image" else part.type
         raise ApiError(400, f"{where} has no {name}", param=where)

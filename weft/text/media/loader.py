@@ -21,11 +21,13 @@ from weft.text.media.adjusted import adjusted_within
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.fetch import Fetcher
 from weft.text.media.limits import MediaLimits
+from weft.text.media.pictures import ALLOWED as PICTURE_FORMATS
 from weft.text.media.pictures import decode_frames, decode_picture, open_picture
 from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens, ready
 from weft.text.media.processor import MediaProcessor, PreparedMedia
 from weft.text.media.sound import decode_sound
 from weft.text.media.sources import MediaSource, Raw, read_inline
+from weft.text.media.video import ALLOWED as VIDEO_FORMATS
 from weft.text.media.video import FRAMES_PER_S, container_of, decode_video
 
 if TYPE_CHECKING:
@@ -145,8 +147,10 @@ class MediaLoader:
             container = container_of(raw.files[0])
         if found is None and source.kind != "audio" and not container:
             most = self.limits.max_image_pixels
+            is_one_video = source.kind == "video" and len(raw.files) == 1
+            allowed = VIDEO_FORMATS if is_one_video else PICTURE_FORMATS
             try:
-                images = tuple(open_picture(file, most) for file in raw.files)
+                images = tuple(open_picture(file, most, allowed) for file in raw.files)
             except ValueError as exc:
                 raise MediaRefusal(source, exc) from exc
         return Opened(source.kind, key, raw, images, container, found)

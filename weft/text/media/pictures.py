@@ -41,8 +41,9 @@ _OTHERS = (
 )
 
 
-def format_of(data: bytes) -> str:
-    """PNG, JPEG, WEBP, GIF or BMP. Raises `MediaError` for anything else."""
+def format_of(data: bytes, allowed: str = ALLOWED) -> str:
+    """PNG, JPEG, WEBP, GIF or BMP. Raises `MediaError` for anything else; `allowed`: what its
+    message says."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if data.startswith(b"\xff\xd8\xff"):
@@ -54,24 +55,24 @@ def format_of(data: bytes) -> str:
     if data.startswith(b"BM"):
         return "BMP"
     if not data:
-        raise MediaError(f"it is empty; {ALLOWED}")
+        raise MediaError(f"it is empty; {allowed}")
     if data[4:8] == b"ftyp":
-        raise MediaError(f"it is an MP4, HEIC or AVIF file; {ALLOWED}")
+        raise MediaError(f"it is an MP4, HEIC or AVIF file; {allowed}")
     head = data[:256].lstrip(b"\xef\xbb\xbf \t\r\n")
     for beginning, name in _OTHERS:
         if head.startswith(beginning):
-            raise MediaError(f"it is {name}; {ALLOWED}")
-    raise MediaError(f"its bytes are those of no picture; {ALLOWED}")
+            raise MediaError(f"it is {name}; {allowed}")
+    raise MediaError(f"its bytes begin like no known format; {allowed}")
 
 
-def open_picture(data: bytes, max_pixels: int) -> Image:
+def open_picture(data: bytes, max_pixels: int, allowed: str = ALLOWED) -> Image:
     """The picture of a file, not decoded yet: it has a size and a mode, and no pixels.
 
-    Raises `MediaError` if it is not a picture, or has more than `max_pixels`.
+    `allowed`: the allowed formats, for messages. Raises `MediaError` if it is not a picture, or has more than `max_pixels`.
     """
     from PIL import Image
 
-    format = format_of(data)
+    format = format_of(data, allowed)
     if format == "WEBP":  # opening a WebP file allocates the memory of its pixels
         _check_size(_webp_size(data), max_pixels)
     try:

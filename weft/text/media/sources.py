@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import re
 from typing import NamedTuple
 
 from weft.messages.media import MediaKind
@@ -13,6 +14,8 @@ LIMIT = "max_media_mb"
 PIECE_LEN = 1 << 20
 FRAMES_TYPE = "video/jpeg"  # a video as one picture per frame (vLLM)
 ADDRESSES = ("data:", "http:", "https:", "file:")
+# The first character that does not belong in base64; = belongs at the end, one or two times.
+_FOREIGN = re.compile(r"[^A-Za-z0-9+/=]|=(?!=?\Z)")
 
 
 class MediaSource(NamedTuple):
@@ -85,7 +88,9 @@ def _data_url(source: MediaSource, max_bytes: int) -> Raw:
         return Raw((_decoded(source.url, max_bytes, begin + 1),))
     frames: list[bytes] = []
     left = max_bytes
-    for text in source.url[begin + 1 :].split(","):
+    for index, text in enumerate(source.url[begin + 1 :].split(",")):
+        if not text:
+            raise MediaError(f"its frame {index} is empty: base64 is expected between two commas")
         frames.append(_decoded(text, left))
         left -= len(frames[-1])
     return Raw(tuple(frames), _frames_per_s(params))
@@ -111,17 +116,32 @@ def _decoded(
     max_bytes: int,
     begin: int = 0,
 ) -> bytes:
-    """The decoded bytes of the base64 from `begin` on."""
+    """The decoded bytes of the base64 from `begin` on. Line breaks are skipped: many encoders write
+    lines of 76 characters (MIME)."""
+    if "\n" in text or "\r" in text:
+        text = text[begin:].replace("\n", "").replace("\r", "")
+        begin = 0
     length = len(text) - begin
     padding = text[-2:].count("=") if length else 0
     require_size(length // 4 * 3 - padding, max_bytes)
-    if length % 4:
-        raise MediaError(f"it is no base64: its {length:,} characters are no multiple of 4")
     pieces: list[bytes] = []
-    try:
-        for start in range(begin, len(text), PIECE_LEN):
-            piece = text[start : start + PIECE_LEN].encode("ascii")
-            pieces.append(binascii.a2b_base64(piece, strict_mode=True))
-    except ValueError as exc:  # binascii.Error and UnicodeEncodeError are such
-        raise MediaError("it is no base64: it has characters that do not belong there") from exc
+    for start in range(begin, len(text), PIECE_LEN):
+        piece = text[start : start + PIECE_LEN]
+        try:
+            pieces.append(binascii.a2b_base64(piece.encode("ascii"), strict_mode=True))
+        except ValueError as exc:  # binascii.Error and UnicodeEncodeError are such
+            why = _why_not_base64(piece, start - begin, length)
+            raise MediaError(f"it is no base64: {why}") from exc
     return b"".join(pieces)
+
+
+def _why_not_base64(piece: str, before: int, length: int) -> str:
+    """What is wrong with this piece of base64 of `length` characters; `before`: characters before
+    the piece."""
+    foreign = _FOREIGN.search(piece)
+    if foreign is None:
+        return f"its {length:,} characters are not a multiple of 4"
+    return (
+        f"its character {before + foreign.start() + 1:,} is {foreign[0]!r}; "
+        "A to Z, a to z, 0 to 9, + and / are allowed, and = at its end"
+    )

@@ -28,6 +28,7 @@ MARGIN_PIXELS = 1 << 20  # for the borders that FFmpeg adds to a frame and count
 # FFmpeg has hundreds of formats and decoders; only these ever read a byte.
 CODECS = "h264,hevc,mpeg4,vp8,libvpx,vp9,libvpx-vp9,av1,libdav1d,mjpeg"
 PICTURE_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")
+ALLOWED = "MP4, MOV, WebM and Matroska videos, and GIF, WebP and PNG animations are allowed"
 EBML = b"\x1a\x45\xdf\xa3"
 
 Times: TypeAlias = NDArray[np.float64]
