@@ -186,7 +186,6 @@ class OracleRunner:
             case ResumeMemory(tags):
                 self._released -= set(tags)
             case LoadAdapter(place, path, uid):
-                assert place not in self.adapters, "an adapter in the place of another one"
                 ok = path != "wrong"
                 if ok:
                     self.adapters[place] = adapter_weights(uid)

@@ -620,6 +620,47 @@ def test_a_read_that_fails_puts_nothing_in() -> None:
     world.replay(check=True)
 
 
+def test_what_cannot_be_read_or_loaded_evicts_nothing() -> None:
+    world = world_of(max_loaded_loras=2)
+    first, second = world.load(0), world.load(1)
+    before = dict(world.runner.adapters)
+    reply = world.ask(LoadLoraAdapter(lora_path="wrong", uid=uid_of(2)))
+    assert (reply.success, reply.evicted) == (False, [])
+    read = with_held_read(world)
+    world.begin(LoadLoraAdapter(lora_path="x", uid=uid_of(2)))
+    world.step()
+    read.reply = DeviceReply(ok=False, message="no such values")
+    world.run_dry()
+    [reply] = world.replies
+    assert (reply.success, reply.evicted) == (False, [])
+    assert world.runner.adapters == before
+    assert list(world.feature.loaded) == [first, second]
+    world.send([1], max_new_tokens=3, adapter=first)
+    world.send([1], max_new_tokens=3, adapter=second)
+    world.run_dry()
+    world.check_outputs()
+    world.replay(check=True)
+
+
+def test_an_adapter_that_came_into_use_while_another_was_read_stays() -> None:
+    world = world_of(max_loaded_loras=1)
+    first = world.load(0)
+    read = with_held_read(world)
+    world.begin(LoadLoraAdapter(call=3, lora_path="x", uid=uid_of(1)))
+    runs = world.send([1], max_new_tokens=20, ignore_eos=True, adapter=first)
+    world.step()
+    read.reply = DeviceReply(ok=True)
+    world.run_dry()
+    [reply] = world.replies
+    assert (reply.call, reply.success, reply.status) == (3, False, 409)
+    assert "--max-loaded-loras" in reply.message
+    assert list(world.feature.loaded) == [first]
+    assert len(world.outputs[runs]) == 20
+    # The refused one leaves nothing behind: it can be loaded now.
+    read.reply = DeviceReply(ok=True)
+    assert world.ask(LoadLoraAdapter(lora_path="x", uid=uid_of(1))).evicted == [first]
+
+
 def test_what_cannot_be_loaded_leaves_its_place_free() -> None:
     world = world_of(max_loaded_loras=1)
     reply = world.ask(LoadLoraAdapter(call=1, lora_path="wrong", uid=uid_of(0)))

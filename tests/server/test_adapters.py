@@ -239,6 +239,7 @@ def test_what_cannot_be_loaded_is_named_and_changes_nothing(
     server: RealServer, root: Path, tmp_path: Path
 ) -> None:
     load(server, "a0")
+    load(server, "a1")
     outside = make_adapter(tmp_path / "outside", 1)
     (root / "link").unlink(missing_ok=True)
     (root / "link").symlink_to(outside)
@@ -259,7 +260,8 @@ def test_what_cannot_be_loaded_is_named_and_changes_nothing(
         assert named in told["error_message"], told
         assert "\n" not in told["error_message"]
         assert str(root) not in told["error_message"]
-        assert told["loaded_adapters"] == {"a0": "a0"}
+        assert told["loaded_adapters"] == {"a0": "a0", "a1": "a1"}
+    server.post("/unload_lora_adapter", lora_name="a1")
     assert load(server, "bad\nname", "a1").status_code == 400
     assert load(server, "p", "a1", pinned=True).status_code == 200
     answer = load(server, "q", "a2", pinned=True)
@@ -267,10 +269,15 @@ def test_what_cannot_be_loaded_is_named_and_changes_nothing(
 
 
 def test_the_one_not_used_for_longest_makes_room_and_its_name_goes(server: RealServer) -> None:
+    load(server, "a2")
+    alone = text(server, "a2")
+    server.post("/unload_lora_adapter", lora_name="a2")
     load(server, "a0")
     load(server, "a1")
     text(server, "a0")
     assert load(server, "a2").json()["loaded_adapters"] == {"a0": "a0", "a2": "a2"}
+    server.post("/flush_cache")
+    assert text(server, "a2") == alone
     answer = server.post("/v1/completions", prompt=PROMPT, model="a1")
     assert answer.status_code == 404
     load(server, "again", "a0")

@@ -1,8 +1,9 @@
 """Loading and unloading adapters (LoRA) while the engine serves: the place of each adapter, which
 adapter is unloaded for another, and unloads that wait for open requests.
 
-    load    ─▶ a free place, or that of the least recently used adapter
-            ─▶ the adapter is read while steps run ─▶ device job: it is loaded ─▶ reply
+    load    ─▶ the adapter is read while steps run
+            ─▶ a free place, or that of the least recently used adapter
+            ─▶ device job: it is loaded, in the stead of the other one ─▶ reply
     unload  ─▶ refuses new requests ─▶ the open ones end ─▶ device job ─▶ reply
 
 `scheduler/features/adapters.py` decides which requests may run together. This module reads no
@@ -25,12 +26,17 @@ from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 
 
 class Reading(NamedTuple):
-    """An adapter that is being read, and its place."""
+    """An adapter that is being read."""
 
     message: LoadLoraAdapter
-    place: int
-    evicted: list[str]  # uids of the adapters that were unloaded for it
     pending: Pending
+
+
+class Chosen(NamedTuple):
+    """The place for an adapter that has been read."""
+
+    place: int
+    victim: LoadedAdapter | None  # has the place until the new adapter is loaded
 
 
 class Unloading:
@@ -55,7 +61,8 @@ class AdapterService(Service):
         self._runner = runner
         self._jobs = jobs
         self.feature = feature
-        self._loading: dict[str, int] = {}  # place by uid
+        # By uid, the place; None while the adapter is being read.
+        self._loading: dict[str, int | None] = {}
         self._num_pinned = 0  # number of pinned ones among these
         # of these, the adapters that are not read completely
         self._reading: deque[Reading] = deque()
@@ -81,24 +88,12 @@ class AdapterService(Service):
             known.is_pinned = message.pinned
             known.name = message.lora_name or known.name
             return AdapterReply(success=True)
-        place = feature.free_place(set(self._loading.values()))
-        evicted: list[str] = []
-        if place is None:
-            victim = feature.least_used()
-            if victim is None:
-                return _refused(
-                    409,
-                    f"{feature.num_places} adapters are loaded (--max-loaded-loras), and all are "
-                    "pinned or in use: unload one first",
-                )
-            place = victim.place
-            evicted.append(victim.uid)
-            feature.forget(victim.uid)
-            self._jobs.submit(DeviceJob(UnloadAdapter(place), _no_reply))
-        self._loading[uid] = place
+        if self._choose_place() is None:
+            return self._without_place(message.call)
+        self._loading[uid] = None
         self._num_pinned += message.pinned
         pending = self._runner.control(ReadAdapter(message.lora_path, uid))
-        self._reading.append(Reading(message, place, evicted, pending))
+        self._reading.append(Reading(message, pending))
         self._core.hooks.begin_work(self)
         self._put_in_read()
         return None
@@ -129,29 +124,65 @@ class AdapterService(Service):
 
     def _put_in(self, reading: Reading) -> None:
         """Load an adapter that has been read, or report why it cannot be loaded."""
+        message = reading.message
         reply = reading.pending.result()
         if not reply.ok:
-            self._core.send(self._loaded(reading, reply))
+            self._end_load(message)
+            self._core.send(_of_device(message.call, reply))
             return
+        # Only now, because the adapter might not have been valid, and the other one be lost.
+        chosen = self._choose_place()
+        if chosen is None:
+            self._end_load(message)
+            self._core.send(self._without_place(message.call))
+            return
+        self._loading[message.uid] = chosen.place
+        if chosen.victim is not None:
+            chosen.victim.is_leaving = True
 
         def answer(result: JobResult) -> AdapterReply:
-            return self._loaded(reading, result.reply)
+            return self._loaded(message, chosen, result.reply)
 
-        message = reading.message
-        request = LoadAdapter(reading.place, message.lora_path, message.uid)
+        request = LoadAdapter(chosen.place, message.lora_path, message.uid)
         self._jobs.submit(DeviceJob(request, answer))
 
-    def _loaded(self, reading: Reading, reply: DeviceReply) -> AdapterReply:
+    def _choose_place(self) -> Chosen | None:
+        """A free place, or that of the least recently used adapter; None if there is none."""
+        feature = self.feature
+        reserved = {place for place in self._loading.values() if place is not None}
+        place = feature.free_place(reserved)
+        if place is not None:
+            return Chosen(place, None)
+        victim = feature.least_used()
+        return None if victim is None else Chosen(victim.place, victim)
+
+    def _without_place(self, call: int) -> AdapterReply:
+        message = (
+            f"{self.feature.num_places} adapters are loaded (--max-loaded-loras), and all are "
+            "pinned or in use: unload one first"
+        )
+        return AdapterReply(call=call, success=False, message=message, status=409)
+
+    def _loaded(self, message: LoadLoraAdapter, chosen: Chosen, reply: DeviceReply) -> AdapterReply:
         """The adapter has been loaded or cannot be loaded: returns the reply to the call."""
-        message = reading.message
-        del self._loading[message.uid]
-        self._num_pinned -= message.pinned
+        self._end_load(message)
+        evicted: list[str] = []
+        victim = chosen.victim
+        if victim is not None:
+            victim.is_leaving = False
         if reply.ok:
+            if victim is not None:
+                self.feature.forget(victim.uid)
+                evicted.append(victim.uid)
             adapter = LoadedAdapter(
-                message.uid, reading.place, message.lora_name, is_pinned=message.pinned
+                message.uid, chosen.place, message.lora_name, is_pinned=message.pinned
             )
             self.feature.add(adapter)
-        return _of_device(message.call, reply, evicted=reading.evicted)
+        return _of_device(message.call, reply, evicted=evicted)
+
+    def _end_load(self, message: LoadLoraAdapter) -> None:
+        del self._loading[message.uid]
+        self._num_pinned -= message.pinned
 
     def _unload_idle(self) -> None:
         """Unload the adapters whose requests have ended."""
@@ -196,10 +227,6 @@ class AdapterService(Service):
 
 def _refused(status: int, why: str) -> AdapterReply:
     return AdapterReply(success=False, message=why, status=status)
-
-
-def _no_reply(result: JobResult) -> None:
-    """Unloading for another adapter has no reply of its own: the call to load gets one."""
 
 
 def _of_device(

@@ -101,10 +101,11 @@ class ReadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Put an adapter (LoRA) into a free place.
+    """Put an adapter (LoRA) into a place, in the stead of the adapter that is there, if there is
+    one.
 
-    An adapter that has not been read is read now. The place stays free if something is wrong with
-    the files, or if they have changed since `uid` was computed.
+    An adapter that has not been read is read now. Nothing changes if something is wrong with the
+    files, or if they have changed since `uid` was computed.
     """
 
     place: int  # 0..max_loaded_loras-1, as `Plan.adapters` names it from now on
