@@ -43,6 +43,7 @@ def record(
     generation = Generation(stream=True, on_close=lambda generation: None)
     completion = Completion(spec, generation, byte_tokenizer().detokenizer())
     completion.first_token_at = first_token_at
+    completion.warnings.append(("warning", "a grammar was simplified"))
     if has_deadline:
         completion.warnings.append((WAIT_HEADER, "5-9"))
     if first_token_at:
@@ -99,7 +100,8 @@ def test_stages_and_tokens_of_a_completion_are_counted() -> None:
 
 
 def test_what_the_front_adds_is_learnt_from_requests_with_a_deadline_alone() -> None:
-    delay = record(Metrics("m"), Finish(id=1, reason="stop"), first_token_at=ARRIVED_S + 2.0)
+    finish = Finish(id=1, reason="stop", prompt_tokens=30)
+    delay = record(Metrics("m"), finish, first_token_at=ARRIVED_S + 2.0)
     assert not delay._delays_s
 
 

@@ -14,7 +14,7 @@ from logging import DEBUG
 
 from weft.client.front_delay import FrontDelay
 from weft.client.generation import Completion, CompletionEnd
-from weft.messages.replies import Finish
+from weft.messages.replies import WAIT_HEADER, Finish
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.observe.trace import CompletionTrace, NoTracer, Tracer
@@ -42,7 +42,8 @@ class CompletionRecorder:
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
         # Only requests with a deadline get a text about their wait.
-        if completion.warnings and "dispatch" in stages:
+        has_deadline = any(header == WAIT_HEADER for header, _ in completion.warnings)
+        if has_deadline and "dispatch" in stages:
             self.delay.learn(stages["tokenize"] + stages["dispatch"])
         self._count(completion, end, stages, now)
         if is_logged or end.reason in ("abort", "error"):
