@@ -149,6 +149,17 @@ struct Attention {
     if (is_last) memcpy(next_offsets, offsets, kSegment * sizeof(int64_t));
   }
 
+  // A segment's scales lie apart from its keys and values: they are asked for before these are computed with.
+  void bring_scales(const Block& block, int64_t segment) const {
+    if (!Kv::kHasScales) return;
+    const Range seen = within(block.seen, segment);
+    for (int64_t i = seen.first; i < seen.last; i++) {
+      const int64_t at = block.slots[segment * kSegment + i] * shape.kv_heads;
+      __builtin_prefetch(cache.k_scale + at, 0, 2);
+      __builtin_prefetch(cache.v_scale + at, 0, 2);
+    }
+  }
+
   void load_scales(const Block& block, int64_t segment, int64_t first_head, int64_t num_heads) {
     const Range seen = within(block.seen, segment);
     for (int64_t i = 0; i < kSegment && Kv::kHasScales; i++) {
@@ -263,6 +274,7 @@ struct Attention {
   void direct_segment(const Block& block, int64_t segment, int64_t first_head, int64_t num_heads) {
     const int64_t rows = block.rows, size = rows * kSegment, bytes = head_dim * kSize;
     const Range seen = within(block.seen, segment), slabs = slabs_of(seen);
+    bring_scales(block, segment);
     const Rows keys_there = rows_of(cache.k, first_head), values_there = rows_of(cache.v, first_head);
     const Rows next_keys = {keys_there.base, next_offsets};
     Rows k = keys_there, v = values_there;

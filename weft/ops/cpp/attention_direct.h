@@ -10,7 +10,7 @@ namespace WEFT_NAMESPACE {
 constexpr int kSums = 24;     // registers for sums
 constexpr int kPassRows = 8;  // queries that are computed at once
 #else
-constexpr int kSums = 8;
+constexpr int kSums = 12;
 constexpr int kPassRows = 4;
 #endif
 constexpr int kDirectRows = 3 * kPassRows;  // queries more than these, and packing keys and values into panels pays
