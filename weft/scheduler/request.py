@@ -272,12 +272,21 @@ class RowFacts(NamedTuple):
 
     def some(self, kept: BoolArray) -> RowFacts:
         """The facts of the rows that are `kept` [n]."""
-        return RowFacts(self.rows[kept], self.as_of, *(column[kept] for column in self[2:]))
+        columns = (column[kept] for column in self[2:])
+        return RowFacts(
+            self.rows[kept],
+            self.as_of,
+            *columns,
+        )
 
     def repeated(self, counts: IntArray) -> RowFacts:
         """The facts of each row `counts` [n] times."""
         columns = (np.repeat(column, counts) for column in self[2:])
-        return RowFacts(np.repeat(self.rows, counts), self.as_of, *columns)
+        return RowFacts(
+            np.repeat(self.rows, counts),
+            self.as_of,
+            *columns,
+        )
 
 
 class SamplingColumns:

@@ -180,9 +180,12 @@ class CpuFusedSteps:
         mask = find(plan.logits, GrammarMask)
         if mask is not None:
             self._forbid(mask)
+        head = self._greedy
         if not plan.sampling.is_greedy:
             self._buffers.set_draws(plan.sampling, num_sampling)
-        self._set_head(plan.sampling)
+            head = self._drawing
+        step.head = head.address
+        step.num_head = len(head.args)
         self._library.run_fused(step)
         # Copies, because the next step writes to the same memory and may be launched before this
         # result is read.
@@ -200,20 +203,23 @@ class CpuFusedSteps:
         self._mask.num_masks = 0
         self._lay_out(plan, int(np.count_nonzero(plan.samples)))
         if self._guesses is None or num_guesses > self._guesses.capacity:
-            self._guesses = GuessBuffers(2 * num_guesses, len(self._rows.slots))
+            num_rows = len(self._rows.slots)
+            self._guesses = GuessBuffers(2 * num_guesses, num_rows)
         guesses = self._guesses
         guesses.give(counts, drafting.slots)
+        head = self._greedy
         if not plan.sampling.is_greedy:
             guesses.draw(plan.sampling, self._buffers)
-        self._set_head(plan.sampling)
-        num_steps = max(int(counts.max(initial=0)), 1)
-        self._library.run_guesses(self.step, guesses.args, num_steps)
+            head = self._drawing
+        step = self.step
+        step.head = head.address
+        step.num_head = len(head.args)
+        self._library.run_guesses(
+            step,
+            guesses.args,
+            num_steps=max(int(counts.max(initial=0)), 1),
+        )
         return guesses.tokens[:num_guesses].copy()
-
-    def _set_head(self, sampling: Sampling) -> None:
-        head = self._greedy if sampling.is_greedy else self._drawing
-        self.step.head = head.address
-        self.step.num_head = len(head.args)
 
     def _lay_out(self, plan: Plan, num_sampling: int) -> None:
         """Set what the library needs to know of the plan, except for what it samples by."""
@@ -306,7 +312,7 @@ class CpuFusedSteps:
         self._mask.logits = logits
         self._mask.vocab_size = vocab_size
         self._mask.stride = stride
-        draws = addresses(buffers.draws)
+        draws = [column.ctypes.data for column in buffers.draws.values()]
         argmax = abi.ArgmaxArgs(
             logits,
             vocab_size,

@@ -26,7 +26,7 @@ from weft.executor.runner import ModelSteps
 from weft.plan.step import Drafting, ForwardMode, Plan, Result, Sampling
 
 
-class Guesses(Protocol):
+class GuessRunner(Protocol):
     """Draws the tokens of plans for a draft model."""
 
     def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
@@ -41,7 +41,7 @@ class DraftingSteps:
     and in those that plans name for its drafts.
     """
 
-    def __init__(self, otherwise: ModelSteps, guesses: Guesses) -> None:
+    def __init__(self, otherwise: ModelSteps, guesses: GuessRunner) -> None:
         self._otherwise = otherwise
         self._guesses = guesses
 
@@ -52,7 +52,7 @@ class DraftingSteps:
 
 
 class Passes:
-    """The `Guesses` of any draft model: a step of it for each token."""
+    """The `GuessRunner` of any draft model: a step of it for each token."""
 
     def __init__(self, draft: ModelSteps) -> None:
         self._draft = draft
@@ -74,7 +74,12 @@ class Passes:
         chain = _Chain(plan, drafting.slots, begins, np.cumsum(counts - draws) - (counts - draws))
         for i in range(1, int(counts.max(initial=0))):
             goes_on = np.flatnonzero(counts > i)
-            drawn[begins[goes_on] + i] = self._tokens(chain.step(goes_on, i, drawn))
+            step = chain.step(
+                goes_on,
+                i,
+                drawn,
+            )
+            drawn[begins[goes_on] + i] = self._tokens(step)
         return drawn
 
     def _tokens(self, plan: Plan) -> IntArray:
