@@ -11,7 +11,7 @@ import pytest
 
 from tests.executor.driver import CONTEXT, Driver, Turn, asking, ints, make_driver, sampling
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import Passes
+from weft.executor.drafting.steps import GuessPasses
 from weft.plan.step import Drafting, ForwardMode, Plan
 
 TEXT = [number % 60 + 1 for number in range(100)]
@@ -45,7 +45,7 @@ def guessed(driver: Driver, plan: Plan, *, at_once: bool) -> list[int]:
     steps = driver.runner._steps
     assert isinstance(steps, CpuFusedSteps)
     assert plan.drafting is not None
-    source = steps if at_once else Passes(steps)
+    source = steps if at_once else GuessPasses(steps)
     return [int(token) for token in source.guess(plan, plan.drafting)]
 
 

@@ -42,7 +42,7 @@ class CompletionRecorder:
         now = time.perf_counter()
         stages = stage_times(completion, finish, now)
         # Only requests with a deadline get a text about their wait.
-        has_deadline = any(header == WAIT_HEADER for header, _ in completion.warnings)
+        has_deadline = WAIT_HEADER in dict(completion.warnings)
         if has_deadline and "dispatch" in stages:
             self.delay.learn(stages["tokenize"] + stages["dispatch"])
         self._count(completion, end, stages, now)

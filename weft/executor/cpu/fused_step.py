@@ -197,7 +197,7 @@ class CpuFusedSteps:
 
     def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
         """The tokens that a plan with a `drafting` asks for, all of them in one call of the
-        library. `Passes` says the same step by step. Raises MemoryError."""
+        library. `GuessPasses` says the same step by step. Raises MemoryError."""
         counts = drafting.counts
         num_guesses = len(plan.sampling.positions)
         self._mask.num_masks = 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from weft.executor.assembly import RunnerSpec
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import DraftingSteps, GuessRunner, Passes
+from weft.executor.drafting.steps import DraftingSteps, GuessPasses, GuessRunner
 from weft.executor.drafting.store import PairedStore
 from weft.executor.ranks.build import with_drafting
 from weft.executor.runner import TorchRunner
@@ -32,7 +32,7 @@ def paired(runner: TorchRunner, draft: TorchRunner) -> TorchRunner:
     """A runner of both models. They share the table of slots."""
     steps, store, device = runner.parts
     draft_steps, draft_store, _ = draft.parts
-    guesses: GuessRunner = Passes(draft_steps)
+    guesses: GuessRunner = GuessPasses(draft_steps)
     if isinstance(draft_steps, CpuFusedSteps):
         guesses = draft_steps
     return TorchRunner(

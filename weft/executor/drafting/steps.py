@@ -1,10 +1,10 @@
 """Steps in which a draft model guesses tokens, one after the other.
 
 Each pass of the draft model is an ordinary step of that model: it is computed by the same
-functions, and draws with the noise of the token that it guesses. `Passes` runs one after the other;
-the CPU kernels run all of them in one call (`CpuFusedSteps.guess`), because between the passes of a
-small model Python would take more time than the passes. This module knows no request, and does not
-know what becomes of the guesses.
+functions, and draws with the noise of the token that it guesses. `GuessPasses` runs one after the
+other; the CPU kernels run all of them in one call (`CpuFusedSteps.guess`), because between the
+passes of a small model Python would take more time than the passes. This module knows no request,
+and does not know what becomes of the guesses.
 
     plan       | known | known | d1 | d2 | d3 |
     1st pass   |_______________|                 draws d1
@@ -51,7 +51,7 @@ class DraftingSteps:
         return HostResult(Result(self._guesses.guess(plan, plan.drafting)))
 
 
-class Passes:
+class GuessPasses:
     """The `GuessRunner` of any draft model: a step of it for each token."""
 
     def __init__(self, draft: ModelSteps) -> None:

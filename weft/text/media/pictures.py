@@ -68,7 +68,8 @@ def format_of(data: bytes, allowed: str = ALLOWED) -> str:
 def open_picture(data: bytes, max_pixels: int, allowed: str = ALLOWED) -> Image:
     """The picture of a file, not decoded yet: it has a size and a mode, and no pixels.
 
-    `allowed`: the allowed formats, for messages. Raises `MediaError` if it is not a picture, or has more than `max_pixels`.
+    `allowed`: the allowed formats, for messages. Raises `MediaError` if it is not a picture, or has
+    more than `max_pixels`.
     """
     from PIL import Image
 
