@@ -67,10 +67,6 @@ class SamplingBuffers:
         self.draws = draw_columns(capacity)
         self.draw_columns = abi.DrawColumns(*addresses(self.draws))
 
-    def set_draws(self, sampling: Sampling, num_sampling: int) -> None:
-        for name, column in self.draws.items():
-            column[:num_sampling] = getattr(sampling, name)
-
 
 def draw_columns(capacity: int) -> dict[str, NDArray[Any]]:
     return {name: np.empty(capacity, dtype) for name, dtype in DRAWS.items()}
@@ -182,7 +178,8 @@ class CpuFusedSteps:
             self._forbid(mask)
         head = self._greedy
         if not plan.sampling.is_greedy:
-            self._buffers.set_draws(plan.sampling, num_sampling)
+            for name, column in self._buffers.draws.items():
+                column[:num_sampling] = getattr(plan.sampling, name)
             head = self._drawing
         step.head = head.address
         step.num_head = len(head.args)
