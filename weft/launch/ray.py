@@ -26,6 +26,7 @@ from weft.json_types import JsonObject
 from weft.launch.embed import embedded
 from weft.launch.front import Front
 from weft.launch.ray_nodes import OtherMachines, check_machines
+from weft.launch.ray_options import is_on, number_of, whole_number_of
 
 HEALTH_PERIOD_S = 2.0  # Ray replaces a replica after three failed checks
 MAX_ONGOING = 512  # maximum of open requests that Ray sends to one replica
@@ -108,19 +109,19 @@ def build(args: dict[str, str]) -> Application:
     if engine.enable_dp_attention:
         num_ranks = 1
     threads = engine.threads * num_ranks * server.dp_size
-    num_cpus = _number(args, "num_cpus", threads or 1)
+    num_cpus = number_of(args, "num_cpus", threads or 1)
     options: dict[str, Any] = {
         "health_check_period_s": HEALTH_PERIOD_S,
-        "max_ongoing_requests": int(_number(args, "max_ongoing_requests", MAX_ONGOING)),
+        "max_ongoing_requests": whole_number_of(args, "max_ongoing_requests", MAX_ONGOING),
         "graceful_shutdown_timeout_s": server.drain_s + 10.0,
-        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": _number(args, "num_gpus", 0)},
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": number_of(args, "num_gpus", 0)},
         **_replicas(args),
     }
     if engine.nnodes > 1:
         # The replica itself is in the first bundle; each further bundle has one following node.
         options["placement_group_bundles"] = [{"CPU": num_cpus}] * engine.nnodes
         options["placement_group_strategy"] = "STRICT_SPREAD"
-    if _is_on(args, "session_affinity"):
+    if is_on(args, "session_affinity"):
         options["request_router_config"] = RequestRouterConfig(request_router_class=SESSION_ROUTER)
     return serve.deployment(**options)(WeftReplica).bind(engine, server, words, num_cpus)
 
@@ -132,36 +133,17 @@ def _replicas(args: Mapping[str, str]) -> dict[str, Any]:
         for name in SCALING:
             if name in args:
                 raise SettingsError(f"{name} is {args[name]}, which needs max_replicas")
-        return {"num_replicas": int(_number(args, "num_replicas", 1))}
+        return {"num_replicas": whole_number_of(args, "num_replicas", 1)}
     if "num_replicas" in args:
         raise SettingsError(
             f"num_replicas is {args['num_replicas']}, but with max_replicas Ray chooses the number"
         )
-    least = int(_number(args, "min_replicas", 1))
-    most = int(_number(args, "max_replicas", 1))
+    least = whole_number_of(args, "min_replicas", 1, least=0)
+    most = whole_number_of(args, "max_replicas", 1)
     if least > most:
         raise SettingsError(f"min_replicas is {least}, more than max_replicas ({most})")
-    target = _number(args, "target_ongoing_requests", TARGET_ONGOING)
+    target = number_of(args, "target_ongoing_requests", TARGET_ONGOING)
     scaling = AutoscalingConfig(
         min_replicas=least, max_replicas=most, target_ongoing_requests=target
     )
     return {"autoscaling_config": scaling}
-
-
-def _number(args: Mapping[str, str], name: str, default: float) -> float:
-    """Raises SettingsError."""
-    try:
-        number = float(args.get(name, default))
-    except ValueError as exc:
-        raise SettingsError(f"{name} is {args[name]!r}; it is a number") from exc
-    if number < 0:
-        raise SettingsError(f"{name} is {args[name]}; it is 0 or more")
-    return number
-
-
-def _is_on(args: Mapping[str, str], name: str) -> bool:
-    """Raises SettingsError."""
-    text = str(args.get(name, "false")).lower()
-    if text not in ("true", "false"):
-        raise SettingsError(f"{name} is {args[name]!r}; it is true or false")
-    return text == "true"
