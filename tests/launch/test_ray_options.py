@@ -33,7 +33,7 @@ def test_a_number_that_counts_nothing_is_refused(text: str) -> None:
 
 
 def test_other_words_are_refused() -> None:
-    with pytest.raises(SettingsError, match="^n is 'two'; it is a number$"):
+    with pytest.raises(SettingsError, match=r"^n is 'two'; it is a number$"):
         whole_number_of({"n": "two"}, "n", 1)
-    with pytest.raises(SettingsError, match="^n is 'yes'; it is true or false$"):
+    with pytest.raises(SettingsError, match=r"^n is 'yes'; it is true or false$"):
         is_on({"n": "yes"}, "n")
