@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
 from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
+from weft.executor.vectors import concatenated
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.runs import has_runs
@@ -216,12 +216,7 @@ class DeviceRowTable:
                 case _:
                     raise AssertionError("an input that this runner does not know")
             places.append(index)
-        vectors = found[0]
-        if len(found) > 1:
-            width = max(one.shape[1] for one in found)
-            # Vectors of requests add nothing to later layers.
-            filled = [F.pad(one, (0, width - one.shape[1])) for one in found]
-            vectors = torch.cat(filled)
+        vectors = concatenated(found)
         # Vector 0 is token -1, vector 1 is token -2: no id of a vocabulary is below 0.
         stand_ins = -1 - np.arange(len(vectors), dtype=np.int64)
         index_there, stand_ins_there = self._to_device(np.concatenate(places), stand_ins)

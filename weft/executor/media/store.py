@@ -12,9 +12,9 @@ import time
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from weft.executor.vectors import concatenated
 from weft.models.vision.tower import Pieces, Tower, TowerInput
 from weft.observe.log import EventLog
 from weft.ops.sampling import on
@@ -76,10 +76,7 @@ class MediaStore:
         rows = op.row.copy()
         for place, first in enumerate(first_rows):
             rows[op.item == place] += first
-        width = max(one.shape[1] for one in found)
-        filled = [F.pad(one, (0, width - one.shape[1])) for one in found]
-        together = torch.cat(filled)
-        return together.index_select(0, on(self._like, rows)).float()
+        return concatenated(found).index_select(0, on(self._like, rows)).float()
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:
         """The items with errors that the current step has taken: digest and error."""
