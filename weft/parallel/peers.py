@@ -145,10 +145,15 @@ class Peers:
 def read_exactly(end: socket.socket, num_bytes: int) -> bytearray:
     """Raises OSError, also if the other end has closed before."""
     found = bytearray(num_bytes)
-    view = memoryview(found)
+    read_into(end, memoryview(found))
+    return found
+
+
+def read_into(end: socket.socket, view: memoryview) -> None:
+    """Fill `view`, which is of bytes. Raises OSError, a ConnectionError if the other end has closed
+    before."""
     while view:
         num = end.recv_into(view)
         if not num:
             raise ConnectionError("the other end has closed")
         view = view[num:]
-    return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.sharding import RankLost
+from weft.parallel.peers import read_exactly, read_into
 
 HEADER = struct.Struct("<Q")  # bytes that follow
 
@@ -40,10 +41,12 @@ class SocketPipe:
         assert self._before is not None, "nobody stands before the first stage"
         content = _bytes_of(x)
         try:
-            (num_bytes,) = HEADER.unpack(self._read(memoryview(bytearray(HEADER.size))))
+            (num_bytes,) = HEADER.unpack(read_exactly(self._before, HEADER.size))
             if num_bytes != len(content):
                 raise RankLost("the stage before has computed another step")
-            self._read(content)
+            read_into(self._before, content)
+        except ConnectionError as exc:
+            raise RankLost("the stage before has ended") from exc
         except OSError as exc:
             raise RankLost("the stage before has not come with a step") from exc
 
@@ -57,16 +60,6 @@ class SocketPipe:
         for end in (self._before, self._behind):
             if end is not None:
                 end.close()
-
-    def _read(self, into: memoryview) -> memoryview:
-        assert self._before is not None
-        at = 0
-        while at < len(into):
-            num = self._before.recv_into(into[at:])
-            if not num:
-                raise RankLost("the stage before has ended")
-            at += num
-        return into
 
 
 def _bytes_of(x: Tensor) -> memoryview:
