@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.executor.logit_processors.processor import Asked, LogitProcessor
+from weft.executor.logit_processors.processor import LogitProcessor, ProcessorRequest
 
 
 class DisallowedTokens(LogitProcessor):
@@ -25,7 +25,7 @@ class DisallowedTokens(LogitProcessor):
                 f"it has no parameter {min(params.keys() - {'token_ids'})!r}; there is token_ids"
             )
 
-    def apply(self, logits: Tensor, requests: Sequence[Asked]) -> None:
+    def apply(self, logits: Tensor, requests: Sequence[ProcessorRequest]) -> None:
         for row, one in zip(logits, requests, strict=True):
             ids = torch.tensor(one.params["token_ids"], dtype=torch.int64, device=row.device)
             row[ids[ids < len(row)]] = -torch.inf

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.arrays import IntArray
 
 
-class Asked(NamedTuple):
+class ProcessorRequest(NamedTuple):
     """A request that names the processor."""
 
     params: Mapping[str, Any]  # the request's parameters: plain JSON values
@@ -22,8 +22,8 @@ class LogitProcessor:
     """A logit processor. Override `apply`, and `check` if it has parameters.
 
     One object serves all requests that name it, as long as the engine runs. Its changes to a row
-    must depend only on that row and its `Asked`, because a request may be computed again together
-    with other requests, and must give the same result.
+    must depend only on that row and its `ProcessorRequest`, because a request may be computed again
+    together with other requests, and must give the same result.
     """
 
     def check(self, params: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ class LogitProcessor:
         Called for each request on arrival, on another thread than `apply`. It must be quick.
         """
 
-    def apply(self, logits: Tensor, requests: Sequence[Asked]) -> None:
+    def apply(self, logits: Tensor, requests: Sequence[ProcessorRequest]) -> None:
         """Change logits [P, V] (float32) in place; row i belongs to `requests[i]`. -inf forbids a
         token.
 

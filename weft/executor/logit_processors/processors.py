@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from weft.executor.logit_processors.processor import Asked, LogitProcessor
+from weft.executor.logit_processors.processor import LogitProcessor, ProcessorRequest
 from weft.observe.log import EventLog
 from weft.plan.logits import ProcessorCall
 
@@ -55,7 +55,7 @@ class Processors:
 
         Returns the errors by row. A row with an error is unchanged.
         """
-        asked: dict[int, Asked] = {}
+        by_row: dict[int, ProcessorRequest] = {}
         requests = zip(
             call.index.tolist(),
             call.params,
@@ -68,24 +68,26 @@ class Processors:
                 continue
             prompt = tokens[:prompt_len]
             output = tokens[prompt_len:]
-            asked[row] = Asked(params, prompt, output)
+            by_row[row] = ProcessorRequest(params, prompt, output)
         vocab_size = logits.shape[1]
         num_rows = max(1, BLOCK_SIZE // vocab_size)
         faults: dict[int, str] = {}
-        for block in _batched(asked.items(), num_rows):
+        for block in _batched(by_row.items(), num_rows):
             faults |= self._apply(call.name, logits, dict(block))
         return faults
 
-    def _apply(self, name: str, logits: Tensor, asked: Mapping[int, Asked]) -> dict[int, str]:
-        rows = torch.tensor(list(asked), dtype=torch.int64, device=logits.device)
+    def _apply(
+        self, name: str, logits: Tensor, by_row: Mapping[int, ProcessorRequest]
+    ) -> dict[int, str]:
+        rows = torch.tensor(list(by_row), dtype=torch.int64, device=logits.device)
         changed = logits[rows]  # a copy
         try:
-            self._by_name[name].apply(changed, list(asked.values()))
+            self._by_name[name].apply(changed, list(by_row.values()))
         except Exception as exc:
-            if len(asked) > 1:
-                return self._apply_to_each(name, logits, asked)
+            if len(by_row) > 1:
+                return self._apply_to_each(name, logits, by_row)
             log.seldom("processor_failed", name=name, error=_named(exc))
-            return dict.fromkeys(asked, f"logit processor {name!r} failed: {_named(exc)}")
+            return dict.fromkeys(by_row, f"logit processor {name!r} failed: {_named(exc)}")
         usable = _is_usable(changed)
         if bool(usable.all()):
             logits[rows] = changed
@@ -99,11 +101,11 @@ class Processors:
         return dict.fromkeys(spoiled.tolist(), message)
 
     def _apply_to_each(
-        self, name: str, logits: Tensor, asked: Mapping[int, Asked]
+        self, name: str, logits: Tensor, by_row: Mapping[int, ProcessorRequest]
     ) -> dict[int, str]:
         """Repeat a call that raised, row by row, to find the rows that raise."""
         faults: dict[int, str] = {}
-        for row, one in asked.items():
+        for row, one in by_row.items():
             faults |= self._apply(name, logits, {row: one})
         return faults
 
