@@ -22,8 +22,8 @@ from torch import Tensor
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
+from weft.executor.media.vectors import concatenated
 from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
-from weft.executor.vectors import concatenated
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.runs import has_runs
