@@ -132,6 +132,36 @@ def test_pairs_of_qwen_3_vl_take_turns() -> None:
         ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is True"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50"),
         ("Gemma3nForCausalLM", {}, r"\['Gemma3nForCausalLM'\] is not supported; supported are"),
+        (
+            "Gemma4ForCausalLM",
+            {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "all"},
+            "a decoder whose tokens see those behind them",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"vocab_size_per_layer_input": 9},
+            r"vocab_size_per_layer_input is 9; only the vocab_size \(",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 6},
+            "num_kv_shared_layers is 6; it must be 0 to 5",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1},
+            "no layer before those is full_attention",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"hidden_size_per_layer_input": 0, "global_head_dim": 31},
+            "layer 5 has heads of 31: their size must be even",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"hidden_size_per_layer_input": 0, "per_layer_config": {"last": {"head_dim": 32}}},
+            "per_layer_config has 'last'; its keys must be numbers of layers",
+        ),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope"}}, "no 'long_factor'"),
         (
             "Phi3ForCausalLM",

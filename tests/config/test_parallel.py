@@ -12,6 +12,7 @@ from weft.assemble.prepare import prepare
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
+    LayerInputSpec,
     LayerSpec,
     MlpSpec,
     MoeSpec,
@@ -23,6 +24,8 @@ from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, fitting_sizes, kept_together, of_rank
 
 SIX = replace(MODEL, name="six", num_heads=6, num_kv_heads=2, intermediate_size=96)
+SHARING = LayerSpec(attention=AttentionSpec(kv_of=0))
+BESIDE = MoeSpec(router=RouterSpec(num_experts=4, num_chosen=2), size=32, dense_size=64)
 
 
 def refusal(model: Any, size: int, **settings: Any) -> str:
@@ -76,6 +79,21 @@ def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
             {},
             "norms over all heads together",
         ),
+        (
+            {"decoder": DecoderSpec(layer_inputs=LayerInputSpec(size=8))},
+            {},
+            "six has inputs for each layer, which are not divided",
+        ),
+        (
+            {"decoder": DecoderSpec(layers=(LayerSpec(), SHARING))},
+            {},
+            "six has layers that read the K and V of others",
+        ),
+        (
+            {"decoder": DecoderSpec(layers=(LayerSpec(mlp=BESIDE),))},
+            {},
+            "six has experts beside a dense part",
+        ),
     ],
 )
 def test_what_is_not_divided_is_refused(
@@ -93,6 +111,16 @@ def test_what_is_not_divided_is_refused(
         ({}, {"cache_dir": "here"}, "--cache-dir"),
         ({}, {"split_prefill_layers": 1}, "--split-prefill-layers"),
         ({"is_encoder": True}, {}, "is an encoder"),
+        (
+            {"decoder": DecoderSpec(layer_inputs=LayerInputSpec(size=8))},
+            {},
+            "six has inputs for each layer, which only the first stage could make",
+        ),
+        (
+            {"decoder": DecoderSpec(layers=(LayerSpec(), SHARING))},
+            {},
+            "six has layers that read K and V of others, which may be in another stage",
+        ),
     ],
 )
 def test_layers_that_cannot_be_divided_are_refused(

@@ -26,6 +26,7 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
+from weft.config.families.experts import checked
 from weft.config.families.family import (
     FULL,
     Config,
@@ -38,6 +39,7 @@ from weft.config.families.family import (
 )
 from weft.config.families.rope import proportional, rope_of
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonMapping
 
 GELU = "gelu_pytorch_tanh"
 FULL_THETA = 1e6
@@ -48,6 +50,7 @@ SLIDING_THETA = 10_000.0
 def _gemma4(config: Config) -> DecoderSpec:
     require(config, "attn_logit_softcapping", 0)
     kinds = layer_types(config, every(6))
+    kinds[-1] = FULL  # whatever a file says
     owners = _owners(config, kinds)
     return DecoderSpec(
         layers=tuple(
@@ -94,8 +97,7 @@ def _heads(config: Config, index: int, kind: str) -> tuple[int, int]:
     """The number of KV heads and the size of a head in a layer, 0 for those of the model."""
     by_layer = get(config, "per_layer_config", dict, {})
     if by_layer:
-        # Newer files name the layers that differ; numbers may begin with zeros.
-        of_layer = {int(key): values for key, values in by_layer.items()}.get(index, {})
+        of_layer = _of_layer(by_layer, index)
         kv_heads = get(of_layer, "num_key_value_heads", int, 0)
         head_dim = get(of_layer, "head_dim", int, 0)
     elif kind == FULL:
@@ -105,18 +107,32 @@ def _heads(config: Config, index: int, kind: str) -> tuple[int, int]:
         head_dim = get(config, "global_head_dim", int, 512)
     else:
         return 0, 0
-    num_heads = size(config, "num_attention_heads")
-    if kv_heads < 0 or head_dim < 0 or head_dim % 2 or (kv_heads and num_heads % kv_heads):
-        raise UnsupportedModel(
-            f"layer {index} has {num_heads} heads of {head_dim} with {kv_heads} KV heads: the "
-            "heads must be a multiple of the KV heads, and their size even"
-        )
     # 0 if it is that of the model: equal layers have equal descriptions.
     if head_dim == size(config, "head_dim"):
         head_dim = 0
     if kv_heads == size(config, "num_key_value_heads"):
         kv_heads = 0
+    num_heads = size(config, "num_attention_heads")
+    if head_dim < 0 or head_dim % 2:
+        raise UnsupportedModel(f"layer {index} has heads of {head_dim}: their size must be even")
+    if kv_heads < 0 or (kv_heads and num_heads % kv_heads):
+        raise UnsupportedModel(
+            f"layer {index} has {num_heads} heads with {kv_heads} KV heads: the heads must be a "
+            "multiple of the KV heads"
+        )
     return kv_heads, head_dim
+
+
+def _of_layer(by_layer: JsonMapping, index: int) -> JsonMapping:
+    """The sizes of a layer in a newer file, which has those of layers that differ."""
+    for key in by_layer:
+        if not key.isdecimal():
+            raise UnsupportedModel(
+                f"per_layer_config has {key[:64]!r}; its keys must be numbers of layers"
+            )
+        if int(key) == index:  # numbers may begin with zeros
+            return get(by_layer, key, dict)
+    return {}
 
 
 def _owners(config: Config, kinds: list[str]) -> list[int | None]:
@@ -157,11 +173,13 @@ def _feed_forward(config: Config, owner: int | None) -> MlpSpec | MoeSpec:
     if not flag(config, "enable_moe_block"):
         return MlpSpec(size=inner, activation=gelu)
     return MoeSpec(
-        router=RouterSpec(
-            num_experts=size(config, "num_experts"),
-            num_chosen=size(config, "top_k_experts"),
-            is_normed=True,
-            expert_scale=True,
+        router=checked(
+            RouterSpec(
+                num_experts=size(config, "num_experts"),
+                num_chosen=size(config, "top_k_experts"),
+                is_normed=True,
+                expert_scale=True,
+            )
         ),
         size=size(config, "moe_intermediate_size"),
         activation=gelu,
