@@ -117,7 +117,7 @@ def test_the_native_route_has_them_among_its_sampling_parameters(
         (
             outputs(json=3),
             "structured_outputs.json",
-            "structured_outputs.json is '3'; a JSON schema is needed",
+            "structured_outputs.json is 3; a JSON schema is needed",
         ),
         ({"json_schema": "{"}, "json_schema", "json_schema is not valid JSON"),
         (outputs(poem="x"), "structured_outputs", "'poem'; there are json, regex, choice"),

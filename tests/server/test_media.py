@@ -377,7 +377,7 @@ def test_tokens_are_counted_with_those_of_pictures(
         ([text_part("<image>"), image_part()], "mark '<image>' 2 times for 1 image"),
         ([text_part("<pad>"), image_part()], "has 3 tokens that stand for parts of media"),
         ([image_part()] * 65, "the prompt has 65 images; 64 are allowed"),
-        ([{"type": "file", "file": {}}], "content of type 'file' is not supported"),
+        ([{"type": "file", "file": {}}], "messages[0].content[0] is of type 'file', which"),
         ([image_part(saved(picture(1, 9)))], "too narrow for this model"),
     ],
 )

@@ -444,3 +444,9 @@ def test_logprobs_stand_beside_calls(tool_sdk: openai.OpenAI, tool_server: Runni
         for entry in chunk.choices[0].logprobs.content
     ]
     assert bytes(byte for entry in told for byte in entry.bytes).decode() == CALL + "<eos>"
+
+
+def test_two_tools_of_one_name_are_refused_with_it(tool_sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="two tools have the name 'weather'") as caught:
+        ask(tool_sdk, tools=[*TOOLS, TOOLS[0]])
+    assert caught.value.param == "tools"

@@ -95,9 +95,9 @@ def test_a_last_message_in_parts_is_left_open_too() -> None:
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video", None])
 def test_other_parts_are_refused(kind: str | None) -> None:
-    with pytest.raises(TemplateError, match="not supported by this model") as caught:
+    with pytest.raises(TemplateError, match=f"type '{kind}', which this model does not") as caught:
         render(CHAT_TEMPLATE, [USER, {"role": "user", "content": [{"type": kind, "text": "a"}]}])
-    assert caught.value.param == "messages[1].content"
+    assert caught.value.param == "messages[1].content[0]"
 
 
 def test_missing_content_is_refused_but_for_tool_calls() -> None:
@@ -107,8 +107,9 @@ def test_missing_content_is_refused_but_for_tool_calls() -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments.x[1] }}"
     assert render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == "ö"
     call["function"]["arguments"] = "{"  # type: ignore[index]
-    with pytest.raises(TemplateError, match="not valid JSON"):
-        render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}])
+    with pytest.raises(TemplateError, match="not valid JSON") as caught:
+        render(source, [USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
 def test_environment_is_that_of_hugging_face() -> None:
@@ -263,5 +264,5 @@ def test_a_picture_at_the_end_cannot_be_continued() -> None:
 
 
 def test_pictures_are_refused_without_a_mark_of_their_kind() -> None:
-    with pytest.raises(TemplateError, match="content of type 'image' is not supported"):
+    with pytest.raises(TemplateError, match="is of type 'image', which this model"):
         render(ONLY_LISTS, [{"role": "user", "content": [IMAGE]}])

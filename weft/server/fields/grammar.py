@@ -264,4 +264,4 @@ def _text(param: str, value: Any, what: str) -> str:
 
 
 def _wrong(param: str, value: Any, what: str) -> ApiError:
-    return ApiError(400, f"{param} is {str(value)[:MAX_SHOWN]!r}; {what} is needed", param=param)
+    return ApiError(400, f"{param} is {repr(value)[:MAX_SHOWN]}; {what} is needed", param=param)

@@ -47,10 +47,10 @@ def tool_use(
     functions: dict[str, JsonObject] = {}
     for index, tool in enumerate(as_functions(tools) or ()):
         name = _name(tool, index)  # checks that it is a function
+        if name in functions:
+            raise ApiError(400, f"two tools have the name {name!r}", param="tools")
         functions[name] = tool["function"]
     custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
-    if len(functions) < len(tools or ()):
-        raise ApiError(400, "two tools have the same name", param="tools")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         functions, choice = _allowed(functions, choice)
     if choice == "none":

@@ -342,7 +342,10 @@ def _normalised(
         if not used.content_format.reads_null:
             message["content"] = ""
     if message.get("tool_calls"):
-        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+        message["tool_calls"] = [
+            _parsed_call(call, f"{where}.tool_calls[{index}]")
+            for index, call in enumerate(message["tool_calls"])
+        ]
     # Beside a tool call, gpt-oss's template reads content as reasoning, and refuses both.
     has_content = message.get("tool_calls") and message["content"]
     if used.reads_thinking and message.get("reasoning_content") and not has_content:
@@ -359,22 +362,22 @@ def _content(
         return content
     texts: list[str] = []
     parts = []
-    for part in content:
+    for index, part in enumerate(content):
         kind = part.get("type")
         parts.append({name: value for name, value in part.items() if name != "cache_control"})
         if kind in marks:
             texts.append(marks[kind])
             continue
         if kind != "text" or not isinstance(part.get("text"), str):
+            param = f"{where}.content[{index}]"
             raise TemplateError(
-                f"content of type {str(kind)[:64]!r} is not supported by this model",
-                f"{where}.content",
+                f"{param} is of type {str(kind)[:64]!r}, which this model does not support", param
             )
         texts.append(part["text"])
     return parts if as_list else "\n".join(texts)
 
 
-def _parsed_call(call: JsonObject) -> JsonObject:
+def _parsed_call(call: JsonObject, where: str) -> JsonObject:
     """A tool call of the history: OpenAI's arguments are JSON text, templates expect an object."""
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
@@ -382,10 +385,8 @@ def _parsed_call(call: JsonObject) -> JsonObject:
         try:
             function["arguments"] = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as exc:
-            raise TemplateError(
-                "the arguments of a tool call are not valid JSON",
-                "messages.tool_calls",
-            ) from exc
+            param = f"{where}.function.arguments"
+            raise TemplateError(f"{param} are not valid JSON: {exc}", param) from exc
     return {**call, "function": function}
 
 
