@@ -17,12 +17,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
-from weft.executor.media.vectors import concatenated
 from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
 from weft.ops.sampling import StagedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
@@ -315,3 +315,15 @@ def before_sampled(plan: Plan, ends: LongArray) -> tuple[LongArray, IntArray]:
     counts = plan.num_sampled.astype(np.int64)
     places: LongArray = consecutive(ends - counts, counts)
     return places, np.repeat(plan.rows, counts)
+
+
+def concatenated(vectors: Sequence[Tensor]) -> Tensor:
+    """The vectors [n, width] one after the other, as wide as the widest: [sum of n, width].
+
+    An encoder may also add to later layers, in further numbers of its vectors; narrower vectors end
+    in zeros, and so add nothing there.
+    """
+    if len(vectors) == 1:
+        return vectors[0]
+    width = max(one.shape[1] for one in vectors)
+    return torch.cat([F.pad(one, (0, width - one.shape[1])) for one in vectors])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.executor.media.vectors import concatenated
+from weft.executor.inputs import concatenated
 from weft.models.vision.tower import Pieces, Tower, TowerInput
 from weft.observe.log import EventLog
 from weft.ops.sampling import on
