@@ -38,8 +38,8 @@ class ModelOptions:
     )
     draft_model: str = option(
         "",
-        "a smaller model with the same tokenizer, named as --model, which guesses what comes next "
-        "(--speculative draft, and auto); on a CPU",
+        "a smaller model with the same tokenizer, named as for --model, which guesses the next "
+        "tokens (--speculative draft or auto); on a CPU only",
         group="model",
         elsewhere=("md", "spec_draft_model"),
         aliases=(
@@ -72,38 +72,38 @@ class ModelOptions:
     )
     quantize_encoder: str = option(
         "none",
-        "keep the weights of an encoder of pictures, videos or sounds in fewer bits: int12 (on a "
-        "CPU, with rows of 13 bits; about as exact as bfloat16, and faster where the processor "
-        "has no instructions for that)",
+        "keep the weights of an encoder of pictures, videos or sounds in fewer bits: int12 (on "
+        "a CPU, in rows of 13 bits; about as exact as bfloat16, and faster if the processor has "
+        "no instructions for bfloat16)",
         group="model",
         choices=("none", "int12"),
     )
     quantization: str = option(
         "auto",
-        "what the weights of the checkpoint are stored as, by the names of vLLM and SGLang: it is "
-        "found without this option, and compared with it (--quantize chooses fewer bits)",
+        "format in which the checkpoint stores its weights, by the names of vLLM and SGLang; "
+        "weft finds it without this option, and compares (--quantize chooses fewer bits)",
         group="model",
         choices=("auto", *METHODS),
     )
     load_format: str = option(
         "auto",
-        "in which files the weights are: auto takes safetensors where a folder has both; dummy "
-        "makes random weights of the model's shape",
+        "format of the weight files: auto takes safetensors if a folder has both; dummy makes "
+        "random weights of the model's shape",
         group="model",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     task: str = option(
         "auto",
-        "what the model is for; auto goes by its files; embed also makes vectors with one that "
-        "generates",
+        "use of the model; auto derives it from the files; embed makes vectors even with a "
+        "model that generates",
         group="model",
         choices=("auto", "generate", "embed", "classify"),
         elsewhere=("is_embedding", "runner", "convert", "embedding"),
     )
     model_impl: str = option(
         "auto",
-        "whose code computes the model: weft's own, or that of the package transformers, which is "
-        "slower and knows more models; auto takes weft's where it has the model",
+        "whose code computes the model: weft's own, or that of the package transformers, which "
+        "is slower and knows more models; auto takes weft's if it has the model",
         group="model",
         choices=("auto", "weft", "transformers"),
     )
@@ -115,8 +115,8 @@ class ModelOptions:
     )
     mm_processor_kwargs: str = option(
         "",
-        "what the model's processor of pictures does otherwise than its files say, as JSON: "
-        '{"max_pixels": 501760}, {"do_pan_and_scan": true}',
+        "settings of the model's processor of pictures that replace those in its files, as "
+        'JSON: {"max_pixels": 501760}, {"do_pan_and_scan": true}',
         group="model",
         elsewhere=("mm_process_config",),
     )
@@ -136,20 +136,20 @@ class ModelOptions:
     )
     generation_config: str = option(
         "auto",
-        "where sampling parameters come from that a request does not give: auto takes the model's "
-        "generation_config.json, none those of the API; or a folder with such a file",
+        "source of sampling parameters that a request does not give: auto takes the model's "
+        "generation_config.json, none the defaults of the API; or a folder with such a file",
         group="model",
         elsewhere=("sampling_defaults",),
     )
     seed: int = option(
         0,
-        "seed of requests that give none",
+        "seed of requests that have none",
         group="model",
         everyday=True,
         elsewhere=("random_seed",),
     )
     enable_return_hidden_states: bool = option(
-        False, "give hidden states to requests that ask with return_hidden_states", group="model"
+        False, "return hidden states to requests with return_hidden_states", group="model"
     )
 
     # device
@@ -166,8 +166,8 @@ class ModelOptions:
     )
     kernels: str = option(
         "auto",
-        "who computes on a CPU: auto takes our kernels for the best instruction set where they "
-        "can be had, else torch",
+        "code that computes on a CPU: auto takes weft's kernels for the best instruction set if "
+        "they are available, else torch",
         group="device",
         choices=(
             "auto",
@@ -182,7 +182,7 @@ class ModelOptions:
     )
     attention_backend: str = option(
         "auto",
-        "who computes attention where it is not the CPU kernels: auto takes Triton on a GPU, "
+        "code that computes attention, except in the CPU kernels: auto takes Triton on a GPU, "
         "else torch",
         group="device",
         choices=("auto", "torch", *GPU_ATTENTION_BACKENDS),
@@ -195,14 +195,14 @@ class ModelOptions:
     )
     cuda_graph_sizes: str = option(
         "",
-        "numbers of requests to capture graphs for, 1,2,4; 1 to --max-running-requests in steps "
-        "if not given",
+        "numbers of requests for which graphs are captured, such as 1,2,4; 1 to "
+        "--max-running-requests in steps if not given",
         group="device",
         elsewhere=("cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_capture_sizes"),
     )
     cuda_graph_prompt: int = option(
         512,
-        "capture steps with prompts of up to so many tokens, too; 0: none",
+        "also capture steps with prompts of up to this number of tokens; 0: none",
         group="device",
         low=0,
         high=8192,
@@ -245,28 +245,28 @@ class ModelOptions:
     )
     swa_full_tokens_ratio: float = option(
         0.0,
-        "size of the pool of layers with sliding windows, as a part of --kv-tokens; 0 takes what "
-        "requests of an eighth of the context need",
+        "size of the pool of layers with sliding windows, as a part of --kv-tokens; 0 takes the "
+        "size that requests of an eighth of the context need",
         group="memory",
         low=0.0,
         high=1.0,
     )
     disable_hybrid_swa_memory: bool = option(
         False,
-        "keep all tokens in layers with sliding windows, too, in one pool with all others",
+        "keep all tokens in layers with sliding windows, too, in the same pool as for other layers",
         group="memory",
         elsewhere=("disable_hybrid_kv_cache_manager",),
     )
     max_mamba_cache_size: int = option(
         0,
-        "states that are kept at once, of requests and in the prefix cache, by models with layers "
-        "that keep a state (LFM2, Qwen3.5, ...); 0 takes what --mamba-full-memory-ratio says",
+        "states kept at a time, for requests and in the prefix cache, by models with layers "
+        "that keep a state (LFM2, Qwen3.5, ...); 0: by --mamba-full-memory-ratio",
         group="memory",
         low=0,
     )
     mamba_full_memory_ratio: float = option(
         0.0,
-        "memory for states, as a part of that for KV; 0 takes 0.5, and less where states are small",
+        "memory for states, as a part of that for KV; 0 takes 0.5, and less if states are small",
         group="memory",
         low=0.0,
     )
@@ -285,8 +285,8 @@ class CacheOptions:
 
     cache_dir: str = option(
         "",
-        "folder in which KV of prompts is kept, and found again after a restart; it holds what "
-        "users have written, and is for this user alone",
+        "folder in which KV of prompts is kept, and found again after a restart; it contains "
+        "what users have written, so only this user may read it",
         group="cache",
         everyday=True,
         elsewhere=(
@@ -296,15 +296,15 @@ class CacheOptions:
     )
     cache_disk_gb: float = option(
         20.0,
-        "gigabytes that --cache-dir may take; what was not used for longest goes",
+        "gigabytes that --cache-dir may take; the least recently used blocks are removed",
         group="cache",
         low=0.01,
         elsewhere=(*("cache_ram", "max_local_disk_size"),),
     )
     cache_host_gb: float = option(
         0.0,
-        "gigabytes of the host's memory for KV of prompts that a GPU's pool has no room for; 0: "
-        "--cache-host-ratio says",
+        "gigabytes of the host's memory for KV of prompts that does not fit into a GPU's pool; "
+        "0: by --cache-host-ratio",
         group="cache",
         low=0.0,
         elsewhere=(
@@ -324,9 +324,9 @@ class CacheOptions:
     )
     cache_write: str = option(
         "selective",
-        "what is written: selective, prompts that were used twice, turns of sessions, and the rest "
-        "when the server ends; through, every request; back, all when the server ends; off, "
-        "nothing",
+        "which prompts are written: selective, those used twice, turns of sessions, and the "
+        "others when the server ends; through, those of every request; back, all when the "
+        "server ends; off, none",
         group="cache",
         choices=("selective", "through", "back", "off"),
         aliases=("hicache_write_policy",),
@@ -338,7 +338,7 @@ class CacheOptions:
     )
     cache_wait_ms: float = option(
         2000.0,
-        "longest time for which a request waits for its KV to be read; 0: nothing is read",
+        "longest time that a request waits for its KV to be read; 0: nothing is read",
         group="cache",
         low=0.0,
         high=600_000.0,
@@ -351,7 +351,7 @@ class CacheOptions:
     )
     cache_block: int = option(
         0,
-        "tokens of a block in --cache-dir, whole pages; 0 takes 64, or a page if that is more",
+        "tokens of a block in --cache-dir, whole pages; 0 takes 64, or a page if a page is longer",
         group="cache",
         low=0,
         high=4096,
@@ -384,7 +384,7 @@ class ParallelOptions:
     )
     pp_size: int = option(
         1,
-        "processes that have some of the layers each, and compute each step one after the other "
+        "processes that have some of the layers each, and compute each step one after another "
         "(pipeline parallel), on a CPU; --threads counts those of each process",
         group="parallel",
         low=1,
@@ -393,21 +393,21 @@ class ParallelOptions:
     )
     pp_max_micro_batch_size: int = option(
         0,
-        "requests of a step that only decodes, where several stages work at once; 0: an equal "
-        "share of those that run",
+        "requests of a step that only decodes, if several stages work at once; 0: an equal "
+        "share of the running requests",
         group="parallel",
         low=0,
         elsewhere=("pp_async_batch_depth",),
     )
     enable_dp_attention: bool = option(
         False,
-        "the engines of --dp-size have the experts of the model between them, and take their steps "
-        "together; all else each of them has itself",
+        "the engines of --dp-size divide the experts of the model, and run their steps "
+        "together; each has all other weights",
         group="parallel",
     )
     ep_size: int = option(
         1,
-        "as many as --dp-size, with --enable-dp-attention; 1: the same",
+        "the same number as --dp-size, with --enable-dp-attention; 1: the same",
         group="parallel",
         low=1,
         high=64,
@@ -415,9 +415,9 @@ class ParallelOptions:
     )
     dist_backend: str = option(
         "auto",
-        "how processes add up what they have computed: shm by memory that they share, tcp by "
-        "sockets of ours, gloo by the library of that name; auto takes shm where our kernels "
-        "compute on one machine, else tcp",
+        "how processes add up their results: shm by shared memory, tcp by weft's own sockets, "
+        "gloo by the library of that name; auto takes shm if weft's kernels compute on one "
+        "machine, else tcp",
         group="parallel",
         choices=("auto", "shm", "tcp", "gloo"),
     )
@@ -439,7 +439,7 @@ class ParallelOptions:
     )
     node_rank: int = option(
         0,
-        "which of the nodes this is: node 0 serves, each other one waits for it and follows",
+        "number of this node: node 0 serves, and the others wait for it and follow",
         group="parallel",
         low=0,
         high=63,
@@ -452,7 +452,8 @@ class ParallelOptions:
     )
     dist_secret: str = option(
         "",
-        "what all nodes must know (better: WEFT_DIST_SECRET); without it nodes are on one machine",
+        "secret that all nodes need (better: WEFT_DIST_SECRET); without it all nodes must be on "
+        "one machine",
         group="parallel",
     )
 
@@ -463,8 +464,8 @@ class HandoffOptions:
 
     disaggregation_mode: str = option(
         "none",
-        "what this server does of requests with a bootstrap_room: prefill computes their prompts "
-        "and lends the KV, decode takes it and generates; none serves whole requests",
+        "what this server does for requests with a bootstrap_room: prefill computes their "
+        "prompts and lends the KV, decode takes it and generates; none serves whole requests",
         group="handoff",
         choices=("none", "prefill", "decode"),
         elsewhere=("disaggregation_transfer_backend", "kv_role", "kv_connector"),
@@ -487,28 +488,28 @@ class HandoffOptions:
     )
     handoff_secret: str = option(
         "",
-        "what both servers must know (better: WEFT_HANDOFF_SECRET); without it KV is handed over "
-        "on this machine only",
+        "secret that both servers need (better: WEFT_HANDOFF_SECRET); without it KV is handed "
+        "over on this machine only",
         group="handoff",
     )
     handoff_lease_s: float = option(
         30.0,
-        "for how long a prefill server keeps KV that nobody asks for",
+        "time for which a prefill server keeps KV that no server asks for",
         group="handoff",
         low=0.1,
         high=3600.0,
     )
     handoff_wait_s: float = option(
         60.0,
-        "for how long a request waits on a decode server until all its KV has come",
+        "longest time that a request waits on a decode server for all of its KV",
         group="handoff",
         low=0.0,
         high=3600.0,
     )
     handoff_fallback: str = option(
         "compute",
-        "what a decode server does with a request whose KV does not come: compute its prompt, or "
-        "fail",
+        "what a decode server does with a request whose KV does not arrive: compute its prompt, "
+        "or fail",
         group="handoff",
         choices=("compute", "fail"),
         elsewhere=("kv_load_failure_policy",),
@@ -530,20 +531,20 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     # the loop
     recv_interval: int = option(
         1,
-        "look for new messages whenever steps have counted so much; 1: at every step",
+        "look for new messages after steps with this sum of weights; 1: at every step",
         group="scheduling",
         low=1,
         elsewhere=("scheduler_recv_interval",),
     )
     recv_weights: str = option(
         "extend=1000,mixed=1000",
-        "what a step counts for --recv-interval, by its mode; others count 1",
+        "weight of a step for --recv-interval, by its mode; others have 1",
         group="scheduling",
     )
     overlap: bool | None = option(
         None,
-        "plan the next step while the device runs this one; on with a GPU or --pp-size, off with a "
-        "CPU, whose cores both share",
+        "plan the next step while the device runs this one; on with a GPU or --pp-size, off "
+        "with a CPU, whose cores do both",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),
@@ -553,18 +554,15 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     profile_dir: str = option(
         "",
         "folder for the traces of POST /start_profile and the files of POST "
-        "/dump_expert_distribution_record; without it there are only answers",
+        "/dump_expert_distribution_record; without it they are only in answers",
         group="profile",
     )
 
     # sessions
-    max_sessions: int = option(
-        256, "sessions that may be open; no more are opened", group="sessions", low=0
-    )
+    max_sessions: int = option(256, "open sessions; no more are opened", group="sessions", low=0)
     max_sessions_per_key: int = option(
         0,
-        "sessions that one API key may have open; 0: a quarter of all if there are several keys, "
-        "else all",
+        "open sessions of one API key; 0: a quarter of all if there are several keys, else all",
         group="sessions",
         low=0,
     )
@@ -572,11 +570,14 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         1_000, "requests that a session remembers", group="sessions", low=1
     )
     max_session_tokens: int = option(
-        131_072, "tokens that a session remembers, all its turns together", group="sessions", low=1
+        131_072,
+        "tokens that a session remembers, in all of its turns together",
+        group="sessions",
+        low=1,
     )
     session_timeout_s: float = option(
         600.0,
-        "a session without a request for so long is closed; 0: never",
+        "time without a request after which a session is closed; 0: never",
         group="sessions",
         low=0.0,
     )
@@ -584,13 +585,13 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     # structured output
     grammar_backend: str = option(
         "llguidance",
-        "library that structured output stands on; none refuses such requests",
+        "library for structured output; none refuses such requests",
         group="grammar",
         choices=("llguidance", "xgrammar", "none"),
     )
     grammar_timeout_s: float = option(
         5.0,
-        "a grammar that takes longer to compile is refused",
+        "time to compile a grammar, after which it is refused",
         group="grammar",
         low=0.1,
         high=600.0,
@@ -598,20 +599,20 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     grammar_cache_mb: int = option(64, "memory for compiled grammars", group="grammar", low=0)
     grammar_jump: bool = option(
         True,
-        "tokens about which a grammar leaves no choice are computed in one step, unsampled",
+        "tokens that a grammar determines are computed in one step, without sampling",
         group="grammar",
     )
 
     # adapters
     enable_lora: bool = option(
         False,
-        "let adapters (LoRA) be loaded, which requests may name; on with --lora-paths",
+        "allow adapters (LoRA), which requests may name; on with --lora-paths",
         group="adapters",
     )
     lora_paths: str = option(
         "",
         "adapters to load before the server is ready: NAME=FOLDER, or JSON with lora_name, "
-        "lora_path and pinned; several with commas or as several words",
+        "lora_path and pinned; several are separated by commas or are several words",
         group="adapters",
         everyday=True,
         several=True,
@@ -620,7 +621,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     )
     lora_dir: str = option(
         "",
-        "a folder of folders with adapters: one is loaded when a request first names it",
+        "folder that contains folders of adapters: each is loaded when a request first names it",
         group="adapters",
         elsewhere=("lora_resolver_cache_dir",),
     )
@@ -655,7 +656,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     )
     journal_max_mb: int = option(
         256,
-        "megabytes after which the journal is put aside as FILE.1, and another file begun",
+        "megabytes after which the journal is renamed to FILE.1, and a new file begins",
         group="journal",
         low=1,
     )

@@ -84,7 +84,7 @@ class Limits:
     max_tools: int = option(1_024, "tools of one conversation", group="limits", low=0)
     max_stop_strings: int = option(
         64,
-        "stop strings of a request; also stop patterns",
+        "stop strings and stop patterns of a request",
         group="limits",
         low=0,
         high=MAX_STOP_STRINGS,
@@ -126,28 +126,29 @@ class Limits:
     )
     max_total_grammar_len: int = option(
         16_000_000,
-        "characters of what answers must be, in one request, those of each prompt n times",
+        "characters of all schemas, expressions and grammars in one request, those of each "
+        "prompt n times",
         group="limits",
         low=1,
         high=100_000_000,
     )
     max_logprobs: int = option(
         20,
-        "likeliest tokens that are told beside each token",
+        "most likely tokens returned beside each token",
         group="limits",
         low=0,
         high=MAX_LOGPROBS,
     )
     max_logprob_token_ids: int = option(
         128,
-        "tokens whose log probability is told in every place",
+        "tokens whose log probability is returned at every position",
         group="limits",
         low=0,
         high=MAX_LOGPROB_TOKEN_IDS,
     )
     max_total_prompt_logprobs: int = option(
         300_000,
-        "log probabilities that are told of prompts in one request, those of each prompt n times",
+        "log probabilities of prompts returned for one request, those of each prompt n times",
         group="limits",
         low=0,
     )
@@ -167,15 +168,15 @@ class Limits:
     )
     max_open_embeds_mb: float = option(
         2_048.0,
-        "input embeddings of all open requests, those of each completion counted, and what "
-        "encoders of pictures, videos and sounds read for them",
+        "input embeddings of all open requests, those of each completion counted, and inputs of "
+        "encoders of pictures, videos and sounds",
         group="limits",
         low=0.0,
     )
     max_media_mb: float = option(
         64.0,
-        "largest request body of a model that takes pictures, videos or sounds, and their files "
-        "together in one request, wherever they come from",
+        "largest request body of a model that takes pictures, videos or sounds, and all of "
+        "their files in one request together, from any source",
         group="limits",
         low=0.001,
         high=1024.0,
@@ -191,12 +192,12 @@ class Limits:
     max_video_pixels: int = option(
         64_000_000, "pixels of all frames of a video", group="limits", low=1
     )
-    max_audio_s: float = option(60.0, "how long a sound may last", group="limits", low=0.01)
+    max_audio_s: float = option(60.0, "duration of a sound", group="limits", low=0.01)
     max_detokenized: int = option(
         1_000_000, "token ids in one call of /detokenize", group="limits", low=1
     )
     max_parsed_len: int = option(
-        1_000_000, "characters of a text that is brought to be parsed", group="limits", low=1
+        1_000_000, "characters of a text that is sent to be parsed", group="limits", low=1
     )
     max_rid_len: int = option(
         128, "characters of a request's name", group="limits", low=8, high=128
@@ -209,7 +210,7 @@ class Limits:
     )
     max_timeout_ms: int = option(
         86_400_000,
-        "longest timeout_ms or ttft_ms that a request may give",
+        "longest timeout_ms or ttft_ms of a request",
         group="limits",
         low=1,
         high=MAX_TIMEOUT_MS,
@@ -218,7 +219,7 @@ class Limits:
     # connections
     max_connections: int = option(
         4_096,
-        "open connections; beyond, idle ones are closed and requests get 503",
+        "open connections; beyond this, idle ones are closed and requests get 503",
         group="limits",
         low=1,
     )
@@ -234,28 +235,28 @@ class Limits:
     )
     linger_s: float = option(
         1.0,
-        "time to read on after an answer that came before the end of the body, for the client to "
-        "find it",
+        "time to read on after an answer that was sent before the end of the body, so that the "
+        "client finds it",
         group="limits",
         low=0.0,
         high=60.0,
     )
     linger_mb: float = option(
         64.0,
-        "how much of the body is read and thrown away in that time",
+        "how much of the body is read and dropped in that time",
         group="limits",
         low=0.0,
         high=1024.0,
     )
     stall_timeout_s: float = option(
         120.0,
-        "a client that takes nothing of its answer for so long is cut off",
+        "time after which a client that reads nothing of its answer is cut off",
         group="limits",
         low=0.1,
         high=3600.0,
     )
     keep_alive_s: float = option(
-        30.0, "an idle connection is closed after so long", group="limits", low=1.0, high=3600.0
+        30.0, "time after which an idle connection is closed", group="limits", low=1.0, high=3600.0
     )
     max_pending_tokens: int = option(
         4_096,

@@ -31,8 +31,8 @@ class SchedulingOptions:
     )
     shadow_policy: str = option(
         "",
-        "a second policy, which decides on the same inputs without effect: what it would have "
-        "changed is counted, and said of each request",
+        "a second policy, which decides on the same inputs without effect: weft counts what it "
+        "would have changed, and shows it for each request",
         group="scheduling",
         changeable=True,
         judge="weft.scheduler.composed.build:why_no_shadow",
@@ -57,7 +57,7 @@ class SchedulingOptions:
     )
     max_queued_requests: int = option(
         4096,
-        "requests that may wait; more are refused with 503",
+        "waiting requests; more are refused with 503",
         group="scheduling",
         changeable=True,
         everyday=True,
@@ -65,7 +65,7 @@ class SchedulingOptions:
     )
     max_queued_tokens: int = option(
         0,
-        "prompt tokens of requests that wait; more are refused with 503; 0: no limit",
+        "prompt tokens of waiting requests; more are refused with 503; 0: no limit",
         group="scheduling",
         changeable=True,
         low=0,
@@ -77,7 +77,7 @@ class SchedulingOptions:
     chunked_prefill_size: int = option(
         0,
         "longest piece of a prompt in one step, in tokens; 0 decides by device, -1 never cuts "
-        "unless a bound on the time of steps does",
+        "unless the time of steps is limited",
         group="scheduling",
         changeable=True,
         everyday=True,
@@ -86,8 +86,8 @@ class SchedulingOptions:
     )
     max_encoder_tokens: int = option(
         0,
-        "tokens of pictures, videos and sounds that are encoded in one step, where one that has "
-        "more is encoded alone; 0: as many as a chunk has",
+        "tokens of pictures, videos and sounds that are encoded in one step; an item with more "
+        "is encoded alone; 0: as many as in a chunk",
         group="scheduling",
         low=0,
         elsewhere=("max_num_encoder_input_tokens",),
@@ -102,8 +102,8 @@ class SchedulingOptions:
     )
     mixed_chunk: bool = option(
         True,
-        "let running requests decode in the same step as a prefill, so that streams go on while "
-        "prompts are computed",
+        "let running requests decode in the same step as a prefill, so that streams continue "
+        "while prompts are computed",
         group="scheduling",
         changeable=True,
         everyday=True,
@@ -126,48 +126,49 @@ class SchedulingOptions:
     )
     max_slowdown: float = option(
         0.0,
-        "how many times as long steps of running requests may get for prompts that come later: "
-        "these are cut to fit; 0 decides, -1: any number of times",
+        "how many times as long steps of running requests may take for prompts that arrive "
+        "later, which are cut to fit; 0 decides, -1: no limit",
         group="scheduling",
         everyday=True,
         low=-1.0,
     )
     max_queue_s: float = option(
         0.0,
-        "longest wait of a request for its turn; then it ends with 503; 0: no limit",
+        "longest wait of a request for its turn, after which it ends with 503; 0: no limit",
         group="scheduling",
         low=0.0,
         elsewhere=("request_timeout",),
     )
     max_run_s: float = option(
         0.0,
-        "longest run of a request after that; then it ends with 408; 0: no limit",
+        "longest run of a request after that, after which it ends with 408; 0: no limit",
         group="scheduling",
         low=0.0,
     )
     aging_s: float = option(
         30.0,
-        "a request that has waited so long gets one turn in four, whatever the policy; 0: never",
+        "a request that has waited for this time gets one turn in four, whatever the policy; 0: "
+        "never",
         group="scheduling",
         low=0.0,
     )
     low_priority_first: bool = option(
         False,
-        "policy priority: lower values go first",
+        "for the policy priority: lower values go first",
         group="scheduling",
         elsewhere=("schedule_low_priority_values_first",),
     )
     preemption_threshold: int = option(
         10,
-        "policy priority: lead above which a waiting request takes the place of a running one",
+        "for the policy priority: lead above which a waiting request preempts a running one",
         group="scheduling",
         low=0,
         elsewhere=("priority_scheduling_preemption_threshold",),
     )
     speculative: str = option(
         "auto",
-        "where guesses of the next tokens come from, which are computed together and compared: "
-        "prediction, tree, draft, ngram, or several with commas; off: nowhere; auto decides by "
+        "sources of guesses of the next tokens, which are computed together and compared: "
+        "prediction, tree, draft, ngram, or several with commas; off: none; auto decides by "
         "device. Answers stay the same",
         group="scheduling",
         everyday=True,
@@ -175,7 +176,7 @@ class SchedulingOptions:
     )
     max_draft: int = option(
         8,
-        "guessed tokens of a request in one step, at most",
+        "most guessed tokens of a request in one step",
         group="scheduling",
         low=1,
         high=64,
@@ -195,8 +196,8 @@ class SchedulingOptions:
     )
     max_loaded_loras: int = option(
         0,
-        "adapters that are in memory at once; another one takes the place of the one that was not "
-        "used for longest; 0: as many as may run together, or as --lora-paths names",
+        "adapters in memory; a new one replaces the least recently used one; 0: as many as may "
+        "run together, or as --lora-paths names",
         group="adapters",
         low=0,
         high=4096,
@@ -204,7 +205,7 @@ class SchedulingOptions:
     )
     ngram_max: int = option(
         4,
-        "--speculative ngram: tokens at the end of a text that are looked for in it, at most",
+        "for --speculative ngram: most tokens at the end of a text that are searched in it",
         group="scheduling",
         low=1,
         high=32,
@@ -212,7 +213,7 @@ class SchedulingOptions:
     )
     ngram_min: int = option(
         2,
-        "and at least",
+        "for --speculative ngram: fewest such tokens",
         group="scheduling",
         low=1,
         high=32,
@@ -233,7 +234,9 @@ class SchedulingOptions:
         group="cache",
     )
     tenant_weights: str = option(
-        "", "policy fair: shares of tenants, alice=2,bob=0.5; others have 1", group="scheduling"
+        "",
+        "for the policy fair: shares of tenants, alice=2,bob=0.5; others have 1",
+        group="scheduling",
     )
 
 

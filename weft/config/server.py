@@ -20,21 +20,21 @@ class ServerConfig:
         high=65535,
     )
     served_model_name: str = option(
-        "", "name in the API; the model's own if not given", group="server", everyday=True
+        "", "name in the API; the model's own name if not given", group="server", everyday=True
     )
     any_model_name: bool = option(
         False,
-        "answer whatever model a request names, instead of 404 for another one",
+        "answer requests whatever model they name, instead of 404 for another model",
         group="server",
     )
     clamp_max_tokens: bool = option(
         False,
-        "cut max_tokens to what the context leaves, instead of refusing what is beyond it",
+        "cut max_tokens to the rest of the context, instead of refusing more",
         group="server",
     )
     api_key: str = option(
         "",
-        "key that every request must carry (better: WEFT_API_KEY)",
+        "key that every request needs (better: WEFT_API_KEY)",
         group="server",
         everyday=True,
     )
@@ -45,7 +45,7 @@ class ServerConfig:
     )
     admin_api_key: str = option(
         "",
-        "key of the administration routes; with no key at all they answer on loopback only",
+        "key of the administration routes; without any key they answer on loopback only",
         group="server",
     )
     admin_api_key_file: str = option(
@@ -55,24 +55,25 @@ class ServerConfig:
     )
     tenant_by: str = option(
         "key",
-        "whom the policy fair serves: each API key, or each user that requests of a key name",
+        "what the policy fair treats as a tenant: each API key, or each user named by the "
+        "requests of a key",
         group="server",
         choices=("key", "user"),
     )
     tenant_ttft_ms: str = option(
         "",
-        "milliseconds to the first token that requests of tenants ask for, alice=500,bob=2000, "
-        "unless they say ttft_ms",
+        "milliseconds to the first token for requests of tenants, alice=500,bob=2000, unless "
+        "they have ttft_ms",
         group="server",
         judge="weft.config.pairs:why_no_ttft",
     )
     isolate_cache_by_key: bool = option(
         False,
-        "requests find cached prefixes of their own API key alone, so that cached_tokens tells "
+        "requests find only cached prefixes of their own API key, so that cached_tokens shows "
         "nothing of others",
         group="server",
     )
-    open_metrics: bool = option(False, "let /metrics be read without a key", group="server")
+    open_metrics: bool = option(False, "allow reading /metrics without a key", group="server")
     cors_origins: str = option(
         "",
         "origins whose pages may use this server, separated by commas; * for all",
@@ -81,13 +82,13 @@ class ServerConfig:
     )
     allowed_hosts: str = option(
         "",
-        "names that a server without keys answers to, besides localhost, addresses and its own, "
-        "separated by commas: weft.example.com, .example.com for all below, * for all",
+        "host names that a server without keys answers to, besides localhost, addresses and its "
+        "own, separated by commas: weft.example.com, .example.com for all below, * for all",
         group="server",
     )
     page: bool = option(
         True,
-        "show browsers the live page at /: the engine at work, and a chat",
+        "show the live page to browsers at /: the engine at work, and a chat",
         group="server",
     )
     dp_size: int = option(
@@ -102,22 +103,21 @@ class ServerConfig:
     load_balance_method: str = option(
         "cache_aware",
         "which engine gets a request: the one that probably has its prompt, or can compute it "
-        "first; in turn; the one with the fewest open requests, or tokens in their prompts; the "
-        "one that the number of the bootstrap_room stands for",
+        "first; the next one in turn; the one with the fewest open requests, or tokens in their "
+        "prompts; the one whose number follows from the bootstrap_room",
         group="replicas",
         choices="weft.route.policy:all_method_names",
     )
     engine_restarts: int = option(
         5,
-        "times within an hour that an engine which has ended is started again, where there are "
-        "several",
+        "how often within an hour an engine that has ended is started again, if there are several",
         group="replicas",
         low=0,
         high=1000,
     )
     drain_s: float = option(
         10.0,
-        "time that open requests get when the server is stopped",
+        "time for open requests to end when the server is stopped",
         group="server",
         low=0.0,
         high=3600.0,
@@ -127,7 +127,7 @@ class ServerConfig:
     )
     trust_request_chat_template: bool = option(
         False,
-        "let a request bring a chat template of its own, which runs in the sandbox",
+        "allow requests to bring their own chat template, which runs in the sandbox",
         group="server",
     )
     auto_truncate: bool = option(
@@ -145,13 +145,14 @@ class ServerConfig:
     )
     tool_call_parser: str = option(
         "auto",
-        "how the model writes tool calls; auto looks into its chat template (docs/guides/tools.md)",
+        "how the model writes tool calls; auto reads it from the chat template "
+        "(docs/guides/tools.md)",
         group="server",
         choices="weft.text.parsers.formats:tool_parser_names",
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model marks its reasoning; auto looks into its chat template "
+        "how the model marks its reasoning; auto reads it from the chat template "
         "(docs/guides/tools.md)",
         group="server",
         choices="weft.text.parsers.formats:reasoning_parser_names",
@@ -176,34 +177,34 @@ class ServerConfig:
     )
     media_timeout_s: float = option(
         10.0,
-        "time for a picture, a video or a sound to come from the host that a request names",
+        "time for a host that a request names to send a picture, a video or a sound",
         group="server",
         low=0.1,
         high=600.0,
     )
     media_cache_mb: float = option(
         256.0,
-        "memory for pictures, videos and sounds that have been made ready, should they come again",
+        "memory for prepared pictures, videos and sounds, in case they come again",
         group="server",
         low=0.0,
         elsewhere=("mm_processor_cache_gb",),
     )
     grammar_in_reasoning: bool = option(
         False,
-        "structured output holds from the first token on: the model does not reason before it",
+        "structured output applies from the first token on: the model does not reason before it",
         group="server",
         elsewhere=("enable_in_reasoning",),
     )
     log_level: str = option(
         "info",
-        "what is logged",
+        "lowest level of the lines that are logged",
         group="server",
         everyday=True,
         choices=("debug", "info", "warning", "error"),
         elsewhere=("uvicorn_log_level",),
     )
     log_format: str = option(
-        "text", "how a line of the log is written", group="server", choices=("text", "json")
+        "text", "form of the log's lines", group="server", choices=("text", "json")
     )
     log_requests: bool = option(
         False,
@@ -214,40 +215,40 @@ class ServerConfig:
     )
     metrics_compat: str = option(
         "none",
-        "tell the metrics also by the names that another engine has for them",
+        "also give the metrics under the names of another engine",
         group="server",
         choices=("none", "sglang", "vllm"),
     )
     otlp_endpoint: str = option(
         "",
-        "where traces go (OTLP over HTTP, http://127.0.0.1:4318/v1/traces); needs weft[trace]",
+        "address for traces (OTLP over HTTP, http://127.0.0.1:4318/v1/traces); needs weft[trace]",
         group="server",
         elsewhere=("otlp_traces_endpoint",),
     )
     step_timeout_s: float = option(
         300.0,
-        "an engine that has computed at one step for so long hangs; 0: never",
+        "time after which an engine that is still computing one step counts as hanging; 0: never",
         group="server",
         low=0.0,
         elsewhere=("watchdog_timeout",),
     )
     hang_after_s: float = option(
         4.0,
-        "an engine that gives no sign of life, or stands still in a step, for so long hangs: "
-        "what is open ends with an error, and what comes gets 503",
+        "time without a sign of life, or without progress in a step, after which an engine "
+        "counts as hanging: open requests end with an error, and new ones get 503",
         group="server",
         low=1.0,
         high=3600.0,
     )
     hang_timeout_s: float = option(
         30.0,
-        "time that an engine which hangs gets to recover, before the server ends",
+        "time for a hanging engine to recover, before the server ends",
         group="server",
         low=0.0,
     )
     on_hang: str = option(
         "exit",
-        "what follows then: exit ends the server with status 1, wait goes on waiting",
+        "what happens then: exit ends the server with status 1, wait continues to wait",
         group="server",
         choices=("exit", "wait"),
     )
