@@ -445,13 +445,13 @@ def _require_lora(config: JsonMapping) -> None:
     """Raises AdapterError if the adapter needs another formula."""
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise AdapterError(f"peft_type is {_short(kind)}; read is LORA")
+        raise AdapterError(f"peft_type is {_short(kind)}; only LORA is supported")
     for key, name in OTHER_METHODS.items():
         if config.get(key):
             raise AdapterError(f"{key} is {_short(config[key])}: {name} is not supported")
     bias = config.get("bias", "none")
     if bias != "none":
-        raise AdapterError(f"bias is {_short(bias)}; supported is none")
+        raise AdapterError(f"bias is {_short(bias)}; only none is supported")
     start = config.get("init_lora_weights", True)
     if not any(start is each or start == each for each in STARTS):
         raise AdapterError(
@@ -477,14 +477,18 @@ class _Scales:
     def rank(self, module: str) -> int:
         value = _first(self._ranks, module, self._rank)
         if type(value) is not int or value < 1:
-            raise AdapterError(f"the rank of {_short(module)} is {_short(value)}; expected is 1 up")
+            raise AdapterError(
+                f"the rank of {_short(module)} is {_short(value)}; "
+                "a whole number above 0 is expected"
+            )
         return value
 
     def scale(self, module: str, rank: int) -> float:
         alpha = _first(self._alphas, module, self._alpha)
         if type(alpha) not in (int, float) or not abs(alpha) < 1e6:
             raise AdapterError(
-                f"lora_alpha of {_short(module)} is {_short(alpha)}; expected is a number"
+                f"lora_alpha of {_short(module)} is {_short(alpha)}; "
+                "a number below 1,000,000 is expected"
             )
         return float(alpha / math.sqrt(rank) if self._has_root else alpha / rank)
 
