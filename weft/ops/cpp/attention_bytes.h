@@ -147,8 +147,8 @@ struct Direct<KvI8> {
         const I32 shorts = _mm256_xor_si256(both, _mm256_set1_epi16(0x80));
         repeat<R>([&](auto r) WEFT_UNROLLED {
           const I32 weight = four_bytes(weights + r * kSlab + key);
-          hold(s[r][half] = dot_shorts(s[r][half], weight, shorts));
-          hold(s[r][2 + half] = dot_shorts(s[r][2 + half], weight, high));
+          s[r][half] = dot_shorts(s[r][half], weight, shorts);
+          s[r][2 + half] = dot_shorts(s[r][2 + half], weight, high);
         });
       });
     }
