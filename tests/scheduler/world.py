@@ -170,8 +170,9 @@ class World:
         execute = self.runner.execute
 
         def timed(plan: Plan) -> Result:
+            result = execute(plan)
             self.time += seconds(plan)
-            return execute(plan)
+            return result
 
         self.runner.execute = timed  # type: ignore[method-assign]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.config.families.family import FULL
 from weft.config.gguf_architectures import ARCHITECTURES, StateLayers
@@ -230,7 +230,7 @@ class _Keys:
         return each[: self.num_layers]
 
     def numbers(self, key: str) -> list[int]:
-        values = self._model.metadata.get(self.full(key))
+        values: Any = self._model.metadata.get(self.full(key))
         if not hasattr(values, "tolist"):
             return [self.number(key, int)] * self._listed_layers()
         each = [int(value) for value in values.tolist()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -272,7 +272,7 @@ class RowFacts(NamedTuple):
 
     def some(self, kept: BoolArray) -> RowFacts:
         """The facts of the rows that are `kept` [n]."""
-        columns = (column[kept] for column in self[2:])
+        columns: tuple[Any, ...] = tuple(column[kept] for column in self[2:])
         return RowFacts(
             self.rows[kept],
             self.as_of,
@@ -281,7 +281,7 @@ class RowFacts(NamedTuple):
 
     def repeated(self, counts: IntArray) -> RowFacts:
         """The facts of each row `counts` [n] times."""
-        columns = (np.repeat(column, counts) for column in self[2:])
+        columns: tuple[Any, ...] = tuple(np.repeat(column, counts) for column in self[2:])
         return RowFacts(
             np.repeat(self.rows, counts),
             self.as_of,
