@@ -7,10 +7,10 @@ python benchmarks/drafts.py FOLDER --temperature 0 --edit
 python benchmarks/drafts.py FOLDER --wrong
 python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft --more-layers 60
 
-Each round sends other prompts, or with --same always those of the first. With --edit they are
-code that repeats itself; with --wrong every guess is wrong. With --more-layers the model has layers
-that change nothing: it says the same in steps as long as those of a larger one. The outputs must be
-equal.
+Each round sends other prompts, or with --same always those of the first. With --edit they ask for
+a text once more with one word replaced, until the model ends it (for models of instructions in
+ChatML); with --wrong every guess is wrong. With --more-layers the model has layers that change
+nothing: it says the same in steps as long as those of a larger one. The outputs must be equal.
 """
 
 from __future__ import annotations
@@ -35,14 +35,46 @@ from weft.scheduler.parts import build
 from weft.scheduler.request import Request
 from weft.scheduler.speculation.sources import Known
 
-FUNCTION = """def total_{0}(prices, rate_{1}):
-    amount = 0
-    for price in prices:
-        amount = amount + price * rate_{1}
-    if amount > {0}:
-        raise ValueError("amount is too large")
-    return amount
+# What --edit lets the model write once more, with one word changed: "{0}" is the number of the round.
+DOCUMENTS = (
+    '''def read_prices_{0}(path, currency, skip_header=True):
+    """Read a table of prices and return a list of pairs of name and price."""
+    prices = []
+    with open(path, encoding="utf-8") as file:
+        lines = file.readlines()
+    if skip_header:
+        lines = lines[1:]
+    for line in lines:
+        name, amount, unit = line.strip().split(",")
+        if unit != currency:
+            continue
+        prices.append((name, float(amount)))
+    return prices
+''',
+    """The lighthouse stands on a small island {0} miles from the harbour. It was built in 1871 after three
+ships were lost in one winter. Until 1968 a keeper lived there with his family; since then the light has
+worked by itself. Visitors may climb its 142 steps on Sundays between May and September. From the top one
+sees the whole bay, the old fish market and, on clear days, the mountains in the north. The boat leaves
+the harbour every hour and takes twenty minutes.
+""",
+    """Dear Mrs. Hall,
+
+thank you for your order number {0} of 3 March. The blue chairs that you have chosen are not in stock at
+the moment. We expect new ones on 17 March and will send them to you on the same day. If you do not want
+to wait, you can choose another colour: green and white chairs are there and cost the same. Please write
+to us until Friday what you prefer.
+
+Kind regards,
+Peter Smith
+""",
+)
+EDIT = """<|im_start|>user
+Write this text once more, word by word, but replace "{0}" by "{1}":
+
+{2}<|im_end|>
+<|im_start|>assistant
 """
+REPLACED = (("currency", "money"), ("island", "rock"), ("chairs", "tables"))
 
 
 class WrongGuesses:
@@ -143,21 +175,28 @@ def run(llm: LLM, asked: argparse.Namespace, number: int) -> tuple[float, list[l
         question = f"What does function number {i} of module {number} do?"
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         if asked.edit:
-            # Small models go on with what stands there twice.
-            prompt = 2 * FUNCTION.format(number, i) + f"def total_{number}("
+            prompt = edit_of(number + i)
         prompts.append(prompt)
         params.append(
             SamplingParams(
                 max_new_tokens=asked.tokens,
                 temperature=asked.temperature,
                 seed=100 * number + i,
-                ignore_eos=True,
+                ignore_eos=not asked.edit,
             )
         )
     began_s = time.perf_counter()
     outputs = llm.generate(prompts, params)
     seconds = time.perf_counter() - began_s
-    return seconds / asked.tokens, [one.token_ids for one in outputs]
+    num_tokens = max(len(one.token_ids) for one in outputs)
+    return seconds / num_tokens, [one.token_ids for one in outputs]
+
+
+def edit_of(number: int) -> str:
+    """A prompt that asks for one of the documents with a word replaced."""
+    kind = number % len(DOCUMENTS)
+    old, new = REPLACED[kind]
+    return EDIT.format(old, new, DOCUMENTS[kind].format(number + 2))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import PACKED
-from weft.executor.cpu.encoder_attention import CppBidirectional
+from weft.executor.cpu.encoder_attention import MOST_DIMS_OF_SHORTS, CppBidirectional
 from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.ops.cpp import abi
-from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.abi import KvFormat, WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import EPILOGUES
@@ -154,9 +154,18 @@ def test_three_embeddings_are_added_and_normed(
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
 
-def attended(kernels: Library, qkv: Tensor, lens: Sequence[int], heads: int) -> Tensor:
+KEPT_TOLERANCES = {KvFormat.F32: 1e-5, KvFormat.BF16: 2e-2, KvFormat.I16: 2e-3}
+
+
+def attended(
+    kernels: Library,
+    qkv: Tensor,
+    lens: Sequence[int],
+    heads: int,
+    kept: KvFormat = KvFormat.F32,
+) -> Tensor:
     ops = CppEncoderOps(kernels, WeightFormat.F32)
-    whole = CppBidirectional(heads, qkv.shape[1] // 3 // heads, ops)
+    whole = CppBidirectional(heads, qkv.shape[1] // 3 // heads, ops, kept)
     whole.prepare(np.array(lens, np.int32), CPU)
     ops.begin(len(qkv))
     out = whole.forward(qkv)
@@ -167,20 +176,39 @@ def attended(kernels: Library, qkv: Tensor, lens: Sequence[int], heads: int) -> 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(4, 12), (12, 32), (3, 64), (2, 80)])
 @pytest.mark.parametrize("lens", [[1], [16, 2, 24, 25], [63, 300, 1, 129], [700, 5]])
+@pytest.mark.parametrize("kept", KEPT_TOLERANCES)
 def test_tokens_see_their_whole_prompt_and_nothing_else(
-    kernels: Library, heads: int, head_dim: int, lens: list[int]
+    kernels: Library, heads: int, head_dim: int, lens: list[int], kept: KvFormat
 ) -> None:
     qkv = random(sum(lens), 3 * heads * head_dim)
-    actual = attended(kernels, qkv, lens, heads)
+    actual = attended(kernels, qkv, lens, heads, kept)
     whole = TorchBidirectional(heads)
     whole.prepare(np.array(lens), CPU)
-    torch.testing.assert_close(actual, whole.forward(qkv), rtol=0, atol=1e-5)
+    expected = whole.forward(qkv)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=KEPT_TOLERANCES[kept])
 
 
-def test_what_a_prompt_gets_does_not_depend_on_others(kernels: Library) -> None:
+@pytest.mark.parametrize("kept", KEPT_TOLERANCES)
+def test_what_a_prompt_gets_does_not_depend_on_others(kernels: Library, kept: KvFormat) -> None:
     lens, heads = [20, 300, 70], 3
     qkv = random(sum(lens), 3 * heads * 32)
-    together = attended(kernels, qkv, lens, heads)
+    together = attended(kernels, qkv, lens, heads, kept)
     qkv[:20] = torch.nan
     for part, one in zip(qkv.split(lens)[1:], together.split(lens)[1:], strict=True):
-        assert torch.equal(attended(kernels, part.contiguous(), [len(part)], heads), one)
+        alone = attended(kernels, part.contiguous(), [len(part)], heads, kept)
+        assert torch.equal(alone, one)
+
+
+def test_the_largest_shorts_have_room_in_their_sums(kernels: Library) -> None:
+    """All queries, keys and values are the largest of their rows, for the most dims and keys."""
+    dim = MOST_DIMS_OF_SHORTS
+    qkv = torch.full((256, 3 * dim), 3.0)
+    qkv[:, :dim] = 0.01
+    actual = attended(kernels, qkv, [256], 1, KvFormat.I16)
+    torch.testing.assert_close(actual, torch.full((256, dim), 3.0), rtol=1e-3, atol=0)
+
+
+def test_a_picture_with_what_is_no_number_gets_none(kernels: Library) -> None:
+    qkv = random(40, 3 * 64)
+    qkv[7, 70] = torch.inf  # of a key
+    assert not attended(kernels, qkv, [40], 1, KvFormat.I16).isfinite().any()

@@ -1,5 +1,5 @@
-"""Attention within whole prompts by the CPU kernels. The output of the projection is their cache: a
-slot is the index of a token in the step.
+"""Attention within whole prompts by the CPU kernels. The output of the projection is their cache,
+or what an operation makes of it in fewer bits: a slot is the index of a token in the step.
 
 `forward` records; the recorded program runs on `step`, which `prepare` fills.
 """
@@ -18,17 +18,28 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
 
+ELEMENTS = {KvFormat.BF16: torch.bfloat16, KvFormat.I16: torch.int16}
+MOST_DIMS_OF_SHORTS = 256  # sums of as many products have room in 32 bits
+
 
 class CppBidirectional:
-    """The `EncoderAttention` for recorded programs."""
+    """The `EncoderAttention` for recorded programs.
 
-    def __init__(self, num_heads: int, head_dim: int, ops: CppOps) -> None:
+    `kept`: how keys and values are kept for a layer. In float32 they stay where they are; shorts
+    are for at most `MOST_DIMS_OF_SHORTS` dims of a head.
+    """
+
+    def __init__(
+        self, num_heads: int, head_dim: int, ops: CppOps, kept: KvFormat = KvFormat.F32
+    ) -> None:
         self.step = abi.StepArgs()
+        self._kept = kept
         self._num_heads = num_heads
         self._head_dim = head_dim
         self._ops = ops
         # 0, 1, ..: the slot table; the row of a prompt begins at its first token.
         self._places = np.empty(0, np.int32)
+        self._slots = np.empty(0, np.int64)  # the same, of tokens
         self._arrays: list[IntArray] = []  # `step` points to them
         self._caches: list[abi.KvCache] = []  # programs point to them
 
@@ -37,6 +48,7 @@ class CppBidirectional:
         ends = np.cumsum(lens, dtype=np.int32)
         if ends[-1] > len(self._places):
             self._places = np.arange(2 * ends[-1], dtype=np.int32)
+            self._slots = self._places.astype(np.int64)
         rows = ends - lens
         starts = np.zeros(len(lens), np.int32)
         lens = np.ascontiguousarray(lens, np.int32)
@@ -48,21 +60,28 @@ class CppBidirectional:
         step.lens = lens.ctypes.data
         step.table = self._places.ctypes.data
         step.table_stride = 1
+        if self._kept != KvFormat.F32:
+            step.slots = self._slots.ctypes.data
+            step.positions = self._slots.ctypes.data  # nothing is rotated by them
 
     def forward(self, qkv: Tensor) -> Tensor:
         size = self._num_heads * self._head_dim
-        cache = abi.KvCache(
-            format=KvFormat.F32,
-            kv_heads=self._num_heads,
-            head_dim=self._head_dim,
-            k=qkv[:, size:].data_ptr(),
-            v=qkv[:, 2 * size :].data_ptr(),
-            stride=qkv.stride(0),
-        )
-        # One cache for each recorded layer: k and v are in the layer's own buffer.
-        self._caches.append(cache)
         recorder = self._ops.recorder
         out = recorder.buffer(size)
+        cache = abi.KvCache(
+            format=self._kept,
+            kv_heads=self._num_heads,
+            head_dim=self._head_dim,
+        )
+        # One cache for each recorded layer: k and v are in the layer's own buffers.
+        self._caches.append(cache)
+        buffers: list[Tensor] = []
+        if self._kept == KvFormat.F32:
+            cache.k = qkv[:, size:].data_ptr()
+            cache.v = qkv[:, 2 * size :].data_ptr()
+            cache.stride = qkv.stride(0)
+        else:
+            buffers = self._store(qkv[:, size:], cache)
         attention = abi.AttentionArgs(
             cache=ctypes.addressof(cache),
             q=qkv.data_ptr(),
@@ -74,4 +93,25 @@ class CppBidirectional:
             may_round=self._ops.may_round,
         )
         recorder.add(attention)
+        del buffers  # only now may the next operations have them
         return out
+
+    def _store(self, keys_values: Tensor, cache: abi.KvCache) -> list[Tensor]:
+        """Record that keys and values, which stand behind each other in a row, are rounded into
+        buffers of their own. Returns the buffers."""
+        recorder = self._ops.recorder
+        size = self._num_heads * self._head_dim
+        element = ELEMENTS[self._kept]
+        k, v = (recorder.buffer(size, element) for _ in range(2))
+        k_scale, v_scale = (recorder.buffer(self._num_heads) for _ in range(2))
+        cache.k = k.data_ptr()
+        cache.v = v.data_ptr()
+        cache.k_scale = k_scale.data_ptr()
+        cache.v_scale = v_scale.data_ptr()
+        store = abi.RotaryStoreArgs(
+            cache=ctypes.addressof(cache),
+            qkv=keys_values.data_ptr(),
+            qkv_stride=keys_values.stride(0),
+        )
+        recorder.add(store)
+        return [k, v, k_scale, v_scale]

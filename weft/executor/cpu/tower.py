@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.executor.cpu.encoder_attention import CppBidirectional
+from weft.executor.cpu.encoder_attention import MOST_DIMS_OF_SHORTS, CppBidirectional
 from weft.executor.cpu.tower_pieces import run_in_pieces
 from weft.models.vision.tower import Pieces, PlaneRotation, at_once
 from weft.ops.cpp import abi
@@ -22,6 +22,9 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
 
 Part = Callable[..., Tensor]
+
+# Instruction sets that multiply pairs of bfloat16 faster than as many floats.
+PAIRS = ("avx512_bf16", "emulated_bf16")
 
 
 class PausePoint(NamedTuple):
@@ -46,9 +49,14 @@ class CppTowerAttention:
     """The `TowerAttention` for recorded programs."""
 
     def __init__(
-        self, num_heads: int, head_dim: int, ops: CppEncoderOps, rotation: PlaneRotation | None
+        self,
+        num_heads: int,
+        head_dim: int,
+        ops: CppEncoderOps,
+        rotation: PlaneRotation | None,
+        kept: KvFormat,
     ) -> None:
-        self._inner = CppBidirectional(num_heads, head_dim, ops)
+        self._inner = CppBidirectional(num_heads, head_dim, ops, kept)
         self._ops = ops
         self._rotation = rotation
         self._places: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
@@ -96,8 +104,10 @@ class CppTowerBackend:
     def __init__(self, library: Library, format: WeightFormat) -> None:
         self.ops = CppEncoderOps(library, format)
         self.ops.may_round = format == WeightFormat.BF16
+        self._format = format
+        self._has_matrix_unit = "amx_bf16" in processor_flags()
         # A matrix unit attends to whole pictures alone.
-        self._cuts_attention = not (self.ops.may_round and "amx_bf16" in processor_flags())
+        self._cuts_attention = not (self.ops.may_round and self._has_matrix_unit)
         self._library = library
         self._attention: CppTowerAttention | None = None
         self._programs: dict[Part, PartProgram] = {}
@@ -107,8 +117,19 @@ class CppTowerBackend:
         self, num_heads: int, head_dim: int, rotation: PlaneRotation | None = None
     ) -> CppTowerAttention:
         assert self._attention is None, "a tower has one attention"
-        self._attention = CppTowerAttention(num_heads, head_dim, self.ops, rotation)
+        kept = self._kept_format(head_dim)
+        self._attention = CppTowerAttention(num_heads, head_dim, self.ops, rotation, kept)
         return self._attention
+
+    def _kept_format(self, head_dim: int) -> KvFormat:
+        """How keys and values are kept for attention: in fewer bits where the weights are, and the
+        processor multiplies them faster than floats."""
+        if self._format == WeightFormat.I16 and head_dim <= MOST_DIMS_OF_SHORTS:
+            return KvFormat.I16
+        has_pairs = self._library.instruction_set in PAIRS and not self._has_matrix_unit
+        if self._format == WeightFormat.BF16 and has_pairs:
+            return KvFormat.BF16
+        return KvFormat.F32
 
     def pause(self, x: Tensor, do: Callable[[Tensor], None]) -> None:
         rows = self.ops.computed(x)

@@ -63,6 +63,7 @@ class KvFormat(IntEnum):
     F32 = 0
     BF16 = 1
     I8 = 2
+    I16 = 3
 
 
 class Epilogue(IntEnum):

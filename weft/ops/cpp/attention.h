@@ -198,13 +198,13 @@ struct Attention {
       if constexpr (Kv::kHasScales) {
         Extent extent;
         for (int64_t d = 0; d < dims; d += kLanes) extent.take(mul(load(from + d, int(head_dim - d)), scale));
-        scales[row] = extent.scale();
+        scales[row] = extent.scale(Kv::kMost);
         scale = mul(scale, inverse_scale(scales[row]));
       }
       for (int64_t d = 0; d < dims; d += kLanes) {
         Factor* p = to + d / kSlab * block.rows * kSlab + row * kSlab + d % kSlab;
         F32 x = mul(load(from + d, int(head_dim - d)), scale);
-        if constexpr (Kv::kHasScales) x = evens_first(x);
+        if constexpr (Kv::kDims == 4) x = evens_first(x);
         Kv::put_floats(p, x);
       }
     }
@@ -387,17 +387,14 @@ struct Attention {
 
   void run(const Item& item) {
     const int64_t last_head = item.first_head + item.num_heads;
-    if (item.block.is_direct() && !is_padded()) {
-      direct(item, item.first_head, item.num_heads);
-    } else {
-      for (int64_t head = item.first_head; head < last_head; head++) {
-        if (item.block.is_direct()) {
-          direct(item, head, 1);  // the padded copies have room for one head
-        } else {
-          packed(item, head);
-        }
+    if constexpr (Kv::kReadsDirectly) {
+      if (item.block.is_direct()) {
+        const int64_t together = is_padded() ? 1 : item.num_heads;  // the padded copies have room for one head
+        for (int64_t head = item.first_head; head < last_head; head += together) direct(item, head, together);
+        return;
       }
     }
+    for (int64_t head = item.first_head; head < last_head; head++) packed(item, head);
   }
 
   // The results of an item's heads, when all their partials are there.
@@ -456,6 +453,7 @@ static void attention(const AttentionArgs& args, const Step& given, Team& team) 
     case kKvF32: return attention_of<KvF32>(args, step, team);
     case kKvBf16: return attention_of<KvBf16>(args, step, team);
     case kKvI8: return attention_of<KvI8>(args, step, team);
+    case kKvI16: return attention_of<KvI16>(args, step, team);
   }
 }
 

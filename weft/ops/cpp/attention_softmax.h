@@ -121,7 +121,7 @@ static void softmax(float* scores, typename Kv::Factor* weights, int64_t slab_st
   }
   total = sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
   if constexpr (Kv::kHasScales) {
-    weight_scale = extent.scale();
+    weight_scale = extent.scale(Kv::kMost);
     const F32 inverse = inverse_scale(weight_scale);
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const int64_t at = slab / kSlab * slab_stride;

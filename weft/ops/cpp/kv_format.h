@@ -1,15 +1,15 @@
 // How keys and values lie in the cache, and how they become factors of products.
 //
-// A slot of one head is a row of head_dim elements: float, bf16, or signed bytes with one scale. Attention wants keys
-// the other way round, lanes = keys, and values as they are, lanes = dims:
+// A slot of one head is a row of head_dim elements: float, bf16, or signed bytes or shorts with one scale. Attention wants
+// keys the other way round, lanes = keys, and values as they are, lanes = dims:
 //
 //   keys:    x[i], lane t = word i of row t           a word is 32 bits: 1 float, 2 bf16 or 4 bytes, neighbouring dims
-//   values:  two vectors for each 2 kLanes dims of a row: the first and the second half of them, but of bf16, where
-//            taking words apart costs least, the even and the odd dims. `finish` puts the result in order.
+//   values:  two vectors for each 2 kLanes dims of a row: the first and the second half of them, but of narrow
+//            numbers, where taking words apart costs least, the even and the odd dims. `finish` puts the result in order.
 //
 // With WEFT_BF16, bf16 stays in pairs, which dot_pairs multiplies: pairs of dims for keys, pairs of rows for values. Bytes
 // become pairs of shorts, and so do queries and weights, with a scale for each row of them: products are whole numbers,
-// exact in any order. Scales of bytes are no part of the factors: they multiply whole scores and weights.
+// exact in any order. Scales of bytes and shorts are no part of the factors: they multiply whole scores and weights.
 #pragma once
 
 #include "gemm.h"
@@ -179,8 +179,8 @@ struct InPairs {
 };
 #endif
 
-// How large the floats of a row are, that are to become shorts. Its largest becomes 32767: so sums of 512 products with
-// bytes fit into 32 bits, those of a head or of a segment. The scale of a row that is not finite is not finite either.
+// How large the floats of a row are, that are to become shorts. Its largest becomes `most`. The scale of a row that is not
+// finite is not finite either.
 struct Extent {
   F32 top = zero(), poison = zero();
 
@@ -188,16 +188,19 @@ struct Extent {
     top = larger(top, magnitude(x));
     poison = muladd(x, zero(), poison);
   }
-  float scale() const { return largest(top) / 32767 + sum(poison); }
+  float scale(float most) const { return largest(top) / most + sum(poison); }
 };
 WEFT_INLINE F32 inverse_scale(float scale) { return all(scale > 1e-34f ? 1 / scale : 0.0f); }
 
 // Each format has: Element, as the cache has them; kDims of a word, which become kDims / kFactors vectors of factors,
-// `key<0>` and after; and `values`, the two vectors of 2 kLanes dims of kFactors rows.
+// `key<0>` and after; and `values`, the two vectors of 2 kLanes dims of kFactors rows. kReadsDirectly: a few queries take
+// keys and values straight from the cache (attention_direct.h). Where products are whole numbers, kMost is the largest of
+// a row of queries or weights: the sum of a head's dims, or of a segment's keys, has to fit into 32 bits.
 
 struct KvF32 : OneByOne {
   using Element = float;
   static constexpr int kDims = 1;
+  static constexpr bool kReadsDirectly = true;
   static constexpr bool kHasScales = false;
   static constexpr bool kAlternates = false;  // the two vectors hold the even and the odd dims
   template <int i>
@@ -213,7 +216,9 @@ struct KvF32 : OneByOne {
 // Of the four dims of a word, 0 and 2 are one vector, 1 and 3 the other: queries have them in that order, too.
 struct KvI8 : InShorts {
   using Element = int8_t;
+  static constexpr float kMost = 32767;  // times 127 and 512
   static constexpr int kDims = 4;
+  static constexpr bool kReadsDirectly = true;
   static constexpr bool kHasScales = true;
   static constexpr bool kAlternates = true;
   template <int i>
@@ -227,10 +232,32 @@ struct KvI8 : InShorts {
   }
 };
 
+// Of encoders, which have them for a step alone: heads of at most 256 dims.
+struct KvI16 : InShorts {
+  using Element = int16_t;
+  static constexpr float kMost = 4095;  // times kMostOfShort and 256
+  static constexpr int kDims = 2;
+  static constexpr bool kReadsDirectly = false;
+  static constexpr bool kHasScales = true;
+  static constexpr bool kAlternates = true;
+  template <int i>
+  WEFT_INLINE Words key(Words x) {
+    return x;
+  }
+  WEFT_INLINE void values(const int16_t* row, const int16_t* next, Words& a, Words& b) {
+    Words x, y;
+    memcpy(&x, row, sizeof x);
+    memcpy(&y, next, sizeof y);
+    a = low_halves(x, y);
+    b = high_halves(x, y);
+  }
+};
+
 #if defined(WEFT_BF16)
 struct KvBf16 : InPairs {
   using Element = bf16;
   static constexpr int kDims = 2;
+  static constexpr bool kReadsDirectly = true;
   static constexpr bool kHasScales = false;
   static constexpr bool kAlternates = true;
   template <int i>
@@ -247,6 +274,7 @@ struct KvBf16 : InPairs {
 struct KvBf16 : OneByOne {
   using Element = bf16;
   static constexpr int kDims = 2;
+  static constexpr bool kReadsDirectly = true;
   static constexpr bool kHasScales = false;
   static constexpr bool kAlternates = true;
   template <int i>
@@ -271,8 +299,18 @@ WEFT_INLINE void store_row(const float* x, int64_t dim, bf16* row) {
   for (; i < dim; i++) row[i] = to_bf16(x[i]);
 }
 
-// Returns the scale: that of a row which is not finite is not finite either.
-WEFT_INLINE float store_row(const float* x, int64_t dim, int8_t* row) {
+constexpr float kMostOfByte = 127;
+constexpr float kMostOfShort = 2047;
+
+WEFT_INLINE float most_of(const int8_t*) { return kMostOfByte; }
+WEFT_INLINE float most_of(const int16_t*) { return kMostOfShort; }
+WEFT_INLINE void store_whole(int8_t* p, F32 x) { store_i8(p, x); }
+WEFT_INLINE void store_whole(int16_t* p, F32 x) { store_shorts(p, x); }
+
+// Bytes or shorts. Returns the scale: that of a row which is not finite is not finite either.
+template <class Whole>
+WEFT_INLINE float store_row(const float* x, int64_t dim, Whole* row) {
+  const float most = most_of(row);
   F32 top = zero(), poison = zero();
   for (int64_t i = 0; i < dim; i += kLanes) {
     const F32 v = load(x + i, int(dim - i));
@@ -280,15 +318,15 @@ WEFT_INLINE float store_row(const float* x, int64_t dim, int8_t* row) {
     poison = muladd(v, zero(), poison);
   }
   const float peak = largest(top);
-  const F32 inverse = all(peak > 1e-30f ? 127 / peak : 0.0f);
+  const F32 inverse = all(peak > 1e-30f ? most / peak : 0.0f);
   int64_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) store_i8(row + i, mul(load(x + i), inverse));
+  for (; i + kLanes <= dim; i += kLanes) store_whole(row + i, mul(load(x + i), inverse));
   if (i < dim) {
-    int8_t rest[kLanes];
-    store_i8(rest, mul(load(x + i, int(dim - i)), inverse));
-    memcpy(row + i, rest, dim - i);
+    Whole rest[kLanes];
+    store_whole(rest, mul(load(x + i, int(dim - i)), inverse));
+    memcpy(row + i, rest, (dim - i) * sizeof(Whole));
   }
-  return peak / 127 + sum(poison);
+  return peak / most + sum(poison);
 }
 
 }  // namespace WEFT_NAMESPACE

@@ -422,10 +422,10 @@ struct GateRowsArgs {
 
 // ---------------------------------------------------------------- attention
 
-enum KvFormat : int64_t { kKvF32 = 0, kKvBf16 = 1, kKvI8 = 2 };
+enum KvFormat : int64_t { kKvF32 = 0, kKvBf16 = 1, kKvI8 = 2, kKvI16 = 3 };
 
-// K and V of one layer: [slots, kv_heads, head_dim]; kKvI8 with a scale for each slot and head. Where `v` is `k`, keys are
-// values, too, and are stored once.
+// K and V of one layer: [slots, kv_heads, head_dim]; kKvI8 and kKvI16 with a scale for each slot and head (the latter
+// for at most 256 dims). Where `v` is `k`, keys are values, too, and are stored once.
 struct KvCache {
   int64_t format;
   int64_t kv_heads;

@@ -52,6 +52,7 @@ static void store_head(const KvCache& cache, void* data, float* scales, int64_t 
     case kKvF32: store_row(x, cache.head_dim, static_cast<float*>(data) + first); break;
     case kKvBf16: store_row(x, cache.head_dim, static_cast<bf16*>(data) + first); break;
     case kKvI8: scales[at] = store_row(x, cache.head_dim, static_cast<int8_t*>(data) + first); break;
+    case kKvI16: scales[at] = store_row(x, cache.head_dim, static_cast<int16_t*>(data) + first); break;
   }
 }
 
