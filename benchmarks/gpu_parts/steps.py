@@ -28,6 +28,24 @@ ROOM = {
     "context_length": 1_024,
     "chunked_prefill_size": 256,
 }
+# Of Qwen3.5: three layers of four keep a state.
+STATES = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "vocab_size": 32_000,
+    "hidden_size": 512,
+    "intermediate_size": 1_024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "max_position_embeddings": 2_048,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+}
 EXACT = {
     "dtype": "float32"
 }  # overlap changes what is in a step, and so how bfloat16 rounds: no fault of it
@@ -46,20 +64,53 @@ def findings(setting: Setting) -> Iterator[Row]:
         save_random(ModelConfig.from_hf(shape, "steps"), folder / "model.safetensors")
         yield from same_tokens(setting, shape, folder)
         yield from same_logits(setting, folder)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shape = {**STATES, **setting.pick({}, {"vocab_size": 2_000, "hidden_size": 128})}
+        save_random(ModelConfig.from_hf(shape, "states"), folder / "model.safetensors")
+        yield from same_as_cpu(setting, shape, folder)
 
 
-def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
-    """Of a crowd of requests, greedy and drawn, in chunks and behind cached prefixes."""
+def crowd(setting: Setting, vocab_size: int) -> list[Job]:
+    """Requests, greedy and drawn, in chunks and behind cached prefixes."""
     rng = np.random.default_rng(0)
-    common = rng.integers(0, shape["vocab_size"], 300)
+    common = rng.integers(0, vocab_size, 300)
     jobs = []
     for number in range(setting.pick(40, 12)):
         prompt = np.concatenate(
-            (common[: 75 * (number % 5)], rng.integers(0, shape["vocab_size"], 1 + number * 7))
+            (common[: 75 * (number % 5)], rng.integers(0, vocab_size, 1 + number * 7))
         )
         jobs.append(
             Job(prompt, int(rng.integers(2, setting.pick(100, 20))), 0.8 * (number % 3 == 0))
         )
+    return jobs
+
+
+def same_as_cpu(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
+    """Of a model with layers that keep a state, graphs and eager steps beside torch on a CPU."""
+    jobs = crowd(setting, shape["vocab_size"])
+    ways: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"cuda_graph": False}}
+    if not setting.on_gpu:
+        ways = {"kernels": {}}
+    on_cpu = setting._replace(device="cpu")
+    loaded = load(on_cpu, shape, folder, **ROOM, **EXACT, kernels="torch")
+    expected = play(loaded, jobs).tokens
+    loaded.built.runner.close()
+    for way, settings in ways.items():
+        loaded = load(setting, shape, folder, **ROOM, **EXACT, **settings)
+        found = play(loaded, jobs).tokens
+        loaded.built.runner.close()
+        same = np.mean([found[place] == expected[place] for place in range(len(jobs))])
+        yield {
+            "what": f"states, {way} = torch on a cpu",
+            "ok": bool(same > 0.5),  # sums in another order may draw another token
+            "part": float(same),
+        }
+
+
+def same_tokens(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
+    """Of a crowd of requests."""
+    jobs = crowd(setting, shape["vocab_size"])
     eager = {"cuda_graph": False} if setting.on_gpu else {"kernels": "torch"}
     ways: dict[str, dict[str, Any]] = {
         "graphs, overlap": {"overlap": True},

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from tests.models.many import STATE_FAMILIES, VOCAB, make_checkpoint
 from weft.config.decoder import DecoderSpec, GatedDeltaSpec, MambaSpec, ShortConvSpec
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.gpu.build import build_decoder
 from weft.executor.weights.load import load_weights
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -254,9 +252,3 @@ SHAPE_OF_FILES: dict[str, Any] = {
     "norm_eps": 1e-5,
     "dtype": "float32",
 }
-
-
-def test_a_gpu_refuses_models_with_states_by_name(folder: Path) -> None:
-    spec = SimpleNamespace(model=ModelConfig.from_folder(folder))
-    with pytest.raises(UnsupportedModel, match="--device cpu"):
-        build_decoder(cast(Any, spec), cast(Any, None))

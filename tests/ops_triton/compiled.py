@@ -35,6 +35,9 @@ from weft.ops.triton.launches import (
     CUT_GROUP,
     NORM_WARPS,
     ROTARY_TOKENS,
+    STATE_COLUMNS,
+    STATE_TOKENS,
+    STATE_WARPS,
     VOCAB_BLOCK,
     decode_launch,
     extend_launch,
@@ -47,6 +50,12 @@ from weft.ops.triton.sampling import (
     draw_kernel,
     logprob_kernel,
     mask_kernel,
+)
+from weft.ops.triton.states import (
+    conv_kernel,
+    delta_kernel,
+    norm_and_gate_kernel,
+    scan_kernel,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -145,6 +154,21 @@ def rotary(tokens: int, kv: str) -> dict[str, int]:
     return compiled(rotary_store_kernel, types, warps, FP8=kv != "*bf16", **constants)
 
 
+OF_STATES = "indptr reads writes kept_indptr kept_lens kept_slots"
+WEIGHTS_OF_STATES = "states weight bias decay_log decay_bias step_bias skip"
+
+
+def states(kernel: Any, warps: int, **constants: Any) -> dict[str, int]:
+    """Of Qwen3-Next and Granite 4."""
+    types = {f"{name}_ptr": "*i32" for name in OF_STATES.split()}
+    types |= {f"{name}_ptr": "*fp32" for name in WEIGHTS_OF_STATES.split()}
+    if kernel is norm_and_gate_kernel:
+        types |= {"x_ptr": "*fp32"}
+    if kernel in (delta_kernel, scan_kernel):
+        types |= {"out_ptr": "*fp32"}
+    return compiled(kernel, types, warps, **constants)
+
+
 def sampling(kernel: Any, **constants: Any) -> dict[str, int]:
     types = {"rows_ptr": "*i64", "out_ptr": "*fp32", "weights_ptr": "*i64"}
     return compiled(kernel, types, 8, VOCAB=151_936, **constants)
@@ -189,6 +213,28 @@ ALL: dict[str, Callable[[], dict[str, int]]] = {
     "norm and int8": lambda: compiled(
         quantize_kernel, {"kept_ptr": "*i8"}, NORM_WARPS,
         SIZE=4096, BLOCK=4096, NORMED=True, LARGEST=127.0, INTEGER=True,
+    ),
+    "short convolution": lambda: states(
+        conv_kernel, 4,
+        C=8192, TAPS=4, TAPS_PAD=4, LANES=16, GATED=False, BIAS=True,
+        TOKENS=STATE_TOKENS, COLUMNS=STATE_COLUMNS,
+    ),
+    "gated convolution": lambda: states(
+        conv_kernel, 4,
+        C=2048, TAPS=3, TAPS_PAD=4, LANES=16, GATED=True, BIAS=False,
+        TOKENS=STATE_TOKENS, COLUMNS=STATE_COLUMNS,
+    ),
+    "delta rule": lambda: states(
+        delta_kernel, STATE_WARPS,
+        KEY_HEADS=16, HEADS=32, BLOCKS=8, K=128, K_PAD=128, LANES=16, TILED=False,
+    ),
+    "mamba": lambda: states(
+        scan_kernel, STATE_WARPS,
+        GROUPS=1, HEADS=48, BLOCKS=4, N=128, N_PAD=128, LANES=16,
+    ),
+    "norm and gate": lambda: states(
+        norm_and_gate_kernel, 4,
+        PARTS=1, SIZE=3072, BLOCK=4096, SHARED=True, GATES_FIRST=True,
     ),
     "gate": lambda: compiled(silu_and_mul_kernel, {}, 4, SIZE=14336, BLOCK=COLUMNS),
     "scaled": lambda: compiled(scaled_kernel, {}, 4, SIZE=4096, BLOCK=COLUMNS, BIAS=True, ADD=True),

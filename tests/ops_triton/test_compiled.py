@@ -23,6 +23,9 @@ LARGEST = [  # of each kernel the variants with most registers or with instructi
     "norm and fp8",
     "threshold",
     "draw",
+    "short convolution",
+    "delta rule",
+    "mamba",
 ]
 
 

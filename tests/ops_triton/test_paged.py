@@ -73,6 +73,9 @@ DECODERS = {
         norm=NormKind.LAYER_BIAS,
         logit_scale=0.5,
     ),
+    "norms of heads that turn in part": DecoderSpec(
+        layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.HEAD, rope=TURNED, gate=True)),),
+    ),
 }
 STEPS = [  # requests: row, tokens in the cache, tokens to run
     [(0, 0, 9), (2, 0, 1)],

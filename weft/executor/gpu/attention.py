@@ -185,7 +185,7 @@ class RotaryStore:
                 self._of_step[heads.rope] = self._angles_at(heads.rope, self._rotation)
             cos, sin = self._of_step[heads.rope]
             positions = torch.arange(len(cos), device=cos.device, dtype=positions.dtype)
-        self._put_in_order(qkv, heads)
+        heads = self._put_in_order(qkv, heads)
         rotary_store(
             qkv,
             self._kv[layer],
@@ -231,19 +231,26 @@ class RotaryStore:
             cos[:, :num_pairs], sin[:, :num_pairs] = rope.at(positions)
         return cos, sin
 
-    def _put_in_order(self, qkv: Tensor, heads: Heads) -> None:
+    def _put_in_order(self, qkv: Tensor, heads: Heads) -> Heads:
         """Reorder the values of queries and keys if pairs are not (i, i + D / 2); scores stay the
-        same. This is an extra pass that other models do not need."""
+        same. This is an extra pass that other models do not need. Returns the heads with the
+        weights of their norms in the same order: they are read anew, because they may change."""
         rope = heads.rope
         if rope is None or (rope.rotary_dim == self._head_dim and not rope.side_by_side):
-            return
+            return heads
         if rope not in self._orders:
-            order = _order_of_pairs(self._head_dim, rope)
-            self._orders[rope] = order.to(qkv.device)
+            self._orders[rope] = _order_of_pairs(self._head_dim, rope).to(qkv.device)
         kv_heads = self._kv[0].k.shape[1]
         keys = qkv.view(len(qkv), -1, self._head_dim)[:, -2 * kv_heads : -kv_heads]
+        order = self._orders[rope]
         for turned in (self._queries(qkv, heads), keys):
-            turned.copy_(turned[..., self._orders[rope]])
+            turned.copy_(turned[..., order])
+        if heads.q_norm is None or heads.k_norm is None:
+            return heads
+        return heads._replace(
+            q_norm=heads.q_norm._replace(weight=heads.q_norm.weight[order]),
+            k_norm=heads.k_norm._replace(weight=heads.k_norm.weight[order]),
+        )
 
 
 def _order_of_pairs(head_dim: int, rope: Rope) -> Tensor:

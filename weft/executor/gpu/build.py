@@ -21,7 +21,9 @@ from weft.executor.assembly import (
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
+    make_state_pool,
     make_weight_store,
+    tensors_of,
     with_adapters,
     with_media,
 )
@@ -33,7 +35,7 @@ from weft.executor.gpu.layout import GpuAttentionBackend
 from weft.executor.gpu.staging import GpuStager, H2DBuffer
 from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.kv_pool import KVPool
+from weft.executor.kv_pool import KVPool, StatePool
 from weft.executor.overlap.runs import DeviceRuns
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
@@ -45,6 +47,7 @@ from weft.ops.protocol import Ops
 from weft.ops.sampling import SamplerOps
 
 if TYPE_CHECKING:
+    from weft.executor.gpu.states import TritonStates
     from weft.ops.triton.lora import TritonAdapters
 
 DEFAULT_BACKEND = "triton"
@@ -82,12 +85,7 @@ def find_gpu() -> Gpu:
 
 def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     """A runner whose decode steps and short prompts are captured as graphs. Raises
-    UnsupportedModel for a model with states, and for what our kernels do not compute."""
-    if spec.model.state_bytes:
-        raise UnsupportedModel(
-            f"{spec.model.name} has layers that keep a state in place of K and V, which only a CPU "
-            "computes: --device cpu"
-        )
+    UnsupportedModel for what our kernels do not compute."""
     by_torch = spec.engine.attention_backend == "torch"
     without_kernels = _without_kernels(spec.model)
     if without_kernels and not by_torch:
@@ -110,8 +108,10 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
             pool,
             spec.context_length,
         )
-        model = make_model(spec.model, kernels.ops)
         stager = GpuStager(buffer, kernels.attention.tiling)
+        state_pool = make_state_pool(spec, gpu.device)
+        states = _make_states(spec.model, state_pool, stager)
+        model = make_model(spec.model, kernels.ops, states)
         rows = _make_rows(spec, gpu, stager)
         tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, gpu.device))
         fill_weights(spec, model, gpu.device, tower)
@@ -125,7 +125,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         require_same_steps(spec, model, kernels.attention, rows)
     elif spec.engine.cuda_graph and not spec.model.has_experts:
         # Only the chosen experts run, one after another, so the host must know which were chosen.
-        parts = GraphParts(model, kernels.attention, rows, stager)
+        parts = GraphParts(model, kernels.attention, rows, stager, states)
         make = partial(
             StepGraphs,
             gpu,
@@ -147,6 +147,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         attention=kernels.attention,
         sampler=kernels.sampler,
         rows=rows,
+        states=states,
         pooler=pooler,
         processors=spec.processors,
     )
@@ -162,9 +163,8 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         experts=experts,
     )
     tensors = kernels.ops.tensors
-    weights = make_weight_store(
-        spec, model, tensors, pool.tensors, gpu.device, experts, adapters, tower
-    )
+    kept = tensors_of(pool, state_pool)
+    weights = make_weight_store(spec, model, tensors, kept, gpu.device, experts, adapters, tower)
     steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
     return TorchRunner(steps, store=store, device=device)
 
@@ -185,6 +185,17 @@ def _without_kernels(model: ModelConfig) -> str:
         if attention.kv_of is not None or attention.values_are_keys or attention.norms_values:
             return "norms values, or takes them from keys or from other layers"
     return ""
+
+
+def _make_states(
+    model: ModelConfig, pool: StatePool | None, stager: GpuStager
+) -> TritonStates | None:
+    """The states of the layers that keep one, if there are any."""
+    if pool is None:
+        return None
+    from weft.executor.gpu.states import TritonStates
+
+    return TritonStates(model, pool, stager.as_they_are)
 
 
 def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:

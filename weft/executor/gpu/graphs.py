@@ -21,7 +21,7 @@ import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 from weft.arrays import IntArray, LongArray
 from weft.executor.backend import AttentionBatch, DeviceLayout, StepSize
 from weft.executor.gpu.gpu import Gpu, GpuGraph
-from weft.executor.gpu.layout import GpuAttentionBackend
+from weft.executor.gpu.layout import GpuAttentionBackend, StateLayout, lay_out_states
 from weft.executor.gpu.staging import (
     GpuStager,
     as_indices,
@@ -43,7 +43,10 @@ from weft.executor.inputs import DeviceRowTable, Inputs, before_sampled, tokens_
 from weft.executor.overlap.runs import run_columns
 from weft.models.registry import DecoderModel
 from weft.plan.runs import has_runs
-from weft.plan.step import Plan
+from weft.plan.step import Plan, StateSlots
+
+if TYPE_CHECKING:
+    from weft.executor.gpu.states import TritonStates
 
 NONE = np.empty(0, np.int32)
 # Arrays of a step before those of attention: tokens, indices in the row table, rows.
@@ -62,6 +65,7 @@ class GraphParts(NamedTuple):
     attention: GpuAttentionBackend
     rows: DeviceRowTable
     stager: GpuStager
+    states: TritonStates | None = None  # of the layers that keep one
 
 
 class StepGraphs:
@@ -161,6 +165,7 @@ class StepGraph:
         self._attention = parts.attention
         self._rows = parts.rows
         self._stager = parts.stager
+        self._states = parts.states
         self._padding_row = len(self._rows.slots) - 1
         self._lens = [len(array) for array in self._arrays(None)]
         num_requests = size.num_requests
@@ -213,7 +218,7 @@ class StepGraph:
         # Results of the previous step are read on the stream, so after its end, like the replay.
         draws = placed(plan.sampling, there[num_known:])
         runs, last_there, draws = self._rows.begin_runs(known[2:], last_there, draws)
-        layout = there[NUM_COLUMNS:num_body]
+        layout = there[NUM_COLUMNS : num_body - self._num_of_states]
         batch = self._batch(
             plan.rows,
             plan.starts,
@@ -233,23 +238,36 @@ class StepGraph:
         return inputs, self._hidden
 
     def _arrays(self, plan: Plan | None) -> list[IntArray | LongArray]:
-        """The padded arrays of a step: tokens, their indices in the row table, rows, and those that
-        attention reads. Without a plan, all values are padding."""
+        """The padded arrays of a step: tokens, their indices in the row table, rows, those that
+        attention reads, and those that states read. Without a plan, all values are padding."""
         if plan is None:
-            return self._padded(
+            arrays = self._padded(
                 NONE,
                 NONE,
                 NONE,
                 NONE,
                 NONE,
             )
-        return self._padded(
+            return [*arrays, *self._of_states(NONE, None)]
+        arrays = self._padded(
             plan.rows,
             plan.starts,
             plan.lens,
             plan.tokens,
             plan.slots,
         )
+        return [*arrays, *self._of_states(plan.lens, plan.states)]
+
+    def _of_states(self, lens: IntArray, slots: StateSlots | None) -> list[IntArray]:
+        if self._states is None:
+            return []
+        # At most one copy of a state for each token.
+        num_kept = self.size.num_tokens
+        return list(lay_out_states(lens, slots, self.size.num_requests, num_kept))
+
+    @property
+    def _num_of_states(self) -> int:
+        return 0 if self._states is None else len(StateLayout._fields)
 
     def _padded(
         self,
@@ -281,8 +299,11 @@ class StepGraph:
     def _body(self) -> tuple[Tensor, Tensor]:
         """The captured work. It must not depend on a number that only the host has."""
         tokens, where, row_of = as_indices(self._numbers, self._lens[:NUM_COLUMNS])
-        layout = split(self._numbers, self._lens)[NUM_COLUMNS:]
-        batch = self._batch(NONE, NONE, NONE, layout)
+        end = len(self._lens) - self._num_of_states
+        there = split(self._numbers, self._lens)
+        batch = self._batch(NONE, NONE, NONE, there[NUM_COLUMNS:end])
+        if self._states is not None:
+            self._states.begin(there[end:])
         self._rows.slots.view(-1).index_copy_(0, where, batch.slots)
         tokens = self._rows.with_sampled(tokens, row_of)
         self._attention.prepare(batch)

@@ -10,6 +10,8 @@ so that a recorded launch (a CUDA graph) serves every step of that size:
     tiles      tile_req, tile_start        pieces of the queries of the other requests;
                                            request -1 is padding
 
+Layers that keep a state in place of K and V read a layout of their own, `StateLayout`.
+
 This module knows the shape of a model's heads, but no tensors and no kernel.
 """
 
@@ -21,6 +23,7 @@ import numpy as np
 
 from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBackend, StepSize
+from weft.plan.step import StateSlots
 
 MAX_SPLITS = 64
 # Programs of the decode kernel over all requests: two for each one that a processor can hold.
@@ -38,6 +41,20 @@ class StepLayout(NamedTuple):
     tile_start: IntArray  # [N] first query of the tile: token * group + head within the group
     positions: IntArray  # [T] 0 in padding
     out_slots: IntArray  # [T] slots for K and V; -1: not stored
+
+
+class StateLayout(NamedTuple):
+    """The states of one step on the host; every array int32. A request without tokens is padding.
+
+    Copies of one request are adjacent, and ascend by length.
+    """
+
+    indptr: IntArray  # [R + 1] tokens of request r are at indptr[r] : indptr[r + 1]
+    reads: IntArray  # [R] slot of the state before these tokens; negative: all zeros
+    writes: IntArray  # [R] slot of the state after them
+    kept_indptr: IntArray  # [R + 1] copies of request r are at kept_indptr[r] : kept_indptr[r + 1]
+    kept_lens: IntArray  # [K] after how many tokens of this step, from 1 on
+    kept_slots: IntArray  # [K] and into which slot
 
 
 class GpuAttentionBackend(AttentionBackend, Protocol):
@@ -174,6 +191,40 @@ class Tiling:
     def _num_tiles(self, lens: IntArray) -> LongArray:
         num_queries = lens.astype(np.int64) * self._group
         return -(-num_queries // self._tile_rows)
+
+
+def lay_out_states(
+    lens: IntArray,
+    slots: StateSlots | None,
+    num_requests: int,
+    num_kept: int,
+) -> StateLayout:
+    """The layout for requests with `lens` [R] tokens, padded to `num_requests` and to `num_kept`
+    copies of states. Without `slots`, all is padding."""
+    layout = StateLayout(
+        indptr=np.zeros(num_requests + 1, np.int32),
+        reads=np.zeros(num_requests, np.int32),
+        writes=np.zeros(num_requests, np.int32),
+        kept_indptr=np.zeros(num_requests + 1, np.int32),
+        kept_lens=np.zeros(num_kept, np.int32),
+        kept_slots=np.zeros(num_kept, np.int32),
+    )
+    if slots is None:
+        return layout
+    num = len(lens)
+    kept = len(slots.kept_rows)
+    assert num <= num_requests
+    assert kept <= num_kept, f"{kept} copies of states where there is room for {num_kept}"
+    np.cumsum(lens, out=layout.indptr[1 : num + 1])
+    layout.indptr[num + 1 :] = layout.indptr[num]
+    layout.reads[:num] = slots.reads
+    layout.writes[:num] = slots.writes
+    order = np.lexsort((slots.kept_lens, slots.kept_rows))
+    of_rows = np.bincount(slots.kept_rows, minlength=num_requests)
+    np.cumsum(of_rows, out=layout.kept_indptr[1:])
+    layout.kept_lens[:kept] = slots.kept_lens[order]
+    layout.kept_slots[:kept] = slots.kept_slots[order]
+    return layout
 
 
 def _filled(

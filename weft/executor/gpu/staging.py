@@ -117,6 +117,10 @@ class GpuStager:
         """Copy the arrays to fixed memory, each at its offset (`offsets`)."""
         self._buffer.send(arrays, target)
 
+    def as_they_are(self, arrays: Sequence[IntArray | LongArray]) -> list[Tensor]:
+        """The arrays on the device, int32."""
+        return split(self._buffer.send(arrays), [len(array) for array in arrays])
+
     def to_device(self, arrays: Sequence[IntArray | LongArray]) -> list[Tensor]:
         lens = [len(array) for array in arrays]
         return as_indices(self._buffer.send(arrays), lens)

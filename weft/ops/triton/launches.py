@@ -47,6 +47,9 @@ DECODE = {
 
 ROTARY_TOKENS = 8  # tokens of one head per program, in steps of many tokens
 NORM_WARPS = 8
+STATE_TOKENS = 16  # of a convolution, at a time
+STATE_COLUMNS = 64  # channels of a convolution in a program
+STATE_WARPS = 1  # of a program with 16 columns of a matrix: sums over its rows need no other warp
 COLUMNS = 1024  # of elementwise kernels
 VOCAB_BLOCK = 4096  # logits of a row per program
 CUT_BLOCK = 512  # values that are compared with the pivots together

@@ -1,0 +1,518 @@
+"""States of requests in place of K and V: short convolutions, the gated delta rule, and Mamba 2.
+`executor/plain/states.py` is the specification in torch.
+
+A program takes some channels or values of one request, through all its tokens of the step in order:
+what a token gets does not depend on how a request is cut into steps. All kernels compute in
+float32.
+
+    step of 3 requests      request 0: t0 t1 t2    request 1: t3    request 2: t4 t5
+                            program reads its state, t0, t1, t2, writes its state
+
+States lie in the pool in blocks of `LANES` neighbouring channels or values (`config/decoder.py`):
+
+    inputs of a convolution   [slots, C / LANES, taps - 1, LANES], the oldest first
+    matrices                  [slots, heads, V / LANES, K, LANES]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.ops.triton.launches import STATE_COLUMNS, STATE_TOKENS, STATE_WARPS, power_of_two
+
+
+class StateStep(NamedTuple):
+    """One step on the device: R requests, which keep K copies of states; every tensor int32.
+
+    Copies of one request are adjacent and ascend by length. A request without tokens is padding.
+    """
+
+    indptr: Tensor  # [R + 1] tokens of request r are at indptr[r] : indptr[r + 1]
+    reads: Tensor  # [R] slot of the state before these tokens; negative: all zeros
+    writes: Tensor  # [R] slot of the state after them
+    kept_indptr: Tensor  # [R + 1] copies of request r are at kept_indptr[r] : kept_indptr[r + 1]
+    kept_lens: Tensor  # [K] after how many tokens of this step, from 1 on
+    kept_slots: Tensor  # [K] and into which slot
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.reads)
+
+
+def convolve(
+    x: Tensor,
+    states: Tensor,
+    step: StateStep,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gated: bool,
+) -> Tensor:
+    """x [T, C] -> silu(conv(x)); or, if `gated`, x [T, 3 C], parts b, c and x -> c · conv(b · x).
+
+    states [slots, C / lanes, taps - 1, lanes] are advanced; weight [taps, C] and bias [C] float32.
+    Returns [T, C].
+    """
+    assert x.stride(1) == 1
+    taps, channels = weight.shape
+    out = torch.empty(len(x), channels, dtype=x.dtype, device=x.device)
+    grid = (step.num_requests, triton.cdiv(channels, STATE_COLUMNS))
+    conv_kernel[grid](
+        x,
+        out,
+        weight,
+        weight if bias is None else bias,
+        states,
+        *step,
+        x.stride(0),
+        states.stride(0),
+        C=channels,
+        TAPS=taps,
+        TAPS_PAD=triton.next_power_of_2(taps),
+        LANES=states.shape[-1],
+        GATED=gated,
+        BIAS=bias is not None,
+        TOKENS=STATE_TOKENS,
+        COLUMNS=STATE_COLUMNS,
+        num_warps=4,
+    )
+    return out
+
+
+def gated_delta(
+    qkv: Tensor,
+    rates: Tensor,
+    states: Tensor,
+    step: StateStep,
+    decay_log: Tensor,
+    decay_bias: Tensor,
+    key_heads: int,
+    *,
+    is_tiled: bool,
+) -> Tensor:
+    """The gated delta rule, as `LayerStates.gated_delta` without norm and gate.
+
+    qkv [T, q | k | v]; rates [T, 2 heads]; states [slots, heads, V / lanes, K, lanes] are advanced;
+    decay_log and decay_bias [heads] float32. `is_tiled`: value head h has key head h % key_heads,
+    not one for each group of neighbours. Returns [T, heads, V] float32.
+    """
+    assert qkv.stride(1) == rates.stride(1) == 1
+    _, heads, blocks, key_dim, lanes = states.shape
+    out = torch.empty(len(qkv), heads, blocks * lanes, device=qkv.device)
+    delta_kernel[(step.num_requests, heads, blocks)](
+        qkv,
+        rates,
+        out,
+        decay_log,
+        decay_bias,
+        states,
+        *step,
+        qkv.stride(0),
+        rates.stride(0),
+        states.stride(0),
+        KEY_HEADS=key_heads,
+        HEADS=heads,
+        BLOCKS=blocks,
+        K=key_dim,
+        K_PAD=power_of_two(key_dim),
+        LANES=lanes,
+        TILED=is_tiled,
+        num_warps=STATE_WARPS,
+    )
+    return out
+
+
+def scan(
+    x: Tensor,
+    steps: Tensor,
+    states: Tensor,
+    step: StateStep,
+    decay_log: Tensor,
+    step_bias: Tensor,
+    skip: Tensor,
+    groups: int,
+) -> Tensor:
+    """Mamba 2, as `LayerStates.scan` without norm and gate.
+
+    x [T, x | b | c]; steps [T, heads]; states [slots, heads, V / lanes, N, lanes] are advanced;
+    decay_log, step_bias and skip [heads] float32. Returns [T, heads, V] float32.
+    """
+    assert x.stride(1) == steps.stride(1) == 1
+    _, heads, blocks, state_dim, lanes = states.shape
+    out = torch.empty(len(x), heads, blocks * lanes, device=x.device)
+    scan_kernel[(step.num_requests, heads, blocks)](
+        x,
+        steps,
+        out,
+        decay_log,
+        step_bias,
+        skip,
+        states,
+        *step,
+        x.stride(0),
+        steps.stride(0),
+        states.stride(0),
+        GROUPS=groups,
+        HEADS=heads,
+        BLOCKS=blocks,
+        N=state_dim,
+        N_PAD=power_of_two(state_dim),
+        LANES=lanes,
+        num_warps=STATE_WARPS,
+    )
+    return out
+
+
+def norm_and_gate(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    gates_first: bool,
+) -> Tensor:
+    """Of each part of a row: x / rms(x) · weight · silu(gate); or, if `gates_first`, y / rms(y) ·
+    weight with y = x · silu(gate).
+
+    x [T, parts, size] float32; gate [T, parts * size]; weight float32, [size] for all parts or
+    [parts * size]. Returns [T, parts * size] in the type of `gate`.
+    """
+    assert gate.stride(1) == 1
+    num, parts, size = x.shape
+    out = torch.empty(num, parts * size, dtype=gate.dtype, device=x.device)
+    norm_and_gate_kernel[(num, parts)](
+        x,
+        gate,
+        weight,
+        out,
+        gate.stride(0),
+        eps,
+        PARTS=parts,
+        SIZE=size,
+        BLOCK=triton.next_power_of_2(size),
+        SHARED=len(weight) == size,
+        GATES_FIRST=gates_first,
+        num_warps=1 if size <= 256 else 4,
+    )
+    return out
+
+
+@triton.jit
+def softplus(x):
+    # A sum with 1 would lose small values of the exponential.
+    exact = tl.log(1 + tl.exp(tl.minimum(x, 20.0)))
+    return tl.where(x > 20, x, tl.where(x < -12, tl.exp(x), exact))
+
+
+@triton.jit
+def conv_inputs(
+    x_ptr,
+    old_ptr,
+    read,
+    index,
+    num,
+    x_stride,
+    column,
+    C: tl.constexpr,
+    TAPS: tl.constexpr,
+    LANES: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """What tokens `index` [N] of a request give to the convolution, [N, COLUMNS]: those before its
+    first token are in the state."""
+    is_column = (column < C)[None, :]
+    is_here = ((index >= 0) & (index < num))[:, None] & is_column
+    at = x_ptr + index.to(tl.int64)[:, None] * x_stride + column[None, :]
+    if GATED:
+        value = tl.load(at + 2 * C, mask=is_here, other=0.0).to(tl.float32)
+        value *= tl.load(at, mask=is_here, other=0.0).to(tl.float32)
+    else:
+        value = tl.load(at, mask=is_here, other=0.0).to(tl.float32)
+    block = column // LANES * ((TAPS - 1) * LANES) + column % LANES
+    is_old = ((index < 0) & (index >= 1 - TAPS))[:, None] & is_column
+    tap = index + (TAPS - 1)
+    old = tl.load(old_ptr + tap[:, None] * LANES + block[None, :], mask=is_old, other=0.0)
+    return value + tl.where(read >= 0, old, 0.0)
+
+
+@triton.jit(do_not_specialize=["x_stride"])
+def conv_kernel(
+    x_ptr,
+    out_ptr,
+    weight_ptr,
+    bias_ptr,
+    states_ptr,
+    indptr_ptr,
+    reads_ptr,
+    writes_ptr,
+    kept_indptr_ptr,
+    kept_lens_ptr,
+    kept_slots_ptr,
+    x_stride,
+    state_stride,
+    C: tl.constexpr,
+    TAPS: tl.constexpr,
+    TAPS_PAD: tl.constexpr,
+    LANES: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    request = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < C
+    begin = tl.load(indptr_ptr + request)
+    num = tl.load(indptr_ptr + request + 1) - begin
+    read = tl.load(reads_ptr + request)
+    old_ptr = states_ptr + tl.maximum(read, 0).to(tl.int64) * state_stride
+    x_ptr += begin.to(tl.int64) * x_stride
+    out_ptr += begin.to(tl.int64) * C
+    for first in range(0, num, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        sums = tl.zeros((TOKENS, COLUMNS), tl.float32)
+        for tap in tl.static_range(TAPS):
+            seen = conv_inputs(
+                x_ptr,
+                old_ptr,
+                read,
+                token - (TAPS - 1 - tap),
+                num,
+                x_stride,
+                column,
+                C,
+                TAPS,
+                LANES,
+                GATED,
+            )
+            sums += seen * tl.load(weight_ptr + tap * C + column, mask=is_column, other=0.0)
+        if BIAS:
+            sums += tl.load(bias_ptr + column, mask=is_column, other=0.0)
+        is_there = (token < num)[:, None] & is_column[None, :]
+        if GATED:
+            at = x_ptr + token.to(tl.int64)[:, None] * x_stride + (C + column)[None, :]
+            sums *= tl.load(at, mask=is_there, other=0.0).to(tl.float32)
+        else:
+            sums *= tl.sigmoid(sums)
+        out = sums.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token.to(tl.int64)[:, None] * C + column[None, :], out, mask=is_there)
+    if num > 0:
+        tap = tl.arange(0, TAPS_PAD)
+        block = column // LANES * ((TAPS - 1) * LANES) + column % LANES
+        place = tap[:, None] * LANES + block[None, :]
+        is_kept = (tap < TAPS - 1)[:, None] & is_column[None, :]
+        for i in range(tl.load(kept_indptr_ptr + request), tl.load(kept_indptr_ptr + request + 1)):
+            length = tl.load(kept_lens_ptr + i)
+            slot = tl.load(kept_slots_ptr + i).to(tl.int64)
+            kept = conv_inputs(
+                x_ptr,
+                old_ptr,
+                read,
+                length - (TAPS - 1) + tap,
+                length,
+                x_stride,
+                column,
+                C,
+                TAPS,
+                LANES,
+                GATED,
+            )
+            tl.store(states_ptr + slot * state_stride + place, kept, mask=is_kept)
+        write = tl.load(writes_ptr + request).to(tl.int64)
+        last = conv_inputs(
+            x_ptr,
+            old_ptr,
+            read,
+            num - (TAPS - 1) + tap,
+            num,
+            x_stride,
+            column,
+            C,
+            TAPS,
+            LANES,
+            GATED,
+        )
+        # The slot may be that of the old state, of which other threads still want values.
+        tl.debug_barrier()
+        tl.store(states_ptr + write * state_stride + place, last, mask=is_kept)
+
+
+@triton.jit(do_not_specialize=["qkv_stride", "rates_stride"])
+def delta_kernel(
+    qkv_ptr,
+    rates_ptr,
+    out_ptr,
+    decay_log_ptr,
+    decay_bias_ptr,
+    states_ptr,
+    indptr_ptr,
+    reads_ptr,
+    writes_ptr,
+    kept_indptr_ptr,
+    kept_lens_ptr,
+    kept_slots_ptr,
+    qkv_stride,
+    rates_stride,
+    state_stride,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    LANES: tl.constexpr,
+    TILED: tl.constexpr,
+):
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    block = tl.program_id(2)
+    key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
+    begin = tl.load(indptr_ptr + request)
+    num = tl.load(indptr_ptr + request + 1) - begin
+    read = tl.load(reads_ptr + request)
+    dim = tl.arange(0, K_PAD)
+    is_dim = dim < K
+    lane = tl.arange(0, LANES)
+    place = (head * BLOCKS + block) * (K * LANES) + dim[:, None] * LANES + lane[None, :]
+    is_place = (dim < K)[:, None] & (lane < LANES)[None, :]
+    old_ptr = states_ptr + tl.maximum(read, 0).to(tl.int64) * state_stride
+    state = tl.where(read >= 0, tl.load(old_ptr + place, mask=is_place, other=0.0), 0.0)
+    decay_rate = tl.exp(tl.load(decay_log_ptr + head))
+    decay_bias = tl.load(decay_bias_ptr + head)
+    kept = tl.load(kept_indptr_ptr + request)
+    kept_end = tl.load(kept_indptr_ptr + request + 1)
+    next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+    qkv_ptr += begin.to(tl.int64) * qkv_stride
+    rates_ptr += begin.to(tl.int64) * rates_stride
+    out_ptr += (begin.to(tl.int64) * HEADS + head) * (BLOCKS * LANES) + block * LANES
+    for token in range(num):
+        q = tl.load(qkv_ptr + key_head * K + dim, mask=is_dim, other=0.0).to(tl.float32)
+        key = tl.load(qkv_ptr + (KEY_HEADS + key_head) * K + dim, mask=is_dim, other=0.0)
+        key = key.to(tl.float32)
+        value_ptr = qkv_ptr + 2 * KEY_HEADS * K + (head * BLOCKS + block) * LANES
+        value = tl.load(value_ptr + lane).to(tl.float32)
+        rate = tl.sigmoid(tl.load(rates_ptr + head).to(tl.float32))
+        of_decay = tl.load(rates_ptr + HEADS + head).to(tl.float32)
+        decay = tl.exp(-decay_rate * softplus(of_decay + decay_bias))
+        key *= tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * (1 / tl.sqrt(1.0 * K))
+        state *= decay
+        change = rate * (value - tl.sum(state * key[:, None], 0))
+        state += key[:, None] * change[None, :]
+        tl.store(out_ptr + lane, tl.sum(state * q[:, None], 0))
+        if token + 1 == next_kept:
+            slot = tl.load(kept_slots_ptr + kept).to(tl.int64)
+            tl.store(states_ptr + slot * state_stride + place, state, mask=is_place)
+            kept += 1
+            next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+        qkv_ptr += qkv_stride
+        rates_ptr += rates_stride
+        out_ptr += HEADS * BLOCKS * LANES
+    if num > 0:
+        write = tl.load(writes_ptr + request).to(tl.int64)
+        tl.store(states_ptr + write * state_stride + place, state, mask=is_place)
+
+
+@triton.jit(do_not_specialize=["x_stride", "steps_stride"])
+def scan_kernel(
+    x_ptr,
+    steps_ptr,
+    out_ptr,
+    decay_log_ptr,
+    step_bias_ptr,
+    skip_ptr,
+    states_ptr,
+    indptr_ptr,
+    reads_ptr,
+    writes_ptr,
+    kept_indptr_ptr,
+    kept_lens_ptr,
+    kept_slots_ptr,
+    x_stride,
+    steps_stride,
+    state_stride,
+    GROUPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    N: tl.constexpr,
+    N_PAD: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    block = tl.program_id(2)
+    group = head // (HEADS // GROUPS)
+    begin = tl.load(indptr_ptr + request)
+    num = tl.load(indptr_ptr + request + 1) - begin
+    read = tl.load(reads_ptr + request)
+    dim = tl.arange(0, N_PAD)
+    is_dim = dim < N
+    lane = tl.arange(0, LANES)
+    place = (head * BLOCKS + block) * (N * LANES) + dim[:, None] * LANES + lane[None, :]
+    is_place = (dim < N)[:, None] & (lane < LANES)[None, :]
+    old_ptr = states_ptr + tl.maximum(read, 0).to(tl.int64) * state_stride
+    state = tl.where(read >= 0, tl.load(old_ptr + place, mask=is_place, other=0.0), 0.0)
+    decay_rate = tl.exp(tl.load(decay_log_ptr + head))
+    step_bias = tl.load(step_bias_ptr + head)
+    skip = tl.load(skip_ptr + head)
+    kept = tl.load(kept_indptr_ptr + request)
+    kept_end = tl.load(kept_indptr_ptr + request + 1)
+    next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+    x_ptr += begin.to(tl.int64) * x_stride
+    steps_ptr += begin.to(tl.int64) * steps_stride
+    out_ptr += (begin.to(tl.int64) * HEADS + head) * (BLOCKS * LANES) + block * LANES
+    for token in range(num):
+        value = tl.load(x_ptr + (head * BLOCKS + block) * LANES + lane).to(tl.float32)
+        shared_ptr = x_ptr + HEADS * BLOCKS * LANES + group * N + dim
+        into = tl.load(shared_ptr, mask=is_dim, other=0.0).to(tl.float32)
+        out_of = tl.load(shared_ptr + GROUPS * N, mask=is_dim, other=0.0).to(tl.float32)
+        step = softplus(tl.load(steps_ptr + head).to(tl.float32) + step_bias)
+        state = state * tl.exp(-decay_rate * step) + into[:, None] * (step * value)[None, :]
+        tl.store(out_ptr + lane, tl.sum(state * out_of[:, None], 0) + skip * value)
+        if token + 1 == next_kept:
+            slot = tl.load(kept_slots_ptr + kept).to(tl.int64)
+            tl.store(states_ptr + slot * state_stride + place, state, mask=is_place)
+            kept += 1
+            next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+        x_ptr += x_stride
+        steps_ptr += steps_stride
+        out_ptr += HEADS * BLOCKS * LANES
+    if num > 0:
+        write = tl.load(writes_ptr + request).to(tl.int64)
+        tl.store(states_ptr + write * state_stride + place, state, mask=is_place)
+
+
+@triton.jit(do_not_specialize=["gate_stride"])
+def norm_and_gate_kernel(
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    gate_stride,
+    eps,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARED: tl.constexpr,
+    GATES_FIRST: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    is_column = column < SIZE
+    at = part * SIZE + column
+    x = tl.load(x_ptr + row * (PARTS * SIZE) + at, mask=is_column, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask=is_column, other=0.0).to(tl.float32)
+    gate *= tl.sigmoid(gate)
+    weight = tl.load(weight_ptr + (column if SHARED else at), mask=is_column, other=0.0)
+    if GATES_FIRST:
+        x *= gate
+    x *= (1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)) * weight
+    if not GATES_FIRST:
+        x *= gate
+    out = x.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * (PARTS * SIZE) + at, out, mask=is_column)
