@@ -592,10 +592,15 @@ def _sizing(
 
 
 def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvPools:
-    """The pools of KV: one, or a second one for layers with windows. There is only one on a GPU,
-    whose kernels read one table of slots for all layers; for the code of transformers, whose
-    attention does the same; and in models with layers that keep a state."""
-    has_one_table = config.device != "cpu" or bool(model.library_config or model.state_bytes)
+    """The pools of KV: one, or a second one for layers with windows. There is only one for the code
+    of transformers, whose attention reads one table of slots for all layers; in models with layers
+    that keep a state; and on a GPU with what does not work with two pools there: drafts, pictures
+    whose tokens see later ones, and KV in the memory of the host."""
+    has_one_table = bool(model.library_config or model.state_bytes)
+    if config.device != "cpu":
+        sees_both_ways = model.vision is not None and model.vision.rules.sees_both_ways
+        drafts = config.speculative != OFF
+        has_one_table = has_one_table or drafts or sees_both_ways or stores_kv(config)
     if config.disable_hybrid_swa_memory or has_one_table:
         return one_pool(model, config.page_size)
     return two_pools(

@@ -62,6 +62,8 @@ class TritonPaged:
             self._kv.append(Kv(pool.k[layer], pool.v[layer], k_scale, v_scale))
         self._store = RotaryStore(config, self._kv, context_length)
         self._step: PagedStep | None = None
+        # The same, of layers with windows, if these have slots of their own.
+        self._window_step: PagedStep | None = None
         # For a model whose picture tokens see later ones: the kernels cannot do that, so torch
         # computes the steps with such tokens.
         self._by_torch: TorchPaged | None = None
@@ -82,6 +84,10 @@ class TritonPaged:
             return
         layout = batch.layout or _lay_out(batch, self.tiling)
         self._step = PagedStep._make((*layout.arrays, batch.table, layout.size.num_splits))
+        self._window_step = None
+        if batch.window is not None:
+            slots, table = batch.window
+            self._window_step = self._step._replace(out_slots=slots.int(), table=table)
         self._store.begin(batch.rotation)
 
     def expect(
@@ -104,6 +110,9 @@ class TritonPaged:
             assert self._by_torch is not None
             return self._by_torch.forward(qkv, heads, layer)
         step = self._step
+        window = self._config.window(layer)
+        if window and self._window_step is not None:
+            step = self._window_step
         assert step is not None, "prepare() comes first"
         kv = self._kv[layer]
         head_dim = self._config.head_dim
@@ -121,7 +130,7 @@ class TritonPaged:
             gate = by_head[:, 1 : 2 * self._config.num_heads : 2]
         terms = Terms(
             heads.score_scale(head_dim),
-            self._config.window(layer),
+            window,
             heads.cap,
             heads.sinks,
             gate,

@@ -201,7 +201,13 @@ def _make_states(
 def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:
     # Steps of graphs are padded with a row that no request has.
     num_rows = spec.max_rows + 1
-    rows = DeviceRowTable(num_rows, spec.context_length, gpu.device, stager)
+    rows = DeviceRowTable(
+        num_rows,
+        spec.context_length,
+        gpu.device,
+        stager,
+        has_windows=spec.window_tokens > 0,
+    )
     if spec.keeps_runs:
         rows.runs = DeviceRuns(num_rows, spec.engine.max_draft, gpu.device)
     return rows

@@ -28,9 +28,14 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray
-from weft.executor.backend import AttentionBatch, DeviceLayout, StepSize
+from weft.executor.backend import AttentionBatch, DeviceLayout, StepSize, WindowBatch
 from weft.executor.gpu.gpu import Gpu, GpuGraph
-from weft.executor.gpu.layout import GpuAttentionBackend, StateLayout, lay_out_states
+from weft.executor.gpu.layout import (
+    GpuAttentionBackend,
+    StateLayout,
+    StepLayout,
+    lay_out_states,
+)
 from weft.executor.gpu.staging import (
     GpuStager,
     as_indices,
@@ -218,12 +223,11 @@ class StepGraph:
         # Results of the previous step are read on the stream, so after its end, like the replay.
         draws = placed(plan.sampling, there[num_known:])
         runs, last_there, draws = self._rows.begin_runs(known[2:], last_there, draws)
-        layout = there[NUM_COLUMNS : num_body - self._num_of_states]
         batch = self._batch(
             plan.rows,
             plan.starts,
             plan.lens,
-            layout,
+            there[:num_body],
         )
         inputs = Inputs(
             tokens=self._tokens,
@@ -239,7 +243,8 @@ class StepGraph:
 
     def _arrays(self, plan: Plan | None) -> list[IntArray | LongArray]:
         """The padded arrays of a step: tokens, their indices in the row table, rows, those that
-        attention reads, and those that states read. Without a plan, all values are padding."""
+        attention reads, the slots of layers with windows, if these have slots of their own, and
+        those that states read. Without a plan, all values are padding."""
         if plan is None:
             arrays = self._padded(
                 NONE,
@@ -248,7 +253,7 @@ class StepGraph:
                 NONE,
                 NONE,
             )
-            return [*arrays, *self._of_states(NONE, None)]
+            return [*arrays, *self._of_windows(NONE), *self._of_states(NONE, None)]
         arrays = self._padded(
             plan.rows,
             plan.starts,
@@ -256,7 +261,17 @@ class StepGraph:
             plan.tokens,
             plan.slots,
         )
-        return [*arrays, *self._of_states(plan.lens, plan.states)]
+        in_windows = NONE if plan.window is None else plan.window.slots
+        return [
+            *arrays,
+            *self._of_windows(in_windows),
+            *self._of_states(plan.lens, plan.states),
+        ]
+
+    def _of_windows(self, slots: IntArray) -> list[IntArray]:
+        if self._rows.window_slots is None:
+            return []
+        return [_filled(slots, self.size.num_tokens, -1)]
 
     def _of_states(self, lens: IntArray, slots: StateSlots | None) -> list[IntArray]:
         if self._states is None:
@@ -264,10 +279,6 @@ class StepGraph:
         # At most one copy of a state for each token.
         num_kept = self.size.num_tokens
         return list(lay_out_states(lens, slots, self.size.num_requests, num_kept))
-
-    @property
-    def _num_of_states(self) -> int:
-        return 0 if self._states is None else len(StateLayout._fields)
 
     def _padded(
         self,
@@ -299,12 +310,13 @@ class StepGraph:
     def _body(self) -> tuple[Tensor, Tensor]:
         """The captured work. It must not depend on a number that only the host has."""
         tokens, where, row_of = as_indices(self._numbers, self._lens[:NUM_COLUMNS])
-        end = len(self._lens) - self._num_of_states
         there = split(self._numbers, self._lens)
-        batch = self._batch(NONE, NONE, NONE, there[NUM_COLUMNS:end])
+        batch = self._batch(NONE, NONE, NONE, there)
         if self._states is not None:
-            self._states.begin(there[end:])
+            self._states.begin(there[-len(StateLayout._fields) :])
         self._rows.slots.view(-1).index_copy_(0, where, batch.slots)
+        if batch.window is not None:
+            batch.window.table.view(-1).index_copy_(0, where, batch.window.slots)
         tokens = self._rows.with_sampled(tokens, row_of)
         self._attention.prepare(batch)
         return tokens, self._model.forward(tokens, batch.positions, self._attention)
@@ -314,9 +326,15 @@ class StepGraph:
         rows: IntArray,
         starts: IntArray,
         lens: IntArray,
-        layout: Sequence[Tensor],
+        there: Sequence[Tensor],
     ) -> AttentionBatch:
+        """The batch of a step whose arrays (`_arrays`) are on the device."""
+        end = NUM_COLUMNS + len(StepLayout._fields)
+        layout = there[NUM_COLUMNS:end]
         positions, slots = layout[-2:]
+        window = None
+        if self._rows.window_slots is not None:
+            window = WindowBatch(there[end], self._rows.window_slots)
         return AttentionBatch(
             rows=rows,
             starts=starts,
@@ -325,6 +343,7 @@ class StepGraph:
             slots=slots,
             table=self._rows.slots,
             layout=DeviceLayout(tuple(layout), self.size),
+            window=window,
         )
 
 
