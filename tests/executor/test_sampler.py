@@ -11,6 +11,7 @@ from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import TorchSamplerOps, threshold
 from weft.plan.logits import (
     ANY,
+    NOTHING_LEFT,
     AllowedTokens,
     FixedTokens,
     GrammarMask,
@@ -262,6 +263,19 @@ def test_a_row_that_is_not_finite_is_invalid_and_harms_no_other(temperature, bad
     assert result.invalid is not None
     assert result.invalid.tolist() == [False, True, True, False]
     assert result.tokens.tolist() == [good[0], 0, 0, good[3]]
+
+
+def test_a_row_whose_tokens_are_all_forbidden_is_told_from_one_that_is_not_finite() -> None:
+    x = logits(3, 32)
+    x[1, 17] = torch.nan
+    # Only token 3 is allowed, and a bias forbids it in the first two rows.
+    allowed = AllowedTokens(ints([0, 1, 2]), np.array([[1 << 3]] * 3, dtype=np.int32))
+    bias = LogitBias(ints([0, 1]), ints([3, 3]), floats([-np.inf, np.nan]))
+    result = sample(x, sampler_plan(range(3), bias, allowed), NONE).result()
+    assert result.invalid is not None
+    assert result.invalid.tolist() == [True, True, False]
+    assert result.faults == ((0, NOTHING_LEFT),)
+    assert result.tokens[2] == 3
 
 
 def test_result_of_a_good_step_names_no_invalid_rows():

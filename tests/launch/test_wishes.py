@@ -21,7 +21,7 @@ from weft import LLM, Processor, SamplingParams
 from weft.config.options import SettingsError
 from weft.executor.logit_processors.load import GROUP, load_processors
 from weft.messages.sampling import InvalidParam
-from weft.plan.logits import ProcessorCall
+from weft.plan.logits import NOTHING_LEFT, ProcessorCall
 
 PROMPTS = ["one", "seventeen", "a", "fourteen and some more", "x" * 40]
 BEGIN, END = "<think>", "</think>"
@@ -187,6 +187,7 @@ def test_a_request_that_is_left_no_token_ends_with_an_error_and_alone(make: Make
         "length",
         "length",
     ]
+    assert outputs[1].error == NOTHING_LEFT
     assert [output.token_ids for output in outputs if not output.error] == [
         output.token_ids for output in llm.generate([PROMPTS[0], *PROMPTS[2:]], sampled())
     ]

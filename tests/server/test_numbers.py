@@ -252,6 +252,24 @@ def unharmed(server: RealServer) -> None:
     scheduler.audit()
 
 
+def test_a_request_that_forbids_every_token_is_the_fault_of_its_client(server: RealServer) -> None:
+    contradictions: list[dict[str, Any]] = [
+        {"allowed_token_ids": [65], "bad_words": [server.tokenizer.decode([65])]},
+        {"allowed_token_ids": [65], "regex": "[0-9]{3}"},
+        {
+            "custom_logit_processor": "disallowed_tokens",
+            "custom_params": {"token_ids": [65]},
+            "allowed_token_ids": [65],
+        },
+    ]
+    for contradiction in contradictions:
+        body = {"prompt": "Once", "max_tokens": 2, **contradiction}
+        answer = server.post("/v1/completions", **body)
+        assert answer.status_code == 400, contradiction
+        assert "leaves no token to choose" in message("/v1/completions", answer)
+    unharmed(server)
+
+
 WITH_BODIES = [one for one in OPERATIONS if one.body is not None]
 NUMERIC_ROUTES = [one for one in WITH_BODIES if places(one.body)]  # type: ignore[arg-type]
 

@@ -21,6 +21,7 @@ from weft.executor.outputs.prompt_logprobs import id_logprobs
 from weft.ops.sampling import SampledTokens, SamplerOps, SamplingArrays, moved, on
 from weft.plan.logits import (
     ANY,
+    NOTHING_LEFT,
     AllowedTokens,
     FixedTokens,
     GrammarMask,
@@ -110,6 +111,8 @@ class SamplerOutput(NamedTuple):
 
     tokens: Tensor  # [S] int64
     invalid: Tensor  # [S] bool
+    # [S] bool: operations of the step have forbidden every token; None: there are no operations
+    emptied: Tensor | None
     logprobs: tuple[Tensor, ...] | None  # the fields of `SampledLogprobs`
     faults: tuple[tuple[int, str], ...] = ()  # errors of some of the invalid rows
 
@@ -120,6 +123,7 @@ class SamplerOutput(NamedTuple):
         return SamplerOutput(
             tokens=move(self.tokens),
             invalid=move(self.invalid),
+            emptied=None if self.emptied is None else move(self.emptied),
             logprobs=logprobs,
             faults=self.faults,
         )
@@ -131,10 +135,14 @@ class SamplerOutput(NamedTuple):
         if self.logprobs is not None:
             arrays = [tensor.numpy(force=True) for tensor in self.logprobs]
             outputs = (SampledLogprobs(*arrays), *outputs)
+        faults = self.faults
+        if self.emptied is not None:
+            emptied = np.flatnonzero(self.emptied.numpy(force=True)).tolist()
+            faults += tuple((i, NOTHING_LEFT) for i in emptied)
         return Result(
             tokens=tokens.astype(np.int32),
             invalid=invalid if invalid.any() else None,
-            faults=self.faults,
+            faults=faults,
             outputs=outputs,
         )
 
@@ -166,11 +174,13 @@ def sample(
     largest = chosen.max_logits
     invalid = largest.sub(largest) != 0
     chosen.tokens.masked_fill_(invalid, 0)
+    # Rows of `step.faults` are NaN. A model alone gives no row of -inf.
+    emptied = largest == -torch.inf if plan.logits else None
     logprobs = None
     asked = find(plan.outputs, SampledLogprobsRequest)
     if asked is not None:
         logprobs = _logprobs(sampler, logits, chosen, asked)
-    return SamplerOutput(chosen.tokens, invalid, logprobs, tuple(step.faults.items()))
+    return SamplerOutput(chosen.tokens, invalid, emptied, logprobs, tuple(step.faults.items()))
 
 
 def _logprobs(

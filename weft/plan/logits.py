@@ -16,6 +16,12 @@ from weft.arrays import BoolArray, FloatArray, IntArray
 
 ANY = -1  # in LogitBias.after
 
+# The error of a request whose operations forbid every token, which is a fault of the client.
+NOTHING_LEFT = (
+    "the request leaves no token to choose: its allowed_token_ids, bad_words, min_tokens, logit "
+    "processors and grammar exclude each other"
+)
+
 # Marks a field that the journal leaves out of its digests, because no decision depends on it.
 UNRECORDED = {"is_recorded": False}
 

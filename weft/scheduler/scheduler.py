@@ -26,6 +26,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
+from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, left_behind
 from weft.scheduler.composed.build import build_policy
@@ -502,8 +503,10 @@ class Scheduler:
         if end.reason != "error":
             self._finish(request, end.reason, matched=end.matched)
             return
-        # A grammar that cannot be followed is the client's fault; other errors are the server's.
-        status = 400 if end.message.startswith(NOT_FOLLOWED) else 500
+        # What the request itself makes impossible is the client's fault; other errors are the
+        # server's.
+        is_of_client = end.message.startswith((NOT_FOLLOWED, NOTHING_LEFT))
+        status = 400 if is_of_client else 500
         self._finish(request, "error", message=end.message, status=status, keep=False)
 
     # Faults

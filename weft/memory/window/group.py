@@ -12,7 +12,6 @@ the cache, so it holds the window before `end` until the next page is full.
 
 Layers with different windows share the group: it keeps what the widest window sees. This module
 knows rows and keys, never a request.
-and keys, never a request.
 """
 
 from __future__ import annotations
