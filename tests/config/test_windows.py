@@ -73,6 +73,19 @@ def test_a_ratio_is_of_the_tokens_of_the_other_pool() -> None:
     assert abs(sizing.window_tokens - 25_000) <= 16
 
 
+@pytest.mark.parametrize("kv_tokens", [2_048, 8_192, 16_384, 40_000])
+def test_a_context_that_is_cut_to_the_cache_counts_as_it_is_served(kv_tokens: int) -> None:
+    long = replace(GEMMA3, max_position=131_072)
+    cut = solve(long, kv_tokens=kv_tokens).sizing
+    assert cut.context_length == kv_tokens
+    told = solve(long, kv_tokens=kv_tokens, context_length=kv_tokens).sizing
+    assert cut.window_tokens == told.window_tokens
+    # Requests of an eighth of the context fill both pools: each has its window and one in the cache.
+    typical = max(kv_tokens // 8, 512)
+    kept = cut.window_tokens or kv_tokens
+    assert kept >= min(2 * 1_024 / typical, 1) * kv_tokens
+
+
 def test_a_window_of_half_the_context_is_no_reason_for_a_second_pool() -> None:
     assert solve(GEMMA3, context_length=2_048).sizing.window_tokens == 0
     assert solve(GEMMA3, chunked_prefill_size=-1).sizing.window_tokens == 0

@@ -603,11 +603,13 @@ def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvP
         has_one_table = has_one_table or drafts or sees_both_ways or stores_kv(config)
     if config.disable_hybrid_swa_memory or has_one_table:
         return one_pool(model, config.page_size)
+    # The context is cut to the given size of the cache.
+    context_length = min(config.context_length, asked.kv_tokens or config.context_length)
     return two_pools(
         model,
         page_size=config.page_size,
         chunk_len=config.chunked_prefill_size,
-        context_length=config.context_length,
+        context_length=context_length,
         ratio=config.swa_full_tokens_ratio,
         is_given=asked.kv_tokens > 0,
     )
