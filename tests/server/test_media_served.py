@@ -208,6 +208,9 @@ def test_a_program_gives_pictures_in_several_forms(llava: Llava, tmp_path: Path)
         ({"prompt": "<image>", "images": ["http://x.example/"]}, "--allowed-media-domains"),
         ({"prompt": "<image>", "images": [tmp_path / "none"]}, "its file cannot be read"),
         ({"prompt": "<image>", "images": [5]}, r"images\[0\] is a int"),
+        ({"prompt": "<image>", "images": str(path)}, "images is a str; a list is expected"),
+        ({"prompt": "<image>", "images": data}, "images is a bytes; a list is expected"),
+        ({"prompt": "<image>", "images": image}, "images is a Image; a list is expected"),
         ({"prompt": "<image>", "audios": [b"RIFF"]}, "takes no sounds"),
         ({"text": "x"}, "a prompt has 'text'"),
     ]:
@@ -215,6 +218,8 @@ def test_a_program_gives_pictures_in_several_forms(llava: Llava, tmp_path: Path)
             llm.generate(wrong, params)
     with pytest.raises(InvalidParam, match=r"messages\[0\]\.content\[0\] has no image_url"):
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}], params)
+    with pytest.raises(InvalidParam, match=r"messages\[0\] is a str; a dictionary"):
+        llm.chat("What?", params)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_the_settings_of_pictures_is_refused(llava: Llava, tmp_path: Path) -> None:

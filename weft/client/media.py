@@ -6,7 +6,7 @@ A program may name any file. Addresses of other machines are not fetched.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,11 @@ def split_messages(
     """
     found: list[JsonObject] = []
     sources: list[MediaSource] = []
-    for index, message in enumerate(messages):
-        message = dict(message)
+    for index, given in enumerate(messages):
+        if not isinstance(given, Mapping):
+            what = f"messages[{index}] is a {type(given).__name__}"
+            raise InvalidParam("messages", f"{what}; a dictionary is expected")
+        message = dict(given)
         content = message.get("content")
         if isinstance(content, list):
             parts: list[Any] = []
@@ -69,7 +72,13 @@ def split_prompt(prompt: JsonMapping) -> tuple[Any, list[MediaSource]]:
         raise InvalidParam("prompts", message)
     sources: list[MediaSource] = []
     for name, kind in FIELDS.items():
-        for index, value in enumerate(prompt.get(name) or ()):
+        values = prompt.get(name)
+        if values is None:
+            continue
+        if not isinstance(values, list | tuple):
+            what = f"{name} is a {type(values).__name__}"
+            raise InvalidParam(name, f"{what}; a list is expected, also of one")
+        for index, value in enumerate(values):
             sources.append(source_of(kind, f"{name}[{index}]", value))
     return prompt["prompt"], sources
 
