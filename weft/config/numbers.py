@@ -138,8 +138,8 @@ NUMBERS: dict[str, Number] = {
     # how many
     "max_new_tokens": _LENGTH,
     "max_tokens": _LENGTH,
-    "max_completion_tokens": _LENGTH,
-    "max_output_tokens": _LENGTH,
+    "max_completion_tokens": _whole(1, INT32),
+    "max_output_tokens": _whole(1, INT32),
     "num_predict": _whole(-INT32, INT32),  # below 0: up to the end of the context
     "n_predict": _whole(-INT32, INT32),  # llama.cpp's name for it
     "min_new_tokens": _LENGTH,
