@@ -37,6 +37,7 @@ from weft.client.adapters import AdapterNames, AdapterRefused
 from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.generation import Completion, Delta, Generation
+from weft.client.given_params import with_tuples
 from weft.client.media import split_messages, split_prompt
 from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.config.adapters import LoraPath, parse_lora_paths
@@ -324,6 +325,7 @@ class LLM:
             ids = self.tokenizer.encode(given)
         else:
             ids = list(given)
+        params = with_tuples(params)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return Prompt(
             ids=ids,

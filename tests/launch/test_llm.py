@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.launch.oracle_llm import EOS, VOCAB, oracle_llm
 from tests.launch.tiny_model import write_tiny_model
@@ -67,6 +68,33 @@ def test_a_stop_string_ends_a_request_that_is_alone(llm: LLM) -> None:
         "seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, stop=(whole.text[3:5],))
     )
     assert (output.text, output.finish_reason) == (whole.text[:3], "stop")
+
+
+@pytest.mark.parametrize("kind", [str, list, tuple])
+def test_stop_strings_may_be_a_text_a_list_or_a_tuple(llm: LLM, kind: type) -> None:
+    [free] = llm.generate("one", GREEDY)
+    stop = free.text[2:4]
+    given: Any = stop if kind is str else kind([stop])
+    [output] = llm.generate("one", replace(GREEDY, stop=given))
+    assert output.text == free.text[:2]
+    assert output.matched == stop
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("stop", 3, "stop is a int; a tuple or a list is expected"),
+        ("bad_words", [b"x"], "an entry of bad_words is a bytes; a text is expected"),
+        ("stop_token_ids", "3", "stop_token_ids is a str; a tuple or a list is expected"),
+        ("logit_bias", [1], "logit_bias is a list; a dictionary of token ids is expected"),
+        ("grammar", "[0-9]", r"grammar is a str; weft.Grammar\(kind, text\) is expected"),
+    ],
+)
+def test_a_parameter_of_another_type_is_named(
+    llm: LLM, name: str, value: object, words: str
+) -> None:
+    with pytest.raises(InvalidParam, match=words):
+        llm.generate("one", replace(GREEDY, **{name: value}))
 
 
 def test_parameters_for_each_prompt(llm: LLM) -> None:
