@@ -305,6 +305,17 @@ def test_time_is_counted_for_the_operation_that_spent_it() -> None:
     }
 
 
+def test_an_operation_that_begins_when_another_one_ends_is_not_its_call() -> None:
+    begins_us = [1e12 + 0.3 * index for index in range(100)]  # rounded to 0.0001
+    events = [
+        TraceEvent("X", "cpu_op", f"op{index % 2}", 1, 1, ts=at, dur=0.3)
+        for index, at in enumerate(begins_us)
+    ]
+    spent = spent_on(events)
+    for operation in spent.values():
+        assert operation.own == pytest.approx(15.0)
+
+
 def test_the_table_has_the_ten_that_took_most_of_the_cpu_and_of_the_gpu() -> None:
     events = [span(f"op{i}", 1_000 * i, 1 + i) for i in range(12)]
     lines = list(tables([*events, span("step", 0, 50_000, cat="user_annotation")]))

@@ -24,6 +24,7 @@ NICENESS = 10
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 OPERATION = "cpu_op"  # category of operations of the CPU
 STEP = "weft_step"  # category of whole steps of weft's kernels, which contain their operations
+ROUNDING_US = 0.01  # a time in a trace is a float, and may be off by some nanoseconds
 TRACK = "weft kernels"  # instead of a thread, because several threads compute an operation together
 
 
@@ -129,7 +130,7 @@ def spent_on(events: Iterable[TraceEvent]) -> dict[str, OperationTime]:
         if (event.pid, event.tid) != thread:
             thread = (event.pid, event.tid)
             around.clear()
-        while around and around[-1][0] <= event.ts:
+        while around and around[-1][0] <= event.ts + ROUNDING_US:
             around.pop()
         operation = spent.setdefault(event.name, OperationTime())
         operation.calls += 1
