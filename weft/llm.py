@@ -98,7 +98,7 @@ class Output:
     logprobs: list[TokenLogprobs]  # one for each token, if asked for
     # One for each token of the prompt, if asked for; the first has none.
     prompt_logprobs: list[PromptToken]
-    # float32 [n, hidden size], behind the final norm, if asked for: of all tokens but the last of
+    # float32 [n, hidden size], after the final norm, if asked for: of all tokens but the last of
     # the output, or of one token.
     hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
 
@@ -230,7 +230,10 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * num_texts
         if len(params) != num_texts:
-            message = f"{len(params)} sampling parameters for {num_texts} prompts"
+            message = (
+                f"params has the length {len(params):,}; {num_texts:,} is expected, an entry for "
+                "each prompt"
+            )
             raise InvalidParam("params", message)
         return list(params)
 

@@ -7,11 +7,13 @@ from docstrings.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,10 @@ def page_of_command_line() -> Iterator[str]:
         yield f"| `weft {verb}` | {about} |"
     yield from ["", "## weft serve", ""]
     yield "`weft serve [MODEL] [options]`. Each option is also an environment variable and a key of the TOML file that"
-    yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line goes"
-    yield "before the environment, the environment before the file. A switch is `--overlap on`, `--overlap off`,"
+    yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line has"
+    yield "precedence over the environment, and the environment over the file. A switch is `--overlap on`, `--overlap off`,"
     yield "`--overlap` or `--no-overlap`. The last column has the names of the same option in other engines;"
-    yield "those that are taken may be used here, too."
+    yield "those with the word *taken* may be used here, too."
     options: list[Option] = []
     for config in (EngineConfig, ServerConfig, Limits):
         options += options_of(config)
@@ -68,7 +70,7 @@ def page_of_command_line() -> Iterator[str]:
 
 
 def _option_row(option: Option) -> str:
-    same = [f"`{name}` (taken)" for name in option.aliases]
+    same = [f"`{name}` (*taken*)" for name in option.aliases]
     elsewhere = ", ".join([*same, *(f"`{name}`" for name in option.elsewhere)])
     cells = [f"`{option.flag}`", _default(option), _meaning(option), elsewhere]
     return "| " + " | ".join(cells) + " |"
@@ -105,8 +107,8 @@ def page_of_http() -> Iterator[str]:
     document = openapi_document(OPERATIONS, weft.__version__)
     schemas = document["components"]["schemas"]
     yield from ["# HTTP", "", NOTE, ""]
-    yield "A running server describes the same for programs at `/openapi.json`. What the fields mean, and what differs"
-    yield "between APIs, stands in [the guide to the APIs](../guides/apis.md)."
+    yield "A running server has the same for programs at `/openapi.json`. [The guide to the APIs](../guides/apis.md) explains"
+    yield "the fields, and the differences between APIs."
     yield from ["", "| route | what it does | body |", "|---|---|---|"]
     bodies = {}
     for path, methods in document["paths"].items():
@@ -148,7 +150,7 @@ def _type_of(schema: dict[str, Any]) -> str:
     if low is not None and high is not None:
         return f"{kind}, {low:,} to {high:,}"
     if low is not None:
-        return f"{kind}, from {low:,} on"
+        return f"{kind}, at least {low:,}"
     return kind
 
 
@@ -167,9 +169,11 @@ def page_of_python() -> Iterator[str]:
             if not member_name.startswith("_") and (
                 inspect.isfunction(member) or isinstance(member, property | classmethod)
             ):
-                yield from ["", f"### {name}.{member_name}", ""]
                 function = member.fget if isinstance(member, property) else member
                 function = function.__func__ if isinstance(function, classmethod) else function
+                if not inspect.getdoc(function):
+                    continue
+                yield from ["", f"### {name}.{member_name}", ""]
                 if not isinstance(member, property):
                     yield from _signature(f"{name}.{member_name}", function)
                 yield from _docstring(function)
@@ -180,16 +184,43 @@ def _signature(name: str, thing: Any) -> list[str]:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
         return []
-    parameters = [
-        str(one).replace("'", "")
-        for one in signature.parameters.values()
-        if one.name not in ("self", "cls")
-    ]
+    fields = _fields(thing) if inspect.isclass(thing) else []
+    if fields:
+        return ["```python", f"class {name}:", *fields, "```", ""]
+    parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     result = signature.return_annotation
     arrow = "" if result is inspect.Signature.empty or inspect.isclass(thing) else f" -> {result!s}"
     if not parameters:
         return ["```python", f"{name}(){arrow}", "```", ""]
-    return ["```python", f"{name}(", *(f"    {one}," for one in parameters), f"){arrow}", "```", ""]
+    lines = []
+    for one in parameters:
+        if one.kind is one.KEYWORD_ONLY and "    *," not in lines:
+            lines.append("    *,")
+        lines.append(f"    {_parameter(one)},")
+    return ["```python", f"{name}(", *lines, f"){arrow}", "```", ""]
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    name = str(one.replace(annotation=one.empty, default=one.empty))
+    default = "" if one.default is one.empty else f" = {one.default!r}".replace("'", '"')
+    return f"{name}: {one.annotation}{default}"
+
+
+def _fields(thing: type) -> list[str]:
+    """The fields of a class of data as its source declares them, with their comments."""
+    source = textwrap.dedent(inspect.getsource(thing)).splitlines()
+    (tree,) = ast.parse("\n".join(source)).body
+    assert isinstance(tree, ast.ClassDef)
+    lines: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            first = node.lineno - 1
+            while source[first - 1].strip().startswith("#"):
+                first -= 1
+            if lines and not source[first - 1].strip():
+                lines.append("")
+            lines += source[first : node.end_lineno]
+    return lines
 
 
 def _docstring(thing: Any) -> list[str]:
