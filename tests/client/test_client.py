@@ -413,7 +413,7 @@ def test_closing_aborts_only_what_is_open() -> None:
     with world.submit(n=2) as generation:
         first, second = (request.id for request in world.requests)
         world.step(finished=[Finish(id=first, reason="length")])
-    assert world.aborts == [Abort(ids=(second,), message="the client is gone")]
+    assert world.aborts == [Abort(ids=(second,), message="the client has disconnected")]
     generation.close()
     assert len(world.aborts) == 1
     world.say(second, "late")
@@ -470,7 +470,7 @@ def test_reader_that_stops_reading_is_given_up() -> None:
     assert delta.end is not None
     assert (delta.end.reason, delta.end.message) == (
         "abort",
-        "the client does not read what is generated",
+        "the client does not read its answer",
     )
     assert not fast.ended
 

@@ -51,7 +51,7 @@ def test_a_step_that_waits_without_computing_is_a_hang() -> None:
     detector.beat(Heartbeat(step_s=3.5, idle_s=3.5))
     assert not detector.hang
     detector.beat(Heartbeat(step_s=4.0, idle_s=4.0))
-    assert "stood still in a step for 4 s" in detector.hang
+    assert "made no progress in a step for 4 s" in detector.hang
 
 
 def test_an_engine_that_has_nothing_to_do_does_not_hang() -> None:

@@ -67,7 +67,7 @@ def test_a_model_needs_experts_for_all_engines() -> None:
 
 
 def test_one_engine_alone_has_nobody_to_share_experts_with() -> None:
-    with pytest.raises(SettingsError, match="one engine alone"):
+    with pytest.raises(SettingsError, match="only one engine"):
         check_parallel(settings(), MIXED)
 
 

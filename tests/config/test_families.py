@@ -126,7 +126,7 @@ def test_pairs_of_qwen_3_vl_take_turns() -> None:
         (
             "GraniteMoeHybridForCausalLM",
             {"num_local_experts": 2, "num_experts_per_tok": 3, "layer_types": ["attention"] * 6},
-            "a token gets 3 experts of 2, which are fewer",
+            "a token gets 3 experts, but a layer has only 2",
         ),
         ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True; only False"),
         ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is True"),
@@ -135,7 +135,7 @@ def test_pairs_of_qwen_3_vl_take_turns() -> None:
         (
             "Gemma4ForCausalLM",
             {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "all"},
-            "a decoder whose tokens see those behind them",
+            "a decoder whose tokens see those after them",
         ),
         (
             "Gemma4ForCausalLM",
@@ -211,7 +211,11 @@ def test_the_first_layers_of_glm_45_and_those_outside_of_ernie_have_none() -> No
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("Qwen3MoeForCausalLM", {**EXPERTS, "num_experts_per_tok": 9}, "9 experts of 8"),
+        (
+            "Qwen3MoeForCausalLM",
+            {**EXPERTS, "num_experts_per_tok": 9},
+            "9 experts, but a layer has only 8",
+        ),
         ("Qwen3MoeForCausalLM", {**EXPERTS, "num_experts": 2000}, "2,000 experts; at most 1,024"),
         ("Qwen3MoeForCausalLM", {**EXPERTS, "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("Qwen3MoeForCausalLM", {"num_experts": 8}, "no 'num_experts_per_tok'"),

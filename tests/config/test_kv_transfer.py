@@ -42,7 +42,10 @@ def test_without_it_nothing_changes() -> None:
         ({"kv_role": ["kv_producer"]}, "one of kv_producer, kv_consumer is expected"),
         ({"kv_port": 9000}, "has no kv_role"),
         ({"kv_role": "kv_producer", "kv_port": "x"}, "kv_port is 'x'"),
-        ({"kv_role": "kv_producer", "kv_rank": 0}, "has 'kv_rank'; there are kv_connector, kv_rol"),
+        (
+            {"kv_role": "kv_producer", "kv_rank": 0},
+            "has the key 'kv_rank'; allowed keys: kv_connector, kv_rol",
+        ),
         ({"kv_connector": "LMCacheConnectorV1"}, "KV on disk is --cache-dir"),
     ],
 )
@@ -71,5 +74,5 @@ def test_an_option_is_not_given_twice() -> None:
     ],
 )
 def test_options_of_others_are_answered_with_ours(kind: type, flag: str, ours: str) -> None:
-    with pytest.raises(SettingsError, match=f"{flag}; here it is {ours}$"):
+    with pytest.raises(SettingsError, match=f"{flag}; its name in weft is {ours}$"):
         Command("weft", "", kind).read([flag, "x"], {})

@@ -33,18 +33,18 @@ def test_hosts_are_names_or_addresses_with_or_without_a_port(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("limit_mm_per_prompt", "image=3", "which is no JSON"),
-        ("limit_mm_per_prompt", "[1]", "which is no object"),
+        ("limit_mm_per_prompt", "image=3", "which is not valid JSON"),
+        ("limit_mm_per_prompt", "[1]", "which is not an object"),
         ("limit_mm_per_prompt", '{"imge": 1}', "did you mean image"),
         ("limit_mm_per_prompt", '{"image": -1}', "gives -1 for 'image'"),
         ("limit_mm_per_prompt", '{"image": true}', "gives True for 'image'"),
         ("limit_mm_per_prompt", '{"image": 1.5}', "gives 1.5"),
         ("limit_mm_per_prompt", '{"image": 10001}', "0 to 10,000"),
         ("allowed_media_domains", "https://x.example/", "names 'https://x.example/'"),
-        ("allowed_media_domains", "*", "each whole"),
-        ("allowed_media_domains", ".example.com", "each whole"),
-        ("allowed_media_domains", "a@b", "each whole"),
-        ("allowed_local_media_path", "/no/such/folder", "which is no folder"),
+        ("allowed_media_domains", "*", "complete names of hosts"),
+        ("allowed_media_domains", ".example.com", "complete names of hosts"),
+        ("allowed_media_domains", "a@b", "complete names of hosts"),
+        ("allowed_local_media_path", "/no/such/folder", "which is not a folder"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(field: str, value: str, words: str) -> None:

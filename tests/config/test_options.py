@@ -97,13 +97,29 @@ def test_negative_number_is_a_value() -> None:
     assert refusal("--threads", "-1") == "--threads is -1; 1 to 100 is expected"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--schedule-policy", "foo", "--schedule-policy: there is no policy 'foo'; the policies"),
+        ("--schedule-policy", "fair >", "--schedule-policy: 'fair >': a policy is missing"),
+        ("--tenant-ttft-ms", "a=x", "--tenant-ttft-ms: 'a=x' is not understood; NAME=MILLI"),
+        ("--tenant-ttft-ms", "b=1,a=x", "--tenant-ttft-ms is 'b=1,a=x'; 'a=x' is not understood"),
+    ],
+)
+def test_an_error_names_option_and_value_once(option: str, value: str, told: str) -> None:
+    serve = Command("weft serve", "Serve.", EngineConfig, ServerConfig)
+    with pytest.raises(SettingsError) as caught:
+        serve.read([option, value], {})
+    assert str(caught.value).startswith(told)
+
+
 def test_unknown_option_points_to_the_nearest() -> None:
     assert refusal("--thread", "3") == "unknown option --thread; did you mean --threads?"
     assert refusal("--no-shutle") == "unknown option --no-shutle; did you mean --shuttle?"
 
 
 def test_name_of_another_engine_points_to_ours() -> None:
-    assert refusal("--num-yarns=3") == "unknown option --num-yarns; here it is --threads"
+    assert refusal("--num-yarns=3") == "unknown option --num-yarns; its name in weft is --threads"
 
 
 def test_unknown_option_without_a_near_one_points_to_the_list() -> None:
@@ -159,7 +175,7 @@ def test_broken_or_missing_file_is_named(tmp_path: Path) -> None:
         == f"cannot read the configuration file {file}: No such file or directory"
     )
     file.write_text("threads = = 3")
-    assert f"the configuration file {file} is no valid TOML" in refusal("--config", str(file))
+    assert f"the configuration file {file} is not valid TOML" in refusal("--config", str(file))
 
 
 def test_short_help_shows_everyday_options_only() -> None:

@@ -118,8 +118,11 @@ def test_older_checkpoints_say_it_in_a_file_of_their_own() -> None:
         (compressed("int-quantized", type="int", symmetric=False), "with zero points"),
         (compressed(changes={"sparsity_config": {"format": "sparse-24-bitmask"}}), "sparse"),
         ({"quant_method": "fp8", "weight_block_size": [64, 32]}, "fp8 in blocks of 64 x 32"),
-        ({"quant_method": "compressed-tensors", "config_groups": ["a"]}, "makes no sense"),
-        ("fp8", "makes no sense"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": ["a"]},
+            "an invalid quantization_config",
+        ),
+        ("fp8", "an invalid quantization_config"),
     ],
 )
 def test_other_formats_are_named(found: Any, name: str) -> None:

@@ -273,7 +273,7 @@ def test_on_a_gpu_drafts_are_made_where_they_are_asked_for() -> None:
 
 
 def test_a_draft_model_is_refused_with_overlap() -> None:
-    with pytest.raises(SettingsError, match="behind tokens that are known, and --overlap is on"):
+    with pytest.raises(SettingsError, match="needs known tokens, and --overlap is on"):
         resolve(
             EngineConfig(model="m", draft_model="small", overlap=True),
             MODEL,
@@ -323,8 +323,8 @@ def test_an_encoder_of_twelve_bits_takes_two_bytes_a_weight() -> None:
     ("vision", "settings", "words"),
     [
         (None, {}, "m has no encoder beside its decoder"),
-        (TOWER, {"kernels": "torch"}, "weft's CPU kernels compute alone"),
-        (TOWER, {"dtype": "float16"}, "weft's CPU kernels compute alone"),
+        (TOWER, {"kernels": "torch"}, "which only weft's CPU kernels compute"),
+        (TOWER, {"dtype": "float16"}, "which only weft's CPU kernels compute"),
     ],
 )
 def test_formats_of_encoders_are_refused_where_nothing_computes_them(

@@ -43,10 +43,13 @@ def test_without_it_nothing_changes() -> None:
         ('{"method": "eagle3", "model": "x"}', "method is 'eagle3': weft computes no heads"),
         ('{"method": "mtp"}', "method is 'mtp': weft computes no heads"),
         ('{"method": "suffix"}', "method is 'suffix'; one of ngram, draft_model"),
-        ('{"num_speculative_token": 3}', "has 'num_speculative_token'; there are .*did you mean"),
+        (
+            '{"num_speculative_token": 3}',
+            "has the key 'num_speculative_token'; allowed keys: .*did you mean",
+        ),
         ('{"num_speculative_tokens": "3"}', "num_speculative_tokens is '3'; a whole number"),
         ('{"num_speculative_tokens": 1000}', "num_speculative_tokens is 1000; 1 to 64"),
-        ("ngram", "is no JSON"),
+        ("ngram", "is not valid JSON"),
         ("[]", "an object is expected"),
     ],
 )
@@ -79,7 +82,7 @@ def test_algorithms_of_others_are_sources() -> None:
 )
 def test_options_of_others_are_refused_with_the_name_here(word: str, flag: str) -> None:
     command = Command("weft serve", "", EngineConfig, positional="model")
-    with pytest.raises(SettingsError, match=f"unknown option {word}; here it is {flag}$"):
+    with pytest.raises(SettingsError, match=f"unknown option {word}; its name in weft is {flag}$"):
         command.read([word, "4"], {})
 
 

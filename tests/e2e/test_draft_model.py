@@ -127,5 +127,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> Non
     one, other = (word for word, id in words.items() if id in (300, 301))
     words[one], words[other] = words[other], words[one]
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(SettingsError, match="its tokenizer is another one: token 300 is "):
+    with pytest.raises(
+        SettingsError, match="its tokenizer differs from the model's: token 300 is "
+    ):
         LLM(**{**PAIR, "draft_model": str(folder)})

@@ -93,7 +93,9 @@ def test_methods_are_called_over_the_socket_and_over_http(server: Server) -> Non
     assert rpc("list_requests", pid=pid)["queue"]["max_running_requests"] == 2
     by_http = server.post("/rpc", method="list_requests")["result"]
     assert by_http["queue"]["max_running_requests"] == 2
-    with pytest.raises(SettingsError, match="there is no method 'submit'; there are abort_request"):
+    with pytest.raises(
+        SettingsError, match="there is no method 'submit'; the methods are abort_request"
+    ):
         rpc("submit", pid=pid)
     assert rpc("list_methods", pid=pid)["methods"].keys() >= {"abort_request", "explain_request"}
     assert rpc("flush_cache", {"timeout_s": 60.0}, pid=pid)["success"]

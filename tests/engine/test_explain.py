@@ -67,7 +67,7 @@ def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None
     (waits,) = [what for what in told(world, ids[2]) if what.startswith("waits")]
     assert (
         waits
-        == f"waits: no KV memory: r1 needs 42 tokens, 11 are available{KEPT}; 2 that came before it waited, too"
+        == f"waits: no KV memory: r1 needs 42 tokens, 11 are available{KEPT}; earlier requests that waited, too: 2"
     )
     entry = explain(world, ids[2]).timeline[-1]
     assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)

@@ -219,12 +219,12 @@ def test_the_random_worlds_reach_every_reason() -> None:
         *(
             "the step has time for",
             "the tokens of the step were used up before",
-            "the policy static lets nobody",
+            "the policy static admits no request",
         ),
         *(
             "the token budget of the step was used up",
             "running requests have their turn",
-            "are being taken back",
+            "are being retracted",
         ),
         "taken back: ",
     ):
@@ -292,7 +292,7 @@ def test_a_static_batch_is_the_reason_of_those_that_may_not_join_it() -> None:
     world.step()
     late = world.send([3], max_new_tokens=2)
     world.step()
-    assert row(world, late).why == "waits: the policy static lets nobody join the requests that run"
+    assert row(world, late).why == "waits: the policy static admits no request while others run"
     assert told(world, late).timeline[-1].what == row(world, late).why
 
 
@@ -361,7 +361,7 @@ def test_who_waits_while_running_requests_make_room_is_told_so() -> None:
     world.step()
     assert (
         row(world, high).why
-        == "waits: running requests are being taken back for one of a far higher priority"
+        == "waits: running requests are being retracted for one of a far higher priority"
     )
 
 

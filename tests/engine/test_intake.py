@@ -441,7 +441,7 @@ def test_members_of_a_batch_are_held_explained_and_aborted_like_any_other() -> N
 
 def test_a_call_by_name_is_a_control_request_and_nothing_else() -> None:
     for name in ("__class__", "step", "submit", "generate", "shutdown", ""):
-        with pytest.raises(BadCall, match=r"there is no method .* there are abort_request, "):
+        with pytest.raises(BadCall, match=r"there is no method .* the methods are abort_request, "):
             request_named(name, {})
     for name, params, wrong in (
         ("explain_request", {}, "explain_request: Object missing required field `rid`"),

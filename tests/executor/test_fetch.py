@@ -86,6 +86,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(
-        ModelNotFound, match=r"org/model is no folder here, .* from the hub: Cannot find .*files\.$"
+        ModelNotFound,
+        match=r"org/model is not a folder here, .* from the hub: Cannot find .*files\.$",
     ):
         local_folder("org/model")

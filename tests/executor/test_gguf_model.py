@@ -423,7 +423,9 @@ def test_a_tokenizer_can_be_named_where_the_files_own_is_not_read(tmp_path: Path
     whole = described(write_gguf(tmp_path / "a.gguf", metadata(), weights))
     unknown = metadata() | {"tokenizer.ggml.pre": "of-tomorrow"}
     file = write_gguf(tmp_path / "b.gguf", unknown, weights)
-    with pytest.raises(BadCheckpoint, match=r"'of-tomorrow', which is not read; .*--tokenizer"):
+    with pytest.raises(
+        BadCheckpoint, match=r"'of-tomorrow', which is not supported; .*--tokenizer"
+    ):
         described(file)
     assert load_tokenizer(described(file, tokenizer=str(whole))).vocab_size == 260
     none_at_all = {
@@ -476,7 +478,7 @@ REFUSED = {
         },
         "its tokenizer has 503 tokens, its embedding 260",
     ),
-    "another tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', which is not read"),
+    "another tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', which is not supported"),
 }
 
 
@@ -494,7 +496,7 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -
 def test_merges_that_make_no_token_are_refused(tmp_path: Path) -> None:
     values = metadata() | {"tokenizer.ggml.merges": ["a b", "zz zzz"]}
     file = write_gguf(tmp_path / "a.gguf", values, stored(hf_weights()))
-    with pytest.raises(BadCheckpoint, match="is no tokenizer"):
+    with pytest.raises(BadCheckpoint, match="is not a tokenizer"):
         load_tokenizer(described(file))
 
 
@@ -523,7 +525,7 @@ def test_scales_that_are_no_numbers_are_refused_wherever_they_stand(tmp_path: Pa
     sizes = {"embedding_length": 32, "rope__dimension_count": 8}
     # At the beginning it is seen before anything is loaded.
     tensors["token_embd.weight"] = good._replace(data=nan + good.data[2:])
-    with pytest.raises(BadCheckpoint, match="values that are no finite numbers"):
+    with pytest.raises(BadCheckpoint, match="values that are not finite numbers"):
         check_files(described(write_gguf(tmp_path / "a.gguf", metadata(**sizes), tensors)))
     tensors["token_embd.weight"] = good._replace(data=good.data[:-34] + nan + good.data[-32:])
     folder = described(write_gguf(tmp_path / "b.gguf", metadata(**sizes), tensors))

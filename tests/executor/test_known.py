@@ -58,7 +58,7 @@ def test_without_it_the_bundled_model_serves_and_one_line_says_so(
     with caplog.at_level(logging.WARNING):
         assert model_folder.model_folder(EngineConfig()) == known.BUNDLED
     (record,) = caplog.records
-    assert "SmolLM2-135M-Instruct is not installed, so the small weft-nano answers" in (
+    assert "SmolLM2-135M-Instruct is not installed, so weft serves the small weft-nano" in (
         record.getMessage()
     )
     assert "\n" not in record.getMessage()

@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named(tmp_path):
     [
         ({}, "has no weights in"),
         ({"pytorch_model.bin": "x"}, "only pickled ones, .* never read"),
-        ({"model-Q4_K_M.gguf": "x"}, "is no GGUF file"),
+        ({"model-Q4_K_M.gguf": "x"}, "is not a GGUF file"),
         (
             {"model.safetensors.index.json": '{"weight_map": {"a": "m-1.safetensors"}}'},
             "lacks 1 of its 1 weight files",

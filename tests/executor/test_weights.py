@@ -183,7 +183,7 @@ BAD = {
     "nan": (spoiled(set_last(float("nan"))), f"{HEAD} has values that are not finite"),
     "infinite": (spoiled(set_last(float("-inf"))), f"{HEAD} has values that are not finite"),
     "cut": (cut, "not downloaded to its end"),
-    "lying": (lie, "header makes no sense"),
+    "lying": (lie, "header is not valid"),
     "empty file": (
         lambda folder: (folder / "model.safetensors").write_bytes(b""),
         "0 bytes without a header",
@@ -546,7 +546,7 @@ def test_weights_that_cannot_be_loaded_again_stay_released(plain: Driver, tmp_pa
 def test_unknown_tags_are_named(plain: Driver) -> None:
     reply = ask(plain, ReleaseMemory(("weights", "cuda_graph")))
     assert (reply.ok, reply.released) == (False, ())
-    assert "'cuda_graph' is unknown; there are weights, kv_cache" in reply.message
+    assert "'cuda_graph' is unknown; weights, kv_cache are allowed" in reply.message
 
 
 def resident(tensors: list[torch.Tensor]) -> float:

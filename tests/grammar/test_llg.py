@@ -307,9 +307,9 @@ def test_structural_tags_of_the_newer_form(
         ({**TRIGGERED, "triggers": ["<g"]}, "begins with none of the triggers"),
         (
             {"type": "sequence", "elements": [TEXT, INTEGER]},
-            "behind any_text there must be a fixed text",
+            "after any_text there must be a fixed text",
         ),
-        ({"type": "sequence"}, "a format is not as it must be: KeyError('elements')"),
+        ({"type": "sequence"}, "a format is not valid: KeyError('elements')"),
         (tag("(", INTEGER, 3), "must begin and end with text"),
     ],
 )

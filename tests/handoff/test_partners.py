@@ -102,7 +102,7 @@ def test_another_version_of_the_protocol_is_refused_on_both_sides(
         proxy = Proxy(pair.port, lambda said: said.replace(own, b"\xa7version\x09"))
         message, written = refused(pair, caplog, proxy.port)
         proxy.close()
-    line = f"version 9 of the protocol is spoken there, and {VERSION} here"
+    line = f"the protocol has version 9 there, and version {VERSION} here"
     assert message.endswith(line)
     assert written == {line}
 

@@ -62,7 +62,7 @@ def test_a_host_of_others_is_gone_to_unless_it_is_said_to_be_ones_own() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("yes", "which is no JSON"),
+        ("yes", "which is not valid JSON"),
         ("[1]", "an object is expected"),
         ('{"endpiont": "tcp://*:1"}', "did you mean endpoint"),
         ('{"publisher": "kafka"}', "one of null, zmq is expected"),
@@ -99,6 +99,6 @@ def test_each_of_several_engines_has_ports_of_its_own() -> None:
 
 def test_events_of_one_engine_and_replays_of_another_need_two_ports() -> None:
     check_ports(json.dumps(VLLM), 1)
-    with pytest.raises(SettingsError, match=r"tcp://\*:5558 would be both .* 2 ports apart"):
+    with pytest.raises(SettingsError, match=r"tcp://\*:5558 would be both .* at least 2 apart"):
         check_ports(json.dumps(VLLM), 2)
     check_ports(json.dumps({**VLLM, "replay_endpoint": "tcp://*:5559"}), 2)

@@ -87,7 +87,7 @@ def cases(experts: Path) -> list[Case]:
         killed = signal.SIGKILL
         found.append(Case(f"{kind}: SIGKILL of rank 0", options, ENGINE, killed, "SIGKILL"))
     nodes = kinds["nodes"]
-    for how, line in ((signal.SIGKILL, "node 1"), (signal.SIGSTOP, "node 1 has said nothing")):
+    for how, line in ((signal.SIGKILL, "node 1"), (signal.SIGSTOP, "node 1 has sent nothing")):
         found.append(Case(f"nodes: {how.name} of node 1", nodes, NODE, how, line))
     joined = (str(experts), "--dp-size", "2", "--enable-dp-attention", "--hang-timeout-s", "1")
     for how, line in ((signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "engine 0 is lost")):

@@ -149,7 +149,7 @@ def test_weights_that_are_no_numbers_are_refused(
     text = json.dumps(header).encode()
     (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + 16 * value)
     message = refused(capsys, "serve", str(model), "--port", "0")
-    assert "norm.weight holds values that are no finite numbers" in message
+    assert "norm.weight holds values that are not finite numbers" in message
 
 
 WRONG = [
@@ -218,7 +218,7 @@ def test_port_in_use_names_who_has_it(capsys: pytest.CaptureFixture[str], model:
 
 
 def test_host_that_is_not_ours(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    assert "no address of this machine" in refused(
+    assert "not an address of this machine" in refused(
         capsys, "serve", str(model), "--host", "192.0.2.1", "--port", "0"
     )
 

@@ -346,7 +346,7 @@ def test_an_address_where_no_server_is_ends_with_2(
     errors = capsys.readouterr().err.splitlines()
     assert "no server answers at" in errors[0]
     assert "--url is 'ftp://x'" in errors[1]
-    assert "is no weft server" in errors[2]
+    assert "is not a weft server" in errors[2]
 
 
 def test_help_lists_every_command_and_explains_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,9 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
         [[1], [1]], [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=3)]
     )
     assert [output.completion_tokens for output in outputs] == [1, 3]
-    with pytest.raises(InvalidParam, match="1 sampling parameters for 2 prompts"):
+    with pytest.raises(
+        InvalidParam, match="params has the length 1; 2 is expected, an entry for each prompt"
+    ):
         llm.generate([[1], [1]], [GREEDY])
 
 

@@ -104,7 +104,7 @@ def test_nodes_that_do_not_come_are_named() -> None:
     prepared = prepare(settings_of(free_port()))
     nodes = OtherNodes(prepared.config, {}, Loss())
     object.__setattr__(nodes._config, "dist_timeout", 0.2)
-    with pytest.raises(NodeMissing, match=r"node 1 did not come to 127.* within 0.2 s"):
+    with pytest.raises(NodeMissing, match=r"node 1 did not join node 0 at 127.* within 0.2 s"):
         nodes.await_all(lambda reason: None)
     nodes.take_leave()
     nodes.close()
@@ -131,7 +131,7 @@ def test_a_place_that_others_reach_needs_a_secret() -> None:
         ({"node_rank": 2}, "it is 0 to 1"),
         ({"node_rank": 1}, "only weft serve follows another node"),
         ({"dist_backend": "shm"}, "the 2 nodes share no memory"),
-        ({"nnodes": 1, "node_rank": 1}, "there is one node alone"),
+        ({"nnodes": 1, "node_rank": 1}, "there is only one node"),
         ({"dist_init_addr": "192.0.2.1:31400"}, "cannot listen on 192.0.2.1"),
     ],
 )
@@ -192,7 +192,9 @@ def test_node_0_hears_why_another_node_is_lost_and_takes_no_second_one_for_it() 
         waiting.result(HANG_S)
         nodes._on_lost = lambda reason: told.set()
         second = end_of_node(settings_of(port, node_rank=1))
-        assert str(second).endswith("--node-rank is 1, and node 1 has come already")
+        assert str(second).endswith(
+            "--node-rank is 1, and a node with this number has joined already"
+        )
         node._lost.append("rank 1 was ended by SIGBUS (signal 7)")
         assert told.wait(HANG_S)
         assert nodes._loss.reason == "rank 1 was ended by SIGBUS (signal 7)"

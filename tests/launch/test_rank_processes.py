@@ -36,7 +36,7 @@ SAYS_NOTHING = "import sys; sys.stdin.readline(); sys.exit(3)"
     ("script", "line"),
     [
         (SAYS_WHY, "rank 1 failed: MemoryError: none left"),
-        (SAYS_NOTHING, "rank 1 ended with exit status 3; what it printed last stands above"),
+        (SAYS_NOTHING, "rank 1 ended with exit status 3; its last output is above"),
     ],
 )
 def test_the_end_of_a_rank_is_told_in_its_own_words_if_it_had_any(

@@ -86,7 +86,7 @@ def test_the_files_of_an_engine_with_a_model_are_replayed_alone(
     for name in ("j.1", "j"):
         assert main(["replay", str(tmp_path / name), "--check"]) == 0
         told = capsys.readouterr().out
-        assert "it goes on at step" in told
+        assert "it continues at step" in told
         assert "every decision is as recorded" in told
 
 

@@ -87,7 +87,7 @@ def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path)
     ("line", "error"),
     [
         ("not json", "cannot be read"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{}", "one of prompt, messages and input_ids"),
         ('{"prompt": "x", "input_ids": [1]}', "one of prompt, messages and input_ids"),
         ('{"prompt": 5}', "Expected `str`"),

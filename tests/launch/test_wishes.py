@@ -316,7 +316,7 @@ def test_what_a_request_names_wrongly_is_said_before_it_runs(make: Make) -> None
     wrong = [
         (
             Processor("Magic"),
-            "no logit processor 'Magic'; there are Breaks, Repeats, Spells, disallowed_tokens",
+            "no logit processor 'Magic'; known are Breaks, Repeats, Spells, disallowed_tokens",
         ),
         (Processor("Spells", {"tokens": 5}), "'Spells': tokens must be a list"),
         (Processor("disallowed_tokens", {"token_ids": [1], "why": 1}), "no parameter 'why'"),
@@ -325,14 +325,14 @@ def test_what_a_request_names_wrongly_is_said_before_it_runs(make: Make) -> None
         [output] = llm.generate("a", sampled(processors=(one,)))
         assert (output.finish_reason, output.completion_tokens) == ("error", 0)
         assert message in output.error
-    with pytest.raises(InvalidParam, match="no plain values"):
+    with pytest.raises(InvalidParam, match="not plain JSON values"):
         llm.generate("a", sampled(processors=(Processor("Spells", {"tokens": [2**70]}),)))
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ("nowhere.py", "is no Python file"),
+        ("nowhere.py", "is not a Python file"),
         ("{0}/empty.py", "defines no subclass"),
         ("{0}/empty.py:Magic", "defines no logit processor 'Magic'"),
         ("{0}/broken.py", "SyntaxError"),

@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
     "qwen3.5": ("Qwen3_5", {}, "linear_attention, which keep a state"),
     "minimax": ("MiniMax", LOCAL, "linear_attention"),
-    "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}, "cannot be told positions"),
+    "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}, "takes no positions"),
     "falcon": ("Falcon", {"num_kv_heads": 2}, "attention of its own"),
     "mamba2": (
         "Mamba2",
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "linear_attention, which keep a state",
     ),
     "llama4": ("Llama4", {"layer_types": ["chunked_attention"] * 4, **LOCAL}, "chunked_attention"),
-    "bert": ("BertLMHeadModel", {}, "see those behind them"),
+    "bert": ("BertLMHeadModel", {}, "see those after them"),
 }
 
 

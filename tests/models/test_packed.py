@@ -207,7 +207,7 @@ SPOILED: dict[str, tuple[Format, Callable[[PackedCheckpoint], object], str]] = {
     "a description that makes no sense": (
         bitsandbytes(),
         lambda c: c.tensors[UP + ".weight.quant_state.bitsandbytes__nf4"].zero_(),
-        "up_proj.weight.quant_state.bitsandbytes__nf4 makes no sense",
+        "up_proj.weight.quant_state.bitsandbytes__nf4 is not valid JSON of the expected form",
     ),
     "blocks without scales": (
         bitsandbytes(),

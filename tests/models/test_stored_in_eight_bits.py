@@ -256,7 +256,7 @@ def test_scales_of_kv_are_found_under_every_name(
     assert kv_scales(tmp_path, 3) == [(0.5, 0.25), (1.0, 1.0), (2.0, 2.0)]
     for wrong in (torch.tensor([0.0]), torch.ones(2), torch.tensor([torch.nan]), torch.tensor([1])):
         save_file({key: wrong}, tmp_path / "model.safetensors")
-        with pytest.raises(BadCheckpoint, match="is no scale of a layer's KV"):
+        with pytest.raises(BadCheckpoint, match="is not a scale of a layer's KV"):
             kv_scales(tmp_path, 1)
 
 

@@ -208,7 +208,7 @@ def test_answers_of_a_server_that_gives_no_sign_of_life_end(
             assert next(pieces) == b"data: 1\n\n"
             monkeypatch.setattr("weft.relay.pool.PROBE_TIMEOUT_S", 0.01)
             app.is_silent = True
-            assert b"ended in the midst of the answer" in b"".join(pieces)
+            assert b"ended in the middle of the answer" in b"".join(pieces)
 
 
 def test_a_prefill_server_that_cannot_be_reached_leaves_prompts_to_the_others() -> None:
@@ -249,7 +249,7 @@ def test_of_a_server_that_comes_back_no_prompt_is_taken_to_be_cached() -> None:
 def test_administration_is_not_passed_on(pair: Pair) -> None:
     answer = httpx.post(pair.stage.url + "/flush_cache")
     assert answer.status_code == 403
-    assert "each server's own" in answer.json()["error"]["message"]
+    assert "this front does not answer" in answer.json()["error"]["message"]
     assert not pair.decode.targets
 
 
@@ -357,12 +357,12 @@ def test_servers_stand_side_by_side_and_prefill_servers_have_their_ports_behind_
         ((), "no server is named"),
         (("--prefill", "http://a:1"), "--prefill needs --decode"),
         (("--worker", "http://a:1", "--decode", "http://b:1"), "--worker excludes"),
-        (("--worker", "a:1"), "--worker: 'a:1' is no URL"),
-        (("--worker", "http://a:b"), "is no URL"),
-        (("--worker", "http://u:p@a:1"), "keys come with requests"),
+        (("--worker", "a:1"), "--worker: 'a:1' is not a URL"),
+        (("--worker", "http://a:b"), "is not a URL"),
+        (("--worker", "http://u:p@a:1"), "requests bring their keys"),
         (("--worker", "http://a:1", "http://a:1/"), "given twice"),
-        (("--decode", "http://a:1", "8998"), "--decode: 8998 is no URL"),
-        (("--decode", "http://d:1", "--prefill", "http://a:1", "99999"), "99999 is no URL"),
+        (("--decode", "http://a:1", "8998"), "--decode: 8998 is not a URL"),
+        (("--decode", "http://d:1", "--prefill", "http://a:1", "99999"), "99999 is not a URL"),
     ],
 )
 def test_servers_that_make_no_sense_are_refused(argv: tuple[str, ...], message: str) -> None:

@@ -418,7 +418,7 @@ def test_an_adapter_that_closes_says_so_and_the_one_with_least_left_does() -> No
     world.step()
     found = explain(world.scheduler, barred, world.time)
     assert found is not None
-    assert found.why == "waits for an adapter slot: 'a1' admits nobody for a while"
+    assert found.why == "waits for an adapter slot: 'a1' admits no requests for a while"
     assert world.request(passes).row != NO_ROW
     while short not in world.finished:
         world.step()

@@ -407,7 +407,10 @@ def test_what_does_not_come_in_time_is_computed_or_fails(fallback: str) -> None:
     finish = world.finished[id]
     if fallback == "fail":
         assert (finish.reason, finish.status) == ("error", 503)
-        assert "did not come from the prefill server (late): nothing came in 3 s" in finish.message
+        assert (
+            "did not come from the prefill server (late): nothing arrived within 3 s"
+            in finish.message
+        )
     else:
         assert finish.completion_tokens == 5
         assert finish.queue_s < 3.0 + 3 * world.tick_s

@@ -386,7 +386,7 @@ def test_a_state_names_nothing_but_classes_of_an_engine(name: str) -> None:
         {"classes": [[name, []]], "things": [[INSTANCE, []]], "engine": 0}
     )
     began = msgspec.structs.replace(Replay(world.records).began, state=zlib.compress(state))
-    with pytest.raises(BadJournal, match="cannot be taken up"):
+    with pytest.raises(BadJournal, match="cannot be restored"):
         Replay([msgspec.msgpack.encode(began)])
 
 

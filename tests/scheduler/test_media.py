@@ -281,7 +281,7 @@ def refusal(rules: MediaRules | None = None, **changes: Any) -> str:
 
 
 def test_a_model_without_an_encoder_takes_no_pictures() -> None:
-    assert refusal() == "this model takes no image input; it reads text alone"
+    assert refusal() == "this model takes no image input; it reads only text"
     assert refusal(MediaRules()) == ""
 
 

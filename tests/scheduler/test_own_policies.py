@@ -73,7 +73,7 @@ def test_a_policy_of_ones_own_stands_in_a_text_with_others() -> None:
     assert order(world) == ids[::-1]
     world, ids = waiting_world(f"lof > {OWN}Latest")
     assert order(world) == ids[::-1]
-    assert "no policy is allowed behind it" in why_not(f"{OWN}ByTag > lpm")
+    assert "no policy is allowed after it" in why_not(f"{OWN}ByTag > lpm")
 
 
 def test_a_policy_with_an_account_hears_of_everything_and_has_a_number_for_each_request() -> None:
@@ -103,7 +103,7 @@ def test_an_installed_package_gives_a_policy_a_name() -> None:
     [
         ("no_such_module:Policy", "no_such_module"),
         (f"{OWN}Missing", "has no 'Missing'"),
-        (f"{OWN}NoPolicy", "is no subclass of weft.scheduler.policy.Policy"),
+        (f"{OWN}NoPolicy", "is not a subclass of weft.scheduler.policy.Policy"),
         (":", "could not be loaded"),
         ("magic", "module:Class for one of your own"),
     ],
@@ -133,7 +133,7 @@ def test_a_faulty_policy_ends_no_request_and_is_reported_once(faulty: str) -> No
     assert len(reported) == 1
     assert faulty in str(reported[0])
     fault = world.scheduler.outbox.policy_fault
-    assert "requests go as they came" in fault
+    assert "requests go in the order of arrival" in fault
     assert get_queue_status(world.scheduler).policy_fault == fault
     world.check_idle()
 

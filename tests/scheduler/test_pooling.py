@@ -115,7 +115,12 @@ def test_a_replay_knows_which_vectors_were_not_finite(
             {},
             "token_type_ids has 2; 0 to 1",
         ),
-        (VECTORS, PoolingParams(token_type_ids=bytes(2)), {}, "2 token_type_ids for 3 tokens"),
+        (
+            VECTORS,
+            PoolingParams(token_type_ids=bytes(2)),
+            {},
+            "token_type_ids has the length 2; 3 is expected",
+        ),
         (VECTORS, PoolingParams(label_ids=(1,)), {}, "label tokens are for a model that generates"),
         (
             VECTORS,

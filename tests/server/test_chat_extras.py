@@ -132,9 +132,9 @@ def test_a_template_of_a_request_is_used_where_the_server_trusts_it(trusting: ht
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for", "no valid Jinja"),
-        ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "no valid Jinja"),
-        ("{% for x in [1] %}" * 60 + "{% endfor %}" * 60, "no valid Jinja"),
+        ("{% for", "not valid Jinja"),
+        ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "not valid Jinja"),
+        ("{% for x in [1] %}" * 60 + "{% endfor %}" * 60, "not valid Jinja"),
         ("{{ ''.__class__.__mro__ }}", "cannot render"),
         ("x" * 100_001, "more than 100,000 characters"),
     ],

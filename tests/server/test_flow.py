@@ -74,7 +74,10 @@ def test_control_requests_are_made_by_name(http: httpx.Client, sent: list[ToEngi
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"method": "__init__"}, "there is no method '__init__'; there are abort_request, audit, "),
+        (
+            {"method": "__init__"},
+            "there is no method '__init__'; the methods are abort_request, audit, ",
+        ),
         ({"method": "set_policy"}, "set_policy: Object missing required field `policy`"),
         ({"method": "freeze_gc", "params": {"what": 1}}, "unknown field `what`"),
         ({"method": "freeze_gc", "params": {"call": 1}}, "unknown field `call`"),

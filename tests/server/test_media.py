@@ -233,7 +233,7 @@ def test_generate_takes_pictures_at_marks_or_at_placeholders(
         ({**body, "truncate_prompt_tokens": 5}, "exclude each other"),
         ({**body, "session_params": {"id": "s"}}, "a session remembers token ids"),
         ({"input_embeds": [[1, 2, 3]], "image_data": "x"}, "exclude each other"),
-        ({**one, "image_data": 5}, "no address and no base64"),
+        ({**one, "image_data": 5}, "neither an address nor base64"),
         ({**one, "audio_data": text_of(PNG)}, "takes no sounds"),
     ]:
         refused = web.post("/generate", json=wrong)
@@ -253,7 +253,7 @@ def test_a_batch_has_pictures_for_each_prompt(web: httpx.Client, seeing: Running
     assert lens == [[2], [2], [], [], [5, 2], [5, 2]]
     refused = web.post("/generate", json={**body, "image_data": [text_of(PNG)]})
     assert refused.status_code == 400
-    assert "1 entries for 3 prompts" in refused.text
+    assert "has the length 1; 3 is expected, an entry for each prompt" in refused.text
 
 
 def test_several_completions_share_their_pictures(web: httpx.Client, seeing: RunningServer) -> None:

@@ -265,7 +265,11 @@ def test_sglangs_and_ollamas_routes_give_the_same_vectors(bert):
         400,
         "has 2; 0 to 1 are allowed",
     )
-    refused(server.post("/encode", input_ids=ids, token_type_ids=[1]), 400, "1 entries for")
+    refused(
+        server.post("/encode", input_ids=ids, token_type_ids=[1]),
+        400,
+        "has the length 1; 5 is expected, an entry for each token",
+    )
     ollama = server.post("/api/embed", model="tiny:latest", input=["one", "two"]).json()
     assert np.allclose(ollama["embeddings"], plain)
     assert np.allclose(server.post("/api/embeddings", prompt="one").json()["embedding"], plain[0])

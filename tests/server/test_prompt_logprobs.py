@@ -87,7 +87,10 @@ def test_generate_of_no_token_computes_the_prompt_alone(http: httpx.Client) -> N
         ({"logprob_start_len": 3}, "logprob_start_len is 3; the prompt has 3 tokens"),
         ({"logprob_start_len": -2}, "logprob_start_len is -2"),
         ({"token_ids_logprob": [1, [2]]}, "token_ids_logprob mixes"),
-        ({"token_ids_logprob": [[1], [2]]}, "token_ids_logprob has 2 entries for 1 prompts"),
+        (
+            {"token_ids_logprob": [[1], [2]]},
+            "token_ids_logprob has the length 2; 1 is expected, an entry for each prompt",
+        ),
         ({"token_ids_logprob": [270]}, "token id 270; 0 to 269"),
     ],
 )

@@ -160,9 +160,9 @@ def test_what_cannot_be_meant_is_refused(seeing: Seeing) -> None:
     refused(post(ask, input="a", messages=user(text("a"))), 400, "give either input or messages")
     refused(post(ask, input=["a", {"image": image}]), 400, "input mixes texts with pictures")
     refused(post(ask, input=[{}]), 400, "input[0] is empty; text, image, video, audio")
-    refused(post(ask, input=[{"image": "!!"}]), 400, "input[0].image: it is no base64")
+    refused(post(ask, input=[{"image": "!!"}]), 400, "input[0].image: it is not base64")
     refused(post(ask, input=[{"audio": image}]), 400, "input[0].audio: this model takes no sounds")
-    refused(post(ask, messages=[]), 400, "there is no message")
+    refused(post(ask, messages=[]), 400, "messages is empty; at least one message is needed")
     refused(post(ask, input=[{"text": "a"}] * 5), 400, "input has 5 inputs; 4 are allowed")
     content = user(part(picture(6)))
     refused(post(ask, messages=content, truncate_prompt_tokens=3), 400, "exclude each other")
@@ -227,13 +227,16 @@ def test_a_program_gets_vectors_of_pictures(seeing: Seeing) -> None:
     whole = LLM(seeing.model.folder, **settings, **kwargs)
     expected = seeing.expected(f"a {seeing.mark}", [one], do_image_splitting=False)
     assert np.abs(whole.embed(prompt)[0] - expected).max() < 1e-4
-    for wrong, words in (("[]", "is no object"), ('{"a": 1}', "has 'a'; longest_edge, do_image")):
+    for wrong, words in (
+        ("[]", "is not an object"),
+        ('{"a": 1}', "has 'a'; longest_edge, do_image"),
+    ):
         with pytest.raises(SettingsError, match=words):
             LLM(seeing.model.folder, **settings, mm_processor_kwargs=wrong)
 
 
 def test_a_model_of_texts_refuses_pictures() -> None:
-    with pytest.raises(SettingsError, match="takes texts alone"):
+    with pytest.raises(SettingsError, match="takes only text"):
         LLM(NANO, device="cpu", threads=1, kv_tokens=100, mm_processor_kwargs='{"max_pixels": 1}')
     with serving(NANO, kv_tokens=500, task="embed") as server:
         image = coded(picture(8))

@@ -212,7 +212,7 @@ def test_a_session_that_is_in_use_closes_later_and_takes_nothing_more(
         (
             "/generate",
             {"text": "a", "session_params": [{"id": "s"}] * 2},
-            "session_params has 2 entries for 1 prompts",
+            "session_params has the length 2; 1 is expected, an entry for each prompt",
         ),
         (
             "/v1/completions",

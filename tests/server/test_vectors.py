@@ -54,7 +54,10 @@ def test_a_batch_of_embeddings_travels_once_and_is_answered_by_a_list(
     ("body", "words"),
     [
         ({"input_embeds": [[1, 2]]}, "has the shape [1, 2]; [tokens, 3] is needed"),
-        ({"input_embeds": [[1, 2, 3], [1, 2]]}, "no list of equally long lists of numbers"),
+        (
+            {"input_embeds": [[1, 2, 3], [1, 2]]},
+            "not a list of lists of numbers with equal lengths",
+        ),
         ({"input_embeds": [[1, 2, 3], [1, "2", 3]]}, "Expected `float`, got `str`"),
         ({"input_embeds": [[1, 2, 3], [1, 2, 1e39]]}, "input_embeds[1][2] is inf"),
         ({"input_embeds": []}, "there is no prompt"),
@@ -62,7 +65,7 @@ def test_a_batch_of_embeddings_travels_once_and_is_answered_by_a_list(
         ({"input_embeds": [[[[1]]]]}, "nested 4 deep"),
         ({"input_embeds": 5}, "Expected `str`, got `int`"),
         ({"input_embeds": "AAAA"}, "has 3 bytes"),
-        ({"input_embeds": "(no base64)"}, "no base64"),
+        ({"input_embeds": "(no base64)"}, "not base64"),
         ({"input_embeds": ""}, "has the shape [0, 3]"),
         ({"input_embeds": texted([[1, 2, np.nan]])}, "input_embeds[0][2] is nan"),
         ({"input_embeds": ROWS, "text": "a"}, "give one of text, input_ids and input_embeds"),

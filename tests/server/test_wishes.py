@@ -54,14 +54,14 @@ def test_words_and_tokens_arrive_as_tokens(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"allowed_token_ids": []}, "no token could be said"),
+        ({"allowed_token_ids": []}, "no token could be generated"),
         ({"allowed_token_ids": [1, 10**6]}, "token id 1000000"),
-        ({"bad_words": [""]}, "no word"),
-        ({"bad_words": ["  "]}, "no word"),
+        ({"bad_words": [""]}, "not a word"),
+        ({"bad_words": ["  "]}, "not a word"),
         ({"stop_regex": "a*"}, "matches the empty text"),
-        ({"stop_regex": ["b", "(a"]}, "is no regular expression"),
+        ({"stop_regex": ["b", "(a"]}, "is not a regular expression"),
         ({"thinking_budget": -1}, "0 to 2,147,483,647 are allowed"),
-        ({"thinking_budget": 5}, "not known how this model marks its reasoning"),
+        ({"thinking_budget": 5}, "no known format of reasoning"),
         (
             {"custom_logit_processor": CODE},
             "is serialised code, and code in a request is never run",
@@ -69,11 +69,11 @@ def test_words_and_tokens_arrive_as_tokens(
         ({"custom_logit_processor": 5}, "a name is needed"),
         (
             {"custom_logit_processor": [{"name": "a", "parameters": {}}]},
-            "there are name and params",
+            "name and params are allowed",
         ),
         ({"custom_logit_processor": ["a", "b"], "custom_params": {"x": 1}}, "give several as"),
         ({"custom_logit_processor": "a", "custom_params": [1]}, "an object is needed"),
-        ({"custom_params": {"x": 1}}, "of no use without"),
+        ({"custom_params": {"x": 1}}, "custom_params needs custom_logit_processor"),
         ({"logits_processors": ["a.b.C"]}, "code in a request is never run"),
     ],
 )

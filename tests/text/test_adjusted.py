@@ -75,7 +75,7 @@ def test_requests_make_no_more_work_than_the_server_allows(tmp_path: Path) -> No
         ({"max_pixels": 0}, "max_pixels is 0; a whole number above 0"),
         ({"max_pixels": 2.5}, "max_pixels is 2.5; a whole number above 0"),
         ({"fps": float("nan")}, "fps is nan; a number above 0"),
-        ({"size": 5}, "size is no object"),
+        ({"size": 5}, "size is not an object"),
         ({"size": {"height": 5}}, "has 'height'"),
     ],
 )

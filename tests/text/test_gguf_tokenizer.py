@@ -381,9 +381,12 @@ def test_wefts_tokenizer_takes_it(tmp_path: Path) -> None:
 
 
 BAD = {
-    "another kind": ({"model": "t5"}, "'t5', which is not read; read are gpt2, llama and gemma4"),
-    "another pre-tokenizer": ({"pre": "default"}, "'default', which is not read; .*--tokenizer"),
-    "no pre-tokenizer": ({"pre": None}, "'default', which is not read"),
+    "another kind": ({"model": "t5"}, "'t5', which is not supported; gpt2, llama and gemma4 are"),
+    "another pre-tokenizer": (
+        {"pre": "default"},
+        "'default', which is not supported; .*--tokenizer",
+    ),
+    "no pre-tokenizer": ({"pre": None}, "'default', which is not supported"),
     "no tokens": ({"tokens": None}, r"has no tokenizer\.ggml\.tokens"),
     "tokens that are a number": ({"tokens": 7}, r"has no tokenizer\.ggml\.tokens"),
     "no merges": ({"merges": None}, r"has no tokenizer\.ggml\.merges"),

@@ -55,12 +55,12 @@ def test_all_forms_of_a_picture_are_the_same(source: MediaSource) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (image(base64="AAA#"), r"no base64: its character 4 is '#'; A to Z.* are allowed"),
-        (image(base64="AA\nA-A_AA"), "no base64: its character 4 is '-'"),
+        (image(base64="AAA#"), r"not base64: its character 4 is '#'; A to Z.* are allowed"),
+        (image(base64="AA\nA-A_AA"), "not base64: its character 4 is '-'"),
         (image(base64="AAA"), "its 3 characters are not a multiple of 4"),
-        (image(base64="AA==AAAA"), "no base64: its character 3 is '='"),
-        (image(base64="ÄÄÄÄ"), "no base64: its character 1 is 'Ä'"),
-        (image(base64="A" * PIECE_LEN + "A AA"), "no base64: its character 1,048,578 is ' '"),
+        (image(base64="AA==AAAA"), "not base64: its character 3 is '='"),
+        (image(base64="ÄÄÄÄ"), "not base64: its character 1 is 'Ä'"),
+        (image(base64="A" * PIECE_LEN + "A AA"), "not base64: its character 1,048,578 is ' '"),
         (image(base64=""), "it is empty"),
         (image(url="data:"), "without a comma"),
         (image(url="data:image/png,abc"), "not base64"),

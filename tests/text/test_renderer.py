@@ -88,7 +88,7 @@ def test_no_template_is_compiled_or_run_in_this_process(monkeypatch: pytest.Monk
 
 
 def test_a_broken_template_is_told_at_the_start() -> None:
-    with pytest.raises(TemplateError, match="no valid Jinja"):
+    with pytest.raises(TemplateError, match="not valid Jinja"):
         Renderer({"default": "{% if %}"}, {})
 
 

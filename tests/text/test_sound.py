@@ -105,9 +105,9 @@ def test_another_rate_is_resampled() -> None:
 
 
 HOSTILE = {
-    "nothing": (b"", "no format that is read"),
-    "text": (b"<svg></svg>", "no format that is read"),
-    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "no format that is read"),
+    "nothing": (b"", "no known format"),
+    "text": (b"<svg></svg>", "no known format"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "no known format"),
     "header alone": (b"RIFF\x04\0\0\0WAVE", "has no samples"),
     "samples first": (
         b"RIFF\x04\0\0\0WAVEdata\x04\0\0\0abcd",

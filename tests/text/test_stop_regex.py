@@ -111,7 +111,7 @@ def test_patterns_that_people_write(pattern: str, text: str, shown: str) -> None
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("(", "is no regular expression"),
+        ("(", "is not a regular expression"),
         ("a*", "matches the empty text"),
         (r"\b", "matches the empty text"),
         (r"(a)\1", "a reference to a group"),

@@ -74,7 +74,7 @@ def test_who_has_waited_too_long_is_told_to_come_back_and_takes_no_place() -> No
     async def main() -> None:
         turns = Turns(1, "the test", wait_s=0.0)
         await turns.take()
-        with pytest.raises(Busy, match="the test has more work than it can do"):
+        with pytest.raises(Busy, match="the test is overloaded"):
             await turns.take()
         turns.give_back()
         await turns.take()

@@ -28,7 +28,7 @@ class AdapterFolder:
     def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path) -> None:
         """`folder`: the model's folder. Raises SettingsError if `lora_dir` is no folder."""
         if config.lora_dir and not Path(config.lora_dir).expanduser().is_dir():
-            raise SettingsError(f"--lora-dir is {config.lora_dir!r}, which is no folder")
+            raise SettingsError(f"--lora-dir is {config.lora_dir!r}, which is not a folder")
         self._folders = AdapterFolders.of(config, folder)
         self._model = model
         self._max_rank = config.max_lora_rank

@@ -55,7 +55,7 @@ def open_cache(config: EngineConfig) -> Path | None:
         raise SettingsError(f"--cache-dir: {folder} belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SettingsError(
-            f"--cache-dir: others may write into {folder}; chmod 700 makes it this user's alone"
+            f"--cache-dir: other users may write into {folder}; chmod 700 prevents this"
         )
     if config.cache_write == "off":
         return folder
@@ -66,8 +66,8 @@ def open_cache(config: EngineConfig) -> Path | None:
     free_bytes = files.f_bavail * files.f_frsize
     if free_bytes <= FLOOR_BYTES:
         raise SettingsError(
-            f"--cache-dir: {size(free_bytes)} are free where {folder} is; {size(FLOOR_BYTES)} "
-            "stay free, so nothing could be written"
+            f"--cache-dir: only {size(free_bytes)} are free on the file system of {folder}; weft "
+            f"always leaves {size(FLOOR_BYTES)} free, so it could write nothing"
         )
     return folder
 
@@ -138,14 +138,16 @@ def _host_memory(config: EngineConfig, tensors: Sequence[Tensor]) -> HostMemory:
     if num_places < least:
         needed = size(least * page_bytes(tensors, page_size))
         raise SettingsError(
-            f"--cache-host-gb: {size(num_bytes)} is less than a block of {config.cache_block} "
-            f"tokens takes ({needed})"
+            f"--cache-host-gb: {size(num_bytes)} is less than the size of a block of "
+            f"{config.cache_block} tokens ({needed})"
         )
     try:
         return HostMemory(tensors, page_size, num_places)
     except RuntimeError as exc:
         reason = str(exc).partition("\n")[0]
-        raise SettingsError(f"--cache-host-gb: {size(num_bytes)} cannot be had: {reason}") from exc
+        raise SettingsError(
+            f"--cache-host-gb: {size(num_bytes)} cannot be allocated: {reason}"
+        ) from exc
 
 
 def _on_disk(

@@ -92,8 +92,8 @@ def _check_values(content: Content) -> None:
     for entry in content.entries.values():
         if entry.num_bytes and not _has_numbers(content, entry):
             raise BadCheckpoint(
-                f"{content.label} is damaged: {entry.name[:200]} holds values "
-                "that are no finite numbers"
+                f"{content.label} is damaged: {entry.name[:200]} holds values that are not "
+                "finite numbers"
             )
 
 

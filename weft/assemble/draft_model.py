@@ -38,7 +38,8 @@ def find_draft_model(config: EngineConfig, folder: Path) -> DraftModel | None:
     difference = _first_difference(folder, own)
     if difference:
         raise SettingsError(
-            f"--draft-model is {config.draft_model}, but its tokenizer is another one: {difference}"
+            f"--draft-model is {config.draft_model}, but its tokenizer differs from the model's: "
+            f"{difference}"
         )
     return DraftModel(own, model)
 
@@ -49,7 +50,7 @@ def _first_difference(folder: Path, other: Path) -> str:
     two = _vocabulary(other)
     for id in sorted(one.keys() & two.keys()):
         if one[id] != two[id]:
-            return f"token {id} is {two[id]!r} in it, and {one[id]!r} in the model's"
+            return f"token {id} is {two[id]!r} in its tokenizer, and {one[id]!r} in the model's"
     return ""
 
 

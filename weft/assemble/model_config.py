@@ -29,7 +29,10 @@ from weft.models.transformers_backend.wire import from_wire
 DESCRIBE = "weft.models.transformers_backend.describe"
 DESCRIBE_S = 300.0  # timeout: a model of many layers takes some seconds
 # The speed of the code of transformers, as measured (docs/guides/transformers.md).
-COST = "as fast as weft's own where our CPU kernels know all that it does, else up to twice as slow"
+COST = (
+    "as fast as weft's own code if the CPU kernels have all of its operations, else up to twice "
+    "as slow"
+)
 
 
 def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> ModelConfig:
@@ -94,7 +97,7 @@ def _asked(folder: Path, name: str) -> ModelConfig:
     try:
         line = child.ask(json.dumps([str(folder.absolute()), name]).encode(), DESCRIBE_S)
     except (ChildEnded, TimeoutError) as exc:
-        raise NotByLibrary("the process that looks at it has ended") from exc
+        raise NotByLibrary("the process that examines it has ended") from exc
     finally:
         child.close()
     answer: dict[str, Any] = json.loads(line)
@@ -108,4 +111,4 @@ def _classes(folder: Path) -> list[str]:
 
 
 def _class(folder: Path) -> str:
-    return ", ".join(_classes(folder)[:3])[:200] or "a model of no class"
+    return ", ".join(_classes(folder)[:3])[:200] or "a model without a class"

@@ -186,12 +186,15 @@ def _factors(file: GgufFile, name: str) -> list[float]:
     if entry is None:
         return []
     if entry.dtype != "F32" or entry.num_bytes > 4 * MAX_ROPE_FACTORS:
-        raise BadCheckpoint(f"{file.label}: {name} is {entry.dtype} {list(entry.shape)}")
+        raise BadCheckpoint(
+            f"{file.label}: {name} is {entry.dtype} {list(entry.shape)}; F32 with at most "
+            f"{MAX_ROPE_FACTORS:,} values is expected"
+        )
     data = bytearray(entry.num_bytes)
     file.read_into(entry.start, memoryview(data))
     values = np.frombuffer(data, dtype="<f4")
     if not (np.isfinite(values) & (values > 0)).all():
-        raise BadCheckpoint(f"{file.label}: {name} has values that are no factors")
+        raise BadCheckpoint(f"{file.label}: {name} has values that are not finite or not above 0")
     return [float(value) for value in values]
 
 

@@ -177,18 +177,18 @@ class OtherNodes:
         if not 0 < node < self._config.nnodes:
             return f"--node-rank is {node}; node 0 waits for 1 to {self._config.nnodes - 1}"
         if node in self._peers:
-            return f"--node-rank is {node}, and node {node} has come already"
+            return f"--node-rank is {node}, and a node with this number has joined already"
         return ""
 
     def _missing(self) -> str:
         missing = [node for node in range(1, self._config.nnodes) if node not in self._peers]
         names = ", ".join(map(str, missing))
         text = (
-            f"node {names} did not come to {self._config.dist_init_addr} within "
+            f"node {names} did not join node 0 at {self._config.dist_init_addr} within "
             f"{self._config.dist_timeout:g} s (--dist-timeout)"
         )
         if self._door.num_strangers:
-            text += "; somebody came with another secret (WEFT_DIST_SECRET)"
+            text += "; a process with another secret tried to join (WEFT_DIST_SECRET)"
         return text
 
     def _watch(self) -> None:
@@ -211,7 +211,7 @@ class OtherNodes:
         limit_s = SILENT_S if self._serves else SILENT_WHILE_LOADING_S
         for node, silence in self._silences.items():
             if silence.tick(now_s, limit_s):
-                self._lose(f"node {node} has said nothing for {limit_s:g} s")
+                self._lose(f"node {node} has sent nothing for {limit_s:g} s")
 
     def _lose(self, reason: str) -> None:
         if not self._loss.reason and not self._ends.is_set():

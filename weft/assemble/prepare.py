@@ -68,8 +68,8 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     code = own_code(folder)
     if code:
         log.warning(
-            f"{model.name} brings code of its own ({code}), which is never run; "
-            f"it is a {model.architecture}"
+            f"{model.name} brings its own code ({code}), which weft never runs; weft serves it "
+            f"as a {model.architecture}"
         )
     # From here on no "auto" is left: the settings say what runs.
     machine = machine or probe()
@@ -138,7 +138,7 @@ def load_processor(prepared: Prepared) -> MediaProcessor | None:
     if model.vision is None:
         if kwargs:
             raise SettingsError(
-                f"--mm-processor-kwargs is {kwargs[:200]!r}, but {model.name} takes texts alone"
+                f"--mm-processor-kwargs is {kwargs[:200]!r}, but {model.name} takes only text"
             )
         return None
     from weft.text.media.adjusted import adjusted, read_kwargs

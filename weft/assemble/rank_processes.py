@@ -138,4 +138,4 @@ def explain_end(rank: int, status: int) -> str:
     n ended it."""
     if status < 0:
         return f"rank {rank} was ended by {signal.Signals(-status).name} (signal {-status})"
-    return f"rank {rank} ended with exit status {status}; what it printed last stands above"
+    return f"rank {rank} ended with exit status {status}; its last output is above"

@@ -72,7 +72,7 @@ class BatchingOptions:
     )
     scale: float = option(
         1.0,
-        "prompts and outputs so many times as long as 64 and 100 to 1000",
+        "factor for the lengths of prompts (64) and outputs (100 to 1000)",
         group="bench",
         everyday=True,
         low=0.01,
@@ -88,7 +88,7 @@ class BatchingOptions:
     )
     arrivals: str = option(
         "poisson",
-        "how requests come",
+        "process of arrivals",
         group="bench",
         everyday=True,
         choices=(AT_ONCE, "poisson", "burst"),
@@ -194,7 +194,7 @@ class BatchingComparison(NamedTuple):
             )
         if step > 1:
             return f"{text}; steps with more rows take too much longer here"
-        return f"{text}; too few requests have come to use all rows"
+        return f"{text}; too few requests arrived to use all rows"
 
 
 def bench_batching(settings: Settings) -> int:

@@ -50,7 +50,7 @@ class FreezeOptions:
     stream_len: int = option(
         512, "tokens that each of them generates", group="bench", everyday=True, low=SHORTEST_STREAM
     )
-    prompts: int = option(12, "prompts that come in a run", group="bench", everyday=True, low=1)
+    prompts: int = option(12, "prompts that arrive in a run", group="bench", everyday=True, low=1)
     prompt_len: int = option(1_500, "their tokens", group="bench", everyday=True, low=1)
     output_len: int = option(
         16, "tokens that each of them generates", group="bench", everyday=True, low=1
@@ -309,7 +309,9 @@ class LoadPlayer:
             self._step()
         gaps_s = self._gaps_s
         if not gaps_s:
-            raise SettingsError("the streams had ended before prompts came: a longer --stream-len")
+            raise SettingsError(
+                "the streams ended before the prompts arrived; a longer --stream-len is needed"
+            )
         self._gaps_s = []
         while self._engine.has_work:
             self._step()

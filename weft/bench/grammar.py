@@ -55,10 +55,17 @@ class GrammarOptions:
     input_len: int = option(32, "tokens of each prompt", group="bench", everyday=True, low=1)
     output_len: int = option(192, "tokens of each completion", group="bench", everyday=True, low=2)
     schema: str = option(
-        "", "file with a JSON schema whose texts do not end before", group="bench", everyday=True
+        "",
+        "file with a JSON schema whose texts are at least that long",
+        group="bench",
+        everyday=True,
     )
     repeats: int = option(
-        7, "measured runs of each kind; one more goes before", group="bench", everyday=True, low=1
+        7,
+        "measured runs of each kind, after one that is not measured",
+        group="bench",
+        everyday=True,
+        low=1,
     )
     json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
 

@@ -151,7 +151,7 @@ class _Answer(asyncio.Protocol):
             end = data.find(b"\r\n\r\n")
             if end < 0:
                 if len(data) > MAX_HEAD_BYTES:
-                    raise ValueError("its head has no end")
+                    raise ValueError("the head of the answer has no end")
                 self._rest = data
                 return
             lines = data[:end].lower().split(b"\r\n")

@@ -35,10 +35,14 @@ class OfflineOptions:
         "", "instead: w1 to w5 (weft bench lists them), several by commas, or all", group="bench"
     )
     repeats: int = option(
-        3, "measured runs of each; one more goes before", group="bench", everyday=True, low=1
+        3,
+        "measured runs of each, after one that is not measured",
+        group="bench",
+        everyday=True,
+        low=1,
     )
     trace: str = option(
-        "", "file for what each step had to do and took (CSV)", group="bench", everyday=True
+        "", "file for the work and the time of each step (CSV)", group="bench", everyday=True
     )
     json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
 

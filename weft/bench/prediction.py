@@ -34,7 +34,7 @@ class PredictionOptions:
     json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
     trace: str = option(
         "",
-        "file for what each step of the run had to do and took (CSV)",
+        "file for the work and the time of each step of the run (CSV)",
         group="bench",
         everyday=True,
     )

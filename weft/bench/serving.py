@@ -58,7 +58,7 @@ class ServingOptions:
         "", "instead: one of w1 to w5, all requests at once", group="bench", everyday=True
     )
     seed: int = option(
-        0, "of the prompts: another one shares nothing with what is cached", group="bench"
+        0, "of the prompts; prompts of different seeds share no prefix", group="bench"
     )
     api_key: str = option("", "key of the server", group="bench", everyday=True)
     json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
@@ -292,7 +292,7 @@ def _take(call: ClientRequest, data: bytes) -> None:
         raise HttpError(f"an event of the stream cannot be read: {exc}") from exc
     if event.error is not None or event.choices is None:
         text = data[:MAX_ERROR_BYTES].decode(errors="replace")
-        raise HttpError(f"an event of the stream tells of an error: {text}")
+        raise HttpError(f"an event of the stream is an error: {text}")
     if event.usage is not None:
         call.num_output = event.usage.completion_tokens
     if any(choice.text or choice.token_ids for choice in event.choices):

@@ -31,7 +31,7 @@ def bench_shape(settings: Settings) -> int:
             f"{', '.join(SHAPES)}"
         )
     if not options.folder:
-        raise SettingsError("--folder is missing: where shall the model be written?")
+        raise SettingsError("--folder is missing: the folder into which the model is written")
     folder = Path(options.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,8 @@ ABOUT = (
     "installed, else the bundled weft-nano), or with a running server (--url)."
 )
 COMMANDS = """\
-/clear         begin anew
-/system TEXT   set the system message, and begin anew; without TEXT there is none
+/clear         begin again
+/system TEXT   set the system message, and begin again; without TEXT there is none
 /help          show this
 /exit          leave (also Ctrl-D)
 Ctrl-C interrupts an answer."""

@@ -167,39 +167,39 @@ def profile(answer: Any) -> Iterator[str]:
 # Help texts for fields of messages. A field without one shows its type.
 HELP = {
     "policy": "name",
-    "mode": "what becomes of open requests: abort, retract, in_place",
-    "num_steps": "stop after so many steps",
-    "activities": "CPU, GPU or both, with a comma",
+    "mode": "what happens to open requests: abort, retract, in_place",
+    "num_steps": "stop after this number of steps",
+    "activities": "CPU, GPU, or CPU,GPU",
     "record_shapes": "with the shapes of tensors",
     "with_stack": "with the lines of source",
     "profile_memory": "with allocations",
     "output_dir": "folder for the trace, below the server's --profile-dir",
     "model_path": "folder, below the server's --weights-root",
     "load_format": "auto or safetensors",
-    "weight_version": "what answers call these weights from then on",
-    "name": "of the tensor",
-    "truncate_size": "rows to print",
-    "master_address": "address of its rank 0",
-    "master_port": "port of its rank 0",
+    "weight_version": "name of these weights in answers",
+    "name": "name of the tensor",
+    "truncate_size": "number of rows to print",
+    "master_address": "address of rank 0 of the group",
+    "master_port": "port of rank 0 of the group",
     "rank_offset": "rank of this server",
     "world_size": "number of ranks",
-    "group_name": "if there are several",
+    "group_name": "name of the group, if there are several",
     "backend": "gloo or nccl",
     "timeout_s": "seconds for all to join, and for each tensor",
-    "names": "of the weights, with commas",
-    "dtypes": "their types, with commas",
-    "shapes": "as JSON: [[61,16],[16]]",
+    "names": "names of the weights, with commas between them",
+    "dtypes": "types of the weights, with commas between them",
+    "shapes": "shapes of the weights as JSON: [[61,16],[16]]",
 }
 RID = Argument("rid", "name of the request, as the client gave it")
 SESSION = Argument("session_id", "its name")
 VERSION = Argument("--weight-version", HELP["weight_version"])
 ABORT_ALL = Argument(
-    "--abort-all", "end open requests instead of computing them anew", None, "abort_all_requests"
+    "--abort-all", "end open requests instead of computing them again", None, "abort_all_requests"
 )
 TAGS = Argument("tags", "weights, kv_cache; all if none is given", many=True, optional=True)
-ADAPTER = Argument("lora_name", "the name that requests have for it")
+ADAPTER = Argument("lora_name", "the name by which requests select it")
 PINNED = Argument("--pinned", "it keeps a slot, and is never unloaded for another one", None)
-PREFIX = Argument("--prefix", "of the trace's name", field="profile_prefix")
+PREFIX = Argument("--prefix", "prefix of the name of the trace", field="profile_prefix")
 
 COMMANDS = (
     CtlCommand(
@@ -222,40 +222,40 @@ COMMANDS = (
         "cache pin",
         "POST",
         "/cache/pin",
-        "compute a prompt, and let it stay in memory",
+        "compute a prompt, and keep it in memory",
         (
             Argument("prompt", "the text", optional=True),
             Argument("--messages", "a conversation instead, as JSON", json.loads),
             Argument("--ttl", "seconds since its last use", float, "ttl_s"),
-            Argument("--name", "by which it is let go"),
-            Argument("--tenant", "whose --tenant-cache counts"),
-            Argument("--cache-salt", "of the requests that are to find it"),
+            Argument("--name", "name of the pin, for cache unpin"),
+            Argument("--tenant", "tenant whose --tenant-cache limits the pin"),
+            Argument("--cache-salt", "cache_salt of the requests that can find it"),
         ),
     ),
     CtlCommand(
         "cache unpin",
         "DELETE",
         "/cache/pin/{name}",
-        "let it go",
-        (Argument("name", "of the pin", place="path"),),
+        "remove a pin",
+        (Argument("name", "name of the pin", place="path"),),
     ),
     CtlCommand(
         "cache prefix",
         "GET",
         "/cache/prefix",
-        "a node of the last picture's tree, and who uses it",
+        "a node of the prefix tree of the last picture, and the requests that use it",
         (Argument("node", "its number", int, place="query"),),
     ),
     CtlCommand(
         "cache forget",
         "POST",
         "/cache/forget",
-        "drop a prefix from memory, and all that goes on from it",
+        "drop a prefix from memory, and all sequences that continue it",
         (
             Argument("prompt", "its text", optional=True),
             Argument("--messages", "a conversation instead, as JSON", json.loads),
             Argument("--keep", "tokens at its beginning that stay", int),
-            Argument("--cache-salt", "of the requests that find it"),
+            Argument("--cache-salt", "cache_salt of the requests that can find it"),
             Argument("--lora-path", "the adapter that they are for"),
         ),
     ),
@@ -274,12 +274,12 @@ COMMANDS = (
         "pause",
         "POST",
         "/pause_generation",
-        "run no step until it goes on",
+        "run no step until weft ctl continue",
         body=PauseGeneration,
     ),
-    CtlCommand("continue", "POST", "/continue_generation", "go on after a pause"),
-    CtlCommand("block", "POST", "/block", "hold requests back that come from now on"),
-    CtlCommand("unblock", "POST", "/unblock", "let them in"),
+    CtlCommand("continue", "POST", "/continue_generation", "continue after a pause"),
+    CtlCommand("block", "POST", "/block", "hold back requests that arrive from now on"),
+    CtlCommand("unblock", "POST", "/unblock", "admit the requests that were held back"),
     CtlCommand(
         "set-policy",
         "POST",
@@ -302,7 +302,7 @@ COMMANDS = (
         "profile start",
         "POST",
         "/start_profile",
-        "record what the device does",
+        "record the operations of the device",
         (PREFIX,),
         StartProfile,
     ),
@@ -310,40 +310,40 @@ COMMANDS = (
         "profile stop",
         "POST",
         "/stop_profile",
-        "stop recording; print what took most",
+        "stop recording; print the operations with the most time",
         show=profile,
     ),
     CtlCommand(
         "experts start",
         "POST",
         "/start_expert_distribution_record",
-        "count which experts tokens get",
+        "begin to count the tokens of each expert",
     ),
     CtlCommand(
         "experts stop",
         "POST",
         "/stop_expert_distribution_record",
-        "count experts no more",
+        "stop counting the tokens of experts",
     ),
     CtlCommand(
         "experts show",
         "GET",
         "/experts",
-        "print how many tokens each expert got so far",
+        "print the number of tokens of each expert so far",
         show=experts,
     ),
     CtlCommand(
         "experts dump",
         "POST",
         "/dump_expert_distribution_record",
-        "print how many tokens each expert got, and count again from zero",
+        "print the number of tokens of each expert, and count again from zero",
         show=experts,
     ),
     CtlCommand(
         "slow-down",
         "POST",
         "/slow_down",
-        "let every step take at least so long",
+        "make every step take at least this time",
         (Argument("seconds", "or off", seconds_or_off, "forward_sleep_time"),),
     ),
     CtlCommand("freeze-gc", "POST", "/freeze_gc", "freeze the garbage collectors"),
@@ -369,7 +369,7 @@ COMMANDS = (
             Argument("--timeout", "seconds without a request, after which it is closed", float),
         ),
     ),
-    CtlCommand("sessions close", "POST", "/close_session", "close it", (SESSION,)),
+    CtlCommand("sessions close", "POST", "/close_session", "close a session", (SESSION,)),
     CtlCommand(
         "adapters load",
         "POST",
@@ -377,7 +377,7 @@ COMMANDS = (
         "load an adapter (LoRA)",
         (ADAPTER, Argument("lora_path", "its folder"), PINNED),
     ),
-    CtlCommand("adapters unload", "POST", "/unload_lora_adapter", "unload it", (ADAPTER,)),
+    CtlCommand("adapters unload", "POST", "/unload_lora_adapter", "unload an adapter", (ADAPTER,)),
     CtlCommand(
         "weights update",
         "POST",
@@ -404,21 +404,21 @@ COMMANDS = (
         "weights send",
         "POST",
         "/update_weights_from_tensor",
-        "replace those that a file has",
+        "replace the weights that are in a file",
         (Argument("file", "a safetensors file here", content, place="content"), VERSION, ABORT_ALL),
     ),
     CtlCommand(
         "weights join",
         "POST",
         "/init_weights_update_group",
-        "join a group that weights come from",
+        "join a group of processes from which weights come",
         body=InitWeightsUpdateGroup,
     ),
     CtlCommand(
         "weights receive",
         "POST",
         "/update_weights_from_distributed",
-        "take what its rank 0 broadcasts",
+        "receive the weights that rank 0 of the group broadcasts",
         (ABORT_ALL,),
         UpdateWeightsFromDistributed,
     ),
@@ -426,17 +426,17 @@ COMMANDS = (
         "weights leave",
         "POST",
         "/destroy_weights_update_group",
-        "leave it",
+        "leave a group",
         body=DestroyWeightsUpdateGroup,
     ),
     CtlCommand(
         "memory release",
         "POST",
         "/release_memory_occupation",
-        "give memory of the device back",
+        "give memory of the device back to the system",
         (TAGS,),
     ),
-    CtlCommand("memory resume", "POST", "/resume_memory_occupation", "take it again", (TAGS,)),
+    CtlCommand("memory resume", "POST", "/resume_memory_occupation", "allocate it again", (TAGS,)),
     CtlCommand(
         "rpc",
         "POST",
@@ -554,7 +554,7 @@ def ctl(argv: Sequence[str]) -> int:
         except OSError as exc:
             raise server.missing(exc) from exc
         except (http.client.HTTPException, ValueError) as exc:
-            message = f"{server.address} is no weft server: its answer cannot be read"
+            message = f"{server.address} is not a weft server: its answer cannot be read"
             raise SettingsError(message) from exc
     if common.json:
         print(json.dumps(answer, ensure_ascii=False, indent=2))
@@ -690,8 +690,8 @@ def _help() -> str:
             *lines,
             "",
             f"--url is {DEFAULT_URL} if not given (or WEFT_URL). Without --admin-key,",
-            "WEFT_ADMIN_API_KEY is the key; a server without any keys listens to commands from",
-            "its own machine only. --json prints the answer as it came. Exit status: 0 done,",
+            "WEFT_ADMIN_API_KEY is the key; a server without any keys accepts commands from",
+            "its own machine only. --json prints the answer unchanged. Exit status: 0 done,",
             "1 refused by the server, 2 not sent. weft ctl COMMAND --help tells more.",
         ]
     )

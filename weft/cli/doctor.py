@@ -203,7 +203,7 @@ def _gpu_kernels() -> str:
     if not torch.cuda.is_available():
         raise SettingsError(
             f"the driver shows a GPU, but torch {torch.__version__} cannot use it (--device cpu "
-            "can)"
+            "computes without)"
         )
     major, minor = torch.cuda.get_device_capability(0)
     try:

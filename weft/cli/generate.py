@@ -83,7 +83,7 @@ class SamplingOptions:
         high=1.0,
     )
     top_k: int = option(
-        0, "only so many likeliest tokens; 0 is off", group="sampling", everyday=True, low=0
+        0, "only this number of likeliest tokens; 0: all", group="sampling", everyday=True, low=0
     )
     min_p: float = option(
         0.0,
@@ -93,7 +93,7 @@ class SamplingOptions:
         high=1.0,
     )
     repetition_penalty: float = option(
-        1.0, "above 1 avoids what was said", group="sampling", low=0.01, high=10.0
+        1.0, "above 1 makes repeated tokens less likely", group="sampling", low=0.01, high=10.0
     )
 
 
@@ -203,7 +203,7 @@ def _prompts(
         try:
             line = json.loads(text)
             if not isinstance(line, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             ids[-1] = line.pop("id", None)
             yield _prompt(llm, line, defaults)
         except InvalidParam as exc:

@@ -22,7 +22,7 @@ VERBS = {
     ),
     "route": (
         "weft.launch.route:route",
-        "a front before several servers, of prompts and of answers",
+        "a front that forwards each request to one of several servers",
     ),
     "chat": ("weft.cli.chat:chat", "chat in the terminal, with a model or with a running server"),
     "generate": (

@@ -90,7 +90,7 @@ class RemoteChatBackend:
                 connection.request("GET", path, headers=self._server.headers)
                 response = connection.getresponse()
                 if response.status != 200:
-                    raise SettingsError(f"{address} does not let us in: {error_of(response)}")
+                    raise SettingsError(f"{address} refuses access: {error_of(response)}")
                 return str(json.load(response)["data"][0]["id"])
             except OSError as exc:
                 raise self._server.missing(exc) from exc

@@ -52,7 +52,7 @@ class ReplayOptions:
     )
     shadow: str = option(
         "",
-        "let this policy decide beside the recorded one, without effect, and say what it would "
+        "let this policy decide beside the recorded one, without effect, and show what it would "
         "have changed",
         group="replay",
         everyday=True,
@@ -90,7 +90,7 @@ def replay(argv: Sequence[str]) -> int:
         return 0
     options = command.read(argv, os.environ).make(ReplayOptions)
     if not options.file:
-        raise SettingsError("which journal? weft replay FILE")
+        raise SettingsError("no journal is given: weft replay FILE")
     try:
         with JournalReader(Path(options.file)) as reader:
             return _replay(reader, options)
@@ -117,7 +117,7 @@ def _replay(reader: JournalReader, options: ReplayOptions) -> int:
             break
         damage.append(reader.damage)
         if not reader.resume(BEGINNING):
-            print("no state of the engine follows from which a replay could go on")
+            print("there is no later state of the engine from which a replay could continue")
             break
     if damage:
         return 2
@@ -138,7 +138,7 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
         return True
     print(_beginning(run, offset), flush=True)
     if 0 <= options.until < run.first_step:
-        print(f"step {options.until:,} is not there: it lies in what is damaged")
+        print(f"step {options.until:,} is in the damaged part of the journal")
         return True
     if options.until >= 0:
         is_same = run.run(options.until)
@@ -230,7 +230,7 @@ def describe_shadow(run: Replay) -> Iterator[str]:
     scheduler = run.engine.scheduler
     policy = scheduler.waiting_queue.policy
     if not isinstance(policy, Shadowed):
-        yield "the shadow policy was taken away in the journal"
+        yield "the shadow policy was switched off in the journal"
         return
     notes = policy.notes()
     stats = scheduler.stats()
@@ -295,7 +295,7 @@ def _beginning(run: Replay, offset: int) -> str:
     if began.state:
         num_open = len(run.engine.scheduler.requests)
         place = f" (byte {offset:,})" if offset > len(MAGIC) else ""
-        text += f"; it goes on at step {run.first_step:,}{place} with {num_open:,} open requests"
+        text += f"; it continues at step {run.first_step:,}{place} with {num_open:,} open requests"
     return text
 
 

@@ -97,7 +97,7 @@ class SimOptions:
         everyday=True,
     )
     speed: float = option(
-        1.0, "play the file so many times as fast", group="sim", everyday=True, low=1e-6
+        1.0, "play the file this number of times as fast", group="sim", everyday=True, low=1e-6
     )
     cost: str = option(
         "auto",
@@ -115,7 +115,7 @@ class SimOptions:
     )
     ttft_ms: int = option(
         0,
-        "milliseconds to the first token that every request asks for: who cannot have it is "
+        "longest time to the first token, in milliseconds; requests that cannot have it are "
         "refused; 0: any time",
         group="sim",
         everyday=True,
@@ -586,7 +586,7 @@ def _journal(name: str) -> Journal | None:
         raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
     if reader.damage is not None:
         print(
-            f"{name} is damaged at {reader.damage}; the requests behind that are left out",
+            f"{name} is damaged at {reader.damage}; the requests after that are left out",
             file=sys.stderr,
         )
     notes = [

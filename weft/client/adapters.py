@@ -18,7 +18,7 @@ from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdap
 
 DEFAULT_MODEL = "default"  # name of the served model in clients made for SGLang
 TIMEOUT_S = 3_600.0  # time for the requests of an adapter to end
-NO_ADAPTERS = "this server takes no adapters; it would with --enable-lora"
+NO_ADAPTERS = "this server takes no adapters; start it with --enable-lora"
 
 
 class AdapterRefused(Exception):
@@ -83,8 +83,8 @@ class AdapterNames:
             return found.uid
         if self.offered(name):
             raise AdapterRefused(
-                f"the adapter {name[:128]!r} had to make room for others; ask again "
-                "(--max-loaded-loras)",
+                f"the adapter {name[:128]!r} was unloaded to make room for others; send the "
+                "request again (--max-loaded-loras)",
                 503,
             )
         raise AdapterRefused(self.unknown(name), 404)
@@ -114,8 +114,8 @@ class AdapterNames:
             raise AdapterRefused(why_not)
         if self._is_of_model(asked.name):
             raise AdapterRefused(
-                f"an adapter cannot have the name {asked.name!r}: requests name the served model "
-                f"so, and an adapter behind it ({self._model_name}:NAME)"
+                f"an adapter cannot have the name {asked.name!r}: requests use this name for the "
+                f"served model, or for an adapter of it ({self._model_name}:NAME)"
             )
         if asked.name in self.by_name and not replaces:
             raise AdapterRefused(

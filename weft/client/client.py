@@ -423,7 +423,7 @@ class EngineClient:
     def _end_slow(self, completion: Completion) -> None:
         """Give up a completion whose client does not read, so that it costs no memory and no
         steps."""
-        message = "the client does not read what is generated"
+        message = "the client does not read its answer"
         id = completion.spec.id
         self.metrics.refused("max_pending_tokens")
         self._send(Abort(ids=(id,), message=message))
@@ -461,7 +461,7 @@ class EngineClient:
         if self._open.deferred:
             self._open.forget_deferred(generation)
         left: list[int] = []
-        message = "the client is gone"
+        message = "the client has disconnected"
         for completion in generation.completions:
             if completion.end is not None:
                 continue

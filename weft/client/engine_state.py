@@ -188,9 +188,9 @@ class HangDetector:
             return f"the engine has given no sign of life for {silent_s:.0f} s"
         beat = self._last
         if min(beat.idle_s, beat.step_s) >= self._hang_after_s:
-            return f"the engine has stood still in a step for {beat.step_s:.0f} s"
+            return f"the engine has made no progress in a step for {beat.step_s:.0f} s"
         if 0 < self._step_timeout_s <= beat.step_s:
-            return f"the engine has computed at one step for {beat.step_s:.0f} s"
+            return f"the engine has computed one step for {beat.step_s:.0f} s"
         return ""
 
 

@@ -68,7 +68,7 @@ def split_prompt(prompt: JsonMapping) -> tuple[Any, list[MediaSource]]:
     unknown = prompt.keys() - FIELDS.keys() - {"prompt"}
     if unknown or "prompt" not in prompt:
         name = min(map(str, unknown), default="no prompt")
-        message = f"a prompt has {name!r}; prompt, images, videos and audios are its fields"
+        message = f"a prompt has {name!r}; prompt, images, videos and audios are allowed"
         raise InvalidParam("prompts", message)
     sources: list[MediaSource] = []
     for name, kind in FIELDS.items():

@@ -268,8 +268,7 @@ def _check_vectors_and_states(prompt: Prompt, engine: EngineReady) -> None:
     if wanted is not None and not engine.gives_hidden_states:
         raise InvalidParam(
             "return_hidden_states",
-            "this server gives no hidden states; "
-            "it would if started with --enable-return-hidden-states",
+            "this server returns no hidden states; start it with --enable-return-hidden-states",
         )
     if wanted == "all" and prompt.session is not None:
         raise InvalidParam(
@@ -310,7 +309,8 @@ def to_token_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingPar
     if params.thinking_budget is not None and params.thinking_marks is None:
         raise InvalidParam(
             "thinking_budget",
-            "it is not known how this model marks its reasoning, so it has no budget",
+            "this model has no known format of reasoning, so it takes no budget; start the "
+            "server with --reasoning-parser",
         )
     if not params.bad_words:
         return params
@@ -380,7 +380,7 @@ def pack_input_embeds(values: Any, engine: EngineReady) -> bytes:
         token, index = np.argwhere(~finite)[0].tolist()
         allowed = "finite numbers are allowed"
         if not np.isinf(limit):
-            allowed = f"numbers nearer to 0 than {limit:g} are allowed"
+            allowed = f"numbers between -{limit:g} and {limit:g} are allowed"
         raise InvalidParam(
             PARAM,
             f"{PARAM}[{token}][{index}] is {rows[token, index]}; "
@@ -403,7 +403,7 @@ def _decode_rows(text: str, size: int) -> NDArray[np.float32]:
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise InvalidParam(PARAM, f"{PARAM} is a text, but no base64: {exc}") from exc
+        raise InvalidParam(PARAM, f"{PARAM} is a text, but not base64: {exc}") from exc
     row_bytes = 4 * size
     if len(raw) % row_bytes:
         raise InvalidParam(
@@ -420,4 +420,6 @@ def _read_rows(values: Any) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             return np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidParam(PARAM, f"{PARAM} is no list of equally long lists of numbers") from exc
+        raise InvalidParam(
+            PARAM, f"{PARAM} is not a list of lists of numbers with equal lengths"
+        ) from exc

@@ -38,7 +38,7 @@ def _read_line(line: str, source: str) -> list[LoraPath]:
         try:
             content = json.loads(line)
         except ValueError as exc:
-            raise SettingsError(f"{source} is no JSON: {exc}; {FORMS}") from exc
+            raise SettingsError(f"{source} is not valid JSON: {exc}; {FORMS}") from exc
         items = content if isinstance(content, list) else [content]
         found = []
         for item in items:

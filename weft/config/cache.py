@@ -44,7 +44,9 @@ def check_cache(config: EngineConfig, model: ModelConfig) -> None:
     elif config.cache_dir:
         why = _no_prefixes(config)
         if config.device == "cuda":
-            why = "KV of a GPU gets there by the memory of the host: --cache-host-gb says how much"
+            why = (
+                "KV of a GPU reaches the folder only by the memory of the host; set --cache-host-gb"
+            )
         if why:
             raise SettingsError(f"--cache-dir: {why}")
     if config.cache_block % config.page_size:
@@ -57,14 +59,14 @@ def check_cache(config: EngineConfig, model: ModelConfig) -> None:
 def _no_prefixes(config: EngineConfig) -> str:
     if config.prefix_cache:
         return ""
-    return "it stores what the prefix cache has, and there is none (--no-prefix-cache)"
+    return "it stores the content of the prefix cache, and there is none (--no-prefix-cache)"
 
 
 def _no_host_tier(config: EngineConfig, model: ModelConfig) -> str:
     if config.tp_size > 1:
         return "it is for a model on one device (--tp-size 1)"
     if config.disaggregation_mode == "decode":
-        return "a decode server takes KV from other servers alone (--disaggregation-mode)"
+        return "a decode server takes KV only from other servers (--disaggregation-mode)"
     if config.device == "cpu" and config.kernels != "torch":
         return (
             "it is for pools in the memory of a GPU; on a CPU the pool is in the host's memory "

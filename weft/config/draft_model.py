@@ -66,7 +66,7 @@ def _unfit(draft: ModelConfig) -> str:
     if draft.is_encoder:
         return "that is an encoder, which generates nothing"
     if draft.state_bytes:
-        return "its layers keep a state, which cannot go back behind a draft"
+        return "its layers keep a state, which cannot go back to before a draft"
     if draft.library_config:
         return (
             f"{draft.architecture} is run by the code of transformers, which would be no faster "

@@ -343,7 +343,9 @@ def experts(scores: int, wanted: Mapping[str, GgufKey], *others: Reader) -> Read
     def read(keys: ArchitectureKeys, found: Found) -> JsonObject:
         kind = keys.number("expert_gating_func", int, scores)
         if kind not in (0, scores):
-            raise UnsupportedModel(f"{keys.full('expert_gating_func')} is {kind}; read is {scores}")
+            raise UnsupportedModel(
+                f"{keys.full('expert_gating_func')} is {kind}; {scores} is supported"
+            )
         values = said(keys, found, wanted)
         for other in others:
             values |= other(keys, found)

@@ -25,7 +25,7 @@ def check_handoff(config: EngineConfig, model: ModelConfig) -> None:
     if not is_loopback(config.handoff_host):
         raise SettingsError(
             f"--handoff-host is {config.handoff_host}, which others can reach: give both servers "
-            "one --handoff-secret (better: WEFT_HANDOFF_SECRET)"
+            "the same --handoff-secret (better: WEFT_HANDOFF_SECRET)"
         )
 
 
@@ -43,7 +43,7 @@ def _why_not(config: EngineConfig, model: ModelConfig) -> str:
     if model.is_encoder:
         return f"{model.name} is an encoder: it has no KV cache"
     if config.tp_size > 1:
-        return "KV that several processes share out cannot be handed over yet (--tp-size)"
+        return "KV that is divided between processes cannot be handed over yet (--tp-size)"
     if config.device == "cuda":
         return "KV of a GPU cannot be handed over yet, only that of a CPU (--device cpu)"
     if not config.prefix_cache:

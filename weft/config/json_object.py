@@ -18,13 +18,15 @@ def read_object(flag: str, text: str, known: Sequence[str]) -> JsonObject:
     try:
         content = json.loads(text)
     except ValueError as exc:
-        raise SettingsError(f"{flag} is {text!r:.200}, which is no JSON: {exc}") from exc
+        raise SettingsError(f"{flag} is {text!r:.200}, which is not valid JSON: {exc}") from exc
     if not isinstance(content, dict):
         raise SettingsError(f"{flag} is {text!r:.200}; an object is expected")
     for key in content:
         if key not in known:
             hint = did_you_mean(key, known)
-            raise SettingsError(f"{flag} has {key!r}; there are {', '.join(known)}{hint}")
+            raise SettingsError(
+                f"{flag} has the key {key!r}; allowed keys: {', '.join(known)}{hint}"
+            )
     return content
 
 

@@ -83,7 +83,7 @@ def _read(path: Path, option: str) -> list[str]:
     except OSError as exc:
         raise SettingsError(f"{option} is {path}, which cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
-        raise SettingsError(f"{option} is {path}, which is no text in UTF-8") from exc
+        raise SettingsError(f"{option} is {path}, which is not text in UTF-8") from exc
     texts = [line.strip() for line in lines]
     keys = [text for text in texts if text and not text.startswith("#")]
     if not keys:

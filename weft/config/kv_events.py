@@ -67,14 +67,16 @@ def parse_kv_events(text: str) -> KvEventsConfig:
     try:
         content = json.loads(text)
     except ValueError as exc:
-        raise SettingsError(f"{FLAG} is {text!r:.200}, which is no JSON: {exc}") from exc
+        raise SettingsError(f"{FLAG} is {text!r:.200}, which is not valid JSON: {exc}") from exc
     if not isinstance(content, dict):
         raise SettingsError(f"{FLAG} is {text!r:.200}; an object is expected")
     known = {field.name: str(field.type) for field in fields(KvEventsConfig)}
     for key, value in content.items():
         if key not in known:
             hint = did_you_mean(key, tuple(known))
-            raise SettingsError(f"{FLAG} has {key!r}; there are {', '.join(known)}{hint}")
+            raise SettingsError(
+                f"{FLAG} has the key {key!r}; allowed keys: {', '.join(known)}{hint}"
+            )
         _check_type(key, value, known[key])
     config = KvEventsConfig(**content)
     _check(config)
@@ -85,7 +87,8 @@ def check_kv_events(config: EngineConfig) -> None:
     """Raise SettingsError if events are on but there is no prefix cache. `config` is resolved."""
     if parse_kv_events(config.kv_events_config).is_on and not config.prefix_cache:
         raise SettingsError(
-            f"{FLAG}: it tells what the prefix cache holds, and there is none (--no-prefix-cache)"
+            f"{FLAG}: it publishes the content of the prefix cache, and there is none "
+            "(--no-prefix-cache)"
         )
 
 
@@ -114,8 +117,8 @@ def check_ports(text: str, num_engines: int) -> None:
     replays = {_shifted(config.replay_endpoint, rank) for rank in range(num_engines)}
     for address in sorted(events & replays):
         raise SettingsError(
-            f"{FLAG}: with {num_engines} engines {address} would be both for the events of one and "
-            f"the replays of another: let endpoint and replay_endpoint be {num_engines} ports apart"
+            f"{FLAG}: with {num_engines} engines {address} would be both for the events of one "
+            f"and the replays of another; choose ports that are at least {num_engines} apart"
         )
 
 
@@ -141,14 +144,18 @@ def _check(config: KvEventsConfig) -> None:
         if value < low:
             raise SettingsError(f"{FLAG}: {name} is {value}; at least {low} is expected")
     if config.data_parallel_rank < 0:
-        raise SettingsError(f"{FLAG}: data_parallel_rank is {config.data_parallel_rank}")
+        raise SettingsError(
+            f"{FLAG}: data_parallel_rank is {config.data_parallel_rank}; at least 0 is expected"
+        )
     if not config.is_on:
         return
     _check_address("endpoint", config.address)
     if config.replay_endpoint is not None:
         _check_address("replay_endpoint", config.replay_endpoint)
     if config.replay_endpoint == config.address:
-        raise SettingsError(f"{FLAG}: endpoint and replay_endpoint are both {config.address!r}")
+        raise SettingsError(
+            f"{FLAG}: endpoint and replay_endpoint are both {config.address!r}; they must differ"
+        )
 
 
 def _check_address(name: str, address: str) -> None:
@@ -173,5 +180,7 @@ def _shifted(address: str, rank: int) -> str:
         return f"{address}_dp{rank}"
     port = int(match["port"]) + rank
     if port > MAX_PORT:
-        raise SettingsError(f"{FLAG}: engine {rank} would have port {port}")
+        raise SettingsError(
+            f"{FLAG}: engine {rank} would have port {port}; at most {MAX_PORT} is possible"
+        )
     return f"tcp://{match['host']}:{port}"

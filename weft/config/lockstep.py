@@ -46,17 +46,17 @@ def check_lockstep(config: EngineConfig, model: ModelConfig) -> None:
         return
     why = ""
     if config.ep_size == 1:
-        why = "there is one engine alone: it is for weft serve with --dp-size"
+        why = "there is only one engine: it is for weft serve with --dp-size"
     elif config.device == "cuda":
-        why = "engines compute for each other on CPUs alone as yet (--device cpu)"
+        why = "engines compute for each other only on CPUs so far (--device cpu)"
     elif model.library_config or not expert_specs(model):
         why = f"{model.name} has no experts that could be divided; --dp-size alone needs none"
     elif config.pp_size > 1:
-        why = f"--pp-size is {config.pp_size}: a model is divided in one of the two ways"
+        why = f"--pp-size is {config.pp_size}: a model can be divided in only one of the two ways"
     elif config.draft_model:
         why = "a draft model would wait for other engines (--draft-model)"
     elif config.max_loaded_loras:
-        why = "adapters of experts that other engines have are not read (--enable-lora)"
+        why = "adapters cannot change experts that other engines have (--enable-lora)"
     elif config.split_prefill_layers:
         why = "all layers of a step run at once (--split-prefill-layers)"
     elif _fewest_experts(model) < config.ep_size:

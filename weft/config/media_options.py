@@ -41,13 +41,15 @@ def _per_prompt(text: str) -> dict[str, int]:
     try:
         given = json.loads(text)
     except ValueError as exc:
-        raise SettingsError(f"{source} is {text!r}, which is no JSON; {form}") from exc
+        raise SettingsError(f"{source} is {text!r}, which is not valid JSON; {form}") from exc
     if not isinstance(given, dict):
-        raise SettingsError(f"{source} is {text!r}, which is no object; {form}")
+        raise SettingsError(f"{source} is {text!r}, which is not an object; {form}")
     for kind, number in given.items():
         if kind not in PER_PROMPT:
             hint = did_you_mean(kind, PER_PROMPT)
-            raise SettingsError(f"{source} names {kind!r}; {', '.join(PER_PROMPT)} are known{hint}")
+            raise SettingsError(
+                f"{source} names {kind!r}; {', '.join(PER_PROMPT)} are allowed{hint}"
+            )
         if isinstance(number, dict):  # vLLM's other form
             number = number.get("count")
         if type(number) is not int or not 0 <= number <= MOST_PER_PROMPT:
@@ -65,8 +67,8 @@ def _hosts(text: str) -> frozenset[str]:
         host = word.lower()
         if not _HOST.fullmatch(host):
             raise SettingsError(
-                f"--allowed-media-domains names {word!r}; names of hosts are expected, each whole "
-                "and without https://, as images.example.com or images.example.com:8080"
+                f"--allowed-media-domains names {word!r}; complete names of hosts without "
+                "https:// are expected, such as images.example.com or images.example.com:8080"
             )
         found.add(host.replace("[", "").replace("]", ""))
     return frozenset(found)
@@ -77,5 +79,5 @@ def _folder(text: str) -> Path | None:
         return None
     folder = Path(text)
     if not folder.is_dir():
-        raise SettingsError(f"--allowed-local-media-path is {text!r}, which is no folder")
+        raise SettingsError(f"--allowed-local-media-path is {text!r}, which is not a folder")
     return folder

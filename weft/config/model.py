@@ -443,7 +443,7 @@ def _quantization(config: JsonMapping, name: str, other: JsonMapping | None) -> 
         return quantization(config, other)
     except UnreadFormat as exc:
         raise UnsupportedModel(
-            f"{name} is quantised in a format that is not read: {exc}. Read are {READ}"
+            f"{name} is quantised in a format that is not supported: {exc}. Supported are {READ}"
         ) from exc
 
 
@@ -527,7 +527,7 @@ def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
     # "vision": tokens of pictures, which see each other; tokens of text do not.
     both_ways = config.get("use_bidirectional_attention") not in (None, False, "vision")
     if not family.is_encoder and (config.get("is_causal") is False or both_ways):
-        raise UnsupportedModel("a decoder whose tokens see those behind them is not supported")
+        raise UnsupportedModel("a decoder whose tokens see those after them is not supported")
     if family.task == "generate":
         return None
     kind = "last"

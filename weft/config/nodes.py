@@ -22,7 +22,7 @@ def check_nodes(config: EngineConfig) -> None:
     if config.nnodes == 1:
         if config.node_rank:
             raise SettingsError(
-                f"--node-rank is {config.node_rank}, but there is one node alone (--nnodes)"
+                f"--node-rank is {config.node_rank}, but there is only one node (--nnodes)"
             )
         return
     if config.node_rank >= config.nnodes:
@@ -33,13 +33,13 @@ def check_nodes(config: EngineConfig) -> None:
     if config.tp_size % config.nnodes:
         raise SettingsError(
             f"--nnodes is {config.nnodes}, which does not divide --tp-size ({config.tp_size}): "
-            "each node has as many ranks"
+            "each node must have the same number of ranks"
         )
     host, _ = address_of(config)
     if not config.dist_secret and not is_loopback(host):
         raise SettingsError(
-            f"--dist-init-addr is {config.dist_init_addr}, which others can reach: give all nodes "
-            "one --dist-secret (better: WEFT_DIST_SECRET)"
+            f"--dist-init-addr is {config.dist_init_addr}, which others can reach: give all "
+            "nodes the same --dist-secret (better: WEFT_DIST_SECRET)"
         )
 
 

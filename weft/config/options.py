@@ -200,6 +200,8 @@ class Option:
 
     def checked(self, value: Value, source: str) -> Value:
         wrong = self.wrong_word(value)
+        if repr(value) in wrong:
+            raise SettingsError(f"{source}: {wrong}")
         if wrong:
             raise SettingsError(f"{source} is {value!r}; {wrong}")
         if isinstance(value, int | float):
@@ -358,7 +360,7 @@ class Command:
                 f"cannot read the configuration file {path}: {exc.strerror}"
             ) from exc
         except ValueError as exc:
-            raise SettingsError(f"the configuration file {path} is no valid TOML: {exc}") from exc
+            raise SettingsError(f"the configuration file {path} is not valid TOML: {exc}") from exc
         values = {}
         for key, value in content.items():
             name = key.replace("-", "_")
@@ -374,7 +376,7 @@ class Command:
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
         for option in self._options.values():
             if name in option.elsewhere:
-                return f"; here it is {option.flag}"
+                return f"; its name in weft is {option.flag}"
         hint = did_you_mean(name.removeprefix("no_"), [*self._options, "config", "help"])
         return (
             hint.replace("mean ", "mean --").replace("_", "-")

@@ -61,7 +61,7 @@ def why_no_ttft(text: str) -> str:
     try:
         parse_tenant_ttft(text)
     except SettingsError as exc:
-        return str(exc)
+        return str(exc).partition(": ")[2]  # without the option, which the caller names
     return ""
 
 

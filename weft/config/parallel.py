@@ -64,7 +64,7 @@ def _check_stages(config: EngineConfig, model: ModelConfig) -> None:
     size = config.pp_size
     why = _not_in_parts(config, model)
     if config.tp_size > 1:
-        why = f"--tp-size is {config.tp_size}: a model is divided in one of the two ways"
+        why = f"--tp-size is {config.tp_size}: a model can be divided in only one of the two ways"
     elif config.nnodes > 1:
         why = f"--nnodes is {config.nnodes}: stages are processes of one machine"
     elif config.cache_dir:
@@ -133,7 +133,7 @@ def kept_together(model: ModelConfig, num_ranks: int) -> ModelConfig:
 def _not_in_parts(config: EngineConfig, model: ModelConfig) -> str:
     """The reason why a model cannot be divided in any way; "" if it can."""
     if config.device == "cuda":
-        return "ranks compute on CPUs alone as yet (--device cpu)"
+        return "ranks compute only on CPUs so far (--device cpu)"
     if model.is_encoder:
         return f"{model.name} is an encoder, which is not divided"
     if model.library_config:

@@ -107,7 +107,7 @@ def quantization(config: JsonMapping, other: JsonMapping | None = None) -> Quant
     try:
         return _quantization(config, other or {})
     except (AttributeError, TypeError) as exc:
-        raise UnreadFormat("a quantization_config that makes no sense") from exc
+        raise UnreadFormat("an invalid quantization_config") from exc
 
 
 def _quantization(config: JsonMapping, other: JsonMapping) -> Quantization:

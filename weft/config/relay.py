@@ -81,7 +81,7 @@ class RelayConfig:
     )
     probe_s: float = option(
         2.0,
-        "time between two questions whether a server is ready",
+        "time between two probes of a server",
         group="servers",
         everyday=True,
         low=0.05,
@@ -145,8 +145,8 @@ def relay_servers(config: RelayConfig) -> RelayServers:
         raise SettingsError("--prefill needs --decode: prefill servers generate nothing")
     if not servers.workers and not servers.decode:
         raise SettingsError(
-            "no server is named: --worker URL, or --prefill URL and --decode URL; several URLs "
-            "stand side by side"
+            "no server is named: --worker URL, or --prefill URL and --decode URL; put spaces "
+            "between several URLs"
         )
     return servers
 
@@ -158,7 +158,7 @@ def addresses(flag: str, text: str, *, has_ports: bool = False) -> tuple[ServerA
     for word in text.replace(",", " ").split():
         if word.isdecimal():
             if not (has_ports and found and 0 < int(word) < 65_536):
-                raise SettingsError(f"{flag}: {word} is no URL; http://HOST:PORT is expected")
+                raise SettingsError(f"{flag}: {word} is not a URL; http://HOST:PORT is expected")
             found[-1] = found[-1]._replace(bootstrap_port=int(word))
             continue
         found.append(_address(flag, word))
@@ -177,7 +177,9 @@ def _address(flag: str, word: str) -> ServerAddress:
     except ValueError:
         host = ""
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-        raise SettingsError(f"{flag}: {word!r} is no URL; http://HOST:PORT is expected")
+        raise SettingsError(f"{flag}: {word!r} is not a URL; http://HOST:PORT is expected")
     if parts.username is not None:
-        raise SettingsError(f"{flag}: keys come with requests, and do not stand in a URL")
+        raise SettingsError(
+            f"{flag}: a URL may not contain a user or a key; requests bring their keys"
+        )
     return ServerAddress(word.rstrip("/"), host)

@@ -312,7 +312,9 @@ def _check_encoder_format(
     if device != "cpu":
         raise SettingsError(f"{asked}, which needs --device cpu; the device is {device}")
     if _computes_by_torch(config) or not has_kernels:
-        raise SettingsError(f"{asked}, which weft's CPU kernels compute alone; here torch would")
+        raise SettingsError(
+            f"{asked}, which only weft's CPU kernels compute; here torch would compute"
+        )
 
 
 def _check_latent(config: EngineConfig, model: ModelConfig) -> None:
@@ -368,7 +370,7 @@ def _with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
     """The reason why adapters cannot be computed for this model on this device; "" if they can."""
     if model.is_encoder:
-        return f"{model.name} is an encoder, to which no adapter can be put"
+        return f"{model.name} is an encoder, which takes no adapters"
     if model.library_config:
         return f"{model.name} is computed by the package transformers, which takes no adapter"
     if not projections(model):
@@ -540,7 +542,7 @@ def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
     if model.is_encoder:
         return f"{model.name} is an encoder, which generates nothing"
     if model.state_bytes:
-        return f"{model.name} has layers that keep a state, which cannot go back behind a draft"
+        return f"{model.name} has layers that keep a state, which cannot go back to before a draft"
     return ""
 
 
@@ -549,7 +551,7 @@ def _no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
     if config.device == "cuda":
         return "a draft model runs on a CPU only, and --device is cuda"
     if config.overlap:
-        return "a draft model guesses behind tokens that are known, and --overlap is on"
+        return "a draft model needs known tokens, and --overlap is on"
     return _no_drafts(config, model)
 
 
@@ -619,7 +621,7 @@ def _with_states(pools: KvPools, config: EngineConfig, model: ModelConfig) -> Kv
     if model.state_bytes and config.max_mamba_cache_size == 1:
         raise SettingsError(
             "--max-mamba-cache-size is 1; at least 2 states are needed: the one that a request "
-            "begins behind, and its own"
+            "continues from, and its own"
         )
     return with_states(
         pools,

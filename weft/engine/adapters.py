@@ -207,7 +207,7 @@ class AdapterService(Service):
     def _why_not(self, message: LoadLoraAdapter) -> AdapterReply | None:
         feature = self.feature
         if not feature.num_places:
-            return _refused(400, "this server takes no adapters; it would with --enable-lora")
+            return _refused(400, "this server takes no adapters; start it with --enable-lora")
         if message.uid in self._loading:
             return _refused(409, f"the adapter {message.lora_name!r} is being loaded already")
         known = feature.loaded.get(message.uid)

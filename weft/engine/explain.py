@@ -33,7 +33,7 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.shadow.shadowed import Shadowed
 
 MAX_PASSES_SHOWN = 48  # of one request: the latest passes
-NOT_LOOKED_AT = "no step has been planned since it came, or was let in"
+NOT_LOOKED_AT = "no step has been planned since it arrived or was admitted to the queue"
 
 log = EventLog("scheduler")
 
@@ -402,7 +402,7 @@ def _waiting_entry(
     what = _reason(scheduler, one, trace)
     num_before = others.num_before(at_s)
     if num_before:
-        what += f"; {num_before:,} that came before it waited, too"
+        what += f"; earlier requests that waited, too: {num_before:,}"
     return TimelineEntry(
         at_s=at_s - trace.arrived_s,
         first_step=first_step,
@@ -435,7 +435,7 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
     settings = scheduler.settings
     match one.stop:
         case Stop.NO_TOKEN if one.id < 0:
-            return "waits: no KV memory was left behind those admitted in the same step"
+            return "waits: no KV memory was left after the requests admitted in the same step"
         case Stop.NO_TOKEN:
             return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
         case Stop.NO_WINDOW:
@@ -470,7 +470,7 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
         case Stop.DEFERRED:
             return "waits: the prefixes of many others are being computed by requests of this step"
         case Stop.ENCODER:
-            return "waits for the image encoder, as many others do that come before it"
+            return "waits for the image encoder, after many other requests"
         case Stop.LAYERS:
             return (
                 "waits: the layers of other prompts are computed piece by piece "
@@ -478,14 +478,14 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.POLICY:
             policy = settings.schedule_policy
-            return f"waits: the policy {policy} lets nobody join the requests that run"
+            return f"waits: the policy {policy} admits no request while others run"
         case Stop.TURN:
             return (
                 "waits: running requests have their turn before any more of a prompt "
                 f"({_bound(settings)})"
             )
         case Stop.ROOM:
-            return "waits: running requests are being taken back for one of a far higher priority"
+            return "waits: running requests are being retracted for one of a far higher priority"
         case Stop.DEVICE:
             return (
                 "waits: weights or memory are being changed, or memory is released; "

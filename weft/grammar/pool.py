@@ -312,7 +312,7 @@ class _CompilerThreads:
             outcome: CompileOutcome
             if self._clock() - pending.asked_s > WAIT_S:
                 outcome = CompileOverloaded(
-                    "there are more grammars to compile than can be done; try again later"
+                    "too many grammars wait to be compiled; try again later"
                 )
             else:
                 outcome = self._compile(pending.key)

@@ -68,7 +68,7 @@ class LarkWriter:
         try:
             start = self._write(format)
         except (KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise InvalidGrammar(f"structural_tag: a format is not as it must be: {exc!r}") from exc
+            raise InvalidGrammar(f"structural_tag: a format is not valid: {exc!r}") from exc
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
 
     def _rule(self, body: str, attributes: str = "") -> str:
@@ -134,7 +134,7 @@ class LarkWriter:
                 continue
             if behind["type"] != "const_string" or not behind["value"]:
                 raise InvalidGrammar(
-                    "structural_tag: behind any_text there must be a fixed text, or nothing"
+                    "structural_tag: after any_text there must be a fixed text, or nothing"
                 )
             written.append(self._up_to(behind["value"]))
         return f"({' '.join(written)})"

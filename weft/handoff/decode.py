@@ -236,7 +236,7 @@ class DecodeSide(NoHandoff):
             reason = "unreachable"
             why = f"{talk.place}: {exc}"
         except TimeoutError:
-            why = f"{talk.place} has said nothing for {self._silence_s:g} s"
+            why = f"{talk.place} has sent nothing for {self._silence_s:g} s"
         except (OSError, EOFError, BadSpeech) as exc:
             why = f"{talk.place}: {exc}"
         except (GateShut, asyncio.CancelledError):

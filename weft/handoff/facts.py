@@ -57,7 +57,7 @@ class KvFacts:
                 found = find()
             except Exception as exc:
                 log.exception("no_facts", exc)
-                found = f"it cannot be told which weights there are ({exc})"
+                found = f"the weights cannot be identified ({exc})"
             with self._lock:
                 if self._next is None:
                     self._now = found

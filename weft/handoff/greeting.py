@@ -88,7 +88,7 @@ async def greet(
     TimeoutError."""
     challenge = await connection.expect(Challenge, timeout_s)
     if challenge.version != VERSION:
-        why = f"version {challenge.version} of the protocol is spoken there, and {VERSION} here"
+        why = f"the protocol has version {challenge.version} there, and version {VERSION} here"
         await connection.send(Decline(why))
         raise SentAway(why)
     nonce = os.urandom(NONCE_BYTES)

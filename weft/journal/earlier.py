@@ -54,7 +54,7 @@ def record_of(data: bytes) -> Record | None:
             before, now = RENAMED[name]
             fields[now] = fields.pop(before, None)
             return msgspec.convert([SUBMITTED, {"type": name, **fields}], Submitted)
-    raise ValueError("it is of no version")
+    raise ValueError("it has no version")
 
 
 def _settings(fields: JsonObject) -> JsonObject:

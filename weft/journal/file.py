@@ -141,7 +141,7 @@ class JournalReader:
                 raise JournalError(
                     f"{path} is a journal in the format of an older weft; that version replays it"
                 )
-            raise JournalError(f"{path} is no journal of weft")
+            raise JournalError(f"{path} is not a journal of weft")
 
     def __enter__(self) -> JournalReader:
         return self

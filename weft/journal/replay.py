@@ -247,8 +247,8 @@ class Replay:
             )
         if began.state and began.version != VERSION:
             raise BadJournal(
-                f"it begins in the midst of work, with a state of weft {began.weft} "
-                f"(format {began.version}); only that version takes it up"
+                f"it begins in the middle of work, with a state of weft {began.weft} (format "
+                f"{began.version}); only that version can continue it"
             )
         try:
             engine = Engine(
@@ -271,7 +271,7 @@ class Replay:
                 restore(engine, began.state, find)
             except SnapshotError as exc:
                 raise BadJournal(
-                    f"the state it begins with (of weft {began.weft}) cannot be taken up: {exc}"
+                    f"the state it begins with (of weft {began.weft}) cannot be restored: {exc}"
                 ) from exc
             except NoOwnPolicy as exc:
                 raise BadJournal(f"its policy is not here: {exc}") from exc

@@ -68,8 +68,8 @@ class Console:
         self._print(f"ready in {elapsed:.1f} s · {self._url(port)}  (API /v1, metrics /metrics)")
         if self._config.host not in LOOPBACK and not self._requires_key:
             self.warn(
-                f"whoever reaches {self._config.host}:{port} can use this server; --api-key or "
-                "WEFT_API_KEY shuts it"
+                f"everyone who can reach {self._config.host}:{port} can use this server; "
+                "--api-key or WEFT_API_KEY protects it"
             )
 
     def fewer_connections(self, connections: int, asked: int) -> None:

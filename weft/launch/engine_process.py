@@ -151,10 +151,7 @@ def explain_exit(status: int) -> str:
     """The reason why an engine ended that sent no `EngineFailed`. `status`: as returned by
     `EngineProcess.ended`."""
     if status >= 0:
-        return (
-            f"The engine process ended with exit status {status}; what it printed last stands "
-            "above."
-        )
+        return f"The engine process ended with exit status {status}; its last output is above."
     if -status == signal.SIGKILL:
         return (
             "The engine process was killed (SIGKILL). If nobody did that, the system had no "

@@ -19,7 +19,7 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
     except OSError as exc:
         raise SettingsError(
-            f"--host is {host!r}, which is no address of this machine ({exc.strerror})"
+            f"--host is {host!r}, which is not an address of this machine ({exc.strerror})"
         ) from exc
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -65,7 +65,7 @@ def _refusal(host: str, port: int, exc: OSError) -> str:
         )
     if exc.errno == errno.EADDRNOTAVAIL:
         return (
-            f"--host is {host}, which is no address of this machine; 127.0.0.1 is itself, 0.0.0.0 "
-            "all of its addresses"
+            f"--host is {host}, which is not an address of this machine; 127.0.0.1 is this "
+            "machine alone, 0.0.0.0 means all of its addresses"
         )
     return f"cannot listen on {host} port {port}: {exc.strerror}"

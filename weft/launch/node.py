@@ -167,7 +167,7 @@ class NodeFollower:
             if isinstance(word, NodeWelcome):
                 return word
             if isinstance(word, NodeDeclined):
-                raise NodeEnd(f"node 0 declines: {word.reason}", 2)
+                raise NodeEnd(f"node 0 refuses: {word.reason}", 2)
             if isinstance(word, Farewell):
                 raise _end_of(word)
             if time.monotonic() > until_s:
@@ -237,7 +237,7 @@ class NodeFollower:
             self._caller.say(NodeBeat())
             limit_s = SILENT_S if serves else SILENT_WHILE_LOADING_S
             if silence.tick(now_s, limit_s):
-                raise NodeEnd(f"node 0 has said nothing for {limit_s:g} s", 1)
+                raise NodeEnd(f"node 0 has sent nothing for {limit_s:g} s", 1)
 
     def _hear(self) -> Word | None:
         try:

@@ -47,7 +47,7 @@ def check_machines(engine: EngineConfig) -> None:
     if engine.tp_size % engine.nnodes:
         raise SettingsError(
             f"nnodes is {engine.nnodes}, which does not divide tp_size ({engine.tp_size}): each "
-            "node has as many ranks"
+            "node must have the same number of ranks"
         )
 
 

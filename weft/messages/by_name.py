@@ -24,7 +24,7 @@ def request_named(name: str, params: Mapping[str, Any]) -> ControlRequest[Any]:
     """The control request of this name with these fields. Raises `BadCall`."""
     kind = REQUESTS.get(name)
     if kind is None:
-        raise BadCall(f"there is no method {name[:64]!r}; there are {', '.join(REQUESTS)}")
+        raise BadCall(f"there is no method {name[:64]!r}; the methods are {', '.join(REQUESTS)}")
     for param in params:
         if param not in parameters(kind):
             raise BadCall(f"{name}: Object contains unknown field `{param[:64]}`")

@@ -89,7 +89,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             choices = msgspec.json.decode(self.text, type=list[str])
         except msgspec.DecodeError as exc:
-            raise InvalidParam("choice", f"the choices are no list of strings: {exc}") from exc
+            raise InvalidParam("choice", f"the choices are not a list of strings: {exc}") from exc
         if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
             message = (
                 f"{len(choices):,} choices; 1 to {MAX_CHOICES:,} are allowed, and none may be empty"
@@ -123,7 +123,7 @@ class Processor(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             size = self.num_bytes
         except (TypeError, OverflowError, RecursionError) as exc:
-            message = f"the parameters of {self.name!r} are no plain values: {exc}"
+            message = f"the parameters of {self.name!r} are not plain JSON values: {exc}"
             raise InvalidParam("custom_params", message) from exc
         if size > MAX_PROCESSOR_PARAMS:
             message = (
@@ -177,7 +177,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None  # k, for the tokens of the prompt
     prompt_logprobs_start: int = 0  # first position of these; the very first token has none
     logprob_token_ids: tuple[int, ...] = ()  # at every position, also of these tokens
-    hidden_states: HiddenStatesOf | None = None  # of all computed tokens, or of the last one
+    hidden_states: HiddenStatesOf | None = None  # "all" computed tokens, or the "last" one
 
     def check(self, vocab_size: int) -> None:
         """Raise `InvalidParam` for the first value out of range.
@@ -278,7 +278,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidParam("bad_words", message)
         for word in self.bad_words:
             if not 0 < len(word) <= MAX_STOP_LEN or not word.strip(" "):
-                message = f"{word[:32]!r} is no word of 1 to {MAX_STOP_LEN:,} characters"
+                message = f"{word[:32]!r} is not a word of 1 to {MAX_STOP_LEN:,} characters"
                 raise InvalidParam("bad_words", message)
         for ids in self.bad_word_ids:
             if not ids:

@@ -37,10 +37,13 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "kv_window_tokens",
         "Size of the KV pool of layers with sliding windows, in tokens; 0: they have none.",
     ),
-    "num_used_window_tokens": ("kv_window_used", "KV tokens of these layers held by requests."),
+    "num_used_window_tokens": (
+        "kv_window_used",
+        "KV tokens of layers with sliding windows held by requests.",
+    ),
     "kv_evictable_window_tokens": (
         "kv_window_evictable",
-        "KV tokens of these layers cached and free to evict.",
+        "KV tokens of layers with sliding windows cached and free to evict.",
     ),
     "max_state_slots": (
         "state_slots",
@@ -52,7 +55,7 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "States that the prefix cache keeps.",
     ),
     "num_pins": ("num_pins", "Beginnings of prompts that clients pin in the prefix cache."),
-    "pinned_tokens": ("pinned_tokens", "KV tokens that these pins hold."),
+    "pinned_tokens": ("pinned_tokens", "KV tokens that pins hold."),
     "cache_disk_blocks": ("disk_blocks", "Blocks of KV in --cache-dir that may be found."),
     "cache_disk_bytes": ("disk_bytes", "Bytes of all files in --cache-dir."),
     "cache_host_blocks": ("host_blocks", "Blocks of KV in the memory of the host."),
@@ -91,7 +94,10 @@ _GAUGES = {  # name: (field of the engine's snapshot, help)
         "encoder_items",
         "Pictures, tiles, videos and sounds that are kept encoded.",
     ),
-    "encoder_cache_bytes": ("encoder_bytes", "Bytes of the vectors that are kept of these."),
+    "encoder_cache_bytes": (
+        "encoder_bytes",
+        "Bytes of the kept vectors of pictures, videos and sounds.",
+    ),
     "encoder_cache_tokens": (
         "encoder_tokens",
         "Tokens of pictures, videos and sounds that are kept encoded.",
@@ -106,11 +112,11 @@ _COUNTERS = {
     "cached_tokens": ("total_cached_tokens", "Prompt tokens found in the prefix cache."),
     "cached_disk_tokens": (
         "total_disk_hit_tokens",
-        "Of these, those that were read from --cache-dir for their request.",
+        "Prompt tokens that were read from --cache-dir for their request.",
     ),
     "cached_host_tokens": (
         "total_host_hit_tokens",
-        "Of these, those that came from the memory of the host (--cache-host-gb).",
+        "Prompt tokens that came from the memory of the host (--cache-host-gb).",
     ),
     "pins_refused": ("total_pins_refused", "Pins that were refused for want of room for them."),
     "pins_given_way": (
@@ -169,7 +175,7 @@ _COUNTERS = {
     ),
     "shadow_later": (
         "total_shadow_later",
-        "Of these, requests that the shadow policy would have let wait.",
+        "Admitted requests that the shadow policy would have let wait.",
     ),
     "shadow_earlier": (
         "total_shadow_earlier",
@@ -177,7 +183,7 @@ _COUNTERS = {
     ),
     "engine_unknown_messages": (
         "total_unknown_messages",
-        "Messages to the engine that nobody handles.",
+        "Messages to the engine without a handler.",
     ),
     "engine_duplicate_requests": (
         "total_duplicate_requests",
@@ -192,15 +198,18 @@ _COUNTERS = {
         "Messages to the engine that could not be read.",
     ),
     "num_grammar": ("total_grammars", "Grammars that requests have asked for."),
-    "num_grammar_cache_hit": ("total_grammar_hits", "Of these, found in the cache."),
+    "num_grammar_cache_hit": ("total_grammar_hits", "Grammars that were found in the cache."),
     "num_grammar_shared": (
         "total_grammar_shared",
         "Requests that waited for a compilation begun for another: compilations avoided.",
     ),
-    "num_grammar_aborted": ("total_grammar_refused", "And invalid, or too much to compile."),
+    "num_grammar_aborted": (
+        "total_grammar_refused",
+        "Grammars that were invalid, or too large to compile.",
+    ),
     "forced_tokens": (
         "total_forced_tokens",
-        "Of the generated tokens, those about which a grammar left no choice.",
+        "Generated tokens for which a grammar left no choice.",
     ),
     "drafts_prediction": (
         "total_drafts_prediction",
@@ -211,11 +220,20 @@ _COUNTERS = {
     "drafts_ngram": ("total_drafts_ngram", "Guessed tokens computed, from the request's text."),
     "accepted_prediction": (
         "total_accepted_prediction",
-        "Of the tokens guessed from what clients expect, those that came out the same.",
+        "Tokens guessed from what clients expect that were right.",
     ),
-    "accepted_tree": ("total_accepted_tree", "Of those from the prefix cache."),
-    "accepted_draft": ("total_accepted_draft", "Of those of the draft model."),
-    "accepted_ngram": ("total_accepted_ngram", "Of those from the request's text."),
+    "accepted_tree": (
+        "total_accepted_tree",
+        "Tokens guessed from the prefix cache that were right.",
+    ),
+    "accepted_draft": (
+        "total_accepted_draft",
+        "Tokens guessed by the draft model that were right.",
+    ),
+    "accepted_ngram": (
+        "total_accepted_ngram",
+        "Tokens guessed from the request's text that were right.",
+    ),
     "draft_runs": (
         "total_draft_runs",
         "Drafts that were computed, of one token or several that follow each other.",
@@ -224,10 +242,13 @@ _COUNTERS = {
         "total_encoder_runs",
         "Pictures, tiles, videos and sounds that were encoded.",
     ),
-    "encoded_tokens": ("total_encoded_tokens", "Tokens that these stand for."),
+    "encoded_tokens": (
+        "total_encoded_tokens",
+        "Tokens of the pictures, videos and sounds that were encoded.",
+    ),
     "encoder_cache_hits": (
         "total_encoder_hits",
-        "Pictures, tiles, videos and sounds that were there encoded when a prompt needed them.",
+        "Pictures, tiles, videos and sounds that were already encoded when a prompt needed them.",
     ),
     "encoder_cache_misses": (
         "total_encoder_misses",
@@ -353,7 +374,7 @@ class EngineNumbers(Collector):
         yield self._gauge("kv_available_tokens", self.available_tokens, available)
         hits = "Part of all prompt tokens found in the prefix cache."
         yield self._gauge("cache_hit_rate", self.cache_hit_rate, hits)
-        accepted = "Tokens of a draft that came out the same, in the mean."
+        accepted = "Mean number of tokens of a draft that were right."
         yield self._gauge("mean_accepted_length", self.mean_accepted_length, accepted)
         throughput = "Tokens generated per second."
         yield self._gauge("gen_throughput", self.gen_throughput, throughput)

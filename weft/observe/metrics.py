@@ -201,14 +201,20 @@ class CompletionMetrics:
         self.latencies = Latencies(
             [
                 make.histograms(
-                    "inter_token_latency_seconds", "Between two tokens of a completion.", "priority"
+                    "inter_token_latency_seconds",
+                    "Time between two tokens of a completion.",
+                    "priority",
                 ),
                 make.histograms(
-                    "time_to_first_token_seconds", "From request to first token.", "priority"
+                    "time_to_first_token_seconds", "Time from request to first token.", "priority"
                 ),
-                make.histograms("e2e_request_latency_seconds", "From request to end.", "priority"),
                 make.histograms(
-                    "queue_time_seconds", "From arrival in the scheduler to admission.", "priority"
+                    "e2e_request_latency_seconds", "Time from request to end.", "priority"
+                ),
+                make.histograms(
+                    "queue_time_seconds",
+                    "Time from arrival in the scheduler to admission.",
+                    "priority",
                 ),
             ]
         )
@@ -223,7 +229,7 @@ class CompletionMetrics:
             SECONDS,
         )
         self.inference = make.histogram(
-            "request_inference_time_seconds", "From admission to end.", SECONDS
+            "request_inference_time_seconds", "Time from admission to end.", SECONDS
         )
         self.prompt_tokens = make.histogram(
             "prompt_tokens_histogram", "Prompt tokens of a completion.", TOKENS
@@ -255,8 +261,8 @@ class CompletionMetrics:
         # disconnect: the client has left; late: the completion has already ended here.
         abandoned = make.counter(
             "abandoned_tokens",
-            "Generated tokens that no client got: it had left before (disconnect), or they came "
-            "behind the end of their completion (late).",
+            "Generated tokens that no client got: the client had disconnected (disconnect), or "
+            "they came after the end of their completion (late).",
             "reason",
         )
         self.abandoned = {reason: abandoned.labels(reason) for reason in ("disconnect", "late")}
@@ -272,7 +278,7 @@ class HttpMetrics:
             "http_responses", "HTTP responses.", "endpoint", "status_code"
         )
         self.seconds = make.histograms(
-            "http_request_duration_seconds", "Of HTTP requests.", "endpoint", MAX_ENDPOINTS
+            "http_request_duration_seconds", "Time of HTTP requests.", "endpoint", MAX_ENDPOINTS
         )
 
 

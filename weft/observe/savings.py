@@ -26,7 +26,8 @@ class Savings:
         )
         self._seconds = Counter(
             prefix + "cache_saved_seconds",
-            "Waiting saved by that: these tokens times what one more computed token takes.",
+            "Waiting time saved by the prefix cache: these tokens times the time of one more "
+            "computed token.",
             ["tenant"],
             registry=registry,
         )

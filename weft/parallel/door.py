@@ -170,7 +170,7 @@ def resolved(host: str) -> str:
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
-        raise DoorError(f"{host[:200]!r} is no host that is known here") from exc
+        raise DoorError(f"{host[:200]!r} is not a known host") from exc
     # IPv4 first, because only some nodes may have an IPv6 address for a name.
     found.sort(key=lambda one: one[0] != sockets.AF_INET)
     return str(found[0][4][0])
@@ -265,8 +265,8 @@ class DoorCaller:
             event = recv_monitor_message(self._monitor)["event"]
             if event & HANDSHAKE_FAILED:
                 raise DoorLocked(
-                    f"node 0 at {self._where} does not let this node in: it has another secret "
-                    "(WEFT_DIST_SECRET), or is no weft"
+                    f"node 0 at {self._where} refuses this node: it has another secret "
+                    "(WEFT_DIST_SECRET), or is not a weft server"
                 )
             if self._socket.poll(0):
                 return _word(self._socket.recv_multipart())  # its last message

@@ -76,7 +76,7 @@ class SocketLink:
             self._socket.settimeout(timeout_s)
             kind, num_bytes = HEADER.unpack(self._take(HEADER.size))
             if num_bytes > MAX_BYTES:
-                raise RankLost("another rank has sent what is no message")
+                raise RankLost("another rank has sent an invalid message")
             return kind, self._take(num_bytes)
         except TimeoutError:
             raise
@@ -129,7 +129,7 @@ class NodeLink:
                 raise TimeoutError
         frames = self._socket.recv_multipart()
         if len(frames) != 2:
-            raise RankLost("another rank has sent what is no message")
+            raise RankLost("another rank has sent an invalid message")
         kind, data = frames
         return kind, data
 

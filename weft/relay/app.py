@@ -84,7 +84,7 @@ class Relay:
             await self._forward(scope, receive, send)
             return
         else:
-            message = f"{path} is each server's own: ask the servers behind this front"
+            message = f"this front does not answer {path}; the servers behind it do"
             raise ApiError(403, message)
         await answer(scope, receive, send)
 

@@ -225,7 +225,7 @@ async def _break_off(scope: Scope, send: Send, is_stream: bool) -> None:
     """End an incomplete answer: a stream with an error event, any other answer by aborting the
     client's connection."""
     if is_stream:
-        error = error_json(ApiError(502, "the server has ended in the midst of the answer"))
+        error = error_json(ApiError(502, "the server has ended in the middle of the answer"))
         event = b"data: " + error + b"\n\n"
         await send({"type": "http.response.body", "body": event, "more_body": False})
         return

@@ -28,7 +28,7 @@ class RelayMetrics:
             "reason",
         )
         self.prefill_s = make.histogram(
-            "route_prefill_seconds", "From a request to the end of its prefill.", SECONDS
+            "route_prefill_seconds", "Time from a request to the end of its prefill.", SECONDS
         )
         self._broken = make.counter(
             "route_broken", "Requests whose answer has broken off, or never came.", "role"

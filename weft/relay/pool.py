@@ -55,7 +55,7 @@ class RelayServer:
                 why_not = f"it is not ready (status {answer.status})"
         except TimeoutError:
             is_silent = True
-            why_not = f"it has said nothing for {PROBE_TIMEOUT_S:g} s"
+            why_not = f"it has not answered for {PROBE_TIMEOUT_S:g} s"
         except (ServerGone, EOFError) as exc:
             is_silent = True
             why_not = f"{exc}"
@@ -64,7 +64,7 @@ class RelayServer:
             return
         self._num_silent = self._num_silent + 1 if is_silent else 0
         if self._num_silent >= LOST_AFTER:
-            self.lines.break_off("it gives no sign of life")
+            self.lines.break_off("it does not answer probes")
 
     def set_state(self, why_not: str) -> None:
         """Set why the server gets no requests; "": it gets requests. Logs changes."""

@@ -181,7 +181,10 @@ def _wrong_form(message: GenerateRequest, asked: PoolingParams, limits: PoolingL
         return "token_type_ids are given, but this model knows no kinds of segments"
     if len(types) * TOKEN_BYTES != len(message.input_ids):
         num_tokens = len(message.input_ids) // TOKEN_BYTES
-        return f"there are {len(types):,} token_type_ids for {num_tokens:,} tokens"
+        return (
+            f"token_type_ids has the length {len(types):,}; {num_tokens:,} is expected, an entry "
+            "for each token"
+        )
     if max(types) >= limits.num_token_types:
         return f"token_type_ids has {max(types)}; 0 to {limits.num_token_types - 1} are allowed"
     return ""

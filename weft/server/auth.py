@@ -224,16 +224,16 @@ class Pages:
         for host in headers.getlist("host"):
             if not (self._is_ours(host) or (is_probe and _is_address(host))):
                 message = (
-                    f"{host[:64]!r} is no name of this server; "
-                    "--allowed-hosts names those that are, or set --api-key"
+                    f"{host[:64]!r} is not a name of this server; name it in --allowed-hosts, or "
+                    "set --api-key"
                 )
                 return ApiError(403, message)
         if self.is_own(headers) or (ANY in self._origins and "origin" in headers):
             return None
         return ApiError(
             403,
-            "this server does not answer to pages of other origins; "
-            "--cors-origins names those it may",
+            "this server does not answer to pages of other origins; --cors-origins names the "
+            "allowed ones",
         )
 
     def is_own(self, headers: Headers) -> bool:

@@ -53,9 +53,9 @@ async def version(context: ServerContext, request: Request) -> ASGIApp:
 
 
 ROUTES = (
-    get("/health", health, "Is the engine there?", access="open"),
+    get("/health", health, "Whether the engine answers", access="open"),
     get("/ping", health, "The same as /health (SageMaker)", access="open"),
-    get("/ready", ready, "Is new work accepted?", access="open"),
+    get("/ready", ready, "Whether new work is accepted", access="open"),
     get("/health_generate", health_generate, "Generate one token"),
     get("/version", version, "Version of weft"),
 )

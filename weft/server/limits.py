@@ -132,7 +132,10 @@ def check_body(limits: Limits, body: msgspec.Struct) -> None:
             most = getattr(limits, bound.limit)
             if size > most:
                 counted = f"{size:,}" if abs(size) <= INT64 else shown(size)
-                message = f"{told} has {counted} {bound.what}; at most {most:,} are allowed"
+                found = f"has {counted} {bound.what}"
+                if bound.size is _largest:
+                    found = f"is {counted}"
+                message = f"{told} {found}; at most {most:,} are allowed"
                 raise over(bound.limit, message, param=told)
         if isinstance(value, str | int | float):
             continue

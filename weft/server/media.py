@@ -117,7 +117,7 @@ class ServedMedia:
                 async with asyncio.timeout(SLOW * self._timeout_s):
                     fetched[place] = await self._fetchers.run(work)
             except TimeoutError as exc:
-                late = MediaError(f"it did not come within {self._timeout_s:g} s")
+                late = MediaError(f"it did not arrive within {self._timeout_s:g} s")
                 raise MediaRefusal(sources[place], late) from exc
 
         try:

@@ -94,7 +94,9 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
         if rest:
             lens.append(rest)
         if len(ids) != len(lens):
-            raise ValueError(f"{len(ids)} hash_ids for {prompt_len:,} tokens")
+            raise ValueError(
+                f"the request has {len(ids):,} hash_ids, which do not fit its {prompt_len:,} tokens"
+            )
         yield Arrival(
             time_s=request["timestamp"] / 1e3,
             prompt=tuple(map(Segment, ids, lens)),

@@ -31,7 +31,7 @@ class Traffic:
 
     requests: int = option(
         1_000,
-        "how many; of a trace file: at most so many, 0 for all",
+        "number of requests; of a trace file at most this number, 0 for all",
         group="traffic",
         everyday=True,
         low=0,

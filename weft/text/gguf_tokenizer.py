@@ -132,8 +132,8 @@ def tokenizer_files(metadata: JsonMapping, label: str) -> dict[str, JsonObject]:
         tokenizer = _sentencepiece(vocabulary, vocabulary.merges(), has_prefix=False)
     else:
         raise TokenizerError(
-            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not read; "
-            f"read are gpt2, llama and gemma4; {HINT}"
+            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not supported; gpt2, llama "
+            f"and gemma4 are; {HINT}"
         )
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
 
@@ -191,7 +191,7 @@ class _Vocabulary:
             raise TokenizerError(f"{self.label} has no tokenizer.ggml.{key}; {HINT}")
         found = list(values)
         if not all(isinstance(value, str) for value in found):
-            raise TokenizerError(f"{self.label}: tokenizer.ggml.{key} are no texts")
+            raise TokenizerError(f"{self.label}: tokenizer.ggml.{key} are not texts")
         return found
 
     def merges(self) -> list[list[str]]:
@@ -275,8 +275,8 @@ def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
     pre = str(vocabulary.metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in PRE_TOKENIZERS:
         raise TokenizerError(
-            f"{vocabulary.label}: its pre-tokenizer is {pre[:64]!r}, which is not read; "
-            f"read are {', '.join(PRE_TOKENIZERS)}; {HINT}"
+            f"{vocabulary.label}: its pre-tokenizer is {pre[:64]!r}, which is not supported; "
+            f"supported are {', '.join(PRE_TOKENIZERS)}; {HINT}"
         )
     steps = PRE_TOKENIZERS[pre]
     pre_tokenizer = steps[0]

@@ -103,7 +103,7 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as exc:  # the library raises bare Exception
-            raise TokenizerError(f"{path} is no tokenizer: {exc}") from exc
+            raise TokenizerError(f"{path} is not a tokenizer: {exc}") from exc
         config = _read_json(folder / "tokenizer_config.json")
         return cls(
             backend,
@@ -516,7 +516,7 @@ def _content(token: Any) -> str:
     if isinstance(token, dict):
         content = token.get("content")
     if not isinstance(content, str):
-        raise TokenizerError(f"tokenizer_config.json: {token!r} is no special token")
+        raise TokenizerError(f"tokenizer_config.json: {token!r} is not a special token")
     return content
 
 

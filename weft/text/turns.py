@@ -56,7 +56,7 @@ class Turns:
                 self.give_back(is_long=is_long)
             raise
         if self._waiting.remove(name, waiter):
-            raise Busy(f"{self._what} has more work than it can do; try again later")
+            raise Busy(f"{self._what} is overloaded; try again later")
 
     def give_back(self, *, is_long: bool = False) -> None:
         self._num_free += 1

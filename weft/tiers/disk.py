@@ -57,7 +57,7 @@ SETTLE_S = 10.0
 REST_SHARE = 9.0
 LONGEST_REST_S = 0.02
 IDLE_S = 0.2
-OPENING = "it is being looked what is stored"
+OPENING = "the stored blocks are being listed"
 
 log = EventLog("cache")
 

@@ -68,7 +68,7 @@ def checked(router: RouterSpec) -> RouterSpec:
         )
     if router.num_chosen > router.num_experts:
         raise UnsupportedModel(
-            f"a token gets {router.num_chosen} experts of {router.num_experts}, which are fewer"
+            f"a token gets {router.num_chosen} experts, but a layer has only {router.num_experts}"
         )
     if router.num_groups == 1:
         return router

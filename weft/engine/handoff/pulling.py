@@ -234,9 +234,9 @@ class PullService(Service):
     def _end_late(self, now: float) -> None:
         for number, pull in list(self.feature.pulls.items()):
             if now >= pull.until_s:
-                why = f"nothing came in {self._settings.wait_s:g} s"
+                why = f"nothing arrived within {self._settings.wait_s:g} s"
                 if pull.num_landed:
-                    why = f"{pull.num_landed:,} tokens came in {self._settings.wait_s:g} s"
+                    why = f"{pull.num_landed:,} tokens arrived within {self._settings.wait_s:g} s"
                 self._end(number, now, "late", why)
 
     def _end_hung(self, now: float) -> None:

@@ -79,7 +79,7 @@ class TritonPaged:
     def prepare(self, batch: AttentionBatch) -> None:
         self._is_both_ways = batch.sees_to is not None
         if self._is_both_ways:
-            assert self._by_torch is not None, "the model's tokens see none behind them"
+            assert self._by_torch is not None, "the model's tokens see no later tokens"
             self._by_torch.prepare(batch)
             return
         layout = batch.layout or _lay_out(batch, self.tiling)

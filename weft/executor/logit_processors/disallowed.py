@@ -22,7 +22,8 @@ class DisallowedTokens(LogitProcessor):
             raise ValueError("token_ids must be a list of token ids")
         if len(params) > 1:
             raise ValueError(
-                f"it has no parameter {min(params.keys() - {'token_ids'})!r}; there is token_ids"
+                f"it has no parameter {min(params.keys() - {'token_ids'})!r}; only token_ids is "
+                "allowed"
             )
 
     def apply(self, logits: Tensor, requests: Sequence[ProcessorRequest]) -> None:

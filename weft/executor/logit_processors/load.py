@@ -38,7 +38,7 @@ def load_processors(files: str) -> Processors:
             )
         if not (isinstance(kind, type) and issubclass(kind, LogitProcessor)):
             raise SettingsError(
-                f"logit processor {name!r} of {home} is no subclass of weft.LogitProcessor"
+                f"logit processor {name!r} of {home} is not a subclass of weft.LogitProcessor"
             )
         try:
             found[name], homes[name] = kind(), home
@@ -72,7 +72,7 @@ def _of_file(entry: str, number: int) -> Iterator[tuple[str, object, str]]:
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
         raise SettingsError(
-            f"--logit-processors: {path} is no Python file; PATH.py or PATH.py:Name is needed"
+            f"--logit-processors: {path} is not a Python file; PATH.py or PATH.py:Name is needed"
         )
     module_name = f"weft_logit_processors_{number}"
     spec = importlib.util.spec_from_file_location(module_name, file)

@@ -39,7 +39,7 @@ class Processors:
         can."""
         processor = self._by_name.get(name)
         if processor is None:
-            return f"there is no logit processor {name!r}; there are {', '.join(self.names)}"
+            return f"there is no logit processor {name!r}; known are {', '.join(self.names)}"
         try:
             processor.check(params)
         except ValueError as exc:

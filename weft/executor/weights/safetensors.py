@@ -105,7 +105,7 @@ def _entries(
             if name != "__metadata__"
         ]
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
-        raise BadCheckpoint(f"{label} is damaged: its header makes no sense") from exc
+        raise BadCheckpoint(f"{label} is damaged: its header is not valid") from exc
     end = 8 + header_len
     for entry in sorted(found, key=lambda one: (one.start, one.num_bytes)):
         if entry.start != end:

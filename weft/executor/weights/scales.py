@@ -162,7 +162,7 @@ def _single_scale(content: Content, entry: TensorEntry) -> float:
         values = _read(content, entry)
     if values.numel() != 1 or not 0 < float(values) < torch.inf:
         raise BadCheckpoint(
-            f"{entry.name} {entry.dtype} {list(entry.shape)} is no scale of a layer's KV"
+            f"{entry.name} {entry.dtype} {list(entry.shape)} is not a scale of a layer's KV"
         )
     return float(values)
 

@@ -254,7 +254,7 @@ class WeightStore:
         """The weights that the request announces, in order, with their types. Raises Refused."""
         types = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
         if not request.names or len(set(request.names)) < len(request.names):
-            raise Refused("names must hold at least one weight, and each once")
+            raise Refused("names must have at least one weight, and no weight twice")
         if not len(request.names) == len(request.dtypes) == len(request.shapes):
             raise Refused("names, dtypes and shapes must be of one length")
         wanted = {}
@@ -303,8 +303,8 @@ class WeightStore:
         except Exception:
             log.exception("reload_failed")
             message = (
-                f"{reason}, and the last folder cannot be loaded either: "
-                "update_weights_from_disk must mend it"
+                f"{reason}, and the last folder cannot be loaded either; "
+                "update_weights_from_disk with valid weights repairs this"
             )
             return self._reply(
                 ok=False,
@@ -408,12 +408,11 @@ class WeightStore:
             )
         if request.backend not in BACKENDS:
             raise Refused(
-                f"the backend is {request.backend[:64]!r}; there are {', '.join(BACKENDS)}"
+                f"the backend is {request.backend[:64]!r}; {', '.join(BACKENDS)} are allowed"
             )
         if BACKENDS[request.backend] == "cuda" and self._memory.device.type != "cuda":
             raise Refused(
-                f"the backend is {request.backend}, but this engine computes on a CPU: "
-                "gloo serves there"
+                f"the backend is {request.backend}, but this engine computes on a CPU; use gloo"
             )
         if not 0 < request.rank < request.world_size:
             raise Refused(
@@ -527,7 +526,7 @@ class WeightStore:
     def _check_tags(tags: Sequence[str]) -> None:
         for tag in tags:
             if tag not in TAGS:
-                raise Refused(f"the tag {tag[:64]!r} is unknown; there are {', '.join(TAGS)}")
+                raise Refused(f"the tag {tag[:64]!r} is unknown; {', '.join(TAGS)} are allowed")
 
     def _reply(self, *, ok: bool = True, **values: Any) -> DeviceReply:
         return DeviceReply(

@@ -99,7 +99,7 @@ def _problem(
     module: Any, mask: Tensor | None, is_causal: bool | None, others: dict[str, Any]
 ) -> str:
     if is_causal is False or getattr(module, "is_causal", True) is False:
-        return "lets tokens see those behind them"
+        return "lets tokens see those after them"
     if mask is not None:
         return "has a mask of its own"
     for name, value in others.items():

@@ -150,7 +150,7 @@ def _run(module: Any, device: str) -> list[AttentionCall]:
     decoder = decoder_of(module)
     # Many decoders accept any argument, and ignore unknown ones.
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise NotByLibrary(f"{type(decoder).__name__} cannot be told positions")
+        raise NotByLibrary(f"{type(decoder).__name__} takes no positions")
     recorder = CallRecorder()
     ids = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device=device)
     positions = torch.arange(NUM_TOKENS, device=device)[None]

@@ -104,7 +104,8 @@ def library_config(cls: Any, config: JsonMapping) -> Any:
     if config.get("quantization_config"):
         method = get(config, "quantization_config", dict).get("quant_method", "unknown")
         raise NotByLibrary(
-            f"its weights are quantised ({str(method)[:40]}), which is not read for such models"
+            f"its weights are quantised ({str(method)[:40]}), which is not supported for such "
+            "models"
         )
     kinds = getattr(text, "layer_types", None) or ()
     # In some classes, only models with other types of layers keep a state.
@@ -119,7 +120,7 @@ def library_config(cls: Any, config: JsonMapping) -> Any:
     if getattr(text, "is_causal", True) is False or getattr(
         text, "use_bidirectional_attention", False
     ):
-        raise NotByLibrary("its tokens see those behind them")
+        raise NotByLibrary("its tokens see those after them")
     return found
 
 

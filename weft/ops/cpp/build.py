@@ -217,7 +217,7 @@ def find_compiler() -> tuple[str, ...]:
         if shutil.which(name):
             return (name, *named[1:])
     if named:
-        raise CannotBuild(f"CXX names {named[0]}, which is not there")
+        raise CannotBuild(f"CXX names {named[0]}, which does not exist")
     if (Path(sysconfig.get_path("purelib")) / "ziglang").exists():
         return (sys.executable, "-m", "ziglang", "c++")
     raise CannotBuild(f"no C++ compiler was found ({', '.join(COMPILERS)}, or pip install ziglang)")

@@ -78,5 +78,5 @@ def _check_refinable(name: str) -> None:
     kind = load_policy(name)
     if not issubclass(kind, KeyPolicy) or kind.order is not KeyPolicy.order:
         raise UnknownPolicy(
-            f"{name!r} gives all requests an order, so no policy is allowed behind it"
+            f"{name!r} gives all requests an order, so no policy is allowed after it"
         )

@@ -40,20 +40,22 @@ def parse(text: str) -> PolicyText:
     words = [_word(level, text) for level in text.split(ARROW)]
     if len(words) > 1 and ALONE in words:
         raise UnknownPolicy(
-            f"{text!r}: {ALONE!r} lets nobody join a batch, so it stands alone; "
-            f"no {ARROW!r} is allowed beside it"
+            f"{text!r}: {ALONE!r} admits no request to a running batch, so it cannot be "
+            f"combined; no {ARROW!r} is allowed beside it"
         )
     repeated = [word for word in words if words.count(word) > 1]
     if repeated:
-        raise UnknownPolicy(f"{text!r}: {repeated[0]!r} stands there twice; once is allowed")
+        raise UnknownPolicy(f"{text!r}: {repeated[0]!r} is given twice; once is allowed")
     if CLASSES in words[1:]:
-        raise UnknownPolicy(f"{text!r}: {CLASSES!r} makes classes; it is allowed as the first word")
+        raise UnknownPolicy(
+            f"{text!r}: {CLASSES!r} makes classes; it is allowed only as the first word"
+        )
     has_classes = words[0] == CLASSES
     rest = words[has_classes:]
     if TENANTS in rest[1:]:
         raise UnknownPolicy(
-            f"{text!r}: {TENANTS!r} makes tenants; it is allowed as the first word, "
-            f"or directly behind {CLASSES!r}"
+            f"{text!r}: {TENANTS!r} makes tenants; it is allowed only as the first word, or "
+            f"directly after {CLASSES!r}"
         )
     has_tenants = rest[:1] == [TENANTS]
     return PolicyText(has_classes, has_tenants, tuple(rest[has_tenants:]))
@@ -65,7 +67,9 @@ def _word(level: str, text: str) -> str:
     name = name.strip()
     if not name:
         known = ", ".join(names())
-        raise UnknownPolicy(f"{text!r}: a policy is missing beside {ARROW!r}; there are {known}")
+        raise UnknownPolicy(
+            f"{text!r}: a policy is missing beside {ARROW!r}; the policies are {known}"
+        )
     if name not in names():
         try:
             load_policy(name)

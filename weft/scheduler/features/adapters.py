@@ -105,7 +105,7 @@ class AdaptersFeature(Feature):
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
         if not self.num_places:
-            return Refusal("this server takes no adapters; it would with --enable-lora", 400)
+            return Refusal("this server takes no adapters; start it with --enable-lora", 400)
         adapter = self.loaded.get(message.adapter)
         if adapter is None:
             return Refusal("the adapter is not loaded any more", 404)
@@ -124,7 +124,9 @@ class AdaptersFeature(Feature):
         claim = self._live_claim()
         adapter = request.message.adapter
         if claim is not None and adapter == self._closing and _is_younger(request, claim):
-            return f"waits for an adapter slot: {self._called(adapter)} admits nobody for a while"
+            return (
+                f"waits for an adapter slot: {self._called(adapter)} admits no requests for a while"
+            )
         taken = self._taken
         if adapter in taken:
             return ""

@@ -86,7 +86,7 @@ class MediaFeature(Feature):
 
     def _why_not(self, message: GenerateRequest) -> str:
         if self._rules is None:
-            return f"this model takes no {message.media[0].kind} input; it reads text alone"
+            return f"this model takes no {message.media[0].kind} input; it reads only text"
         if message.session is not None:
             return "a request of a session cannot have images, videos or sounds"
         if message.vectors:

@@ -69,7 +69,7 @@ class _Watch:
         cause: Exception | None = None,
     ) -> None:
         self.is_well = False
-        words = f"the policy {self._name} {what}; requests go as they came"
+        words = f"the policy {self._name} {what}; requests go in the order of arrival"
         fault = PolicyFailed(words)
         fault.__cause__ = cause
         self._context.report(fault)
@@ -125,7 +125,7 @@ def _as_numbers(
         raise ValueError(f"its key is of {key.dtype}; numbers are expected")
     numbers: DoubleArray = key.astype(np.float64)
     if np.isnan(numbers).any():
-        raise ValueError("its key is no number (NaN) for some requests")
+        raise ValueError("its key is NaN for some requests")
     return numbers
 
 
@@ -184,7 +184,7 @@ class GuardedPolicy(Policy):
         if watch.is_well and not num_named:
             is_idle = not len(self.context.running.rows)
             if is_idle and len(indices):
-                watch.failed("names nobody, and nothing runs")
+                watch.failed("names no request, although nothing runs")
         if not watch.is_well:
             for index in indices[is_left[indices]].tolist():
                 yield table.request_at(index)

@@ -37,7 +37,7 @@ def load_own(name: str) -> type[Policy]:
         why = f"{type(exc).__name__}: {exc}"
         raise NoOwnPolicy(f"the policy {name!r} could not be loaded: {why}") from exc
     if not (isinstance(kind, type) and issubclass(kind, Policy)):
-        raise NoOwnPolicy(f"{name!r} is no subclass of weft.scheduler.policy.Policy")
+        raise NoOwnPolicy(f"{name!r} is not a subclass of weft.scheduler.policy.Policy")
     return kind
 
 

@@ -58,8 +58,8 @@ def _own_kind(name: str) -> type[Policy]:
         known = [*names(), *others]
         hint = did_you_mean(name, known)
         raise UnknownPolicy(
-            f"there is no policy {name!r}; there are {', '.join(known)}, "
-            f"and module:Class for one of your own{hint}"
+            f"there is no policy {name!r}; the policies are {', '.join(known)}, and module:Class "
+            f"for one of your own{hint}"
         )
     try:
         return load_own(name)

@@ -45,7 +45,7 @@ LOOK_PART = 0.015
 # Reasons why a request had no draft in its last step.
 NEAR_END = "its output is about to end"
 NOT_WORTH_IT = "guesses have not been right often enough for what they cost in this batch"
-NO_IDEA = "no source has an idea of what follows"
+NO_IDEA = "no source has a guess"
 RULED_OUT = "what was guessed is not allowed, or leaves no choice (a grammar)"
 NOT_PLAIN = "with overlap nothing is guessed where more than tokens is asked for (--no-overlap)"
 NO_ROOM = "neither the step nor the KV memory has room for it"

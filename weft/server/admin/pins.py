@@ -112,5 +112,5 @@ ROUTES = (
         answer=PinAnswer,
         access="admin",
     ),
-    delete("/cache/pin/{name}", unpin, "Let a pinned prompt go", access="admin"),
+    delete("/cache/pin/{name}", unpin, "Remove a pin", access="admin"),
 )

@@ -173,9 +173,11 @@ async def forget(context: ServerContext, request: Request) -> ASGIApp:
     reply = await context.client.call(question)
     log.info("forget", tokens=reply.tokens, left=reply.left)
     if not reply.tokens and not reply.left:
-        raise ApiError(400, "nothing of it is cached, in whole pages")
+        raise ApiError(400, "no whole page of the prompt is cached")
     if not reply.tokens:
-        message = f"its {reply.left:,} cached tokens are in use, or other prompts go on from there"
+        message = (
+            f"its {reply.left:,} cached tokens are in use, or other prompts continue from there"
+        )
         raise ApiError(409, message)
     answer = ForgetAnswer(tokens=reply.tokens, left=reply.left, message=reply.stored)
     return json_response(answer)

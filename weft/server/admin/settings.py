@@ -87,7 +87,9 @@ async def set_internal_state(context: ServerContext, request: Request) -> ASGIAp
     body = await read_json(context, request, SetInternalState)
     asked = body.server_args
     if not asked:
-        message = "server_args is empty; GET /get_internal_state tells what can be changed"
+        message = (
+            "server_args is empty; GET /get_internal_state lists the settings that can be changed"
+        )
         raise ApiError(400, message)
     reply = await context.client.call(body)
     written = " ".join(f"{name}={value}" for name, value in asked.items())
@@ -211,7 +213,7 @@ def _counts(reply: ExpertDistributionReply) -> dict[str, list[Any]]:
 
 
 ROUTES = (
-    post("/slow_down", slow_down, "Let steps take longer", SlowDown, access="admin"),
+    post("/slow_down", slow_down, "Make steps take longer", SlowDown, access="admin"),
     get(
         "/get_internal_state",
         get_internal_state,
@@ -242,20 +244,20 @@ ROUTES = (
     post(
         "/start_expert_distribution_record",
         start_experts,
-        "Count which experts tokens get",
+        "Begin to count the tokens of each expert",
         access="admin",
     ),
     post(
         "/stop_expert_distribution_record",
         stop_experts,
-        "Count experts no more",
+        "Stop counting the tokens of experts",
         access="admin",
     ),
-    get("/experts", get_experts, "How many tokens each expert got so far", access="admin"),
+    get("/experts", get_experts, "The number of tokens of each expert so far", access="admin"),
     post(
         "/dump_expert_distribution_record",
         dump_experts,
-        "How many tokens each expert got",
+        "The number of tokens of each expert, which then restarts from zero",
         access="admin",
     ),
 )

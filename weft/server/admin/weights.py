@@ -224,7 +224,7 @@ def _values(tensor: NamedTensor, param: str) -> tuple[SafetensorsType, bytes]:
     try:
         return dtype, base64.b64decode(tensor.data, validate=True)
     except binascii.Error as exc:
-        raise ApiError(400, "data is no base64", param=param) from exc
+        raise ApiError(400, "data is not base64", param=param) from exc
 
 
 async def _body_or(context: ServerContext, request: Request, default: M) -> M:
@@ -287,7 +287,7 @@ ROUTES = (
     post(
         "/init_weights_update_group",
         init_weights_update_group,
-        "Join a group that weights come from",
+        "Join a group of processes from which weights come",
         InitWeightsUpdateGroup,
         access="admin",
     ),

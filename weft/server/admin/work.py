@@ -226,9 +226,9 @@ ROUTES = (
     ),
     post("/abort_request", abort_request, "Abort requests", AbortRequest, access="admin"),
     post("/block", block_input, "Hold back new requests", access="admin"),
-    post("/unblock", unblock_input, "Let requests in again", access="admin"),
+    post("/unblock", unblock_input, "Admit the requests that were held back", access="admin"),
     post("/pause_generation", pause_generation, "Run no step", PauseGeneration, access="admin"),
-    post("/continue_generation", continue_generation, "Go on after a pause", access="admin"),
+    post("/continue_generation", continue_generation, "Continue after a pause", access="admin"),
     post("/set_policy", set_policy, "Switch the policy", SetPolicy, access="admin"),
     post(
         "/flush_cache",

@@ -20,9 +20,9 @@ def want_engine(rank: int, num_engines: int, told: str = FIELD) -> None:
     """Send the current request to engine `rank`. Raises `ApiError` if there is no such engine.
     `told`: the name of the field or header, for the message."""
     if rank >= num_engines:
-        message = f"{told} is {rank}; this server has {num_engines} engines, from 0"
+        message = f"{told} is {rank}; 0 to {num_engines - 1} are allowed, one for each engine"
         if num_engines == 1:
-            message = f"{told} is {rank}; this server has one engine, 0"
+            message = f"{told} is {rank}; only 0 is allowed, because this server has one engine"
         raise ApiError(400, message, param=FIELD)
     wanted_rank.set(rank)
 

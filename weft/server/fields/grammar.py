@@ -195,7 +195,9 @@ def _structured_outputs(outputs: Any) -> list[NamedGrammar]:
         # null has no effect, whatever the name.
         if outputs[key] is None or key in known or key == "strict":
             continue
-        message = f"{name} has {key[:MAX_SHOWN]!r}; there are {', '.join(known)} and strict"
+        message = (
+            f"{name} has the key {key[:MAX_SHOWN]!r}; allowed keys: {', '.join(known)} and strict"
+        )
         raise ApiError(400, message, param=name)
     found = _found(_INSIDE, outputs, f"{name}.")
     if outputs.get("strict") is not True:
@@ -235,7 +237,7 @@ def _response_format(format: Any) -> Grammar | None:
             del tag["type"]
             return structural_tag(name, tag)
     kinds = "text, json_object, json_schema and structural_tag"
-    message = f"{name}.type is {format['type'][:MAX_SHOWN]!r}; there are {kinds}"
+    message = f"{name}.type is {format['type'][:MAX_SHOWN]!r}; {kinds} are allowed"
     raise ApiError(400, message, param=f"{name}.type")
 
 

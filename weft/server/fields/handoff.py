@@ -119,7 +119,12 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise ApiError(400, f"{name} has {len(value):,} entries for {count:,} prompts", param=name)
+        raise ApiError(
+            400,
+            f"{name} has the length {len(value):,}; {count:,} is expected, an entry for each "
+            "prompt",
+            param=name,
+        )
     return value
 
 

@@ -130,7 +130,7 @@ def _grammar(body: Any, value: Any) -> Grammar | None:
 
 def _allowed_token_ids(body: Any, value: list[int]) -> tuple[int, ...]:
     if not value:
-        message = "allowed_token_ids is empty: no token could be said"
+        message = "allowed_token_ids is empty: no token could be generated"
         raise ApiError(400, message, param="allowed_token_ids")
     return tuple(value)
 
@@ -233,7 +233,7 @@ def processors(body: ExtraSamplingFields) -> tuple[Processor, ...]:
     params = body.custom_params
     if not named:
         if params:
-            message = "custom_params are of no use without custom_logit_processor"
+            message = "custom_params needs custom_logit_processor"
             raise ApiError(400, message, param="custom_params")
         return ()
     entries = named
@@ -262,7 +262,7 @@ def _processor(entry: Any) -> Processor:
         try:
             one = msgspec.convert(entry, NamedProcessor)
         except msgspec.ValidationError as exc:
-            message = f"{param}: {exc}; there are name and params"
+            message = f"{param}: {exc}; name and params are allowed"
             raise ApiError(400, message, param=param) from exc
         name = one.name
         params = one.params or {}

@@ -113,7 +113,7 @@ def _sampling(context: ServerContext, body: CompletionRequest) -> SamplingParams
         message = f"best_of is {body.best_of}; only the value of n is supported"
         raise ApiError(400, message, param="best_of")
     if body.echo and body.logprobs is not None and body.session_params is not None:
-        raise not_supported("log probabilities of an echoed prompt behind the history of a session")
+        raise not_supported("log probabilities of an echoed prompt after the history of a session")
     params.check(context.client.engine.vocab_size)
     return params
 
@@ -136,7 +136,7 @@ def split_prompt(
     if len(found) < len(prompt):
         raise ApiError(400, "the prompt mixes token ids with texts or lists", param="prompt")
     if not found:
-        raise ApiError(400, "there is no prompt", param="prompt")
+        raise ApiError(400, "prompt is empty; at least one prompt is needed", param="prompt")
     return found
 
 

@@ -373,7 +373,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
             "use /v1/completions, or give one with --chat-template",
         )
     if not body.messages:
-        raise ApiError(400, "there is no message", param="messages")
+        raise ApiError(400, "messages is empty; at least one message is needed", param="messages")
     if body.chat_template:
         _check_template(context, body.chat_template)
     continued = bool(body.continue_final_message)
@@ -417,8 +417,8 @@ def _check_template(context: ServerContext, source: str) -> None:
     """Raise `ApiError` for a template that the server does not accept from a request."""
     if not context.config.trust_request_chat_template:
         message = (
-            "chat_template is not taken from requests; "
-            "it would be with --trust-request-chat-template"
+            "this server takes no chat_template from requests; start it with "
+            "--trust-request-chat-template"
         )
         raise ApiError(
             400,
@@ -466,8 +466,8 @@ def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat:
     if context.formats.tools is None:
         raise ApiError(
             400,
-            "it is not known how this model writes tool calls: its chat template shows none; "
-            "the server needs --tool-call-parser",
+            "this model's chat template has no known format of tool calls; start the server "
+            "with --tool-call-parser, or force a call by tool_choice",
             param="tools",
             code="unsupported_parameter",
         )

@@ -108,7 +108,7 @@ def _without_mark(tool: JsonObject) -> JsonObject:
 def _function(tool: JsonObject, param: str) -> JsonObject:
     custom = tool.get("custom")
     if not isinstance(custom, dict):
-        raise ApiError(400, f"{param} is of type 'custom' and has no object custom", param=param)
+        raise ApiError(400, f"{param} is of type 'custom', but has no object custom", param=param)
     format = custom.get("format")
     kind = format.get("type") if isinstance(format, dict) else format
     if kind not in (None, "text"):

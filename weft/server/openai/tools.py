@@ -98,7 +98,7 @@ def _chosen_name(choice: Any, custom: frozenset[str]) -> str:
 
 
 def _not_among_tools(what: str) -> ApiError:
-    return ApiError(400, f"{what}, which is none of the tools", param="tool_choice")
+    return ApiError(400, f"{what}, which is not one of the tools", param="tool_choice")
 
 
 def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonObject:
@@ -255,6 +255,6 @@ def _name(tool: JsonObject, index: int) -> str:
         raise ApiError(400, message, param=f"{param}.function.name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        message = f"{param} has parameters that are no JSON schema"
+        message = f"{param} has parameters that are not a JSON schema"
         raise ApiError(400, message, param=f"{param}.function.parameters")
     return name

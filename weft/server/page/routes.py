@@ -81,7 +81,7 @@ async def events(context: ServerContext, request: Request) -> ASGIApp:
     if feed.is_full:
         raise ApiError(
             503,
-            "as many pages are open as may be",
+            "too many pages are open; try again later",
             headers={"retry-after": "10"},
         )
     return _Stream(context)
@@ -143,7 +143,7 @@ ROUTES = (
     get(
         "/",
         front,
-        "The live page; a greeting for who is no browser",
+        "The live page; a short text for programs",
         access="page",
     ),
     get(

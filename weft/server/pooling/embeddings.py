@@ -259,7 +259,10 @@ def _typed(
     if not lists:
         lists = [flat]  # a single input
     if len(lists) != len(inputs):
-        message = f"{param} has {len(lists):,} lists for {len(inputs):,} inputs"
+        message = (
+            f"{param} has the length {len(lists):,}; {len(inputs):,} is expected, a list for "
+            "each input"
+        )
         raise ApiError(400, message, param=param)
     for own_types in lists:
         for kind in own_types:
@@ -270,7 +273,10 @@ def _typed(
     for index, (tokens, own_types) in enumerate(zip(inputs, lists, strict=True)):
         num_tokens = len(tokens.ids)
         if num_tokens != len(own_types):
-            message = f"{param}[{index}] has {len(own_types):,} entries for {num_tokens:,} tokens"
+            message = (
+                f"{param}[{index}] has the length {len(own_types):,}; {num_tokens:,} is "
+                "expected, an entry for each token"
+            )
             raise ApiError(400, message, param=param)
         typed.append(Encoded(tokens.ids, own_types))
     return typed

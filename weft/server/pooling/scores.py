@@ -84,7 +84,10 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     if len(left) == 1:
         left = left * len(right)
     if len(left) != len(right):
-        message = f"{len(left):,} texts cannot be paired with {len(right):,}"
+        message = (
+            f"{len(left):,} texts cannot be paired with {len(right):,}; one with many, or as "
+            "many on both sides, are allowed"
+        )
         raise ApiError(400, message, param="text_2")
     pairs = TextPairs(context, left, right, param="text_2")
     generation = await pairs.start(request, body)

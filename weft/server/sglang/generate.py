@@ -217,7 +217,12 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise ApiError(400, f"{name} has {len(value):,} entries for {count:,} prompts", param=name)
+        raise ApiError(
+            400,
+            f"{name} has the length {len(value):,}; {count:,} is expected, an entry for each "
+            "prompt",
+            param=name,
+        )
     return value
 
 
@@ -257,7 +262,7 @@ def _sources(
             return [cast(list[int], body.input_ids or [])], False
     batch = body.text if body.text is not None else cast(list[list[int]], body.input_ids)
     if not batch:
-        raise ApiError(400, "there is no prompt", param="text")
+        raise ApiError(400, "there is no prompt; at least one is needed", param="text")
     return batch, True
 
 

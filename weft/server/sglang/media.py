@@ -92,7 +92,11 @@ def _entries(
         return [(name, value)]
     if not isinstance(value, list) or len(value) != count:
         num = len(value) if isinstance(value, list) else 1
-        raise ApiError(400, f"{name} has {num:,} entries for {count:,} prompts", param=name)
+        raise ApiError(
+            400,
+            f"{name} has the length {num:,}; {count:,} is expected, an entry for each prompt",
+            param=name,
+        )
     return [(f"{name}[{index}]", entry) for index, entry in enumerate(value)]
 
 
@@ -118,6 +122,6 @@ def _source(
     if isinstance(one, dict):
         one = one.get("url")
     if not isinstance(one, str) or not one:
-        message = f'{where} is no address and no base64; a text or {{"url": ...}} is expected'
+        message = f'{where} is neither an address nor base64; a text or {{"url": ...}} is expected'
         raise ApiError(400, message, param=where)
     return text_source(kind, where, one)

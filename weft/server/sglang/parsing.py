@@ -116,15 +116,15 @@ def _chosen(
 ) -> T:
     """The format of that name, else the server's. Raises `ApiError`."""
     found = own
-    what = "is not known for this model, and must be named"
+    what = "is not known for this model; name one of"
     if name not in (None, "auto"):
         found = None
         if name in names and name != "none":
             found = find(name)
-        what = f"is {name!r:.64}, which is not one that there is"
+        what = f"is {name!r:.64}, which does not exist; known are"
     if found is None:
         known = [one for one in names if one not in ("auto", "none")]
-        raise ApiError(400, f"{param} {what}: {', '.join(known)}", param=param)
+        raise ApiError(400, f"{param} {what} {', '.join(known)}", param=param)
     return found
 
 

@@ -55,9 +55,9 @@ def read_kwargs(text: str) -> JsonObject:
     try:
         given = json.loads(text)
     except ValueError as exc:
-        raise ValueError(f"{text[:200]!r} is no JSON") from exc
+        raise ValueError(f"{text[:200]!r} is not valid JSON") from exc
     if not isinstance(given, dict):
-        raise ValueError(f"{text[:200]!r} is no object")
+        raise ValueError(f"{text[:200]!r} is not an object")
     return given
 
 
@@ -80,7 +80,7 @@ def _flat(have: Mapping[str, Knob], given: JsonMapping) -> JsonObject:
     if size is None:
         return found
     if not isinstance(size, dict):
-        raise MediaError(f"{PARAM}: size is no object; {', '.join(EDGES)} are its keys")
+        raise MediaError(f"{PARAM}: size is not an object; {', '.join(EDGES)} are its keys")
     of_pixels = {"longest_edge": "max_pixels", "shortest_edge": "min_pixels"}
     for edge, value in size.items():
         name = str(edge)

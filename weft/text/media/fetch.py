@@ -96,15 +96,14 @@ class Fetcher:
         if scheme == "file":
             if not self._access.any_file and self._access.folder is None:
                 raise MediaError(
-                    "files are not read; they would be below the folder of "
-                    "--allowed-local-media-path"
+                    "files are not read; --allowed-local-media-path would allow those of a folder"
                 )
         elif scheme in _PORTS:
             self._parsed(url)
         else:
             raise MediaError(
-                f"it is an address of the kind {url[:16]!r}; data:, https:, http: and file: "
-                "are known"
+                f"it is an address of the kind {url[:16]!r}; data:, https:, http: and file: are "
+                "allowed"
             )
 
     def fetch(
@@ -124,7 +123,7 @@ class Fetcher:
         """The parts of an address. Raises `MediaError` for an unusual form or a forbidden host."""
         if not self._access.hosts:
             raise MediaError(
-                "addresses are not fetched; they would be from the hosts of --allowed-media-domains"
+                "addresses are not fetched; --allowed-media-domains would allow those of a host"
             )
         found = _ADDRESS.fullmatch(url) if len(url) <= MAX_URL_LEN else None
         if found is None:
@@ -162,8 +161,8 @@ class Fetcher:
             return _answer(connection, target, max_bytes)
         except (OSError, http.client.HTTPException) as exc:
             if connection.is_cut_off or isinstance(exc, TimeoutError):
-                raise MediaError(f"it did not come within {timeout_s:g} s") from exc
-            raise MediaError(f"its host does not give it ({type(exc).__name__})") from exc
+                raise MediaError(f"it did not arrive within {timeout_s:g} s") from exc
+            raise MediaError(f"its host did not send it ({type(exc).__name__})") from exc
         finally:
             timer.cancel()
             connection.let_go()

@@ -58,8 +58,8 @@ class Qwen2Audio:
         length = num_places // 2
         if not length:
             raise ValueError(
-                f"the sound has {len(samples)} samples at {spec.rate} a second; "
-                f"the model takes at least {2 * spec.hop + 1}"
+                f"the sound is too short: its length at {spec.rate:,} samples a second is "
+                f"{len(samples):,}; at least {2 * spec.hop + 1:,} samples are needed"
             )
         # The last place also reads the next frame. The encoder reads no frames after that.
         num_frames = min(2 * num_places + 1, spec.num_frames)

@@ -63,7 +63,7 @@ def _format(raw: bytes) -> str:
         has_layer = bool(raw[1] & 0x06)
         if is_begun and has_layer:
             return "MP3"
-    raise ValueError(f"the sound has no format that is read; {READ} are")
+    raise ValueError(f"the sound has no known format; {READ} are allowed")
 
 
 def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
@@ -71,8 +71,8 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
         import soundfile
     except (ImportError, OSError):  # OSError: the C library is missing
         raise ValueError(
-            f"the sound is {format}, and this server reads WAV alone: the package soundfile is not "
-            "installed (pip install 'weft[audio]')"
+            f"the sound is {format}, and this server reads only WAV: the package soundfile is "
+            "not installed (pip install 'weft[audio]')"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(raw)) as file:

@@ -83,7 +83,7 @@ def _data_url(source: MediaSource, max_bytes: int) -> Raw:
         raise MediaError("it is a data: URL without a comma; data:image/png;base64,... is expected")
     type, *params = source.url[len("data:") : begin].split(";")
     if not params or params[-1].strip().lower() != "base64":
-        raise MediaError("it is a data: URL that is not base64; only that is read")
+        raise MediaError("it is a data: URL that is not base64; only base64 is allowed")
     if source.kind != "video" or type.strip().lower() != FRAMES_TYPE:
         return Raw((_decoded(source.url, max_bytes, begin + 1),))
     frames: list[bytes] = []
@@ -131,7 +131,7 @@ def _decoded(
             pieces.append(binascii.a2b_base64(piece.encode("ascii"), strict_mode=True))
         except ValueError as exc:  # binascii.Error and UnicodeEncodeError are such
             why = _why_not_base64(piece, start - begin, length)
-            raise MediaError(f"it is no base64: {why}") from exc
+            raise MediaError(f"it is not base64: {why}") from exc
     return b"".join(pieces)
 
 

@@ -102,8 +102,8 @@ def _layout(content: memoryview) -> Layout:
         (kind,) = struct.unpack_from("<H", content, 24)
     if (kind, bits) not in _DTYPES:
         raise ValueError(
-            f"the WAV file has samples of kind {kind} with {bits} bits; read are PCM (kind 1) with "
-            "8, 16, 24 or 32 bits and floats (kind 3) with 32 or 64"
+            f"the WAV file has samples of kind {kind} with {bits} bits; supported are PCM (kind "
+            "1) with 8, 16, 24 or 32 bits and floats (kind 3) with 32 or 64"
         )
     layout = Layout(kind, rate, channels, bits)
     if not channels or frame_bytes != layout.frame_bytes:

@@ -77,7 +77,10 @@ class Automaton:
             end = PatternNode(pattern=pattern)
             begin = self._sequence(tree.data, (end,), tree.state.flags)
             if _is_empty(begin):
-                raise BadPattern(f"{pattern[:64]!r} matches the empty text")
+                raise BadPattern(
+                    f"{pattern[:64]!r} matches the empty text; a pattern must match at least one "
+                    "character"
+                )
             first |= dict.fromkeys(begin)
         self.first = tuple(first)
 
@@ -188,7 +191,7 @@ def _parsed(pattern: str) -> Any:
             warnings.simplefilter("ignore")
             return _parser.parse(pattern)
     except (re.error, OverflowError, ValueError) as exc:
-        raise BadPattern(f"{pattern[:64]!r} is no regular expression: {exc}") from exc
+        raise BadPattern(f"{pattern[:64]!r} is not a regular expression: {exc}") from exc
 
 
 def _union(parts: Iterable[tuple[PatternNode, ...]]) -> tuple[PatternNode, ...]:

@@ -308,7 +308,7 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
     except Exception as exc:
         # Jinja's errors, and Python's for too deeply nested code.
         raise TemplateError(
-            f"the chat template is no valid Jinja: {str(exc)[:300]}",
+            f"the chat template is not valid Jinja: {str(exc)[:300]}",
             "chat_template",
         ) from exc
 

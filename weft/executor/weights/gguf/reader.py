@@ -160,12 +160,12 @@ class _HeaderReader:
     def header(self) -> GgufHeader:
         """Read the header. Raises BadCheckpoint and UnsupportedModel."""
         if self._limit < 4 or self._take(4) != MAGIC:
-            raise BadCheckpoint(f"{self._label} is no GGUF file: it does not begin with GGUF")
+            raise BadCheckpoint(f"{self._label} is not a GGUF file: it does not begin with GGUF")
         version = self._number("<I")
         if version not in VERSIONS:
             raise UnsupportedModel(
                 f"{self._label} is GGUF of version {version}, or of big-endian machines; "
-                f"read are versions {' and '.join(map(str, VERSIONS))}, little-endian"
+                f"supported are versions {' and '.join(map(str, VERSIONS))}, little-endian"
             )
         num_tensors = self._count(MAX_TENSORS, "tensors")
         num_keys = self._count(MAX_KEYS, "keys")

@@ -136,7 +136,7 @@ def _block_sizes(tensors: PackedTensors, state: str, shape: tuple[int, int]) -> 
             offset=float(described.get("nested_offset", 0)),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
-        raise Misfit(f"{entry.name} makes no sense") from exc
+        raise Misfit(f"{entry.name} is not valid JSON of the expected form") from exc
     if stored != list(shape):
         raise Misfit(f"{entry.name} says {str(stored)[:64]} instead of {list(shape)}")
     if sizes.size < 1 or sizes.nested_size < 1:

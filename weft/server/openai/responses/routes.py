@@ -140,7 +140,7 @@ def _stored(
 ) -> Stored:
     stored = context.responses.get(id, owner_of(request))
     if stored is None:
-        message = f"there is no response {id[:64]!r}; they are kept for an hour"
+        message = f"there is no response {id[:64]!r}; responses are kept for an hour"
         raise ApiError(404, message, param=param)
     return stored
 
