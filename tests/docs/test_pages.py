@@ -25,6 +25,18 @@ def test_script_finds_nothing(arguments: list[str]) -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("", "", 0)
 
 
+def test_the_guide_to_the_apis_names_every_route_and_the_fields_of_completions() -> None:
+    guide = (DOCS / "guides" / "apis.md").read_text("utf-8")
+    reference = (DOCS / "reference" / "http.md").read_text("utf-8")
+    routes = re.findall(r"^\| `[A-Z]+ (/[^`]*)`", reference, re.MULTILINE)
+    assert [route for route in routes if route not in guide] == []
+    for body in ("ChatRequest", "CompletionRequest", "SglangGenerateRequest"):
+        section = reference.split(f"## {body}\n")[1].split("\n## ")[0]
+        fields = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+        assert len(fields) > 20
+        assert [field for field in fields if f"`{field}`" not in guide] == []
+
+
 def test_site_shows_every_page_once() -> None:
     shown = NAV_ENTRY.findall((ROOT / "mkdocs.yml").read_text("utf-8"))
     there = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
