@@ -91,7 +91,9 @@ def test_help_is_short_and_all_is_longer(capsys: pytest.CaptureFixture[str], ver
 def test_unknown_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean serve?" in refused(capsys, "sevre")
     assert "did you mean --port?" in refused(capsys, "serve", "--prot", "1")
-    assert "here it is --context-length" in refused(capsys, "serve", "--max-model-len", "1")
+    assert "its name in weft is --context-length" in refused(
+        capsys, "serve", "--max-model-len", "1"
+    )
 
 
 def test_wrong_path(capsys: pytest.CaptureFixture[str]) -> None:

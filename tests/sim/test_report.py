@@ -44,6 +44,14 @@ def test_figures_follow_from_the_record() -> None:
     assert summary.good_share == 1.0
 
 
+def test_a_step_beyond_the_last_token_makes_no_device_busier_than_always() -> None:
+    measured = record([11.0, 21.0])
+    measured.meter.add(1, 10.5)
+    assert summarize(measured, Slo()).device_use == 0.5
+    measured.meter.add(1, 11.0)
+    assert summarize(measured, Slo()).device_use == 1.0
+
+
 def test_refused_requests_count_as_not_good_and_nowhere_else() -> None:
     summary = summarize(record([11.0, 0.0], state=[DONE, REFUSED]), Slo())
     assert (summary.requests, summary.refused, summary.good_share) == (2, 1, 0.5)

@@ -38,7 +38,7 @@ class ServingOptions:
     model: str = option(
         "", "model to ask for; the server's first if not given", group="bench", everyday=True
     )
-    requests: int = option(100, "how many", group="bench", everyday=True, low=1)
+    requests: int = option(100, "number of requests", group="bench", everyday=True, low=1)
     rate: float = option(
         0.0,
         "requests a second (Poisson); 0: see --concurrency",
@@ -52,7 +52,11 @@ class ServingOptions:
     input_len: int = option(128, "tokens of each prompt", group="bench", everyday=True, low=1)
     output_len: int = option(128, "tokens of each completion", group="bench", everyday=True, low=1)
     shared_len: int = option(
-        0, "of the prompt, the same in all requests", group="bench", everyday=True, low=0
+        0,
+        "tokens of the prompt that are the same in all requests",
+        group="bench",
+        everyday=True,
+        low=0,
     )
     workload: str = option(
         "", "instead: one of w1 to w5, all requests at once", group="bench", everyday=True
