@@ -466,12 +466,12 @@ def test_what_a_port_scanner_sends_is_refused_and_harms_nobody(
 
 
 def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
-    refused(http.get("/no/such/path"), 404)
+    refused(http.get("/no/such/path"), 404, "no route with this path; GET /docs lists")
     refused(http.post("/v1/chat/completions/"), 404)
     refused(http.get("//v1/models"), 404)
     refused(http.get("/V1/models"), 404)
     refused(http.get(CHAT), 405)
-    refused(http.delete("/v1/models"), 405)
+    refused(http.delete("/v1/models"), 405, "allowed methods: GET, HEAD")
     refused(http.post("/invocation", json={}), 404)
     refused(http.request("OPTIONS", CHAT), 405)
 

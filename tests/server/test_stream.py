@@ -56,12 +56,14 @@ def test_chat_stream_is_role_content_finish_usage_done(
     plain = {"index": 0, "logprobs": None, "finish_reason": None}
     assert chunks[0] == {
         **common,
+        "usage": None,
         "choices": [{**plain, "delta": {"role": "assistant", "content": ""}}],
     }
     assert [chunk["choices"] for chunk in chunks[1:-2]] == [
         [{**plain, "delta": {"content": c}}] for c in 'a"%s'
     ]
-    assert all({**chunk, "choices": []} == {**common, "choices": []} for chunk in chunks[:-1])
+    without_choices = {**common, "usage": None, "choices": []}
+    assert all({**chunk, "choices": []} == without_choices for chunk in chunks[:-1])
     finish = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
     assert chunks[-2]["choices"] == [{**finish, "matched_stop": 257, "stop_reason": 257}]
     num_prompt = len(server.engine.seen[0].input_ids) // 4
@@ -86,6 +88,19 @@ def test_completion_stream_is_text_finish_done(http: httpx.Client, server: Runni
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
     assert {chunk["id"] for chunk in chunks} == {"cmpl-100%d"}
     assert "usage" not in chunks[-1]
+
+
+def test_usage_is_null_in_all_chunks_before_the_one_that_has_it(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "x"})):
+        for more in ({}, {"logprobs": 1 if "prompt" in body else True}):
+            *chunks, last = ask(http, path, {**body, **options, **more})
+            assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+            assert last["usage"]["completion_tokens"] > 0
+        chunks = ask(http, path, {**body, "stream": True})
+        assert not any("usage" in chunk for chunk in chunks)
 
 
 def test_usage_can_stand_in_every_chunk(http: httpx.Client, server: RunningServer) -> None:

@@ -141,6 +141,12 @@ def translated(exc: BaseException) -> ApiError:
             return ApiError(503, str(exc), headers=_RETRY)
         case EngineFault():  # logged where it was raised
             return ApiError(500, str(exc))
+        case HTTPException(status_code=404):
+            return ApiError(404, "there is no route with this path; GET /docs lists the routes")
+        case HTTPException(status_code=405, headers={"Allow": methods}):
+            allowed = ", ".join(sorted(methods.split(", ")))
+            message = f"this path does not take this method; allowed methods: {allowed}"
+            return ApiError(405, message, headers=exc.headers)
         case HTTPException():
             return ApiError(exc.status_code, f"{exc.detail}", headers=exc.headers)
     log.exception("request_failed", exc, type=type(exc).__name__)

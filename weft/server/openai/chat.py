@@ -104,6 +104,7 @@ class ChatReply:
         # Start of a chunk of plain text, with %d for the choice; empty if chunks have more than
         # text.
         self._prefix = b""
+        self._suffix = b',"usage":null}\n\n' if self._options.include_usage else b"}\n\n"
         has_more = self._logprobs or self._return_ids or self._options.continuous_usage_stats
         if conversation.is_plain and conversation.generation.stream and not has_more:
             chunk = json_bytes(ChatChunk(**self._header._asdict(), choices=[]))
@@ -146,8 +147,8 @@ class ChatReply:
         if not delta.text:
             return b""
         text = msgspec.json.encode(delta.text)
-        end = b'},"logprobs":null,"finish_reason":null}]}\n\n'
-        return self._prefix % delta.choice + text + end
+        end = b'},"logprobs":null,"finish_reason":null}]'
+        return self._prefix % delta.choice + text + end + self._suffix
 
     def closing(self) -> bytes:
         if not self._options.include_usage:
@@ -251,6 +252,8 @@ class ChatReply:
         )
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
+        elif self._options.include_usage:
+            chunk.usage = None
         return chunk
 
     # ---- parts of both

@@ -230,6 +230,7 @@ class CompletionReply:
         is_plain = not (self._return_ids or self._options.continuous_usage_stats)
         if generation.stream and is_plain and self._logprobs is None:
             self._prefix = _plain_prefix(self._header)
+        self._suffix = b',"usage":null}\n\n' if self._options.include_usage else b"}\n\n"
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         choices: list[Any] = [written(self._choice(delta)) for delta in deltas]
@@ -241,14 +242,16 @@ class CompletionReply:
         if self._prefix and delta.end is None and delta.choice in self._opened:
             self._count.add(delta)
             text = msgspec.json.encode(delta.text)
-            end = b',"logprobs":null,"finish_reason":null}]}\n\n'
-            return self._prefix % delta.choice + text + end
+            end = b',"logprobs":null,"finish_reason":null}]'
+            return self._prefix % delta.choice + text + end + self._suffix
         chunk = TextCompletion(
             **self._header._asdict(),
             choices=[self._choice(delta)],
         )
         if self._options.continuous_usage_stats:
             chunk.usage = self._count.usage()
+        elif self._options.include_usage:
+            chunk.usage = None
         return event(chunk)
 
     def closing(self) -> bytes:

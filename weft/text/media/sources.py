@@ -140,7 +140,7 @@ def _why_not_base64(piece: str, before: int, length: int) -> str:
     the piece."""
     foreign = _FOREIGN.search(piece)
     if foreign is None:
-        return f"its {length:,} characters are not a multiple of 4"
+        return f"its length is {length:,}; a multiple of 4 characters is needed"
     return (
         f"its character {before + foreign.start() + 1:,} is {foreign[0]!r}; "
         "A to Z, a to z, 0 to 9, + and / are allowed, and = at its end"
