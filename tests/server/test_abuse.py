@@ -465,6 +465,25 @@ def test_what_a_port_scanner_sends_is_refused_and_harms_nobody(
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "fields"),
+    [
+        ("/v1/chat/completions", "max_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        (
+            "/v1/chat/completions",
+            "max_completion_tokens",
+            {"messages": [{"role": "user", "content": "x"}]},
+        ),
+        ("/v1/responses", "max_output_tokens", {"input": "x"}),
+    ],
+)
+def test_no_tokens_are_refused_by_the_name_that_the_client_uses(
+    http: httpx.Client, path: str, field: str, fields: dict[str, object]
+) -> None:
+    answer = http.post(path, json={**fields, field: 0})
+    refused(answer, 400, f"{field} is 0; it must be at least 1", param=field)
+
+
 def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:
     refused(http.get("/no/such/path"), 404, "no route with this path; GET /docs lists")
     refused(http.post("/v1/chat/completions/"), 404)
