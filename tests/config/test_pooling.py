@@ -80,7 +80,7 @@ def test_the_layout_says_how_long_an_input_may_be(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"modules.json": modules("Transformer", "Dense")}, "modules Transformer, Dense"),
-        ({"modules.json": {"a": 1}}, "no JSON list"),
+        ({"modules.json": {"a": 1}}, "not a JSON list"),
         ({"modules.json": modules("Transformer", "Pooling")}, "cannot be read"),
         (
             {

@@ -147,7 +147,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="older weft"):
         JournalReader(path)
     path.write_bytes(b"something else")
-    with pytest.raises(JournalError, match="no journal"):
+    with pytest.raises(JournalError, match="not a journal"):
         JournalReader(path)
     with pytest.raises(JournalError, match="cannot read"):
         JournalReader(tmp_path / "none")
@@ -461,7 +461,9 @@ def test_the_command_never_takes_a_damaged_file_for_a_good_one(
         out, err = capsys.readouterr()
         assert "every decision is as recorded" not in out
         assert (
-            "the journal is damaged at byte " in out or "no journal" in err or "it is empty" in err
+            "the journal is damaged at byte " in out
+            or "not a journal" in err
+            or "it is empty" in err
         )
     (tmp_path / "j").write_bytes(whole[:-3])
     assert main(["replay", str(tmp_path / "j")]) == 0
@@ -478,7 +480,7 @@ def test_the_command_ends_with_1_at_a_difference_and_2_without_a_journal(
     assert "the first difference is at step" in capsys.readouterr().out
     (tmp_path / "other").write_text("nothing")
     assert main(["replay", str(tmp_path / "other")]) == 2
-    assert "no journal" in capsys.readouterr().err
+    assert "not a journal" in capsys.readouterr().err
     assert main(["replay"]) == 2
 
 

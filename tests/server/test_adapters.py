@@ -432,5 +432,5 @@ def test_a_program_names_offered_adapters_too(root: Path) -> None:
 
 
 def test_a_folder_of_adapters_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="which is no folder"):
+    with pytest.raises(SettingsError, match="which is not a folder"):
         weft.LLM(str(NANO), lora_dir=str(tmp_path / "none"))

@@ -153,6 +153,6 @@ def _read(path: Path, kind: type) -> Any:
         raise BadPooling(f"{path.name} in {path.parent} cannot be read: {exc}") from exc
     if not isinstance(value, kind):
         raise BadPooling(
-            f"{path.name} in {path.parent} is no JSON {'list' if kind is list else 'object'}"
+            f"{path.name} in {path.parent} is not a JSON {'list' if kind is list else 'object'}"
         )
     return value
